@@ -1,0 +1,47 @@
+# One command each: `make test` starts from nothing, also on a machine without venv or servers.
+SHELL := /bin/bash
+bin := .venv/bin
+stamp := .venv/.installed
+# Test processes at once: servers and timing tests share the machine, so more than 2 is no faster.
+JOBS ?= 0
+TESTS ?= tests
+PYTEST := $(bin)/python -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS) --dist loadscope)
+
+.PHONY: help venv servers check test faults bench format clean
+
+help: ## what there is
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+venv: $(stamp) ## a virtual environment in .venv, as pinned in constraints.txt
+
+$(stamp): pyproject.toml constraints.txt scripts/make-venv
+	@scripts/make-venv
+	@touch $@
+
+servers: ## the servers that the tests start
+	@scripts/install-servers
+
+check: venv ## format, lint, types, shape
+	$(bin)/ruff format --check .
+	$(bin)/ruff check .
+	$(bin)/mypy
+	$(bin)/pyright
+	@if [ -d tests/shape ]; then $(PYTEST) -q tests/shape; fi
+
+test: venv servers ## every test but the fault matrix
+	$(PYTEST) -m "not faults" --durations=10 --durations-min=1 $(TESTS)
+
+# pytest's exit code 5 is "no such test": a matrix without rows is not a failure.
+faults: venv servers ## the slow fault matrix
+	$(PYTEST) -m faults --durations=10 $(TESTS) || { code=$$?; [ $$code = 5 ] || exit $$code; }
+
+bench: venv servers ## the benchmarks; see benchmarks/
+	$(bin)/python -m benchmarks
+
+format: venv ## rewrite as the formatter wants it
+	$(bin)/ruff check --fix-only --quiet .
+	$(bin)/ruff format .
+
+clean: ## remove what the commands above made
+	rm -rf .venv build dist htmlcov .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
