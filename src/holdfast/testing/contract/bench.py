@@ -1,0 +1,190 @@
+"""What a contract rule works with: peers on one store, claims, and a way to wait for a grant.
+
+A ``Peer`` stands for a process: a store object and a backend of its own, as a door would make
+them, plus the blocking backend that its keeper thread would use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing, write_label
+from holdfast.core.contract import Backend, Finding, Page, Renewal, Settings, Store, Waiting
+from holdfast.core.drive import run_now
+from holdfast.runtimes.aio import AsyncioRuntime
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
+from holdfast.testing.harness import Harness
+from holdfast.testing.rules import Catalogue, Flavour
+from holdfast.testing.workers import Workers
+from holdfast.url import open_store
+
+__all__ = ["LONG", "SOON", "Bench", "Peer", "contract"]
+
+T = TypeVar("T")
+
+LONG = 30.0
+"""A ttl that does not end during a test."""
+SOON = 10.0
+"""How long what is woken or answered may take on a busy machine: far under every ttl it is
+measured against, far over what it takes."""
+ACROSS = 60.0
+"""How long a wait may last where only a wake-up can end it."""
+
+
+class Peer:
+    """One process's view of the store. The methods are the backend's, as coroutines."""
+
+    def __init__(self, store: Store, flavour: Flavour, workers: Workers) -> None:
+        self.store = store
+        self._workers = workers
+        self._blocking = flavour is Flavour.BLOCKING
+        self.backend: Backend = store.backend(
+            BlockingRuntime() if self._blocking else AsyncioRuntime()
+        )
+        self._keeper: Peer | None = None
+
+    @property
+    def keeper(self) -> Peer:
+        """The blocking backend beside this one, as the keeper thread uses it."""
+        if self._keeper is None:
+            self._keeper = Peer(self.store, Flavour.BLOCKING, self._workers)
+        return self._keeper
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine of the backend's in this peer's world."""
+        if self._blocking:
+            return await self._workers.run(lambda: run_now(work))
+        return await work
+
+    async def attempt(self, claim: Claim, *, join: bool = True) -> Grant | Busy:
+        return await self.run(self.backend.attempt(claim, join=join))
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        await self.run(self.backend.wait(claim, busy, until))
+
+    def nudge(self, claim: Claim) -> None:
+        self.backend.nudge(claim)
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        return await self.run(self.backend.exchange(grant, claim))
+
+    async def renew(self, grants: Sequence[Grant], waits: Sequence[Waiting] = ()) -> Renewal:
+        """Through the keeper: nobody else renews."""
+        if not self._blocking:
+            return await self.keeper.renew(grants, waits)
+        return await self.run(self.backend.renew(grants, waits, until=now() + SOON))
+
+    async def release(self, grant: Grant) -> bool:
+        return await self.run(self.backend.release(grant))
+
+    async def abandon(self, claim: Claim) -> None:
+        await self.run(self.backend.abandon(claim))
+
+    async def revoke(self, name: str) -> list[int]:
+        return await self.run(self.backend.revoke(name))
+
+    async def look(self, name: str) -> Standing:
+        return await self.run(self.backend.look(name))
+
+    async def survey(self, prefix: str = "", limit: int = 100) -> list[Standing]:
+        """All pages."""
+        cursor: str | None = None
+        standings: list[Standing] = []
+        for _ in range(1000):
+            page: Page = await self.run(self.backend.survey(prefix, cursor, limit))
+            standings += page.standings
+            if page.cursor is None:
+                return standings
+            cursor = page.cursor
+        raise AssertionError("a survey without an end")
+
+    async def record(self, grant: Grant, value: str, keep_seconds: float = 60.0) -> bool:
+        return await self.run(self.backend.record(grant, value, keep_seconds))
+
+    async def recall(self, name: str) -> Record | None:
+        return await self.run(self.backend.recall(name))
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        await self.run(self.backend.watch(name, seen, until))
+
+    async def probe(self) -> list[Finding]:
+        return await self.run(self.backend.probe())
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            await self._keeper.close()
+        await self.run(self.backend.close())
+
+    async def take(self, claim: Claim) -> Grant:
+        """An attempt that must be granted at once."""
+        answer = await self.attempt(claim)
+        assert isinstance(answer, Grant), f"{claim.name!r} was busy: {answer}"
+        return answer
+
+    async def queue(self, claim: Claim) -> Busy:
+        """An attempt that must not be granted."""
+        answer = await self.attempt(claim)
+        assert isinstance(answer, Busy), f"{claim.name!r} was granted to a second claim"
+        return answer
+
+    async def get(self, claim: Claim, seconds: float = SOON) -> Grant:
+        """Attempts and waits as the core does, without its re-check: wake-ups must come."""
+        deadline = now() + seconds
+        while True:
+            answer = await self.attempt(claim)
+            if isinstance(answer, Grant):
+                return answer
+            assert now() < deadline, f"{claim.name!r} was not granted within {seconds} s: {answer}"
+            retry = now() + (answer.retry_seconds if answer.retry_seconds is not None else ACROSS)
+            await self.wait(claim, answer, min(retry, deadline))
+
+
+class Bench:
+    """One rule's surroundings: a namespace of its own on a running store."""
+
+    def __init__(self, harness: Harness, flavour: Flavour) -> None:
+        self.harness, self.flavour = harness, flavour
+        self.namespace = f"t{secrets.token_hex(6)}"
+        self.workers = Workers()
+        self._peers: list[Peer] = []
+
+    def peer(self, *, proxied: bool = False, namespace: str = "", request: float = 5.0) -> Peer:
+        """Another process's view of the store."""
+        url = self.harness.proxied_url if proxied else self.harness.url
+        settings = Settings(namespace=namespace or self.namespace, request_seconds=request)
+        peer = Peer(open_store(url, settings), self.flavour, self.workers)
+        self._peers.append(peer)
+        return peer
+
+    def claim(
+        self,
+        name: str = "name",
+        mode: Mode = Mode.EXCLUSIVE,
+        *,
+        weight: int = 1,
+        limit: int = 0,
+        ttl: float = LONG,
+        note: str = "",
+    ) -> Claim:
+        """A claim with an owner of its own."""
+        label = write_label("host", 1, "thread", note)
+        return Claim(name, mode, weight, limit, ttl, secrets.token_hex(16), label)
+
+    async def in_line(self, peer: Peer, name: str, count: int) -> None:
+        """Returns once so many stand in line."""
+        deadline = now() + SOON
+        while len((await peer.look(name)).waiters) != count:
+            assert now() < deadline, f"{count} did not come to stand in line for {name!r}"
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        for peer in self._peers:
+            await peer.close()
+        self.workers.close()
+
+
+contract: Catalogue[Bench] = Catalogue()

@@ -1,0 +1,106 @@
+"""Renewal, expiry and revocation."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.claim import Busy
+from holdfast.core.contract import Guarantee, Waiting
+from holdfast.runtimes.clock import now
+from holdfast.testing.contract.bench import ACROSS, SOON, Bench, contract
+
+__all__: list[str] = []
+
+
+@contract.rule()
+async def a_hold_ends_with_its_ttl(bench: Bench) -> None:
+    """A hold that nobody renews ends by itself, not before its time and not long after."""
+    ours, theirs = bench.peer(), bench.peer()
+    ttl = bench.harness.ttl
+    began = now()
+    grant = await ours.take(bench.claim(ttl=ttl))
+    next_one = await theirs.get(bench.claim(), ttl + 1.0 + bench.harness.extra_recovery + SOON)
+    assert now() - began >= ttl * 0.99 - 0.002
+    assert next_one.token > grant.token
+    renewal = await ours.renew([grant])
+    assert set(renewal.lost) == {grant.claim.owner}
+    assert await ours.release(grant) is False
+    assert await theirs.release(next_one) is True
+
+
+@contract.rule()
+async def renewing_keeps_a_hold(bench: Bench) -> None:
+    """A hold that is renewed outlives its ttl, in a batch as alone."""
+    ours, theirs = bench.peer(), bench.peer()
+    ttl = bench.harness.ttl
+    grants = [await ours.take(bench.claim(f"name {n}", ttl=ttl)) for n in range(3)]
+    ends = now() + ttl * 2.5
+    while now() < ends:
+        renewal = await ours.renew(grants)
+        assert not renewal.lost
+        assert not renewal.unknown
+        assert isinstance(await theirs.attempt(bench.claim("name 1"), join=False), Busy)
+        await asyncio.sleep(ttl / 4)
+    for grant in grants:
+        assert await ours.release(grant) is True
+
+
+@contract.rule()
+async def a_batch_tells_them_apart(bench: Bench) -> None:
+    """A batch of renewals names those that are lost and keeps the others."""
+    peer = bench.peer()
+    grants = [await peer.take(bench.claim(f"name {n}")) for n in range(40)]
+    released = grants[::3]
+    for grant in released:
+        assert await peer.release(grant)
+    renewal = await peer.renew(grants)
+    assert set(renewal.lost) == {grant.claim.owner for grant in released}
+    assert all(renewal.lost.values()), "a loss without a reason"
+    assert not renewal.unknown
+
+
+@contract.rule()
+async def renewing_never_revives(bench: Bench) -> None:
+    """Renewing an ended hold does not take the name from nobody, let alone from its holder."""
+    ours, theirs = bench.peer(), bench.peer()
+    grant = await ours.take(bench.claim())
+    assert await ours.release(grant)
+    assert set((await ours.renew([grant])).lost) == {grant.claim.owner}
+    taken = await theirs.take(bench.claim())
+    assert set((await ours.renew([grant])).lost) == {grant.claim.owner}
+    assert await theirs.release(taken) is True
+
+
+@contract.rule(Guarantee.FIFO)
+async def waits_are_refreshed(bench: Bench) -> None:
+    """Who stands in line is refreshed with those behind it; who does not is told so."""
+    ours, theirs = bench.peer(), bench.peer()
+    await ours.take(bench.claim())
+    claim, unknown = bench.claim(), bench.claim()
+    await theirs.queue(claim)
+    renewal = await theirs.renew([], [Waiting(claim, 7), Waiting(unknown, 0)])
+    assert renewal.forgotten == {unknown.owner}
+    assert [waiter.behind for waiter in (await ours.look("name")).waiters] == [7]
+
+
+@contract.rule()
+async def revoking_ends_a_hold(bench: Bench) -> None:
+    """``revoke`` answers the tokens it ended; the holder learns it, the next token is higher."""
+    ours, theirs = bench.peer(), bench.peer()
+    assert await theirs.revoke("name") == []
+    grant = await ours.take(bench.claim())
+    assert await theirs.revoke("name") == [grant.token]
+    assert set((await ours.renew([grant])).lost) == {grant.claim.owner}
+    assert await ours.release(grant) is False
+    assert (await theirs.take(bench.claim())).token > grant.token
+
+
+@contract.rule()
+async def revoking_lets_the_next_in(bench: Bench) -> None:
+    """A waiter is woken when the hold in front of it is broken."""
+    ours, theirs, third = bench.peer(), bench.peer(), bench.peer()
+    grant = await ours.take(bench.claim())
+    getting = asyncio.create_task(theirs.get(bench.claim(), ACROSS))
+    await asyncio.wait([getting], timeout=0.2)
+    assert await third.revoke("name") == [grant.token]
+    assert (await asyncio.wait_for(getting, SOON)).token > grant.token

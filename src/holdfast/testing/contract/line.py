@@ -1,0 +1,218 @@
+"""The line: arrival order, wake-ups, reservations, and those who do not come."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.claim import Busy, Claim, Grant
+from holdfast.core.contract import GRACE_SECONDS, Guarantee
+from holdfast.runtimes.clock import now
+from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract
+
+__all__: list[str] = []
+
+FIFO = Guarantee.FIFO
+
+
+@contract.rule(FIFO)
+async def the_line_keeps_arrival_order(bench: Bench) -> None:
+    """Places are counted from the front, a repeated attempt keeps its own, grants follow them."""
+    holder, peers = bench.peer(), [bench.peer() for _ in range(3)]
+    grant = await holder.take(bench.claim())
+    claims = [bench.claim() for _ in peers]
+    for place, (peer, claim) in enumerate(zip(peers, claims, strict=True)):
+        assert (await peer.queue(claim)).place == place
+    for place, (peer, claim) in enumerate(zip(peers, claims, strict=True)):
+        assert (await peer.queue(claim)).place == place
+    last = grant.token
+    assert await holder.release(grant)
+    for index, (peer, claim) in enumerate(zip(peers, claims, strict=True)):
+        for later, later_claim in list(zip(peers, claims, strict=True))[index + 1 :]:
+            await later.queue(later_claim)
+        taken = await peer.get(claim)
+        assert taken.token > last
+        last = taken.token
+        assert await peer.release(taken)
+
+
+@contract.rule()
+async def a_release_wakes_the_waiter(bench: Bench) -> None:
+    """A wait ends with the hold, long before it would by itself; twenty hand-overs in a row."""
+    peers = [bench.peer(), bench.peer()]
+    grant = await peers[0].take(bench.claim())
+    for turn in range(20):
+        giver, taker = peers[turn % 2], peers[(turn + 1) % 2]
+        claim = bench.claim()
+        getting = asyncio.create_task(taker.get(claim, ACROSS))
+        await _has_come(bench, giver, claim, getting)
+        began = now()
+        assert await giver.release(grant)
+        grant = await getting
+        assert now() - began < SOON
+
+
+async def _has_come(bench: Bench, peer: Peer, claim: Claim, getting: asyncio.Task[Grant]) -> None:
+    if FIFO in peer.store.guarantees:
+        await bench.in_line(peer, claim.name, 1)
+    else:
+        await asyncio.wait([getting], timeout=0.05)
+
+
+@contract.rule()
+async def all_waiters_are_served(bench: Bench) -> None:
+    """Many waiters of several processes are all served by wake-ups alone."""
+    peers = [bench.peer() for _ in range(3)]
+    first = await peers[0].take(bench.claim())
+    tokens: list[int] = []
+
+    async def serve(peer: Peer) -> None:
+        grant = await peer.get(bench.claim(), ACROSS)
+        tokens.append(grant.token)
+        assert await peer.release(grant)
+
+    tasks = [asyncio.create_task(serve(peer)) for peer in peers for _ in range(5)]
+    await asyncio.wait(tasks, timeout=0.1)
+    assert not tokens
+    assert await peers[0].release(first)
+    await asyncio.gather(*tasks)
+    assert len(tokens) == 15
+    assert tokens == sorted(set(tokens))
+
+
+@contract.rule()
+async def a_wait_ends_by_its_deadline(bench: Bench) -> None:
+    """A wait for a name that is not freed returns at ``until`` at the latest."""
+    ours, theirs = bench.peer(), bench.peer()
+    await ours.take(bench.claim())
+    claim = bench.claim()
+    deadline = now() + 0.5
+    while now() < deadline:
+        busy = await theirs.queue(claim)
+        await theirs.wait(claim, busy, deadline)
+    assert now() < deadline + SOON
+
+
+@contract.rule()
+async def a_nudge_ends_a_wait(bench: Bench) -> None:
+    """``nudge`` makes the wait for its claim return, and no other."""
+    ours, theirs = bench.peer(), bench.peer()
+    await ours.take(bench.claim())
+    nudged, other = bench.claim(), bench.claim()
+    ends = {claim.owner: asyncio.Event() for claim in (nudged, other)}
+
+    async def wait(claim: Claim) -> None:
+        until = now() + ACROSS
+        while not ends[claim.owner].is_set():
+            await theirs.wait(claim, await theirs.queue(claim), until)
+
+    tasks = [asyncio.create_task(wait(claim)) for claim in (nudged, other)]
+    await asyncio.wait(tasks, timeout=0.3)
+    ends[nudged.owner].set()
+    theirs.nudge(nudged)
+    await asyncio.wait_for(tasks[0], SOON)
+    assert not tasks[1].done()
+    ends[other.owner].set()
+    theirs.nudge(other)
+    await asyncio.wait_for(tasks[1], SOON)
+
+
+@contract.rule(FIFO)
+async def nobody_barges_in(bench: Bench) -> None:
+    """A freed name is reserved for the first in line: neither joining nor trying gets it."""
+    ours, first, third = bench.peer(), bench.peer(), bench.peer()
+    grant = await ours.take(bench.claim())
+    claim = bench.claim()
+    await first.queue(claim)
+    assert await ours.release(grant)
+    assert isinstance(await third.attempt(bench.claim(), join=False), Busy)
+    assert isinstance(await ours.attempt(bench.claim(), join=True), Busy)
+    assert (await first.get(claim)).token > grant.token
+
+
+@contract.rule(FIFO)
+async def who_does_not_come_is_skipped(bench: Bench) -> None:
+    """A waiter that was woken and does not come loses its turn after its grace."""
+    ours, absent, second = bench.peer(), bench.peer(), bench.peer()
+    grant = await ours.take(bench.claim())
+    gone = bench.claim()
+    await absent.queue(gone)
+    claim = bench.claim()
+    assert (await second.queue(claim)).place == 1
+    assert await ours.release(grant)
+    await second.get(claim, GRACE_SECONDS + SOON)
+    assert isinstance(await absent.attempt(gone, join=False), Busy)
+
+
+@contract.rule(FIFO)
+async def abandoning_a_turn_passes_it_on(bench: Bench) -> None:
+    """A woken waiter that abandons its claim lets the next one in at once."""
+    ours, first, second = bench.peer(), bench.peer(), bench.peer()
+    grant = await ours.take(bench.claim())
+    gone, claim = bench.claim(), bench.claim()
+    await first.queue(gone)
+    getting = asyncio.create_task(second.get(claim, ACROSS))
+    await bench.in_line(ours, "name", 2)
+    assert await ours.release(grant)
+    await first.abandon(gone)
+    await asyncio.wait_for(getting, SOON)
+    assert (await ours.look("name")).waiters == ()
+
+
+@contract.rule()
+async def abandoning_a_hold_lets_the_next_in(bench: Bench) -> None:
+    """``abandon`` of a claim that was granted ends the hold and wakes the next."""
+    ours, theirs = bench.peer(), bench.peer()
+    claim = bench.claim()
+    grant = await ours.take(claim)
+    getting = asyncio.create_task(theirs.get(bench.claim(), ACROSS))
+    await _has_come(bench, ours, claim, getting)
+    await ours.abandon(claim)
+    assert (await asyncio.wait_for(getting, SOON)).token > grant.token
+    assert await ours.release(grant) is False
+
+
+@contract.rule(FIFO)
+async def abandoning_leaves_no_trace(bench: Bench) -> None:
+    """A waiter that left is not shown, has no place, and comes back as the last."""
+    ours, theirs = bench.peer(), bench.peer()
+    await ours.take(bench.claim())
+    gone, stays = bench.claim(), bench.claim()
+    await theirs.queue(gone)
+    assert (await theirs.queue(stays)).place == 1
+    await theirs.keeper.abandon(gone)
+    await theirs.abandon(bench.claim())  # one that the store never heard of
+    assert len((await ours.look("name")).waiters) == 1
+    assert (await theirs.queue(stays)).place == 0
+    assert (await theirs.queue(gone)).place == 1
+
+
+@contract.rule()
+async def exchange_hands_over(bench: Bench) -> None:
+    """Release and attempt in one: granted to the next of this process if nobody is in front."""
+    peer = bench.peer()
+    grant = await peer.take(bench.claim())
+    was_ours, answer = await peer.exchange(grant, bench.claim())
+    assert was_ours is True
+    assert isinstance(answer, Grant)
+    assert answer.token > grant.token
+    was_ours, again = await peer.exchange(grant, bench.claim())
+    assert was_ours is False
+    assert isinstance(again, Busy)
+    assert await peer.release(answer) is True
+
+
+@contract.rule(FIFO)
+async def exchange_does_not_overtake(bench: Bench) -> None:
+    """If another process stands in front, exchange wakes it and joins the line behind it."""
+    ours, theirs = bench.peer(), bench.peer()
+    grant = await ours.take(bench.claim())
+    getting = asyncio.create_task(theirs.get(bench.claim(), ACROSS))
+    await bench.in_line(ours, "name", 1)
+    claim = bench.claim()
+    was_ours, answer = await ours.exchange(grant, claim)
+    assert was_ours is True
+    assert isinstance(answer, Busy)
+    taken = await asyncio.wait_for(getting, SOON)
+    waiting = asyncio.create_task(ours.get(claim, ACROSS))
+    assert await theirs.release(taken)
+    assert (await asyncio.wait_for(waiting, SOON)).token > taken.token

@@ -1,0 +1,64 @@
+"""The table of guarantees, frozen: a store that stops declaring one fails, and so does one that
+starts to without a row here.
+
+A test is skipped for a store of this table only because of what the table says.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.contract import Guarantee, Settings
+from holdfast.testing.harness import Harness, Knob
+from holdfast.url import open_store
+
+__all__ = ["GUARANTEES", "KNOBS", "expected_guarantees", "expected_knobs", "guarantees_of"]
+
+_ALL_MODES = frozenset(
+    {Guarantee.EXCLUSIVE, Guarantee.SHARED, Guarantee.SLOTS, Guarantee.FENCED, Guarantee.RECORDS}
+)
+_IN_LINE = _ALL_MODES | {Guarantee.FIFO}
+_ACROSS_HOSTS = _IN_LINE | {Guarantee.CROSS_HOST}
+_QUORUM = _ACROSS_HOSTS | {Guarantee.SURVIVES_SERVER_LOSS}
+
+GUARANTEES: dict[str, frozenset[Guarantee]] = {
+    "memory": _IN_LINE,
+    "sqlite": _IN_LINE,
+    "redis": _ACROSS_HOSTS,
+    "redlock": _QUORUM - {Guarantee.FIFO, Guarantee.RECORDS},
+    "zookeeper": _QUORUM,
+    "etcd": _QUORUM,
+    "consul": _QUORUM,
+    "postgres": _ACROSS_HOSTS,
+    "postgres-advisory": _ACROSS_HOSTS - {Guarantee.FIFO},
+    "mysql": _ACROSS_HOSTS,
+    "mysql-advisory": _ACROSS_HOSTS - {Guarantee.FIFO, Guarantee.SHARED},
+}
+
+_NO_KNOBS: frozenset[Knob] = frozenset()
+_ALL_KNOBS = frozenset(Knob)
+
+KNOBS: dict[str, frozenset[Knob]] = {
+    # The embedded stores have no server and no connection that could break.
+    name: _NO_KNOBS if name in ("memory", "sqlite") else _ALL_KNOBS
+    for name in GUARANTEES
+}
+
+
+def expected_guarantees(harness: Harness, declared: frozenset[Guarantee]) -> frozenset[Guarantee]:
+    """What the store must declare: its row, or for a store of somebody else's what it declares.
+
+    WATCH only says how fast an observer hears, and every store passes the same tests with or
+    without it.
+    """
+    row = GUARANTEES.get(harness.name)
+    return declared if row is None else row | (declared & {Guarantee.WATCH})
+
+
+def guarantees_of(harness: Harness) -> frozenset[Guarantee]:
+    """By what the suite decides which rules apply to a running store."""
+    row = GUARANTEES.get(harness.name)
+    return open_store(harness.url, Settings()).guarantees if row is None else row
+
+
+def expected_knobs(harness: Harness) -> frozenset[Knob]:
+    """The faults that the harness must be able to cause."""
+    return KNOBS.get(harness.name, harness.knobs)

@@ -1,0 +1,91 @@
+"""A rule is one test body, written once; a catalogue holds the rules of one level.
+
+A body is a coroutine over a bench, whichever door or backend stands behind it. What a rule
+needs of the store and of its harness is said where the rule is written, and nothing else
+decides whether it runs.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from holdfast.core.contract import Guarantee
+from holdfast.testing.harness import Harness, Knob
+
+__all__ = ["Catalogue", "Flavour", "Rule"]
+
+B = TypeVar("B")
+
+
+class Flavour(enum.StrEnum):
+    """Which of the two worlds drives a store."""
+
+    BLOCKING = "blocking"
+    ASYNCIO = "asyncio"
+
+
+@dataclass(frozen=True, eq=False)
+class Rule(Generic[B]):
+    """One thing that every store must do."""
+
+    name: str
+    theme: str
+    body: Callable[[B], Awaitable[None]]
+    needs: frozenset[Guarantee]
+    knobs: frozenset[Knob]
+    between_processes: bool
+    flavours: frozenset[Flavour]
+
+    def lacks(self, harness: Harness, guarantees: Collection[Guarantee]) -> str:
+        """Why the rule does not apply to a store; empty if it does."""
+        missing: list[str] = sorted(self.needs.difference(guarantees))
+        missing += sorted(self.knobs - harness.knobs)
+        if self.between_processes and not harness.between_processes:
+            missing.append("other processes")
+        return f"{harness.name} has no {', '.join(missing)}" if missing else ""
+
+
+class Catalogue(Generic[B]):
+    """The rules of one level, in the order in which they were written."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, Rule[B]] = {}
+
+    def __iter__(self) -> Iterator[Rule[B]]:
+        return iter(self._rules.values())
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __getitem__(self, name: str) -> Rule[B]:
+        return self._rules[name]
+
+    def rule(
+        self,
+        *needs: Guarantee,
+        knobs: Iterable[Knob] = (),
+        between_processes: bool = False,
+        flavours: Iterable[Flavour] = tuple(Flavour),
+    ) -> Callable[[Callable[[B], Awaitable[None]]], Callable[[B], Awaitable[None]]]:
+        """Adds the decorated body under its own name."""
+
+        def add(body: Callable[[B], Awaitable[None]]) -> Callable[[B], Awaitable[None]]:
+            theme = body.__module__.rpartition(".")[2]
+            name = f"{theme}.{body.__name__}"
+            if name in self._rules:
+                raise ValueError(f"two rules are called {name}")
+            self._rules[name] = Rule(
+                name,
+                theme,
+                body,
+                frozenset(needs),
+                frozenset(knobs),
+                between_processes,
+                frozenset(flavours),
+            )
+            return body
+
+        return add

@@ -1,0 +1,28 @@
+"""The stores under test: each is started once, when its first test needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+# Failures inside the suite show the values, as in test files; before anything imports it.
+pytest.register_assert_rewrite("holdfast.testing")
+
+from harnesses import harness_classes  # noqa: E402
+from holdfast.testing import Harness  # noqa: E402
+from servers.missing import ServerMissing, required  # noqa: E402
+
+
+@pytest.fixture(scope="session", params=list(harness_classes()))
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    """Every store in turn. ``HOLDFAST_REQUIRE_SERVERS=1`` makes a missing server a failure."""
+    chosen = harness_classes()[request.param]()
+    try:
+        chosen.start()
+    except ServerMissing as missing:
+        if required():
+            raise
+        pytest.skip(str(missing))
+    yield chosen
+    chosen.stop()
