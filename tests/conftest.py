@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# The `servers` fixture, skips for missing servers, and their logs for tests that fail.
+pytest_plugins = ("servers.plugin",)
+
 # Failures inside the suite show the values, as in test files; before anything imports it.
 pytest.register_assert_rewrite("holdfast.testing")
 

@@ -1,0 +1,83 @@
+"""Redis, alone or as a replica."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from servers.missing import program
+from servers.process import Server, wait_until
+from servers.resp import RedisError, Reply, ask
+from servers.tls import Certificate, make_certificate
+
+
+class RedisServer(Server):
+    """`redis-server` with nothing on disk unless asked; `persist` turns on the append-only file.
+
+    `users` are ACL lines ("alice on >secret ~* &* +@all"), `arguments` further command-line ones.
+    """
+
+    name = "redis"
+
+    def __init__(
+        self,
+        *,
+        persist: bool = False,
+        replica_of: "RedisServer | None" = None,
+        tls: bool = False,
+        password: str | None = None,
+        users: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.persist = persist
+        self.replica_of = replica_of
+        self.password = password
+        self.users = list(users)
+        self.arguments = list(arguments)
+        self.socket = self.folder / "redis.sock"
+        self.tls: Certificate | None = make_certificate(self.folder) if tls else None
+
+    def command(self) -> list[str | Path]:
+        binary = program("redis-server", "redis-server")
+        words: list[str | Path] = [binary, "--bind", self.host, "--dir", self.data]
+        words += ["--unixsocket", self.socket, "--save", "", "--daemonize", "no"]
+        words += ["--appendonly", "yes" if self.persist else "no", "--appendfsync", "always"]
+        words += ["--enable-debug-command", "yes", "--protected-mode", "no"]
+        if self.tls:
+            words += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            words += ["--tls-cert-file", self.tls.certificate, "--tls-key-file", self.tls.key]
+            words += ["--tls-ca-cert-file", self.tls.certificate]
+        else:
+            words += ["--port", str(self.port)]
+        if self.replica_of:
+            words += ["--replicaof", self.replica_of.host, str(self.replica_of.port)]
+        if self.password:
+            words += ["--requirepass", self.password, "--masterauth", self.password]
+        for user in self.users:
+            words += ["--user", *user.split()]
+        return words + list(self.arguments)
+
+    def answers(self) -> bool:
+        try:
+            return self.ask("PING") == "PONG"
+        except RedisError as error:
+            # Asking for a password is an answer; loading a file is not yet one.
+            return str(error).startswith("NOAUTH")
+
+    def ask(self, *words: str) -> Reply:
+        """Asks the server something, as the default user without a password."""
+        return ask(self.host, self.port, *words, trust=self.tls.certificate if self.tls else None)
+
+    def url_at(self, port: int) -> str:
+        scheme = "rediss" if self.tls else "redis"
+        login = f":{quote(self.password, safe='')}@" if self.password else ""
+        trust = f"?ssl_ca_certs={self.tls.certificate}" if self.tls else ""
+        return f"{scheme}://{login}{self.host}:{port}/0{trust}"
+
+    @property
+    def unix_url(self) -> str:
+        return f"unix://{self.socket}?db=0"
+
+    def wait_linked(self) -> None:
+        """Returns when this replica follows its master."""
+        wait_until(self.name, lambda: "master_link_status:up" in str(self.ask("INFO")))
