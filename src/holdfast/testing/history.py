@@ -1,0 +1,228 @@
+"""The oracle: what workers recorded, and what must never be in it.
+
+Workers append events to one file, each line written whole with one call, so that a killed
+worker leaves all it saw. Times are boot time, comparable between the processes of one machine.
+From the events come holds, and from the holds three questions: did two who exclude each other
+believe in their hold at the same time; did tokens grow; was anybody left behind.
+
+The oracle counts only because it is tested against histories of broken locks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.claim import Mode
+from holdfast.runtimes.clock import now
+
+__all__ = ["Event", "Hold", "Recorder", "fairness", "faults", "read_holds", "to_holds"]
+
+
+class Event(NamedTuple):
+    """One line of a history."""
+
+    at: float
+    process: str
+    hold: str
+    """The attempt that it belongs to; empty for ``died``."""
+    kind: str
+    """``asked``, ``held``, ``kept``, ``ended`` (released or lost), ``refused`` or ``died``."""
+    name: str = ""
+    mode: str = Mode.EXCLUSIVE
+    token: int = 0
+    slots: tuple[int, ...] = ()
+    certain_until: float = 0.0
+    """For ``held`` and ``kept``: until when the holder believes in its hold."""
+
+
+class Recorder:
+    """Appends events of one process to a file that many processes share."""
+
+    def __init__(self, path: Path, process: str) -> None:
+        self.process = process
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def asked(self, hold: str, name: str, mode: str = Mode.EXCLUSIVE) -> None:
+        """Before the request is sent."""
+        self._write(Event(now(), self.process, hold, "asked", name, mode))
+
+    def held(self, hold: str, token: int, remaining: float, slots: tuple[int, ...] = ()) -> None:
+        """When the answer is there; ``remaining`` is the lease's."""
+        at = now()
+        event = Event(at, self.process, hold, "held", token=token, slots=slots)
+        self._write(event._replace(certain_until=at + remaining))
+
+    def kept(self, hold: str, remaining: float) -> None:
+        """When the holder looked and still believed in its hold."""
+        at = now()
+        self._write(Event(at, self.process, hold, "kept", certain_until=at + remaining))
+
+    def ended(self, hold: str) -> None:
+        """Before the release is sent, or when the loss is known."""
+        self._write(Event(now(), self.process, hold, "ended"))
+
+    def refused(self, hold: str) -> None:
+        """When it was not acquired."""
+        self._write(Event(now(), self.process, hold, "refused"))
+
+    def died(self, process: str) -> None:
+        """By whoever killed the process, once it is gone."""
+        self._write(Event(now(), process, "", "died"))
+
+    def _write(self, event: Event) -> None:
+        os.write(self._file, json.dumps(event).encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What one holder believed: that the name was its own from ``held`` to ``ends``."""
+
+    process: str
+    name: str
+    mode: Mode
+    asked: float
+    held: float
+    ends: float
+    token: int
+    slots: tuple[int, ...] = ()
+
+    def excludes(self, other: Hold) -> bool:
+        """Whether the two must not hold at the same time."""
+        if self.name != other.name:
+            return False
+        if Mode.SLOTS in (self.mode, other.mode):
+            return self.mode != other.mode or bool(set(self.slots) & set(other.slots))
+        return Mode.EXCLUSIVE in (self.mode, other.mode)
+
+    def __str__(self) -> str:
+        slots = f" slots {self.slots}" if self.slots else ""
+        span = f"{self.held:.6f}–{self.ends:.6f}"
+        return f"{self.process} {self.mode}{slots} token {self.token} held {span}"
+
+
+def read_holds(path: Path) -> list[Hold]:
+    """The holds of a recorded file; a last line that a kill cut off is left out."""
+    events = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        at, process, hold, kind, name, mode, token, slots, until = json.loads(line)
+        events.append(Event(at, process, hold, kind, name, mode, token, tuple(slots), until))
+    return to_holds(events)
+
+
+def to_holds(events: Iterable[Event]) -> list[Hold]:
+    """Puts the events of each attempt together. A hold without an end lasts as long as its
+    holder believed in it: until it died, or until its certain time was over."""
+    asked: dict[tuple[str, str], Event] = {}
+    open_holds: dict[tuple[str, str], Hold] = {}
+    holds: list[Hold] = []
+    for event in sorted(events, key=lambda event: event.at):
+        key = event.process, event.hold
+        if event.kind == "asked":
+            asked[key] = event
+        elif event.kind == "held":
+            open_holds[key] = _begun(asked.pop(key), event)
+        elif event.kind == "kept" and key in open_holds:
+            open_holds[key] = replace(open_holds[key], ends=event.certain_until)
+        elif event.kind == "ended" and key in open_holds:
+            holds.append(_ended(open_holds.pop(key), event.at))
+        elif event.kind == "died":
+            dead = [key for key in open_holds if key[0] == event.process]
+            holds += [_ended(open_holds.pop(key), event.at) for key in dead]
+    return sorted(holds + list(open_holds.values()), key=lambda hold: hold.held)
+
+
+def _begun(asked: Event, held: Event) -> Hold:
+    mode, ends = Mode(asked.mode), held.certain_until
+    return Hold(held.process, asked.name, mode, asked.at, held.at, ends, held.token, held.slots)
+
+
+def _ended(hold: Hold, at: float) -> Hold:
+    return replace(hold, ends=min(hold.ends, at))
+
+
+def faults(holds: Iterable[Hold]) -> list[str]:
+    """All that must never be: overlaps, tokens used twice, tokens that did not grow."""
+    by_name: dict[str, list[Hold]] = defaultdict(list)
+    for hold in holds:
+        by_name[hold.name].append(hold)
+    found: list[str] = []
+    for name, group in by_name.items():
+        ordered = sorted(group, key=lambda hold: hold.held)
+        told = _overlaps(ordered) + _repeated_tokens(ordered) + _sinking_tokens(ordered)
+        found += [f"{name!r}: {fault}" for fault in told]
+    return found
+
+
+def _overlaps(holds: Sequence[Hold]) -> list[str]:
+    """One sweep by time of grant; those whose belief has ended leave first."""
+    found = []
+    active: list[tuple[float, int, Hold]] = []
+    for number, hold in enumerate(holds):
+        while active and active[0][0] <= hold.held:
+            heappop(active)
+        found += [f"{hold} while {other}" for *_, other in active if hold.excludes(other)]
+        heappush(active, (hold.ends, number, hold))
+    return found
+
+
+def _repeated_tokens(holds: Sequence[Hold]) -> list[str]:
+    """A token of an exclusive hold is nobody else's; a slot's token is its own in that slot."""
+    lanes: dict[object, Counter[int]] = defaultdict(Counter)
+    alone: dict[object, set[int]] = defaultdict(set)
+    for hold in holds:
+        for lane in hold.slots or ("all",):
+            lanes[lane][hold.token] += 1
+            if hold.mode is not Mode.SHARED:
+                alone[lane].add(hold.token)
+    return [
+        f"token {token} was given {count} times"
+        for lane, tokens in lanes.items()
+        for token, count in tokens.items()
+        if count > 1 and token in alone[lane]
+    ]
+
+
+def _sinking_tokens(holds: Sequence[Hold]) -> list[str]:
+    """Who asked after another was granted has a higher token; among readers at least as high."""
+    lanes: dict[object, list[Hold]] = defaultdict(list)
+    for hold in holds:
+        for lane in hold.slots or ("all",):
+            lanes[lane].append(hold)
+    return [fault for lane in lanes.values() for fault in _sinking_in(lane)]
+
+
+def _sinking_in(lane: Sequence[Hold]) -> list[str]:
+    writers = [hold for hold in lane if hold.mode is not Mode.SHARED]
+    highest = list(accumulate((hold.token for hold in lane), max))
+    highest_alone = list(accumulate((hold.token for hold in writers), max))
+    granted = [hold.held for hold in lane]
+    granted_alone = [hold.held for hold in writers]
+    found = []
+    for hold in lane:
+        before = bisect_left(granted, hold.asked)
+        least = highest[before - 1] + (hold.mode is not Mode.SHARED) if before else 0
+        before = bisect_left(granted_alone, hold.asked)
+        least = max(least, highest_alone[before - 1] + 1 if before else 0)
+        if hold.token < least:
+            found.append(f"{hold} asked after token {least - 1} was granted")
+    return found
+
+
+def fairness(holds: Iterable[Hold], processes: Iterable[str]) -> float:
+    """Fewest over most holds per process: 1 is perfectly fair, 0 left somebody out."""
+    counts = Counter(dict.fromkeys(processes, 0))
+    counts.update(hold.process for hold in holds)
+    most = max(counts.values(), default=0)
+    return min(counts.values()) / most if most else 0.0
