@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-_pipe: IO[str] | None = None
+_pipe: int | None = None
 
 
 def watch(word: str, what: int | Path) -> None:
@@ -25,29 +25,30 @@ def watch(word: str, what: int | Path) -> None:
         _pipe = _start()
     # A guardian that somebody killed must not fail the test that is running.
     with contextlib.suppress(BrokenPipeError):
-        _pipe.write(f"{word} {what}\n")
-        _pipe.flush()
+        os.write(_pipe, f"{word} {what}\n".encode())
 
 
-def _start() -> IO[str]:
+def _start() -> int:
+    reading, writing = os.pipe()
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__],
-        stdin=subprocess.PIPE,
-        text=True,
+        stdin=reading,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    assert child.stdin is not None
+    os.close(reading)
     # It outlives us by design, so nobody waits for it.
     child.returncode = 0
-    return child.stdin
+    return writing
 
 
 def _forget_in_child() -> None:
-    # A forked child that lives on must not keep the pipe open, and is not the servers' parent.
+    # A forked child that lives on must not keep its parent's pipe open.
     global _pipe
     if _pipe is not None:
-        os.close(_pipe.fileno())
-        _pipe = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        os.close(_pipe)
+        _pipe = None
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
