@@ -1,0 +1,101 @@
+"""Distributed locks for Python that are fast, fenced and honest.
+
+>>> import holdfast
+>>> locks = holdfast.connect("memory://")
+>>> with locks.lock("order:42", ttl=30, timeout=5) as lease:
+...     lease.held
+True
+>>> locks.close()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from holdfast.errors import (
+    AlreadyHeld,
+    BackendUnavailable,
+    GuaranteeNotMet,
+    HoldfastError,
+    Incompatible,
+    InvalidName,
+    LimitMismatch,
+    LockLost,
+    LockTimeout,
+    NotHeld,
+    StaleFence,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from holdfast.claim import Fence, Holder, Mode, Standing, Waiter
+    from holdfast.core.contract import Finding, Guarantee
+    from holdfast.lease import AsyncLease, Lease
+    from holdfast.locks import Locks, connect
+    from holdfast.locks_async import AsyncLocks, connect_async
+    from holdfast.multilease import AsyncMultiLease, MultiLease
+    from holdfast.primitives.lock import Lock
+    from holdfast.primitives.lock_async import AsyncLock
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyHeld",
+    "AsyncLease",
+    "AsyncLock",
+    "AsyncLocks",
+    "AsyncMultiLease",
+    "BackendUnavailable",
+    "Fence",
+    "Finding",
+    "Guarantee",
+    "GuaranteeNotMet",
+    "HoldfastError",
+    "Holder",
+    "Incompatible",
+    "InvalidName",
+    "Lease",
+    "LimitMismatch",
+    "Lock",
+    "LockLost",
+    "LockTimeout",
+    "Locks",
+    "Mode",
+    "MultiLease",
+    "NotHeld",
+    "StaleFence",
+    "Standing",
+    "Unsupported",
+    "Waiter",
+    "connect",
+    "connect_async",
+]
+
+# Imported when they are first used: a command that blocks never pays for asyncio.
+_HOMES = {
+    "AsyncLease": "holdfast.lease",
+    "AsyncLock": "holdfast.primitives.lock_async",
+    "AsyncLocks": "holdfast.locks_async",
+    "AsyncMultiLease": "holdfast.multilease",
+    "Fence": "holdfast.claim",
+    "Finding": "holdfast.core.contract",
+    "Guarantee": "holdfast.core.contract",
+    "Holder": "holdfast.claim",
+    "Lease": "holdfast.lease",
+    "Lock": "holdfast.primitives.lock",
+    "Locks": "holdfast.locks",
+    "Mode": "holdfast.claim",
+    "MultiLease": "holdfast.multilease",
+    "Standing": "holdfast.claim",
+    "Waiter": "holdfast.claim",
+    "connect": "holdfast.locks",
+    "connect_async": "holdfast.locks_async",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value

@@ -1,0 +1,346 @@
+"""``memory://``: locks of this process. Read this backend first: it is the rules, and no more.
+
+All doors of the process with the same URL and namespace share one ``Ledger``. Every operation
+is a few lines under one mutex, so it is atomic as a script or a transaction is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from holdfast.claim import Busy, Claim, Grant, Holder, Mode, Record, Standing, Waiter, read_label
+from holdfast.core import admit
+from holdfast.core.admit import Share
+from holdfast.core.contract import (
+    GRACE_SECONDS,
+    IDLE_COUNTER_SECONDS,
+    QUEUE_CAP,
+    STALE_SECONDS,
+    Finding,
+    Guarantee,
+    Page,
+    Renewal,
+    Runtime,
+    Settings,
+    Signal,
+    Waiting,
+)
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.url import Url
+
+__all__ = ["Ledger", "MemoryStore", "open_store"]
+
+
+class Held:
+    """One hold."""
+
+    __slots__ = ("ends", "grant", "share", "since")
+
+    def __init__(self, grant: Grant, since: float, ends: float) -> None:
+        self.grant, self.since, self.ends = grant, since, ends
+        self.share = Share(grant.claim.mode, grant.claim.weight, grant.slots)
+
+
+class Queued:
+    """One who stands in line."""
+
+    __slots__ = ("behind", "claim", "refreshed", "reserved_until", "share", "signal", "since")
+
+    def __init__(self, claim: Claim, signal: Signal, now: float, wall: float) -> None:
+        self.claim, self.signal, self.refreshed, self.since = claim, signal, now, wall
+        self.share = Share(claim.mode, claim.weight)
+        self.behind = 0
+        self.reserved_until: float | None = None
+
+    def stale(self, now: float) -> bool:
+        """Whether it is to be skipped: not refreshed, or woken and gone."""
+        reservation_over = self.reserved_until is not None and now > self.reserved_until
+        return reservation_over or now > self.refreshed + STALE_SECONDS
+
+
+class Name:
+    """All that is known about one name."""
+
+    def __init__(self) -> None:
+        self.token = 0
+        self.used = 0.0
+        self.holds: dict[str, Held] = {}
+        self.line: dict[str, Queued] = {}
+        self.record: tuple[Record, float, float] | None = None
+
+    def ahead_of(self, owner: str) -> list[Queued]:
+        """Those in front of this owner; all of them if it does not stand in line."""
+        ahead = []
+        for queued in self.line.values():
+            if queued.claim.owner == owner:
+                break
+            ahead.append(queued)
+        return ahead
+
+
+class Ledger:
+    """The state of one in-process store, by a clock of its own: the server's, as it were."""
+
+    def __init__(self, now: Callable[[], float], wall: Callable[[], float]) -> None:
+        self.now, self.wall = now, wall
+        self.names: dict[str, Name] = {}
+        self.mutex = BlockingRuntime.mutex()
+
+    def tidy(self, name: Name, now: float) -> None:
+        """Ends what has run out, skips who is gone, and wakes whom that lets in."""
+        for owner in [owner for owner, held in name.holds.items() if held.ends <= now]:
+            del name.holds[owner]
+        for owner in [owner for owner, queued in name.line.items() if queued.stale(now)]:
+            del name.line[owner]
+        taken = [held.share for held in name.holds.values()]
+        for queued in name.line.values():
+            claim = queued.claim
+            if not admit.fits(claim.mode, claim.weight, claim.limit, taken):
+                break
+            if queued.reserved_until is None:
+                queued.reserved_until = now + GRACE_SECONDS
+                queued.signal.set()
+            taken.append(queued.share)
+
+    def grant(self, name: Name, claim: Claim, now: float) -> Grant:
+        """Admits the claim with a token above every earlier one, also of an emptied ledger."""
+        name.line.pop(claim.owner, None)
+        name.token = max(name.token + 1, int(self.wall() * 1_000_000))
+        slots = ()
+        if claim.mode is Mode.SLOTS:
+            shares = (held.share for held in name.holds.values())
+            slots = admit.free_slots(claim.weight, claim.limit, shares)
+        grant = Grant(claim, name.token, slots)
+        name.holds[claim.owner] = Held(grant, self.wall(), now + claim.ttl)
+        return grant
+
+    def purge(self, now: float) -> None:
+        """Forgets names that nobody has used for a week; the clock floor keeps tokens growing."""
+        for key in [k for k, n in self.names.items() if now - n.used > IDLE_COUNTER_SECONDS]:
+            name = self.names[key]
+            recorded = name.record is not None and name.record[2] > now
+            if not name.holds and not name.line and not recorded:
+                del self.names[key]
+
+
+class MemoryBackend:
+    """Admits claims in a ``Ledger``."""
+
+    def __init__(self, ledger: Ledger, display: str, runtime: Runtime) -> None:
+        self.ledger, self.display, self.runtime = ledger, display, runtime
+
+    def _name(self, key: str) -> tuple[Name, float]:
+        now = self.ledger.now()
+        name = self.ledger.names.get(key)
+        if name is None:
+            self.ledger.purge(now)
+            name = self.ledger.names[key] = Name()
+        name.used = now
+        self.ledger.tidy(name, now)
+        return name, now
+
+    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        with self.ledger.mutex:
+            return self._attempt(claim, join)
+
+    def _attempt(self, claim: Claim, join: bool) -> Grant | Busy:
+        name, now = self._name(claim.name)
+        held = name.holds.get(claim.owner)
+        if held is not None:  # a retry whose first answer was lost
+            held.ends = now + claim.ttl
+            return held.grant
+        others = [held.grant.claim for held in name.holds.values()]
+        others += [queued.claim for owner, queued in name.line.items() if owner != claim.owner]
+        if others:
+            slots = others[0].mode is Mode.SLOTS
+            admit.check_limit(claim, others[0].limit, slots=slots, store=self.display)
+        ahead = name.ahead_of(claim.owner)
+        taken = [held.share for held in name.holds.values()] + [queued.share for queued in ahead]
+        if admit.fits(claim.mode, claim.weight, claim.limit, taken):
+            return self.ledger.grant(name, claim, now)
+        return self._busy(name, claim, len(ahead), now, join)
+
+    def _busy(self, name: Name, claim: Claim, place: int, now: float, join: bool) -> Busy:
+        if join and claim.owner not in name.line:
+            if len(name.line) >= QUEUE_CAP:
+                return Busy(place, 1.0, reason=f"{QUEUE_CAP} already wait for {claim.name!r}")
+            signal = self.runtime.signal()
+            name.line[claim.owner] = Queued(claim, signal, now, self.ledger.wall())
+        elif queued := name.line.get(claim.owner):
+            queued.refreshed = now
+            queued.reserved_until = None
+            queued.signal = self.runtime.signal()
+        ends = [held.ends for held in name.holds.values()]
+        ends += [q.reserved_until for q in name.line.values() if q.reserved_until is not None]
+        return Busy(place, max(0.0, min(ends) - now) if ends else None)
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        with self.ledger.mutex:
+            name = self.ledger.names.get(claim.name)
+            queued = name.line.get(claim.owner) if name else None
+        if queued is not None:
+            await self.runtime.wait(queued.signal, until)
+
+    def nudge(self, claim: Claim) -> None:
+        with self.ledger.mutex:
+            name = self.ledger.names.get(claim.name)
+            queued = name.line.get(claim.owner) if name else None
+        if queued is not None:
+            queued.signal.set()
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        with self.ledger.mutex:
+            return self._release(grant), self._attempt(claim, join=True)
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        lost: dict[str, str] = {}
+        forgotten: set[str] = set()
+        with self.ledger.mutex:
+            for grant in grants:
+                name, now = self._name(grant.claim.name)
+                held = name.holds.get(grant.claim.owner)
+                if held is None:
+                    lost[grant.claim.owner] = "it ran out or was broken, and is no longer stored"
+                else:
+                    held.ends = now + grant.claim.ttl
+            for claim, behind in waits:
+                name, now = self._name(claim.name)
+                queued = name.line.get(claim.owner)
+                if queued is None:
+                    forgotten.add(claim.owner)
+                else:
+                    queued.refreshed, queued.behind = now, behind
+        return Renewal(lost, forgotten=frozenset(forgotten))
+
+    async def release(self, grant: Grant) -> bool:
+        with self.ledger.mutex:
+            return self._release(grant)
+
+    def _release(self, grant: Grant) -> bool:
+        name, now = self._name(grant.claim.name)
+        was_ours = name.holds.pop(grant.claim.owner, None) is not None
+        self.ledger.tidy(name, now)
+        return was_ours
+
+    async def abandon(self, claim: Claim) -> None:
+        with self.ledger.mutex:
+            name, now = self._name(claim.name)
+            name.holds.pop(claim.owner, None)
+            name.line.pop(claim.owner, None)
+            self.ledger.tidy(name, now)
+
+    async def revoke(self, name: str) -> list[int]:
+        with self.ledger.mutex:
+            state, now = self._name(name)
+            tokens = [held.grant.token for held in state.holds.values()]
+            state.holds.clear()
+            self.ledger.tidy(state, now)
+            return tokens
+
+    async def look(self, name: str) -> Standing:
+        with self.ledger.mutex:
+            return self._standing(name)
+
+    def _standing(self, key: str) -> Standing:
+        name, now = self._name(key)
+        holders = tuple(
+            Holder(
+                *read_label(held.grant.claim.label),
+                held.grant.claim.mode,
+                held.grant.token,
+                held.grant.slots,
+                held.since,
+                held.ends - now,
+            )
+            for held in name.holds.values()
+        )
+        waiters = tuple(
+            Waiter(*read_label(q.claim.label), q.claim.mode, q.since, q.behind)
+            for q in name.line.values()
+        )
+        claims = [h.grant.claim for h in name.holds.values()] + [
+            q.claim for q in name.line.values()
+        ]
+        return Standing(key, claims[0].limit if claims else 0, holders, waiters)
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        with self.ledger.mutex:
+            after = cursor or ""
+            keys = sorted(k for k in self.ledger.names if k.startswith(prefix) and k > after)
+            standings = [self._standing(key) for key in keys[:limit]]
+        used = [s for s in standings if s.holders or s.waiters]
+        return Page(used, keys[limit - 1] if len(keys) > limit else None)
+
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
+        with self.ledger.mutex:
+            name, now = self._name(grant.claim.name)
+            if grant.claim.owner not in name.holds:
+                return False
+            name.record = (Record(value, grant.token, 0.0), now, now + keep_seconds)
+            return True
+
+    async def recall(self, name: str) -> Record | None:
+        with self.ledger.mutex:
+            state, now = self._name(name)
+            if state.record is None or state.record[2] <= now:
+                return None
+            record, written, _ = state.record
+            return record._replace(age_seconds=now - written)
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        await self.runtime.sleep(
+            max(0.0, min(until - self.runtime.now(), self.runtime.between(0.5, 1)))
+        )
+
+    async def probe(self) -> list[Finding]:
+        return [Finding("memory", "locks of this process only; they end with it")]
+
+    def forget(self) -> None:
+        self.ledger.mutex = BlockingRuntime.mutex()  # the parent's may be locked for ever
+        self.ledger.names.clear()
+
+    async def close(self) -> None:
+        pass
+
+
+class MemoryStore:
+    """All doors with the same URL and namespace share a ledger."""
+
+    guarantees = frozenset(
+        {
+            Guarantee.EXCLUSIVE,
+            Guarantee.SHARED,
+            Guarantee.SLOTS,
+            Guarantee.FIFO,
+            Guarantee.FENCED,
+            Guarantee.RECORDS,
+        }
+    )
+    shortest_ttl = 0.05
+    longest_ttl = float("inf")
+    whole_seconds = False
+
+    def __init__(self, ledger: Ledger, display: str = "memory://") -> None:
+        self.ledger, self.display = ledger, display
+
+    def backend(self, runtime: Runtime) -> MemoryBackend:
+        return MemoryBackend(self.ledger, self.display, runtime)
+
+
+class _Key(NamedTuple):
+    url: str
+    namespace: str
+
+
+_ledgers: dict[_Key, Ledger] = {}
+
+
+def open_store(url: Url, settings: Settings) -> MemoryStore:
+    """``memory://`` or ``memory://any-name``."""
+    url.refuse_unknown()
+    key = _Key(str(url), settings.namespace)
+    ledger = _ledgers.setdefault(key, Ledger(BlockingRuntime.now, BlockingRuntime.wall))
+    return MemoryStore(ledger, str(url))

@@ -1,0 +1,254 @@
+"""The values that travel between doors, core and backends. All are immutable.
+
+A ``Claim`` is what is asked; a ``Grant`` or a ``Busy`` is the answer. A ``Fence`` is what a
+resource checks. A ``Standing`` is what a store can tell about a name: its holders and waiters.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from holdfast.errors import InvalidName
+
+__all__ = [
+    "Busy",
+    "Claim",
+    "Fence",
+    "Grant",
+    "Holder",
+    "Mode",
+    "Record",
+    "Standing",
+    "Waiter",
+    "check_name",
+]
+
+LONGEST_NAME_BYTES = 512
+
+
+class Mode(enum.StrEnum):
+    """How a name is claimed: alone, together with other readers, or some of its slots."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+    SLOTS = "slots"
+
+
+class Claim(NamedTuple):
+    """What is asked of a store. The owner is secret: knowing it is the right to release."""
+
+    name: str
+    mode: Mode
+    weight: int
+    """How many slots are asked for; 1 in the other modes."""
+    limit: int
+    """The semaphore's capacity; 0 in the other modes."""
+    ttl: float
+    owner: str
+    label: str
+    """Who asks, as the JSON text that stores keep beside the claim and give back unread."""
+
+
+class Grant(NamedTuple):
+    """A claim that was admitted, with the token that fences it."""
+
+    claim: Claim
+    token: int
+    slots: tuple[int, ...] = ()
+    """The slots that are held, numbered from 0; empty in the other modes."""
+    since: float | None = None
+    """When the certain time began, where it is not the moment the request was sent
+    (stores with sessions: when the session's last answered keep-alive was sent)."""
+    ref: Any = None
+    """The backend's own reference to the hold (a key, a path, a session). Plain data."""
+
+
+class Busy(NamedTuple):
+    """A claim that was not admitted; it stands in line unless it asked not to join."""
+
+    place: int
+    """How many are in front of it in the line; 0 for the first."""
+    retry_seconds: float | None = None
+    """When another attempt is worth it even without a wake-up (a hold's or reservation's end)."""
+    ref: Any = None
+    """What the backend's ``wait`` waits for. Plain data."""
+    reason: str = ""
+    """Why nothing can be granted although nobody may hold it (a quarantine, a lock-delay)."""
+
+
+class Holder(NamedTuple):
+    """One who holds a name, as the store tells it. Text in here is as hostile as its writer."""
+
+    host: str
+    pid: int
+    thread: str
+    note: str
+    mode: Mode
+    token: int
+    slots: tuple[int, ...]
+    since: float
+    """Seconds since the epoch, by the store's clock."""
+    remaining: float
+    """Seconds that the store would still wait for a renewal."""
+
+    def __str__(self) -> str:
+        note = f", note {self.note!r}" if self.note else ""
+        return f"{self.host} pid {self.pid} ({self.thread}){note}"
+
+
+class Waiter(NamedTuple):
+    """One who stands in line: the first of its process, and how many wait behind it there."""
+
+    host: str
+    pid: int
+    thread: str
+    note: str
+    mode: Mode
+    since: float
+    behind: int
+
+
+class Standing(NamedTuple):
+    """What a store knows about one name."""
+
+    name: str
+    limit: int
+    holders: tuple[Holder, ...]
+    waiters: tuple[Waiter, ...]
+
+
+class Record(NamedTuple):
+    """A durable value that was written under a grant."""
+
+    value: str
+    token: int
+    age_seconds: float
+
+
+def write_label(host: str, pid: int, thread: str, note: str) -> str:
+    """The text that stores keep beside a claim."""
+    return json.dumps([host, pid, thread, note], ensure_ascii=False, separators=(",", ":"))
+
+
+def read_label(label: str) -> tuple[str, int, str, str]:
+    """Reads a stored label back; a damaged one gives question marks, never an exception."""
+    try:
+        host, pid, thread, note = json.loads(label)
+        return str(host), int(pid), str(thread), str(note)
+    except (ValueError, TypeError):
+        return "?", 0, "?", ""
+
+
+def check_name(name: str) -> str:
+    """Returns the name, or raises ``InvalidName`` or ``TypeError`` saying what is wrong with it."""
+    if not isinstance(name, str):
+        raise TypeError(f"a lock's name is text, not {type(name).__name__}")
+    if not name:
+        raise InvalidName("a lock's name can't be empty")
+    try:
+        size = len(name) if name.isascii() else len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidName("a lock's name can't contain lone surrogates") from None
+    if size > LONGEST_NAME_BYTES:
+        raise InvalidName(
+            f"a lock's name has at most {LONGEST_NAME_BYTES} bytes, this one has {size}: {name[:40]!r}…"
+        )
+    if not name.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+        raise InvalidName(f"a lock's name can't contain control characters: {name!r}")
+    return name
+
+
+class Fence:
+    """What a resource checks: refuses a lower one, accepts an equal one.
+
+    Fences of one name are ordered by (epoch, token). ``str(fence)`` is for headers and
+    environments; ``Fence.parse`` reads it back.
+
+    >>> fence = Fence("order:42", Mode.EXCLUSIVE, (), 0, 1700000000000001)
+    >>> Fence.parse(str(fence)) == fence
+    True
+    """
+
+    __slots__ = ("epoch", "mode", "name", "slots", "token")
+
+    name: str
+    mode: Mode
+    slots: tuple[int, ...]
+    epoch: int
+    token: int
+
+    def __init__(
+        self, name: str, mode: Mode, slots: tuple[int, ...], epoch: int, token: int
+    ) -> None:
+        write = object.__setattr__
+        write(self, "name", name)
+        write(self, "mode", mode)
+        write(self, "slots", slots)
+        write(self, "epoch", epoch)
+        write(self, "token", token)
+
+    def __setattr__(self, attribute: str, value: object) -> None:
+        raise AttributeError("a fence can't be changed")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Fence, (self.name, self.mode, self.slots, self.epoch, self.token)
+
+    def _key(self) -> tuple[object, ...]:
+        return self.name, self.mode, self.slots, self.epoch, self.token
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Fence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _order(self, other: Fence) -> int:
+        if self.name != other.name:
+            raise ValueError(
+                f"fences of different locks have no order: {self.name!r} and {other.name!r}"
+            )
+        mine, theirs = (self.epoch, self.token), (other.epoch, other.token)
+        return (mine > theirs) - (mine < theirs)
+
+    def __lt__(self, other: object) -> bool:
+        return self._order(other) < 0 if isinstance(other, Fence) else NotImplemented
+
+    def __le__(self, other: object) -> bool:
+        return self._order(other) <= 0 if isinstance(other, Fence) else NotImplemented
+
+    def __gt__(self, other: object) -> bool:
+        return self._order(other) > 0 if isinstance(other, Fence) else NotImplemented
+
+    def __ge__(self, other: object) -> bool:
+        return self._order(other) >= 0 if isinstance(other, Fence) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"Fence.parse({str(self)!r})"
+
+    def __str__(self) -> str:
+        slots = ",".join(map(str, self.slots))
+        return f"1;{self.mode};{slots};{self.epoch};{self.token};{quote(self.name, safe='')}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fence:
+        """Reads ``str(fence)`` back; raises ``ValueError`` for anything else."""
+        try:
+            version, mode, slots, epoch, token, name = text.split(";")
+            if version != "1":
+                raise ValueError(f"version {version}")
+            numbers = tuple(int(slot) for slot in slots.split(",") if slot)
+            fence = cls(
+                check_name(unquote(name, errors="strict")),
+                Mode(mode),
+                numbers,
+                int(epoch),
+                int(token),
+            )
+        except (ValueError, UnicodeDecodeError) as error:
+            raise ValueError(f"not a fence: {text[:120]!r} ({error})") from None
+        if fence.epoch < 0 or fence.token < 0 or any(slot < 0 for slot in numbers):
+            raise ValueError(f"not a fence: {text[:120]!r} (negative)")
+        return fence

@@ -1,0 +1,188 @@
+"""Acquire: attempt → wait → attempt …, with deadlines and unknown outcomes. The one copy."""
+
+from __future__ import annotations
+
+import logging
+from holdfast.claim import Busy, Claim, Grant
+from holdfast.core.door import Door
+from holdfast.core.hold import Ask, Hold
+from holdfast.core.line import Turn
+from holdfast.core.refusal import timed_out, told_so_far
+from holdfast.errors import BackendUnavailable, HoldfastError, LockTimeout
+
+__all__ = ["acquire", "attempt_once"]
+
+log = logging.getLogger("holdfast")
+
+LONG_WAIT_SECONDS = 10.0
+RECHECK_SECONDS = (5.0, 8.0)
+"""A lost wake-up costs at most so much."""
+LOCAL_RECHECK_SECONDS = (20.0, 40.0)
+
+
+async def attempt_once(door: Door, claim: Claim, ask: Ask) -> Hold:
+    """Takes the name now or raises ``LockTimeout``; leaves no trace in the line."""
+    sent = door.runtime.now()
+    try:
+        answer = await door.backend.attempt(claim, join=False)
+        if isinstance(answer, Grant):
+            hold = door.take(answer, sent, ask)
+            if hold is not None:
+                return hold
+            raise _too_late(door, claim, sent)
+    except BaseException:
+        await door.undo(claim)
+        raise
+    raise await timed_out(door, claim, ask, answer.reason)
+
+
+async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
+    """Waits for its turn in the door, then in the store's line, until the timeout."""
+    turn = Turn(claim)
+    until = None if ask.timeout is None else door.runtime.now() + ask.timeout
+    try:
+        if not door.lines.join(turn):
+            await _wait_for_turn(door, turn, until, ask)
+        return await _stand(door, turn, until, ask)
+    except BaseException as error:
+        turn.gone = True
+        if turn.standing or turn.answer or not isinstance(error, LockTimeout):
+            await door.undo(claim)
+        raise
+    finally:
+        door.keep.waits.pop(claim.owner, None)
+        try:
+            door.lines.leave(turn)
+        except BaseException:  # an interrupt right here must not strand those behind
+            door.lines.leave(turn)
+            raise
+
+
+async def _wait_for_turn(door: Door, turn: Turn, until: float | None, ask: Ask) -> None:
+    runtime = door.runtime
+    signal = turn.signal
+    assert signal is not None
+    while not turn.first:
+        recheck = runtime.now() + runtime.between(*LOCAL_RECHECK_SECONDS)
+        await runtime.wait(signal, recheck if until is None else min(until, recheck))
+        if not turn.first and until is not None and runtime.now() >= until:
+            raise await timed_out(door, turn.claim, ask, "")
+
+
+async def _stand(door: Door, turn: Turn, until: float | None, ask: Ask) -> Hold:
+    """Asks the store, and waits where it says so, until it grants."""
+    outage = _Outage(door, turn.claim, until)
+    wait = _Wait(door, turn, until, ask)
+    while True:
+        if door.closed:
+            raise HoldfastError(f"{door.store.display} was closed while {turn.claim.name!r} waited")
+        if turn.answer is not None:
+            answer, sent = turn.answer
+            turn.answer = None
+        else:
+            sent = door.runtime.now()
+            try:
+                reply = await door.backend.attempt(turn.claim, join=True)
+            except BackendUnavailable as error:
+                await outage.hold_out(error)
+                continue
+            if isinstance(reply, Busy):
+                outage.over()
+                await wait.wait(reply)
+                continue
+            answer = reply
+        hold = door.take(answer, sent, ask)
+        if hold is not None:
+            return hold
+        await outage.hold_out(_too_late(door, turn.claim, sent))
+
+
+class _Wait:
+    """The wait of one who stands first in this door."""
+
+    __slots__ = ("_ask", "_door", "_early", "_started", "_told", "_turn", "_until")
+
+    def __init__(self, door: Door, turn: Turn, until: float | None, ask: Ask) -> None:
+        self._door, self._turn, self._until, self._ask = door, turn, until, ask
+        self._started = 0.0
+        self._told = False
+        self._early = 0
+
+    async def wait(self, busy: Busy) -> None:
+        """Until another attempt is worth it; raises ``LockTimeout`` when the time is over."""
+        door, turn = self._door, self._turn
+        now = door.runtime.now()
+        if not turn.standing:
+            self._started = now
+            turn.standing = True
+            door.keep.stand(turn.claim, turn.waiting)
+        if self._until is not None and now >= self._until:
+            await self._give_up(busy)
+        if not self._told and now - self._started > LONG_WAIT_SECONDS:
+            self._told = True
+            log.info(await told_so_far(door, turn.claim, now - self._started, busy.reason))
+        if turn.answer is None:
+            await door.backend.wait(turn.claim, busy, self._wake_at(busy, now))
+        await self._pause_if_spinning(now)
+
+    def _wake_at(self, busy: Busy, now: float) -> float:
+        """The bounded, jittered re-check behind every notification."""
+        runtime = self._door.runtime
+        seconds = runtime.between(*RECHECK_SECONDS)
+        if busy.retry_seconds is not None:
+            # The first in line comes right at the end of what is in front, the others later.
+            jitter = (0.005, 0.03) if busy.place == 0 else (0.05, 0.8)
+            seconds = min(seconds, busy.retry_seconds + runtime.between(*jitter))
+        return now + seconds if self._until is None else min(self._until, now + seconds)
+
+    async def _pause_if_spinning(self, asked: float) -> None:
+        # A source of wake-ups that is broken may end every wait at once.
+        runtime = self._door.runtime
+        self._early = self._early + 1 if runtime.now() - asked < 0.002 else 0
+        if self._early > 8 and self._turn.answer is None:
+            await runtime.sleep(runtime.between(0.01, 0.05))
+
+    async def _give_up(self, busy: Busy) -> None:
+        turn = self._turn
+        turn.gone = True
+        await self._door.backend.abandon(turn.claim)
+        turn.standing = False  # nothing is left to undo
+        raise await timed_out(self._door, turn.claim, self._ask, busy.reason)
+
+
+class _Outage:
+    """The store can't be reached: tried again with jittered back-off, within limits."""
+
+    __slots__ = ("_claim", "_door", "_since", "_tries", "_until")
+
+    def __init__(self, door: Door, claim: Claim, until: float | None) -> None:
+        self._door, self._claim, self._until = door, claim, until
+        self._tries = 0
+        self._since = 0.0
+
+    def over(self) -> None:
+        self._tries = 0
+
+    async def hold_out(self, error: BackendUnavailable) -> None:
+        """Returns when it is time to try again, or raises what the last try raised."""
+        runtime = self._door.runtime
+        now = runtime.now()
+        if self._tries == 0:
+            self._since = now
+        self._tries += 1
+        limit = self._since + self._door.patience if self._until is None else self._until
+        delay = min(2.0, 0.05 * 2 ** min(self._tries, 10)) * runtime.between(0.5, 1.0)
+        if now + delay >= limit:
+            raise BackendUnavailable(
+                f"gave up on {self._claim.name!r} after {self._tries} tries "
+                f"in {now - self._since:.1f} s: {error}"
+            ) from error
+        await runtime.sleep(delay)
+
+
+def _too_late(door: Door, claim: Claim, sent: float) -> BackendUnavailable:
+    took = door.runtime.now() - sent
+    return BackendUnavailable(
+        f"{door.store.display} took {took:.2f} s to grant {claim.name!r}: "
+        f"nothing certain is left of a ttl of {claim.ttl:g} s"
+    )

@@ -1,0 +1,141 @@
+"""What both doors have inside: the store's backend, the keeper, the lines, who holds what."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+
+from holdfast.claim import Claim, Grant
+from holdfast.core.contract import Backend, Runtime, Store
+from holdfast.core.hold import Ask, Hold, State
+from holdfast.core.keep import Keep
+from holdfast.core.line import Lines, Turn
+from holdfast.errors import HoldfastError
+
+__all__ = ["Door"]
+
+log = logging.getLogger("holdfast")
+
+PROMPT_SECONDS = 0.25
+"""How long a cancelled acquire waits for its own undoing before it goes on without."""
+
+
+class Door:
+    """One connection to one store. ``acquire`` is in ``core.acquire``; the rest of a hold is here."""
+
+    def __init__(
+        self, store: Store, runtime: Runtime, keep: Keep, *, patience: float, epoch: int
+    ) -> None:
+        self.store, self.runtime, self.keep = store, runtime, keep
+        self.patience, self.epoch = patience, epoch
+        self.backend: Backend = store.backend(runtime)
+        self.lines = Lines(runtime)
+        self.mine: dict[tuple[Hashable, str], Hold] = {}
+        """The newest hold of a thread or task and name: for re-entry and self-deadlocks."""
+        self.closed = False
+        self.generation = 0
+        """Grows with each fork: what was made before it is not ours."""
+        self.tell: Callable[[Callable[[str], object], str], None] = _tell_here
+        keep.nudge = self.nudge
+
+    def nudge(self, claim: Claim) -> None:
+        self.backend.nudge(claim)
+
+    def take(self, grant: Grant, since: float, ask: Ask) -> Hold | None:
+        """Makes a hold of a grant; ``None`` if its certain time is over already."""
+        if grant.since is not None and grant.since < since:
+            since = grant.since
+        now = self.runtime.now()
+        cap = None if ask.max_hold is None else now + ask.max_hold
+        hold = Hold(grant, since, ask.renew, cap)
+        if now >= hold.ends:
+            return None
+        hold.tell = self.tell
+        hold.who = self.runtime.me()
+        self.mine[hold.who, grant.claim.name] = hold
+        self.keep.add(hold)
+        return hold
+
+    def release_local(self, hold: Hold) -> bool:
+        """Ends a hold as far as this process goes; true for exactly one caller."""
+        if not self.keep.remove(hold):
+            return False
+        hold.state = State.RELEASED
+        self.disown(hold)
+        return True
+
+    def disown(self, hold: Hold) -> None:
+        """It no longer counts for re-entry."""
+        key = (hold.who, hold.grant.claim.name)
+        if self.mine.get(key) is hold:
+            del self.mine[key]
+
+    async def release(self, hold: Hold) -> bool | None:
+        """Ends a hold; whether it was still ours, or ``None`` if the store did not tell."""
+        if not self.release_local(hold):
+            self.disown(hold)
+            return False
+        claim = hold.grant.claim
+        sent = self.runtime.now()
+        heir = self.lines.standing(claim.name)
+        try:
+            if heir is None:
+                ours = await self.backend.release(hold.grant)
+            else:
+                ours, answer = await self.backend.exchange(hold.grant, heir.claim)
+                await self._pass_on(heir, answer, sent)
+        except HoldfastError as error:
+            log.warning("releasing %r on %s failed: %s", claim.name, self.store.display, error)
+            await self.undo(claim)
+            return None
+        except BaseException:  # cancelled or interrupted: the request may or may not have landed
+            await self.undo(claim)
+            raise
+        if not ours or sent >= hold.ends:
+            hold.lose("its certain time is over" if ours else "the store had it no longer")
+            return False
+        return True
+
+    async def _pass_on(self, heir: Turn, answer: object, sent: float) -> None:
+        if isinstance(answer, Grant):
+            heir.answer = answer, sent
+            self.backend.nudge(heir.claim)
+        if heir.gone:  # it left while the exchange was under way, which lined it up anew
+            await self.undo(heir.claim)
+
+    async def undo(self, claim: Claim) -> None:
+        """Leaves no trace of a claim whose outcome is unknown, whatever happens to the caller."""
+        if self.runtime.blocking:
+            self.keep.undo(claim)  # at once, on the keeper's thread: an interrupt can't stop it
+            return
+        # In order behind the claim's own requests; the keeper stands by if the loop ends first.
+        self.keep.undo(claim, after=2.0)
+        await self.runtime.finish(self._abandon(claim), PROMPT_SECONDS)
+
+    async def _abandon(self, claim: Claim) -> None:
+        try:
+            await self.backend.abandon(claim)
+        except HoldfastError as error:
+            log.debug("undoing %r on %s: %s", claim.name, self.store.display, error)
+        else:
+            self.keep.undone(claim)
+
+    def forked(self) -> None:
+        """In a forked child: it holds nothing and touches nothing of its parent's."""
+        self.generation += 1
+        holds = list(self.keep.holds.values())
+        self.keep.holds.clear()
+        self.keep.waits.clear()
+        self.keep.undoing.clear()
+        self.keep.dropped.clear()
+        self.lines.clear()
+        self.mine.clear()
+        for hold in holds:
+            hold.callbacks, hold.on_doubt = None, None
+            hold.lose("this process is a fork of the one that holds it")
+        self.backend.forget()
+        self.keep.backend.forget()
+
+
+def _tell_here(callback: Callable[[str], object], reason: str) -> None:
+    callback(reason)

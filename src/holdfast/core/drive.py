@@ -1,0 +1,26 @@
+"""The blocking door's engine: runs a coroutine that must not suspend."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_now(work: Coroutine[Any, Any, T]) -> T:
+    """Runs the coroutine to its end on the spot; whatever would suspend it is a defect.
+
+    >>> async def answer():
+    ...     return 42
+    >>> run_now(answer())
+    42
+    """
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        work.close()
+    raise RuntimeError(f"{work!r} suspended under the blocking driver")

@@ -1,0 +1,250 @@
+"""The keeper: what to renew when, what is doubtful, what is lost, what must be undone.
+
+One per door, on a thread of its own over blocking wires, also for asyncio: a blocked event loop
+must not lose locks. Registering a hold is one dict write; nothing here takes a lock, so a
+destructor or an interrupt at any point leaves it whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from holdfast.claim import Claim
+from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
+from holdfast.core.hold import Hold, State
+from holdfast.errors import HoldfastError
+
+__all__ = ["Keep"]
+
+log = logging.getLogger("holdfast")
+
+LINGER_SECONDS = 5.0
+"""How long an idle keeper stays planned, so that a busy loop of short holds never wakes it."""
+UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
+"""An unknown outcome is undone at once and again later: a request may land after its undoing."""
+
+
+class Undo(NamedTuple):
+    """A claim to abandon, when to do so next, and how often it was tried."""
+
+    claim: Claim
+    at: float
+    times: int
+    landed: bool
+    """Whether all its requests were answered: one undoing is then enough."""
+
+
+class Keep:
+    """All that a door holds or waits for, and the loop that keeps it."""
+
+    def __init__(self, runtime: Runtime, backend: Backend, display: str) -> None:
+        self.runtime, self.backend, self.display = runtime, backend, display
+        self.holds: dict[str, Hold] = {}
+        self.waits: dict[str, Callable[[], Waiting]] = {}
+        self.dropped: deque[Hold] = deque()
+        self.undoing: dict[str, Undo] = {}
+        self.planned = float("inf")
+        self.registered = 0
+        self.closing = False
+        self.refreshed_at = 0.0
+        self.signal = runtime.signal()
+        self.start: Callable[[], None] = lambda: None
+        """Makes sure that the loop runs. The world that drives it sets this."""
+        self.nudge: Callable[[Claim], None] = lambda claim: None
+        """Wakes a waiter of the door whose place in the line is gone."""
+
+    # What doors say, from any thread.
+
+    def add(self, hold: Hold) -> None:
+        """Keeps a hold from now on."""
+        self.holds[hold.grant.claim.owner] = hold
+        self.registered += 1
+        self.plan(hold.next_at())
+
+    def remove(self, hold: Hold) -> bool:
+        """Keeps it no longer; answers whether it was kept: true for exactly one caller."""
+        return self.holds.pop(hold.grant.claim.owner, None) is not None
+
+    def drop(self, hold: Hold) -> None:
+        """Its last handle is gone. Safe in a destructor."""
+        self.dropped.append(hold)
+        self.plan(float("-inf"))
+
+    def stand(self, claim: Claim, waiting: Callable[[], Waiting]) -> None:
+        """Keeps a place in the line from now on."""
+        if not self.waits:
+            self.refreshed_at = self.runtime.now()
+        self.waits[claim.owner] = waiting
+        self.plan(self.refreshed_at + REFRESH_SECONDS)
+
+    def undo(self, claim: Claim, *, after: float = 0.0, landed: bool = False) -> None:
+        """Sees to it that nothing is left of a claim, whatever became of its requests."""
+        undo = self.undoing[claim.owner] = Undo(claim, self.runtime.now() + after, 0, landed)
+        self.plan(undo.at)
+
+    def undone(self, claim: Claim) -> None:
+        """The door has abandoned it itself, in order behind the claim's own requests."""
+        self.undoing.pop(claim.owner, None)
+
+    def plan(self, at: float) -> None:
+        """Wakes the keeper if it would otherwise sleep beyond that."""
+        if at < self.planned:
+            self.planned = at
+            self.start()
+            self.signal.set()
+
+    # What the keeper does.
+
+    async def run(self) -> None:
+        """The loop: ends only when the door is closed."""
+        while not self.closing:
+            self.signal.clear()
+            self.planned = float("inf")  # whoever registers from here on wakes us
+            at = await self.round()
+            if at == float("inf") and self.registered:
+                self.registered = 0
+                at = self.runtime.now() + LINGER_SECONDS
+            self.planned = min(self.planned, at)
+            await self.runtime.wait(self.signal, None if at == float("inf") else at)
+
+    async def round(self) -> float:
+        """One look at everything; answers when the next is due."""
+        self._watch_clocks()
+        await self._renew_due()
+        self._watch_clocks()
+        while self.dropped:
+            await self._release_dropped(self.dropped.popleft())
+        await self._undo_due()
+        return self._next_at()
+
+    def _watch_clocks(self) -> None:
+        now = self.runtime.now()
+        for hold in list(self.holds.values()):
+            if now >= hold.ends:
+                self._run_out(hold, now)
+            elif hold.block and not self.runtime.alive(hold.who):
+                hold.block = False
+                log.warning("%r: its thread or task ended inside the block", self._named(hold))
+                self.dropped.append(hold)
+            elif not hold.doubted and now >= hold.doubtful_at():
+                left = f"{hold.ends - now:.1f} s are left"
+                hold.doubt(f"renewal is overdue and {left}{_because(hold.cause)}")
+
+    def _run_out(self, hold: Hold, now: float) -> None:
+        if hold.cap is not None and now >= hold.cap:
+            reason = "max_hold is over"
+        elif hold.renew:
+            reason = f"it could not be renewed in time{_because(hold.cause)}"
+        else:
+            reason = "its ttl is over"
+        if self.lose(hold, reason):
+            # The store may think otherwise, if an answer was lost: nobody renews it any more.
+            self.undo(hold.grant.claim)
+
+    def lose(self, hold: Hold, reason: str) -> bool:
+        """Declares a hold lost; false if it had been released or lost before."""
+        if not self.remove(hold):
+            return False
+        log.warning("lost %r on %s: %s", hold.grant.claim.name, self.display, reason)
+        hold.lose(reason)
+        return True
+
+    async def _renew_due(self) -> None:
+        now = self.runtime.now()
+        holds = [hold for hold in list(self.holds.values()) if hold.renew]
+        refresh = bool(self.waits) and now >= self.refreshed_at + REFRESH_SECONDS
+        if not refresh and not any(hold.renew_at <= now for hold in holds):
+            return
+        # What is due soon goes along: holds of one door end up in one batch per interval.
+        due = [hold for hold in holds if hold.renew_at <= now + hold.grant.claim.ttl / 6]
+        waits = [waiting() for waiting in list(self.waits.values())]
+        if due or waits:
+            await self._renew(due, waits)
+
+    async def _renew(self, due: list[Hold], waits: list[Waiting]) -> None:
+        sent = self.runtime.now()
+        self.refreshed_at = sent
+        grants = [hold.grant for hold in due]
+        try:
+            answer = await self.backend.renew(grants, waits, until=self._patience(sent))
+        except HoldfastError as error:
+            answer = Renewal(unknown={grant.claim.owner: str(error) for grant in grants})
+        except Exception as error:
+            log.exception("renewing on %s failed unexpectedly", self.display)
+            answer = Renewal(unknown={grant.claim.owner: repr(error) for grant in grants})
+        self._learn(due, answer, sent)
+        for waiting in waits:
+            if waiting.claim.owner in answer.forgotten:
+                self.nudge(waiting.claim)
+
+    def _patience(self, now: float) -> float:
+        """Until when a renewal may take, so that nobody is told too late of a doubtful hold."""
+        events = (h.ends if h.doubted else h.doubtful_at() for h in list(self.holds.values()))
+        return max(min(events, default=float("inf")), now + 0.05)
+
+    def _learn(self, due: list[Hold], answer: Renewal, sent: float) -> None:
+        now = self.runtime.now()
+        since = sent if answer.since is None else min(sent, answer.since)
+        for hold in due:
+            claim = hold.grant.claim
+            if claim.owner in answer.lost:
+                self.lose(hold, answer.lost[claim.owner])
+            elif claim.owner in answer.unknown:
+                hold.cause = answer.unknown[claim.owner]
+                hold.renew_at = now + self.runtime.between(0.05, 0.15) * min(claim.ttl, 10.0)
+            elif now < hold.ends and hold.state is State.HELD:
+                hold.extended(since)
+
+    async def _release_dropped(self, hold: Hold) -> None:
+        if self.remove(hold):
+            hold.state = State.RELEASED
+            self.undo(hold.grant.claim, landed=True)
+
+    async def _undo_due(self) -> None:
+        now = self.runtime.now()
+        for owner, undo in list(self.undoing.items()):
+            if undo.at > now:
+                continue
+            try:
+                await self.backend.abandon(undo.claim)
+                landed = undo.landed
+            except HoldfastError as error:
+                log.debug("undoing %r on %s: %s", undo.claim.name, self.display, error)
+                landed = False
+            times = undo.times + 1
+            if landed or times == len(UNDO_TIMES_SECONDS):
+                self.undoing.pop(owner, None)
+            else:
+                self.undoing[owner] = undo._replace(at=now + UNDO_TIMES_SECONDS[times], times=times)
+
+    def _next_at(self) -> float:
+        times = [hold.next_at() for hold in list(self.holds.values())]
+        times += [undo.at for undo in list(self.undoing.values())]
+        if self.waits:
+            times.append(self.refreshed_at + REFRESH_SECONDS)
+        return min(times, default=float("inf"))
+
+    def _named(self, hold: Hold) -> str:
+        return f"{hold.grant.claim.name} on {self.display}"
+
+    async def finish(self) -> None:
+        """The end of the door: releases all that is still held, or waits, or is to be undone."""
+        for hold in list(self.holds.values()):
+            if self.remove(hold):
+                hold.state = State.RELEASED
+                self.undoing[hold.grant.claim.owner] = Undo(hold.grant.claim, 0.0, 0, landed=True)
+        claims = {owner: undo.claim for owner, undo in self.undoing.items()}
+        claims |= {owner: waiting().claim for owner, waiting in list(self.waits.items())}
+        self.undoing.clear()
+        for claim in claims.values():
+            try:
+                await self.backend.abandon(claim)
+            except HoldfastError as error:
+                log.warning("could not release %r on %s: %s", claim.name, self.display, error)
+
+
+def _because(cause: str) -> str:
+    return f": {cause}" if cause else ""

@@ -1,0 +1,245 @@
+"""What both doors share: settings, the making of primitives, fork and exit."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar, Unpack
+
+from holdfast.claim import Holder, Mode, Standing, check_name, write_label
+from holdfast.core.contract import Finding, Guarantee, Runtime, Settings, Store
+from holdfast.core.door import Door
+from holdfast.durations import Duration, seconds, timeout_seconds
+from holdfast.errors import GuaranteeNotMet, HoldfastError, Unsupported
+from holdfast.primitives.election import ElectionBase
+from holdfast.primitives.lock import LockBase
+from holdfast.primitives.multi import MultiLockBase
+from holdfast.primitives.rwlock import ReadWriteLock
+from holdfast.primitives.terms import Options, Terms, check_ttl, make_terms
+from holdfast.runtimes import lifetime
+from holdfast.runtimes.keeper import EXIT_SECONDS, KeeperThread
+from holdfast.url import open_store
+
+__all__ = ["Doorway", "LabelledDoor"]
+
+K = TypeVar("K", bound=LockBase[Any])
+M = TypeVar("M", bound=MultiLockBase[Any])
+E = TypeVar("E", bound=ElectionBase[Any])
+
+PAGE = 200
+LONGEST_LIST = 100_000
+KEPT_LABELS = 1024
+
+
+class LabelledDoor(Door):
+    """A door that knows its host, and how to call who asks."""
+
+    who = "thread"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._host = socket.gethostname()
+        self._labels: dict[tuple[str, str], str] = {}
+        self.on_enter: Callable[[], None] | None = None
+
+    def label(self, note: str) -> str:
+        """Who asks, for the store to keep and to tell others."""
+        name = self.runtime.my_name()
+        label = self._labels.get((name, note))
+        if label is None:
+            if len(self._labels) >= KEPT_LABELS:
+                self._labels.clear()
+            label = write_label(self._host, os.getpid(), name, note)
+            self._labels[name, note] = label
+        return label
+
+    def enter(self) -> None:
+        """Before anything is asked of the store."""
+        if self.closed:
+            raise HoldfastError(f"this door to {self.store.display} is closed")
+        if self.on_enter is not None:
+            self.on_enter()
+
+    def forked(self) -> None:
+        self._labels.clear()
+        super().forked()
+
+
+class Doorway(Generic[K, M, E]):
+    """The base of ``Locks`` and ``AsyncLocks``: everything that never waits."""
+
+    _lock: type[K]
+    _multi: type[M]
+    _election: type[E]
+
+    def __init__(
+        self,
+        url: str | object,
+        runtime: Runtime,
+        *,
+        ttl: Duration = 30,
+        timeout: Duration | None = None,
+        namespace: str = "holdfast",
+        require: Iterable[str | Guarantee] = (),
+        patience: Duration = 30,
+        connections: int = 4,
+        epoch: int = 0,
+    ) -> None:
+        settings = Settings(_namespace(namespace), _count(connections, "connections"))
+        store = open_store(url, settings)
+        _check_required(store, require)
+        self._terms = Terms(check_ttl(seconds(ttl, "ttl"), store), timeout_seconds(timeout))
+        if not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch is a whole number, 0 or more; not {epoch!r}")
+        self._keeper = KeeperThread(store)
+        self._door = LabelledDoor(
+            store, runtime, self._keeper.keep, patience=seconds(patience, "patience"), epoch=epoch
+        )
+        lifetime.watch(self)
+
+    @property
+    def guarantees(self) -> frozenset[Guarantee]:
+        """What this store promises."""
+        return self._door.store.guarantees
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._door.closed else ""
+        return f"<{type(self).__name__} {self._door.store.display}{state}>"
+
+    def lock(self, name: str, **options: Unpack[Options]) -> K:
+        """An exclusive lock: one holder at a time."""
+        return self._make(name, Mode.EXCLUSIVE, options)
+
+    def rwlock(self, name: str, **options: Unpack[Options]) -> ReadWriteLock[K]:
+        """``.read()`` is shared, ``.write()`` is exclusive; a waiting writer is not starved."""
+        self._need(Guarantee.SHARED, "rwlock()")
+        return ReadWriteLock(self._lock, self._door, check_name(name), self._options(options))
+
+    def semaphore(
+        self, name: str, limit: int, *, permits: int = 1, **options: Unpack[Options]
+    ) -> K:
+        """``permits`` of ``limit`` slots; ``lease.slots`` tells which."""
+        self._need(Guarantee.SLOTS, "semaphore()")
+        _count(limit, "limit")
+        if _count(permits, "permits") > limit:
+            raise ValueError(f"permits={permits} can never be had of a limit of {limit}")
+        return self._make(name, Mode.SLOTS, options, permits, limit)
+
+    def multi(self, names: Iterable[str], **options: Unpack[Options]) -> M:
+        """Several exclusive locks at once: all or none."""
+        return self._multi(self._door, names, self._options(options))
+
+    def election(self, name: str, **options: Unpack[Options]) -> E:
+        """An election: ``campaign()``, ``leader()``, ``observe()``, ``resign()``."""
+        return self._election(self._door, check_name(name), self._options(options))
+
+    def _make(self, name: str, mode: Mode, options: Options, weight: int = 1, limit: int = 0) -> K:
+        terms = self._options(options)
+        return self._lock(self._door, check_name(name), terms, mode, weight, limit)
+
+    def _options(self, options: Options) -> Terms:
+        if not options:
+            return self._terms
+        return make_terms(self._terms, self._door.store, options)
+
+    def _need(self, guarantee: Guarantee, what: str) -> None:
+        if guarantee not in self.guarantees:
+            raise Unsupported(f"{self._door.store.display} can't do {what}: it has no {guarantee}")
+
+    async def _list(self, prefix: str, limit: int) -> list[Standing]:
+        self._door.enter()
+        standings: list[Standing] = []
+        cursor: str | None = None
+        while len(standings) < limit:
+            page = await self._door.backend.survey(prefix, cursor, min(PAGE, limit))
+            standings += page.standings
+            cursor = page.cursor
+            if cursor is None:
+                break
+        return sorted(standings[:limit])
+
+    async def _inspect(self, name: str) -> Standing:
+        self._door.enter()
+        return await self._door.backend.look(check_name(name))
+
+    async def _break_lock(self, name: str, reason: str) -> int | None:
+        self._door.enter()
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError("break_lock() needs a reason: it is logged with what was ended")
+        holders: Sequence[Holder] = (await self._door.backend.look(check_name(name))).holders
+        tokens = await self._door.backend.revoke(name)
+        if tokens:
+            _log_broken(self._door, name, reason, holders)
+        return max(tokens, default=None)
+
+    async def _check(self) -> list[Finding]:
+        self._door.enter()
+        findings = await self._door.backend.probe()
+        broken = [finding for finding in findings if finding.level == "broken"]
+        if broken:
+            told = "; ".join(f"{finding.subject}: {finding.detail}" for finding in broken)
+            raise GuaranteeNotMet(f"{self._door.store.display} can't keep its promises: {told}")
+        return findings
+
+    def _warn_held(self) -> None:
+        for hold in list(self._door.keep.holds.values()):
+            message = f"{hold.grant.claim.name!r} was still held when its door was closed: released"
+            warnings.warn(message, ResourceWarning, stacklevel=4)
+
+    def forked(self) -> None:
+        """In a forked child: holds nothing, touches nothing of the parent's, works anew."""
+        self._keeper.forked()
+        self._door.forked()
+
+    def exit(self) -> None:
+        """At the interpreter's end: what is held is released, within a second."""
+        if not self._door.closed:
+            self._door.closed = True
+            self._keeper.end(EXIT_SECONDS)
+
+    def __del__(self) -> None:
+        door = getattr(self, "_door", None)
+        if door is not None and not door.closed and not door.keep.holds and not door.keep.waits:
+            self._keeper.keep.closing = True
+            self._keeper.keep.signal.set()
+
+
+def _log_broken(door: Door, name: str, reason: str, holders: Sequence[Holder]) -> None:
+    import logging
+
+    whom = "; ".join(str(holder) for holder in holders) or "somebody"
+    logging.getLogger("holdfast").warning(
+        "broke %r on %s, held by %s: %s", name, door.store.display, whom, reason
+    )
+
+
+def _namespace(text: str) -> str:
+    check_name(text)
+    if len(text) > 64 or not all(c.isalnum() or c in "-_.:" for c in text) or not text.isascii():
+        raise ValueError(
+            f"namespace has 1 to 64 letters, digits and -_.: of ASCII; not {text[:80]!r}"
+        )
+    return text
+
+
+def _count(number: int, word: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= 1_000_000:
+        raise ValueError(f"{word} is a whole number from 1 to 1,000,000; not {number!r}")
+    return number
+
+
+def _check_required(store: Store, require: Iterable[str | Guarantee]) -> None:
+    wanted = (require,) if isinstance(require, str) else tuple(require)
+    for word in wanted:
+        try:
+            guarantee = Guarantee(word)
+        except ValueError:
+            known = ", ".join(Guarantee)
+            raise ValueError(f"require={word!r}: no such guarantee; known are {known}") from None
+        if guarantee not in store.guarantees:
+            promised = ", ".join(sorted(store.guarantees))
+            raise GuaranteeNotMet(
+                f"{store.display} does not promise {guarantee}; it promises {promised}"
+            )

@@ -1,0 +1,41 @@
+"""Reading what users give as durations, and refusing what can't be one."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+__all__ = ["Duration", "seconds", "timeout_seconds"]
+
+Duration = float | timedelta
+"""Seconds, or a ``timedelta``."""
+
+LONGEST_SECONDS = 366 * 24 * 3600.0
+
+
+def seconds(value: Duration, word: str) -> float:
+    """A positive, finite number of seconds, at most a year; raises ``ValueError`` otherwise."""
+    number = _number(value, word)
+    if not 0 < number <= LONGEST_SECONDS:
+        raise ValueError(f"{word} is a positive number of seconds, a year at most; not {value!r}")
+    return number
+
+
+def timeout_seconds(value: Duration | None) -> float | None:
+    """How long to wait: ``None`` (also -1 and infinity) is for ever, 0 is to try once."""
+    if value is None:
+        return None
+    number = _number(value, "timeout")
+    if number == -1 or number == math.inf:
+        return None
+    if not 0 <= number:
+        raise ValueError(f"timeout is None (for ever), 0 (try once) or seconds; not {value!r}")
+    return min(number, LONGEST_SECONDS)
+
+
+def _number(value: Duration, word: str) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{word} is seconds or a timedelta, not {type(value).__name__}")
+    return float(value)

@@ -1,0 +1,110 @@
+"""Every error that Holdfast raises, in one tree.
+
+HoldfastError
+├── LockTimeout(TimeoutError)            not acquired in time; names the holder
+├── LockLost                             the hold ended before the work did
+├── NotHeld                              release or extend of what we do not hold
+├── AlreadyHeld                          this thread or task holds it: a self-deadlock, told instead of hung
+├── StaleFence                           a resource refused an old fence; names both
+├── BackendUnavailable(ConnectionError)  the store cannot be reached; says which and what was tried
+├── GuaranteeNotMet                      connect(require=…) asks for what this store cannot promise
+├── Unsupported                          this store cannot do this primitive
+├── Incompatible                         what is stored was written by a version we do not understand
+├── LimitMismatch(ValueError)            the name is in use with another limit, or as another kind
+└── InvalidName(ValueError)
+
+Messages name the lock, the store and the holder, and never a secret: no owner, no password.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.claim import Fence, Holder
+
+__all__ = [
+    "AlreadyHeld",
+    "BackendUnavailable",
+    "GuaranteeNotMet",
+    "HoldfastError",
+    "Incompatible",
+    "InvalidName",
+    "LimitMismatch",
+    "LockLost",
+    "LockTimeout",
+    "NotHeld",
+    "StaleFence",
+    "Unsupported",
+]
+
+
+class HoldfastError(Exception):
+    """The root: ``except HoldfastError`` catches all that Holdfast raises on purpose."""
+
+
+class LockTimeout(HoldfastError, TimeoutError):
+    """The lock was not acquired in time; ``.holder`` is who had it, where the store could tell."""
+
+    def __init__(self, message: str, *, name: str = "", holder: Holder | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.holder = holder
+
+
+class LockLost(HoldfastError):
+    """The hold ended, or may have ended, before the work did.
+
+    ``.reason`` says why; ``.result`` is what the body returned where it had finished.
+    """
+
+    def __init__(
+        self, message: str, *, name: str = "", reason: str = "", result: object = None
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.reason = reason
+        self.result = result
+
+
+class NotHeld(HoldfastError):
+    """A release or an extension of what this thread, task or handle does not hold."""
+
+
+class AlreadyHeld(HoldfastError):
+    """This thread or task holds the name already: waiting for itself would never end."""
+
+
+class StaleFence(HoldfastError):
+    """A resource refused a fence because a newer holder has been there."""
+
+    def __init__(
+        self, message: str, *, fence: Fence | None = None, highest: Fence | None = None
+    ) -> None:
+        super().__init__(message)
+        self.fence = fence
+        self.highest = highest
+
+
+class BackendUnavailable(HoldfastError, ConnectionError):
+    """The store cannot be reached, or did not answer in time: the outcome is unknown."""
+
+
+class GuaranteeNotMet(HoldfastError):
+    """The store does not promise what was asked for, or was found not to keep it."""
+
+
+class Unsupported(HoldfastError):
+    """This store cannot do what was asked; it says so instead of pretending."""
+
+
+class Incompatible(HoldfastError):
+    """What is stored was written by a version that this one cannot safely share locks with."""
+
+
+class LimitMismatch(HoldfastError, ValueError):
+    """The name is held or waited for with another limit, or as another kind of lock."""
+
+
+class InvalidName(HoldfastError, ValueError):
+    """A name is text of 1 to 512 bytes in UTF-8 without control characters."""

@@ -1,0 +1,213 @@
+"""What you hold. All state of a hold is reached from here, and computed at each call.
+
+``Lease`` and ``AsyncLease`` differ in two words only: ``release`` and ``extend`` of the second
+are awaited.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.claim import Fence, Mode
+from holdfast.core.drive import run_now
+from holdfast.core.extend import extend
+from holdfast.core.hold import Hold, State, grace_seconds
+from holdfast.durations import Duration, seconds
+from holdfast.errors import LockLost
+
+if TYPE_CHECKING:
+    from holdfast.core.door import Door
+
+__all__ = ["AsyncLease", "Lease", "LeaseBase"]
+
+
+class Scope(Protocol):
+    """The block of a task that is cancelled before the lease runs out."""
+
+    def close(self, error: BaseException | None) -> bool: ...
+
+
+class LeaseBase:
+    """A handle to a hold. It never blocks, except to release or extend."""
+
+    __slots__ = ("__weakref__", "_door", "_hold", "_note", "_released", "_scope", "_stack")
+
+    def __init__(self, door: Door, hold: Hold, note: str) -> None:
+        self._door, self._hold, self._note = door, hold, note
+        self._released = False
+        self._stack: list[LeaseBase] | None = None
+        self._scope: Scope | None = None
+
+    @property
+    def name(self) -> str:
+        """What is locked."""
+        return self._hold.grant.claim.name
+
+    @property
+    def mode(self) -> Mode:
+        """Exclusive, shared or slots."""
+        return self._hold.grant.claim.mode
+
+    @property
+    def token(self) -> int:
+        """The fencing token: greater than that of every earlier exclusive hold of the name."""
+        return self._hold.grant.token
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Which slots of a semaphore are held."""
+        return self._hold.grant.slots
+
+    @property
+    def fence(self) -> Fence:
+        """What a resource checks."""
+        return Fence(self.name, self.mode, self.slots, self._door.epoch, self.token)
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that the hold lasts without renewal."""
+        return self._hold.grant.claim.ttl
+
+    @property
+    def note(self) -> str:
+        """What was said to be shown to others."""
+        return self._note
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are certain; 0 when it is not held."""
+        if self._released or self._hold.state is not State.HELD:
+            return 0.0
+        return max(0.0, self._hold.ends - self._door.runtime.now())
+
+    @property
+    def held(self) -> bool:
+        """Whether it is certain at this moment that the hold is ours."""
+        return self.remaining > 0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether renewal is overdue and little certain time is left: time to stop working."""
+        return 0 < self.remaining <= grace_seconds(self.ttl)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the hold ended, or may have ended, before it was released."""
+        if self._released:
+            return self._hold.state is State.LOST
+        return self._hold.state is not State.HELD or self.remaining == 0
+
+    @property
+    def reason(self) -> str:
+        """Why it was lost; empty while it is not."""
+        if not self.lost:
+            return ""
+        return self._hold.reason or "its certain time is over"
+
+    def check(self, at_least: Duration = 0) -> None:
+        """Raises ``LockLost`` unless that many seconds are certain."""
+        needed = seconds(at_least, "at_least") if at_least else 0.0
+        remaining = self.remaining
+        if remaining <= 0:
+            raise self._lost_error()
+        if remaining < needed:
+            raise LockLost(
+                f"{self.name!r}: {remaining:.2f} s are certain, {needed:g} s are needed",
+                name=self.name,
+                reason="too little certain time is left",
+            )
+
+    def _lost_error(self, result: object = None) -> LockLost:
+        reason = self.reason or "it was released"
+        message = f"{self.name!r} on {self._door.store.display} is no longer held: {reason}"
+        return LockLost(message, name=self.name, reason=reason, result=result)
+
+    def on_lost(self, callback: Callable[[str], object]) -> None:
+        """Calls back once with the reason when the hold is lost; at once if it is already.
+
+        It runs on a thread of its own or on the owner's event loop, so that a slow one keeps no
+        other hold from being renewed.
+        """
+        hold = self._hold
+        if self._released and not self.lost:
+            return
+        if self.lost:
+            self._door.tell(callback, self.reason)
+            return
+        if hold.callbacks is None:
+            hold.callbacks = []
+        hold.callbacks.append(callback)
+        if hold.state is State.LOST and hold.callbacks:  # lost in this very moment
+            hold.lose(hold.reason)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else "released" if self._released else "held"
+        return f"<{type(self).__name__} {self.name!r} {self.mode} token {self.token}, {state}>"
+
+    def _let_go(self) -> bool:
+        """Gives up this handle; whether it was the hold's last."""
+        self._released = True
+        if self._stack is not None:
+            try:
+                self._stack.remove(self)
+            except ValueError:
+                pass
+            self._stack = None
+        self._hold.handles -= 1
+        return self._hold.handles == 0
+
+    async def _release(self) -> bool | None:
+        if self._released:
+            return False
+        lost = self.lost
+        if not self._let_go():
+            return not lost
+        return await self._door.release(self._hold)
+
+    async def _extend(self, ttl: Duration | None) -> None:
+        if self._released:
+            raise self._lost_error()
+        await extend(self._door, self._hold, None if ttl is None else seconds(ttl, "ttl"))
+
+    def __del__(self) -> None:
+        # Attributes are missing if __init__ was interrupted.
+        if getattr(self, "_released", True) or not self._let_go():
+            return
+        if self._hold.state is State.HELD and not self._door.closed:
+            self._door.disown(self._hold)
+            self._door.keep.drop(self._hold)
+            message = f"a lease on {self.name!r} was dropped without release(): released now"
+            warnings.warn(message, ResourceWarning, source=self, stacklevel=1)
+
+
+class Lease(LeaseBase):
+    """What you hold, from the blocking door."""
+
+    __slots__ = ()
+
+    def release(self) -> bool:
+        """Ends the hold; whether it was still ours. Never raises for a hold that is gone."""
+        return bool(run_now(self._release()))
+
+    def extend(self, ttl: Duration | None = None) -> None:
+        """Renews now, with another ttl from here on if one is given; raises ``LockLost``."""
+        run_now(self._extend(ttl))
+
+
+class AsyncLease(LeaseBase):
+    """What you hold, from the asyncio door."""
+
+    __slots__ = ()
+
+    async def release(self) -> bool:
+        """Ends the hold; whether it was still ours. Never raises for a hold that is gone."""
+        return bool(await self._release())
+
+    async def extend(self, ttl: Duration | None = None) -> None:
+        """Renews now, with another ttl from here on if one is given; raises ``LockLost``."""
+        await self._extend(ttl)

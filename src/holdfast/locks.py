@@ -1,0 +1,126 @@
+"""``Locks``: the blocking door."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.claim import Standing
+from holdfast.core.contract import Finding, Guarantee
+from holdfast.core.drive import run_now
+from holdfast.doorway import LONGEST_LIST, Doorway
+from holdfast.durations import Duration
+from holdfast.primitives.election import Election
+from holdfast.primitives.lock import Lock
+from holdfast.primitives.multi import MultiLock
+from holdfast.runtimes.blocking import BlockingRuntime
+
+__all__ = ["Locks", "connect", "find_url"]
+
+
+Findings = list[Finding]
+Standings = list[Standing]
+
+
+def find_url(url: str | object | None) -> str | object:
+    """The URL given, or the environment's; a fleet must never lock a local file by accident."""
+    found = os.environ.get("HOLDFAST_URL") if url is None else url
+    if not found:
+        raise ValueError(
+            "no store: give connect() a URL such as 'redis://host:6379/0', or 'local' for a file "
+            "that only this machine sees, or set HOLDFAST_URL"
+        )
+    return found
+
+
+class Locks(Doorway[Lock, MultiLock, Election]):
+    """A connection to one store. Any number of threads may share it."""
+
+    _lock = Lock
+    _multi = MultiLock
+    _election = Election
+
+    def __init__(self, url: str | object, **settings: Any) -> None:
+        super().__init__(url, BlockingRuntime(), **settings)
+        self._door.tell = _tell_on_a_thread
+
+    def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> Standings:
+        """Names that are held or waited for, with their holders and waiters."""
+        return run_now(self._list(prefix, limit))
+
+    def inspect(self, name: str) -> Standing:
+        """Holders and waiters of one name."""
+        return run_now(self._inspect(name))
+
+    def break_lock(self, name: str, *, reason: str) -> int | None:
+        """Ends somebody's hold, which learns that it is lost; answers the token that was ended."""
+        return run_now(self._break_lock(name, reason))
+
+    def check(self) -> Findings:
+        """Contacts the store now and verifies what its guarantees rest on."""
+        return run_now(self._check())
+
+    def close(self) -> None:
+        """Releases what is still held, each with a warning; ends threads and connections."""
+        if self._door.closed:
+            return
+        self._warn_held()
+        self._door.closed = True
+        for turn in self._door.lines.all():
+            self._door.nudge(turn.claim)
+            if turn.signal is not None:
+                turn.signal.set()
+        self._keeper.end(None)
+        run_now(self._door.backend.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _tell_on_a_thread(callback: Callable[[str], object], reason: str) -> None:
+    # Not on the keeper's own thread: a slow callback must not keep others from being renewed.
+    thread = threading.Thread(target=callback, args=(reason,), name="holdfast-lost", daemon=True)
+    thread.start()
+
+
+def connect(
+    url: str | object | None = None,
+    *,
+    ttl: Duration = 30,
+    timeout: Duration | None = None,
+    namespace: str = "holdfast",
+    require: Iterable[str | Guarantee] = (),
+    patience: Duration = 30,
+    connections: int = 4,
+    epoch: int = 0,
+) -> Locks:
+    """Opens the blocking door to a store; nothing touches the network yet.
+
+    ``ttl`` and ``timeout`` are the door's defaults. ``require`` names guarantees that the store
+    must have. ``patience`` is how long an unreachable store is borne without a timeout.
+
+    >>> with connect("memory://example") as locks, locks.lock("order:42") as lease:
+    ...     lease.held
+    True
+    """
+    return Locks(
+        find_url(url),
+        ttl=ttl,
+        timeout=timeout,
+        namespace=namespace,
+        require=require,
+        patience=patience,
+        connections=connections,
+        epoch=epoch,
+    )

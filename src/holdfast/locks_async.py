@@ -1,0 +1,122 @@
+"""``AsyncLocks``: the asyncio door, the twin of ``Locks``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.core.contract import Guarantee
+from holdfast.doorway import LONGEST_LIST, Doorway
+from holdfast.durations import Duration
+from holdfast.locks import Findings, Standings, find_url
+from holdfast.primitives.election_async import AsyncElection
+from holdfast.primitives.lock_async import AsyncLock
+from holdfast.primitives.multi_async import AsyncMultiLock
+from holdfast.claim import Standing
+from holdfast.runtimes.aio import AsyncioRuntime
+
+__all__ = ["AsyncLocks", "connect_async"]
+
+
+class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection]):
+    """A connection to one store, for the tasks of one event loop at a time."""
+
+    _lock = AsyncLock
+    _multi = AsyncMultiLock
+    _election = AsyncElection
+
+    def __init__(self, url: str | object, **settings: Any) -> None:
+        self._runtime = AsyncioRuntime()
+        super().__init__(url, self._runtime, **settings)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._door.who = "task"
+        self._door.tell = self._tell_on_the_loop
+        self._door.on_enter = self._check_loop
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None:
+            if not self._loop.is_closed():
+                raise RuntimeError(
+                    f"{self!r} is in use on another event loop: open a door per loop, "
+                    "or share a blocking one between threads"
+                )
+            self._door.backend.forget()  # its connections ended with their loop
+            self._door.lines.clear()
+        self._loop = loop
+
+    def _tell_on_the_loop(self, callback: Callable[[str], object], reason: str) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, reason)
+
+    async def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> Standings:
+        """Names that are held or waited for, with their holders and waiters."""
+        return await self._list(prefix, limit)
+
+    async def inspect(self, name: str) -> Standing:
+        """Holders and waiters of one name."""
+        return await self._inspect(name)
+
+    async def break_lock(self, name: str, *, reason: str) -> int | None:
+        """Ends somebody's hold, which learns that it is lost; answers the token that was ended."""
+        return await self._break_lock(name, reason)
+
+    async def check(self) -> Findings:
+        """Contacts the store now and verifies what its guarantees rest on."""
+        return await self._check()
+
+    async def close(self) -> None:
+        """Releases what is still held, each with a warning; ends threads and connections."""
+        if self._door.closed:
+            return
+        self._warn_held()
+        self._door.closed = True
+        for turn in self._door.lines.all():
+            self._door.nudge(turn.claim)
+            if turn.signal is not None:
+                turn.signal.set()
+        await self._runtime.settle()
+        await asyncio.to_thread(self._keeper.end, None)
+        await self._door.backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def connect_async(
+    url: str | object | None = None,
+    *,
+    ttl: Duration = 30,
+    timeout: Duration | None = None,
+    namespace: str = "holdfast",
+    require: Iterable[str | Guarantee] = (),
+    patience: Duration = 30,
+    connections: int = 4,
+    epoch: int = 0,
+) -> AsyncLocks:
+    """Opens the asyncio door to a store, with the words of ``connect``; nothing is contacted yet.
+
+    ``async with connect_async(…) as locks`` closes it at the end.
+    """
+    return AsyncLocks(
+        find_url(url),
+        ttl=ttl,
+        timeout=timeout,
+        namespace=namespace,
+        require=require,
+        patience=patience,
+        connections=connections,
+        epoch=epoch,
+    )

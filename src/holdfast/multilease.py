@@ -1,0 +1,112 @@
+"""Several leases that live and die together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from holdfast.claim import Fence
+from holdfast.core.drive import run_now
+from holdfast.durations import Duration
+from holdfast.errors import LockLost
+from holdfast.lease import AsyncLease, Lease, LeaseBase
+
+__all__ = ["AsyncMultiLease", "MultiLease", "MultiLeaseBase"]
+
+L = TypeVar("L", bound=LeaseBase)
+
+
+class MultiLeaseBase(Generic[L]):
+    """``.leases[name]`` is each of them. It has no token of its own: each name has its fence."""
+
+    def __init__(self, leases: dict[str, L]) -> None:
+        self.leases = leases
+        self._who: Any = next(iter(leases.values()))._hold.who
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, sorted."""
+        return tuple(self.leases)
+
+    @property
+    def fences(self) -> dict[str, Fence]:
+        """What each resource checks, by name."""
+        return {name: lease.fence for name, lease in self.leases.items()}
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are certain for all of them."""
+        return min(lease.remaining for lease in self.leases.values())
+
+    @property
+    def held(self) -> bool:
+        """Whether all of them are held."""
+        return self.remaining > 0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether one of them is doubtful."""
+        return any(lease.doubtful for lease in self.leases.values())
+
+    @property
+    def lost(self) -> bool:
+        """Whether one of them is lost: losing one loses all."""
+        return any(lease.lost for lease in self.leases.values())
+
+    def check(self, at_least: Duration = 0) -> None:
+        """Raises ``LockLost`` unless that many seconds are certain for all of them."""
+        for lease in self.leases.values():
+            lease.check(at_least)
+
+    def on_lost(self, callback: Callable[[str], object]) -> None:
+        """Calls back once, with the reason of the first that is lost."""
+        told: list[str] = []
+
+        def first(reason: str) -> None:
+            told.append(reason)
+            if len(told) == 1:
+                callback(reason)
+
+        for lease in self.leases.values():
+            lease.on_lost(first)
+
+    def _lost_error(self) -> LockLost:
+        lease = next((one for one in self.leases.values() if one.lost), None)
+        return (lease or next(iter(self.leases.values())))._lost_error()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else "held" if self.held else "released"
+        return f"<{type(self).__name__} {', '.join(map(repr, self.leases))}, {state}>"
+
+    async def _release(self) -> bool:
+        answers = [await lease._release() for lease in reversed(list(self.leases.values()))]
+        return all(answers)
+
+
+class MultiLease(MultiLeaseBase[Lease]):
+    """Several leases of the blocking door."""
+
+    def release(self) -> bool:
+        """Ends all of them; whether all were still ours."""
+        return run_now(self._release())
+
+    def extend(self, ttl: Duration | None = None) -> None:
+        """Renews all of them now."""
+        for lease in self.leases.values():
+            lease.extend(ttl)
+
+
+class AsyncMultiLease(MultiLeaseBase[AsyncLease]):
+    """Several leases of the asyncio door."""
+
+    async def release(self) -> bool:
+        """Ends all of them; whether all were still ours."""
+        return await self._release()
+
+    async def extend(self, ttl: Duration | None = None) -> None:
+        """Renews all of them now."""
+        for lease in self.leases.values():
+            await lease.extend(ttl)

@@ -1,0 +1,1 @@
+"""lock, rwlock, semaphore, multi, election, once: they build claims and know no store."""

@@ -1,0 +1,106 @@
+"""Leader election: a lock with an audience."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from holdfast.claim import Holder, Mode
+from holdfast.core.drive import run_now
+from holdfast.durations import Duration, timeout_seconds
+from holdfast.errors import BackendUnavailable, NotHeld
+from holdfast.primitives.lock import Lock, LockBase
+
+if TYPE_CHECKING:
+    from holdfast.core.door import Door
+    from holdfast.primitives.terms import Terms
+
+__all__ = ["Election", "ElectionBase"]
+
+K = TypeVar("K", bound=LockBase[Any])
+
+WATCH_SECONDS = 5.0
+NOBODY_YET = object()
+
+
+class ElectionBase(Generic[K]):
+    """The leader is who holds the name; its note is what it wants others to know of it."""
+
+    _lock: type[K]
+
+    def __init__(self, door: Door, name: str, terms: Terms) -> None:
+        self.name = name
+        self._door = door
+        self._campaign = self._lock(door, name, terms, Mode.EXCLUSIVE)
+
+    def campaign(self) -> K:
+        """A block that is entered as leader, and left (or cancelled) when it no longer is."""
+        return self._campaign
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} on {self._door.store.display}>"
+
+    async def _leader(self) -> Holder | None:
+        self._door.enter()
+        holders = (await self._door.backend.look(self.name)).holders
+        return max(holders, key=lambda holder: holder.token, default=None)
+
+    async def _next(self, seen: object, until: float | None) -> Holder | None:
+        """The leader, once it is another one than was seen; raises ``TimeoutError``."""
+        runtime = self._door.runtime
+        outage_since: float | None = None
+        while True:
+            try:
+                leader = await self._leader()
+                outage_since = None
+                token = leader.token if leader else None
+                if token != seen:
+                    return leader
+                wake = runtime.now() + WATCH_SECONDS
+                limit = wake if until is None else min(until, wake)
+                await self._door.backend.watch(self.name, token, limit)
+            except BackendUnavailable:
+                now = runtime.now()
+                outage_since = now if outage_since is None else outage_since
+                if now - outage_since > self._door.patience:
+                    raise
+                await runtime.sleep(runtime.between(0.2, 0.6))
+            if until is not None and runtime.now() >= until:
+                raise TimeoutError(f"the leader of {self.name!r} did not change in time")
+
+    async def _resign(self) -> None:
+        leases = [lease for leases in list(self._campaign._blocks.values()) for lease in leases]
+        if not leases:
+            raise NotHeld(f"nobody leads {self.name!r} through this election")
+        for lease in leases:
+            await lease._release()
+
+
+class Election(ElectionBase[Lock]):
+    """An election of the blocking door."""
+
+    _lock = Lock
+
+    def leader(self) -> Holder | None:
+        """Who leads at this moment, or ``None``."""
+        return run_now(self._leader())
+
+    def observe(self, timeout: Duration | None = None) -> Iterator[Holder | None]:
+        """Yields the leader, then each that follows; ``None`` while there is none.
+
+        With a timeout it ends when nothing has changed for so long.
+        """
+        seconds = timeout_seconds(timeout)
+        seen: object = NOBODY_YET
+        while True:
+            until = None if seconds is None else self._door.runtime.now() + seconds
+            try:
+                leader = run_now(self._next(seen, until))
+            except TimeoutError:
+                return
+            yield leader
+            seen = leader.token if leader else None
+
+    def resign(self) -> None:
+        """Ends the leadership that was won through this object; its block goes on without it."""
+        run_now(self._resign())

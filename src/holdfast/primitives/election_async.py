@@ -1,0 +1,42 @@
+"""Leader election for the asyncio door: the twin of ``primitives.election.Election``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from holdfast.claim import Holder
+from holdfast.durations import Duration, timeout_seconds
+from holdfast.primitives.election import NOBODY_YET, ElectionBase
+from holdfast.primitives.lock_async import AsyncLock
+
+__all__ = ["AsyncElection"]
+
+
+class AsyncElection(ElectionBase[AsyncLock]):
+    """An election of the asyncio door."""
+
+    _lock = AsyncLock
+
+    async def leader(self) -> Holder | None:
+        """Who leads at this moment, or ``None``."""
+        return await self._leader()
+
+    async def observe(self, timeout: Duration | None = None) -> AsyncIterator[Holder | None]:
+        """Yields the leader, then each that follows; ``None`` while there is none.
+
+        With a timeout it ends when nothing has changed for so long.
+        """
+        seconds = timeout_seconds(timeout)
+        seen: object = NOBODY_YET
+        while True:
+            until = None if seconds is None else self._door.runtime.now() + seconds
+            try:
+                leader = await self._next(seen, until)
+            except TimeoutError:
+                return
+            yield leader
+            seen = leader.token if leader else None
+
+    async def resign(self) -> None:
+        """Ends the leadership that was won through this object; its block goes on without it."""
+        await self._resign()

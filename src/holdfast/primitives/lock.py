@@ -1,0 +1,198 @@
+"""The lock: a reusable, shareable description; what is held is the lease that it gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from weakref import WeakKeyDictionary
+
+from holdfast.claim import Claim, Mode
+from holdfast.core.acquire import acquire, attempt_once
+from holdfast.core.drive import run_now
+from holdfast.core.hold import Ask, Hold, State
+from holdfast.durations import Duration, timeout_seconds
+from holdfast.errors import AlreadyHeld, LockTimeout, NotHeld
+from holdfast.lease import Lease, LeaseBase
+from holdfast.primitives.decorate import Decorating
+
+if TYPE_CHECKING:
+    from holdfast.core.door import Door
+    from holdfast.primitives.terms import Terms
+
+__all__ = ["UNSET", "Lock", "LockBase"]
+
+L = TypeVar("L", bound=LeaseBase)
+
+
+class LockBase(Decorating, Generic[L]):
+    """What both doors' locks share: everything but the words ``with`` and ``await``."""
+
+    __slots__ = ("_bare", "_blocks", "_door", "_limit", "_mode", "_terms", "_weight", "name")
+
+    _lease: type[L]
+
+    def __init__(
+        self, door: Door, name: str, terms: Terms, mode: Mode, weight: int = 1, limit: int = 0
+    ) -> None:
+        self.name = name
+        self._door, self._terms = door, terms
+        self._mode, self._weight, self._limit = mode, weight, limit
+        self._blocks: dict[Hashable, list[L]] = {}
+        self._bare: WeakKeyDictionary[Any, list[LeaseBase]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self._mode} on {self._door.store.display}>"
+
+    def _named(self, name: str) -> Self:
+        """The same lock of another name, for decorated calls."""
+        return type(self)(self._door, name, self._terms, self._mode, self._weight, self._limit)
+
+    async def _take(self, timeout: float | None, *, block: bool, explain: bool = True) -> L:
+        door, terms = self._door, self._terms
+        door.enter()
+        outer = door.mine.get((door.runtime.me(), self.name))
+        if outer is not None and self._mode is not Mode.SLOTS:
+            again = self._again(outer, timeout, explain)
+            if again is not None:
+                return self._lease(door, again, terms.note)
+        claim = Claim(
+            self.name,
+            self._mode,
+            self._weight,
+            self._limit,
+            terms.ttl,
+            os.urandom(16).hex(),
+            door.label(terms.note),
+        )
+        ask = Ask(timeout, terms.renew, terms.max_hold, explain)
+        hold = await (attempt_once if timeout == 0 else acquire)(door, claim, ask)
+        hold.block = block
+        return self._lease(door, hold, terms.note)
+
+    def _again(self, outer: Hold, timeout: float | None, explain: bool) -> Hold | None:
+        """This thread or task has the name: re-enters, raises, or finds that it has it no more."""
+        if outer.state is not State.HELD or self._door.runtime.now() >= outer.ends:
+            self._door.disown(outer)
+            return None
+        claim = outer.grant.claim
+        if claim.mode is Mode.SLOTS:
+            return None  # the store tells that a semaphore is no lock
+        if self._terms.reentrant and claim.mode is self._mode:
+            outer.handles += 1
+            return outer
+        if timeout == 0 and not explain:
+            raise LockTimeout("", name=self.name)
+        held, hint = claim.mode, "take it with reentrant=True to nest"
+        if claim.mode is not self._mode:
+            hint = "release it first"
+        raise AlreadyHeld(
+            f"this {self._door.who} holds {self.name!r} on {self._door.store.display} already "
+            f"({held}), and would wait for itself: {hint}"
+        )
+
+    async def _acquire(self, blocking: bool, timeout: Duration | None) -> L | None:
+        limit = self._terms.timeout if timeout is UNSET else timeout_seconds(timeout)
+        if not blocking:
+            limit = 0
+        try:
+            lease = await self._take(limit, block=False, explain=False)
+        except LockTimeout:
+            return None
+        if self._bare is None:
+            self._bare = WeakKeyDictionary()
+        stack = self._bare.setdefault(self._door.runtime.me(), [])
+        stack.append(lease)
+        lease._stack = stack
+        return lease
+
+    async def _release(self) -> None:
+        """Ends the newest lease that this thread or task took through this object."""
+        stack = None if self._bare is None else self._bare.get(self._door.runtime.me())
+        if not stack:
+            raise NotHeld(
+                f"this {self._door.who} holds no lease of {self.name!r} "
+                f"on {self._door.store.display} that came from this lock's acquire()"
+            )
+        await stack[-1]._release()
+
+    async def _locked(self) -> bool:
+        self._door.enter()
+        standing = await self._door.backend.look(self.name)
+        if self._mode is Mode.SLOTS:
+            taken = sum(len(holder.slots) for holder in standing.holders)
+            return taken + self._weight > self._limit
+        modes = {holder.mode for holder in standing.holders}
+        return bool(modes - {Mode.SHARED}) if self._mode is Mode.SHARED else bool(modes)
+
+    # Blocks: each thread or task has its own, newest last.
+
+    def _opened(self, lease: L) -> None:
+        self._blocks.setdefault(self._door.runtime.me(), []).append(lease)
+
+    def _closing(self) -> L:
+        """The lease of the block that is being left."""
+        me = self._door.runtime.me()
+        if me not in self._blocks:
+            me = self._stray_block()
+        leases = self._blocks[me]
+        lease = leases.pop()
+        if not leases:
+            del self._blocks[me]
+        return lease
+
+    def _stray_block(self) -> Hashable:
+        """Whose block another thread or task leaves: a generator's that was closed elsewhere."""
+        alive = self._door.runtime.alive
+        others = list(self._blocks)
+        ended = [who for who in others if not alive(who)]
+        if len(others) == 1 or len(ended) == 1:
+            return (ended or others)[0]
+        raise NotHeld(f"this {self._door.who} has no open block of {self.name!r}")
+
+
+class _Unset:
+    """The lock's own timeout."""
+
+    def __repr__(self) -> str:
+        return "the lock's"
+
+
+UNSET: Any = _Unset()
+
+
+class Lock(LockBase[Lease]):
+    """A lock of the blocking door. Any number of threads may use one object at once."""
+
+    __slots__ = ()
+    _lease = Lease
+
+    def acquire(self, blocking: bool = True, timeout: Duration | None = UNSET) -> Lease | None:
+        """A lease (which is true), or ``None`` if it was not acquired in time."""
+        return run_now(self._acquire(blocking, timeout))
+
+    def release(self) -> None:
+        """Ends the newest lease that this thread took through this object; else ``NotHeld``."""
+        run_now(self._release())
+
+    def locked(self) -> bool:
+        """Whether an attempt would have to wait at this moment."""
+        return run_now(self._locked())
+
+    def __enter__(self) -> Lease:
+        lease = run_now(self._take(self._terms.timeout, block=True))
+        self._opened(lease)
+        return lease
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lease = self._closing()
+        lost = lease.lost
+        ours = True if lease._released else run_now(lease._release())
+        if error is None and (lost or ours is False):
+            raise lease._lost_error()

@@ -1,0 +1,52 @@
+"""The lock of the asyncio door: the twin of ``primitives.lock.Lock``."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from holdfast.durations import Duration
+from holdfast.lease import AsyncLease
+from holdfast.primitives.lock import UNSET, LockBase
+from holdfast.primitives.scope import BlockScope
+
+__all__ = ["AsyncLock"]
+
+
+class AsyncLock(LockBase[AsyncLease]):
+    """A lock of the asyncio door. Any number of tasks may use one object at once."""
+
+    __slots__ = ()
+    _lease = AsyncLease
+
+    async def acquire(
+        self, blocking: bool = True, timeout: Duration | None = UNSET
+    ) -> AsyncLease | None:
+        """A lease (which is true), or ``None`` if it was not acquired in time."""
+        return await self._acquire(blocking, timeout)
+
+    async def release(self) -> None:
+        """Ends the newest lease that this task took through this object; else ``NotHeld``."""
+        await self._release()
+
+    async def locked(self) -> bool:
+        """Whether an attempt would have to wait at this moment."""
+        return await self._locked()
+
+    async def __aenter__(self) -> AsyncLease:
+        lease = await self._take(self._terms.timeout, block=True)
+        self._opened(lease)
+        lease._scope = BlockScope(lease._hold)
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lease = self._closing()
+        lost = lease.lost
+        stopped = lease._scope is not None and lease._scope.close(error)
+        ours = True if lease._released else await lease._release()
+        if stopped or (error is None and (lost or ours is False)):
+            raise lease._lost_error() from error

@@ -1,0 +1,103 @@
+"""Several names at once: sorted, all or none within one timeout, lost together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from holdfast.claim import Mode, check_name
+from holdfast.core.drive import run_now
+from holdfast.durations import Duration, timeout_seconds
+from holdfast.errors import LockTimeout
+from holdfast.multilease import MultiLease, MultiLeaseBase
+from holdfast.primitives.lock import UNSET, Lock, LockBase
+
+if TYPE_CHECKING:
+    from holdfast.core.door import Door
+    from holdfast.primitives.terms import Terms
+
+__all__ = ["MultiLock", "MultiLockBase"]
+
+M = TypeVar("M", bound=MultiLeaseBase[Any])
+
+
+class MultiLockBase(Generic[M]):
+    """One order for everybody (sorted by name), so that two of these never wait in a circle."""
+
+    _lock: type[LockBase[Any]]
+    _lease: type[M]
+
+    def __init__(self, door: Door, names: Iterable[str], terms: Terms) -> None:
+        if isinstance(names, str):
+            raise TypeError("multi() takes several names; one name is lock()'s")
+        self.names = tuple(sorted({check_name(name) for name in names}))
+        if not self.names:
+            raise ValueError("multi() takes at least one name")
+        self._door, self._terms = door, terms
+        self._open: list[M] = []
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(map(repr, self.names))}>"
+
+    async def _take(self, timeout: float | None, *, block: bool, explain: bool = True) -> M:
+        now = self._door.runtime.now
+        until = None if not timeout else now() + timeout
+        taken: dict[str, Any] = {}
+        try:
+            for name in self.names:
+                lock = self._lock(self._door, name, self._terms, Mode.EXCLUSIVE)
+                left = timeout if until is None else max(0.0, until - now())
+                taken[name] = await lock._take(left, block=block, explain=explain)
+            multi = self._lease(taken)
+            multi.check()  # the first may have been lost while the last was waited for
+            return multi
+        except BaseException:
+            for lease in reversed(list(taken.values())):
+                await lease._release()
+            raise
+
+    async def _acquire(self, blocking: bool, timeout: Duration | None) -> M | None:
+        limit = self._terms.timeout if timeout is UNSET else timeout_seconds(timeout)
+        try:
+            return await self._take(0 if not blocking else limit, block=False, explain=False)
+        except LockTimeout:
+            return None
+
+
+class MultiLock(MultiLockBase[MultiLease]):
+    """Several names of the blocking door."""
+
+    _lock = Lock
+    _lease = MultiLease
+
+    def acquire(self, blocking: bool = True, timeout: Duration | None = UNSET) -> MultiLease | None:
+        """All of the leases, or ``None`` if they were not acquired in time."""
+        return run_now(self._acquire(blocking, timeout))
+
+    def __enter__(self) -> MultiLease:
+        multi = run_now(self._take(self._terms.timeout, block=True))
+        self._open.append(multi)
+        return multi
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        multi = newest(self._open, self._door)
+        lost = multi.lost
+        multi.release()
+        if error is None and lost:
+            raise multi._lost_error()
+
+
+def newest(opened: list[M], door: Door) -> M:
+    """The newest block that this thread or task opened, taken out of the list."""
+    me = door.runtime.me()
+    for multi in reversed(opened):
+        if multi._who == me:
+            opened.remove(multi)
+            return multi
+    return opened.pop()

@@ -1,0 +1,48 @@
+"""Several names at once, for the asyncio door: the twin of ``primitives.multi.MultiLock``."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from holdfast.durations import Duration
+from holdfast.multilease import AsyncMultiLease
+from holdfast.primitives.lock import UNSET
+from holdfast.primitives.lock_async import AsyncLock
+from holdfast.primitives.multi import MultiLockBase, newest
+from holdfast.primitives.scope import BlockScope
+
+__all__ = ["AsyncMultiLock"]
+
+
+class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
+    """Several names of the asyncio door."""
+
+    _lock = AsyncLock
+    _lease = AsyncMultiLease
+
+    async def acquire(
+        self, blocking: bool = True, timeout: Duration | None = UNSET
+    ) -> AsyncMultiLease | None:
+        """All of the leases, or ``None`` if they were not acquired in time."""
+        return await self._acquire(blocking, timeout)
+
+    async def __aenter__(self) -> AsyncMultiLease:
+        multi = await self._take(self._terms.timeout, block=True)
+        for lease in multi.leases.values():
+            lease._scope = BlockScope(lease._hold)
+        self._open.append(multi)
+        return multi
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        multi = newest(self._open, self._door)
+        lost = multi.lost
+        scopes = [lease._scope for lease in multi.leases.values() if lease._scope is not None]
+        stopped = any([scope.close(error) for scope in scopes])
+        await multi.release()
+        if stopped or (error is None and lost):
+            raise multi._lost_error() from error

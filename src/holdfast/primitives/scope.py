@@ -1,0 +1,46 @@
+"""The block of a task: cancelled when its lease becomes doubtful, before it runs out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.core.hold import Hold
+
+__all__ = ["BlockScope"]
+
+
+class BlockScope:
+    """Counts cancellations as ``asyncio.timeout`` does, so that others' are never swallowed."""
+
+    __slots__ = ("_cancelling", "_closed", "_fired", "_loop", "_task")
+
+    def __init__(self, hold: Hold) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._cancelling = task.cancelling()
+        self._fired = False
+        self._closed = False
+        if hold.on_doubt is None:  # a re-entered block is stopped by the outer one
+            hold.on_doubt = self._stop
+        if hold.doubted:
+            hold.doubt("it was doubtful from the start")
+
+    def _stop(self, reason: str) -> None:
+        """On the keeper's thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self._closed:
+            self._fired = True
+            self._task.cancel()
+
+    def close(self, error: BaseException | None) -> bool:
+        """Whether the block ends because of us, and of nobody else who cancelled it."""
+        self._closed = True
+        if not self._fired:
+            return False
+        ours_alone = self._task.uncancel() <= self._cancelling
+        return ours_alone and isinstance(error, asyncio.CancelledError)

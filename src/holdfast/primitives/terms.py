@@ -1,0 +1,104 @@
+"""How a lock is held and waited for: what every primitive takes, checked in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from holdfast.durations import Duration, seconds, timeout_seconds
+
+if TYPE_CHECKING:
+    from holdfast.core.contract import Store
+
+__all__ = ["LONGEST_NOTE_BYTES", "Options", "Terms", "make_terms"]
+
+LONGEST_NOTE_BYTES = 1024
+
+OTHER_SPELLINGS = {
+    "expire": "ttl",
+    "expiry": "ttl",
+    "lease": "ttl",
+    "lease_time": "ttl",
+    "lease_duration": "ttl",
+    "auto_release_time": "ttl",
+    "lock_timeout": "ttl",
+    "blocking_timeout": "timeout",
+    "wait_timeout": "timeout",
+    "auto_renewal": "renew",
+    "auto_renew": "renew",
+    "identifier": "note",
+}
+
+
+class Options(TypedDict, total=False):
+    """The words that every primitive takes."""
+
+    ttl: Duration
+    timeout: Duration | None
+    renew: bool
+    reentrant: bool
+    max_hold: Duration | None
+    note: str | None
+
+
+class Terms(NamedTuple):
+    """The same, checked."""
+
+    ttl: float
+    timeout: float | None
+    renew: bool = True
+    reentrant: bool = False
+    max_hold: float | None = None
+    note: str = ""
+
+
+def make_terms(defaults: Terms, store: Store, options: Options) -> Terms:
+    """The door's defaults with a caller's options; raises for what can't be."""
+    refuse_unknown(options)
+    ttl = seconds(options["ttl"], "ttl") if "ttl" in options else defaults.ttl
+    max_hold = options.get("max_hold")
+    return Terms(
+        check_ttl(ttl, store),
+        timeout_seconds(options["timeout"]) if "timeout" in options else defaults.timeout,
+        bool(options.get("renew", True)),
+        bool(options.get("reentrant", False)),
+        None if max_hold is None else seconds(max_hold, "max_hold"),
+        check_note(options.get("note")),
+    )
+
+
+def check_ttl(ttl: float, store: Store) -> float:
+    """A ttl that the store can honour, rounded up where it counts whole seconds."""
+    if store.whole_seconds:
+        ttl = float(math.ceil(ttl))
+    if not store.shortest_ttl <= ttl <= store.longest_ttl:
+        longest = "" if math.isinf(store.longest_ttl) else f" and {store.longest_ttl:g} s at most"
+        raise ValueError(
+            f"ttl={ttl:g}: {store.display} honours {store.shortest_ttl:g} s at least{longest}"
+        )
+    return ttl
+
+
+def check_note(note: str | None) -> str:
+    """A note is short text; where it is shown, it is shown as hostile text."""
+    if note is None:
+        return ""
+    if not isinstance(note, str):
+        raise TypeError(f"note is text, not {type(note).__name__}")
+    size = len(note.encode(errors="surrogatepass"))
+    if size > LONGEST_NOTE_BYTES:
+        raise ValueError(f"note has at most {LONGEST_NOTE_BYTES} bytes, this one has {size}")
+    return note
+
+
+def refuse_unknown(options: Mapping[str, object]) -> None:
+    """Names our word for another library's."""
+    for word in options:
+        if word in OTHER_SPELLINGS:
+            raise TypeError(
+                f"unknown argument {word!r}: in Holdfast it is {OTHER_SPELLINGS[word]!r}"
+            )
+        if word not in Options.__annotations__:
+            words = ", ".join(Options.__annotations__)
+            raise TypeError(f"unknown argument {word!r}: known are {words}")

@@ -1,0 +1,102 @@
+"""The asyncio world: one event loop, tasks, futures."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Coroutine, Hashable
+from typing import Any
+
+from holdfast.core.contract import Signal
+from holdfast.runtimes import clock
+
+__all__ = ["AsyncioRuntime", "AsyncSignal"]
+
+
+class AsyncSignal:
+    """An event that may be set from any thread and is waited for on its loop."""
+
+    __slots__ = ("_future", "_loop", "_set")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._set = False
+        self._future: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._set = True
+        if asyncio._get_running_loop() is self._loop:
+            self._wake()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def clear(self) -> None:
+        self._set = False
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Whether it was set within so many seconds."""
+        if self._set:
+            return True
+        self._future = self._loop.create_future()
+        if self._set:  # set by another thread meanwhile
+            return True
+        timer = None if seconds is None else self._loop.call_later(max(0.0, seconds), self._wake)
+        try:
+            await self._future
+        finally:
+            self._future = None
+            if timer is not None:
+                timer.cancel()
+        return self._set
+
+
+class AsyncioRuntime:
+    """Belongs to one event loop at a time: the one it was first used on."""
+
+    blocking = False
+    now = staticmethod(clock.now)
+    wall = staticmethod(clock.wall)
+    between = staticmethod(random.uniform)
+    mutex = staticmethod(threading.Lock)
+
+    def __init__(self) -> None:
+        self._background: set[asyncio.Task[Any]] = set()
+
+    def me(self) -> Hashable:
+        return asyncio.current_task()
+
+    def my_name(self) -> str:
+        task = asyncio.current_task()
+        return task.get_name() if task is not None else "?"
+
+    def alive(self, who: Hashable) -> bool:
+        return isinstance(who, asyncio.Task) and not who.done()
+
+    def signal(self) -> Signal:
+        return AsyncSignal(asyncio.get_running_loop())
+
+    async def wait(self, signal: Signal, until: float | None) -> bool:
+        assert isinstance(signal, AsyncSignal)
+        return await signal.wait(None if until is None else until - self.now())
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def finish(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)  # the loop keeps only weak references
+        task.add_done_callback(self._background.discard)
+        await asyncio.wait((task,), timeout=seconds)
+
+    async def settle(self) -> None:
+        """Waits for finishing work whose callers are gone."""
+        if self._background:
+            await asyncio.wait(self._background)

@@ -1,0 +1,85 @@
+"""The blocking world: threads, and nothing that ever suspends."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Coroutine, Hashable
+from typing import Any
+
+from holdfast.core.contract import Signal
+from holdfast.runtimes import clock
+
+__all__ = ["BlockingRuntime"]
+
+# Waits are cut into slices: CPython's timed waits overflow on absurd timeouts.
+LONGEST_WAIT_SECONDS = 3600.0
+
+
+class BlockingSignal:
+    """An event on a ``SimpleQueue``: cheap to make, and its ``put`` may be called from a
+    destructor that interrupts another ``put``, which ``threading.Event.set`` does not allow."""
+
+    __slots__ = ("_queue", "_set")
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+        self._queue.put(None)
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def clear(self) -> None:
+        while not self._queue.empty():
+            self._queue.get()
+        self._set = False
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it was set within so many seconds."""
+        if not self._set:
+            try:
+                self._queue.get(timeout=max(0.0, seconds))
+            except queue.Empty:
+                pass
+        return self._set
+
+
+class BlockingRuntime:
+    """Any thread may use it."""
+
+    blocking = True
+    now = staticmethod(clock.now)
+    wall = staticmethod(clock.wall)
+    me = staticmethod(threading.current_thread)
+    between = staticmethod(random.uniform)
+    mutex = staticmethod(threading.Lock)
+
+    def my_name(self) -> str:
+        return threading.current_thread().name
+
+    def alive(self, who: Hashable) -> bool:
+        return isinstance(who, threading.Thread) and who.is_alive()
+
+    def signal(self) -> Signal:
+        return BlockingSignal()
+
+    async def wait(self, signal: Signal, until: float | None) -> bool:
+        assert isinstance(signal, BlockingSignal)
+        while True:
+            left = LONGEST_WAIT_SECONDS if until is None else until - self.now()
+            if signal.wait(min(left, LONGEST_WAIT_SECONDS)):
+                return True
+            if until is not None and self.now() >= until:
+                return False
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def finish(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
+        await work

@@ -1,0 +1,52 @@
+"""The keeper's thread: one per door, started by the first hold or wait, ended with the door."""
+
+from __future__ import annotations
+
+import threading
+
+from holdfast.core.contract import Store
+from holdfast.core.drive import run_now
+from holdfast.core.keep import Keep
+from holdfast.runtimes.blocking import BlockingRuntime
+
+__all__ = ["KeeperThread"]
+
+EXIT_SECONDS = 1.0
+
+
+class KeeperThread:
+    """Runs a ``Keep`` over blocking wires, whatever the door's own world is."""
+
+    def __init__(self, store: Store) -> None:
+        runtime = BlockingRuntime()
+        self.keep = Keep(runtime, store.backend(runtime), store.display)
+        self.keep.start = self.start
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Makes sure that the thread runs; cheap when it does."""
+        if self._thread is None and not self.keep.closing:
+            thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+            self._thread = thread
+            thread.start()
+
+    def _run(self) -> None:
+        run_now(self.keep.run())
+        run_now(self.keep.finish())
+        run_now(self.keep.backend.close())
+
+    def end(self, seconds: float | None) -> None:
+        """Releases all that is held and ends the thread, within so many seconds."""
+        self.keep.closing = True
+        if self._thread is None:
+            run_now(self.keep.backend.close())
+            return
+        self.keep.signal.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+
+    def forked(self) -> None:
+        """In a forked child: the thread is the parent's; the next hold starts another."""
+        self._thread = None
+        self.keep.signal = self.keep.runtime.signal()
+        self.keep.planned = float("inf")

@@ -1,0 +1,227 @@
+"""Many waiters, one source of wake-ups: who is rung returns, nobody else stirs.
+
+Blocking: of all the threads that wait, one listens to the socket for all of them and passes
+the task on when it leaves, so no thread of our own stands between the store and the waiter.
+Asyncio: the wire calls ``ring`` as messages come in.
+
+A ring for somebody who does not wait yet is kept, so nothing is lost between a store's answer
+and the wait that follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import socket
+import threading
+from typing import Protocol
+
+from holdfast.runtimes.clock import now
+
+__all__ = ["AsyncDoorbell", "Bell", "BlockingDoorbell"]
+
+# Rings for waiters that left in the same moment are never asked for: forget them in the end.
+KEPT_RINGS = 4096
+LONGEST_WAIT_SECONDS = 3600.0
+
+
+class Bell(Protocol):
+    """What a blocking doorbell listens to."""
+
+    def fileno(self) -> int: ...
+
+    def read(self) -> list[str]:
+        """The keys that were rung since, without blocking. Raises ``OSError`` or
+        ``BackendUnavailable`` when the source is broken; the doorbell then drops it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Waiter:
+    __slots__ = ("event", "leads", "rung")
+
+    def __init__(self, leads: bool) -> None:
+        self.event = threading.Event()
+        self.leads = leads
+        self.rung = False
+
+
+class BlockingDoorbell:
+    """Waits of many threads on one bell."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._waiting: dict[str, _Waiter] = {}
+        self._kept: dict[str, None] = {}
+        self._led = False
+        self._bell: Bell | None = None
+        self._inside, self._outside = socket.socketpair()
+        self._inside.setblocking(False)
+        self._outside.setblocking(False)
+
+    @property
+    def bell(self) -> Bell | None:
+        """The source, or None before ``hang`` and after it broke."""
+        return self._bell
+
+    def hang(self, bell: Bell) -> None:
+        """Installs a source. Rings that came before it are lost: attempt again afterwards."""
+        with self._mutex:
+            old, self._bell = self._bell, bell
+        if old is not None:
+            old.close()
+        self._stir()
+
+    def ring(self, key: str) -> None:
+        """Rings one waiter, from any thread."""
+        with self._mutex:
+            stir = self._ring(key)
+        if stir:
+            self._stir()
+
+    def _ring(self, key: str) -> bool:
+        waiter = self._waiting.get(key)
+        if waiter is None:
+            self._kept[key] = None
+            if len(self._kept) > KEPT_RINGS:
+                del self._kept[next(iter(self._kept))]
+            return False
+        waiter.rung = True
+        waiter.event.set()
+        return waiter.leads
+
+    def _stir(self) -> None:
+        try:
+            self._outside.send(b"x")
+        except BlockingIOError:
+            pass  # it is full of calls already
+
+    def forget(self, key: str) -> None:
+        """Drops a ring that was kept for somebody who will not come."""
+        self._kept.pop(key, None)
+
+    def wait(self, key: str, until: float) -> bool:
+        """Whether it was rung by then. Raises what a broken bell raises, once, in one thread."""
+        with self._mutex:
+            if key in self._kept:
+                del self._kept[key]
+                return True
+            waiter = self._waiting[key] = _Waiter(leads=not self._led)
+            self._led = True
+        try:
+            while not waiter.rung and now() < until:
+                if waiter.leads:
+                    self._listen(until)
+                elif waiter.event.wait(min(until - now(), LONGEST_WAIT_SECONDS)):
+                    waiter.event.clear()  # rung, or made the listener
+            return waiter.rung
+        finally:
+            self._leave(key, waiter)
+
+    def _leave(self, key: str, waiter: _Waiter) -> None:
+        with self._mutex:
+            self._waiting.pop(key, None)
+            if not waiter.leads:
+                return
+            heir = next((other for other in self._waiting.values() if not other.rung), None)
+            self._led = heir is not None
+            if heir is not None:
+                heir.leads = True
+                heir.event.set()
+
+    def _listen(self, until: float) -> None:
+        """One round of listening, for all."""
+        bell = self._bell
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._inside, selectors.EVENT_READ)
+            if bell is not None:
+                selector.register(bell.fileno(), selectors.EVENT_READ)
+            ready = selector.select(max(0.0, min(until - now(), LONGEST_WAIT_SECONDS)))
+        for key, _ in ready:
+            if key.fileobj is self._inside:
+                self._drain()
+            elif bell is not None:
+                self._answer(bell)
+
+    def _answer(self, bell: Bell) -> None:
+        try:
+            keys = bell.read()
+        except BaseException:
+            with self._mutex:
+                if self._bell is bell:
+                    self._bell = None
+            bell.close()
+            raise
+        with self._mutex:
+            for key in keys:
+                self._ring(key)
+
+    def _drain(self) -> None:
+        try:
+            while len(self._inside.recv(4096)) == 4096:
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        """Ends all waits at once."""
+        with self._mutex:
+            bell, self._bell = self._bell, None
+            for key in list(self._waiting):
+                self._ring(key)
+        self._stir()
+        if bell is not None:
+            bell.close()
+
+
+class AsyncDoorbell:
+    """Waits of many tasks of one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[bool]] = {}
+        self._kept: dict[str, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def ring(self, key: str) -> None:
+        """Rings one waiter, from any thread."""
+        loop = self._loop
+        if loop is not None and asyncio._get_running_loop() is not loop:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self.ring, key)
+            return
+        future = self._waiting.get(key)
+        if future is None:
+            self._kept[key] = None
+            if len(self._kept) > KEPT_RINGS:
+                del self._kept[next(iter(self._kept))]
+        elif not future.done():
+            future.set_result(True)
+
+    def forget(self, key: str) -> None:
+        """Drops a ring that was kept for somebody who will not come."""
+        self._kept.pop(key, None)
+
+    async def wait(self, key: str, until: float) -> bool:
+        """Whether it was rung by then."""
+        self._loop = asyncio.get_running_loop()
+        if key in self._kept:
+            del self._kept[key]
+            return True
+        future = self._waiting[key] = self._loop.create_future()
+        timer = self._loop.call_later(max(0.0, until - now()), _run_out, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(key, None)
+
+    def ring_all(self) -> None:
+        """Ends all waits at once: the source broke or is closed."""
+        for key in list(self._waiting):
+            self.ring(key)
+
+
+def _run_out(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)
