@@ -154,7 +154,7 @@ def check_name(name: str) -> str:
         raise InvalidName("a lock's name can't contain lone surrogates") from None
     if size > LONGEST_NAME_BYTES:
         raise InvalidName(
-            f"a lock's name has at most {LONGEST_NAME_BYTES} bytes, this one has {size}: {name[:40]!r}…"
+            f"a lock's name has at most {LONGEST_NAME_BYTES} bytes, not {size}: {name[:40]!r}…"
         )
     if not name.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
         raise InvalidName(f"a lock's name can't contain control characters: {name!r}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import logging
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
-from holdfast.claim import Holder, Mode, Standing, check_name, write_label
+from holdfast.claim import Holder, Mode, Standing, check_name
 from holdfast.core.contract import Finding, Guarantee, Runtime, Settings, Store
 from holdfast.core.door import Door
 from holdfast.durations import Duration, seconds, timeout_seconds
-from holdfast.errors import GuaranteeNotMet, HoldfastError, Unsupported
+from holdfast.errors import GuaranteeNotMet, Unsupported
 from holdfast.primitives.election import ElectionBase
 from holdfast.primitives.lock import LockBase
 from holdfast.primitives.multi import MultiLockBase
@@ -22,49 +21,16 @@ from holdfast.runtimes import lifetime
 from holdfast.runtimes.keeper import EXIT_SECONDS, KeeperThread
 from holdfast.url import open_store
 
-__all__ = ["Doorway", "LabelledDoor"]
+__all__ = ["Doorway"]
 
 K = TypeVar("K", bound=LockBase[Any])
 M = TypeVar("M", bound=MultiLockBase[Any])
 E = TypeVar("E", bound=ElectionBase[Any])
 
+log = logging.getLogger("holdfast")
+
 PAGE = 200
 LONGEST_LIST = 100_000
-KEPT_LABELS = 1024
-
-
-class LabelledDoor(Door):
-    """A door that knows its host, and how to call who asks."""
-
-    who = "thread"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._host = socket.gethostname()
-        self._labels: dict[tuple[str, str], str] = {}
-        self.on_enter: Callable[[], None] | None = None
-
-    def label(self, note: str) -> str:
-        """Who asks, for the store to keep and to tell others."""
-        name = self.runtime.my_name()
-        label = self._labels.get((name, note))
-        if label is None:
-            if len(self._labels) >= KEPT_LABELS:
-                self._labels.clear()
-            label = write_label(self._host, os.getpid(), name, note)
-            self._labels[name, note] = label
-        return label
-
-    def enter(self) -> None:
-        """Before anything is asked of the store."""
-        if self.closed:
-            raise HoldfastError(f"this door to {self.store.display} is closed")
-        if self.on_enter is not None:
-            self.on_enter()
-
-    def forked(self) -> None:
-        self._labels.clear()
-        super().forked()
 
 
 class Doorway(Generic[K, M, E]):
@@ -94,7 +60,7 @@ class Doorway(Generic[K, M, E]):
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch is a whole number, 0 or more; not {epoch!r}")
         self._keeper = KeeperThread(store)
-        self._door = LabelledDoor(
+        self._door = Door(
             store, runtime, self._keeper.keep, patience=seconds(patience, "patience"), epoch=epoch
         )
         lifetime.watch(self)
@@ -207,12 +173,8 @@ class Doorway(Generic[K, M, E]):
 
 
 def _log_broken(door: Door, name: str, reason: str, holders: Sequence[Holder]) -> None:
-    import logging
-
     whom = "; ".join(str(holder) for holder in holders) or "somebody"
-    logging.getLogger("holdfast").warning(
-        "broke %r on %s, held by %s: %s", name, door.store.display, whom, reason
-    )
+    log.warning("broke %r on %s, held by %s: %s", name, door.store.display, whom, reason)
 
 
 def _namespace(text: str) -> str:

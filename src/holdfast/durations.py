@@ -28,7 +28,7 @@ def timeout_seconds(value: Duration | None) -> float | None:
     number = _number(value, "timeout")
     if number == -1 or number == math.inf:
         return None
-    if not 0 <= number:
+    if not number >= 0:
         raise ValueError(f"timeout is None (for ever), 0 (try once) or seconds; not {value!r}")
     return min(number, LONGEST_SECONDS)
 

@@ -4,12 +4,12 @@ HoldfastError
 ├── LockTimeout(TimeoutError)            not acquired in time; names the holder
 ├── LockLost                             the hold ended before the work did
 ├── NotHeld                              release or extend of what we do not hold
-├── AlreadyHeld                          this thread or task holds it: a self-deadlock, told instead of hung
+├── AlreadyHeld                          this thread or task holds it: told instead of hung
 ├── StaleFence                           a resource refused an old fence; names both
 ├── BackendUnavailable(ConnectionError)  the store cannot be reached; says which and what was tried
 ├── GuaranteeNotMet                      connect(require=…) asks for what this store cannot promise
 ├── Unsupported                          this store cannot do this primitive
-├── Incompatible                         what is stored was written by a version we do not understand
+├── Incompatible                         stored by a version that we do not understand
 ├── LimitMismatch(ValueError)            the name is in use with another limit, or as another kind
 └── InvalidName(ValueError)
 

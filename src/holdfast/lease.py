@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.claim import Fence, Mode
@@ -153,10 +154,8 @@ class LeaseBase:
         """Gives up this handle; whether it was the hold's last."""
         self._released = True
         if self._stack is not None:
-            try:
+            with suppress(ValueError):
                 self._stack.remove(self)
-            except ValueError:
-                pass
             self._stack = None
         self._hold.handles -= 1
         return self._hold.handles == 0

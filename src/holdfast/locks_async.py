@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
+from holdfast.claim import Standing
 from holdfast.core.contract import Guarantee
 from holdfast.doorway import LONGEST_LIST, Doorway
 from holdfast.durations import Duration
@@ -14,7 +15,6 @@ from holdfast.locks import Findings, Standings, find_url
 from holdfast.primitives.election_async import AsyncElection
 from holdfast.primitives.lock_async import AsyncLock
 from holdfast.primitives.multi_async import AsyncMultiLock
-from holdfast.claim import Standing
 from holdfast.runtimes.aio import AsyncioRuntime
 
 __all__ = ["AsyncLocks", "connect_async"]

@@ -144,7 +144,7 @@ def open_store(source: str | object, settings: Settings) -> Store:
             if not extra or (error.name or "").startswith("holdfast"):
                 raise
             raise ModuleNotFoundError(
-                f"{url.scheme}:// needs the package {error.name!r}: pip install 'holdfast[{extra}]'",
+                f"{url.scheme}:// needs {error.name!r}: pip install 'holdfast[{extra}]'",
                 name=error.name,
             ) from None
         return opener(url, settings)

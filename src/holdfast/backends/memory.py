@@ -107,7 +107,7 @@ class Ledger:
         """Admits the claim with a token above every earlier one, also of an emptied ledger."""
         name.line.pop(claim.owner, None)
         name.token = max(name.token + 1, int(self.wall() * 1_000_000))
-        slots = ()
+        slots: tuple[int, ...] = ()
         if claim.mode is Mode.SLOTS:
             shares = (held.share for held in name.holds.values())
             slots = admit.free_slots(claim.weight, claim.limit, shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.door import Door
 from holdfast.core.hold import Ask, Hold
@@ -60,12 +61,11 @@ async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
 
 async def _wait_for_turn(door: Door, turn: Turn, until: float | None, ask: Ask) -> None:
     runtime = door.runtime
-    signal = turn.signal
-    assert signal is not None
-    while not turn.first:
+    while not turn.first and turn.signal is not None:
         recheck = runtime.now() + runtime.between(*LOCAL_RECHECK_SECONDS)
-        await runtime.wait(signal, recheck if until is None else min(until, recheck))
-        if not turn.first and until is not None and runtime.now() >= until:
+        await runtime.wait(turn.signal, recheck if until is None else min(until, recheck))
+        late = until is not None and runtime.now() >= until
+        if late and not turn.first:
             raise await timed_out(door, turn.claim, ask, "")
 
 

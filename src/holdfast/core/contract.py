@@ -83,6 +83,10 @@ class Runtime(Protocol):
         """The calling thread or task: who re-enters, and whose bare ``release()`` this is."""
         ...
 
+    def where(self) -> tuple[str, int]:
+        """This host's name and this process's number, for people."""
+        ...
+
     def my_name(self) -> str:
         """The calling thread's or task's name, for people."""
         ...
@@ -91,7 +95,7 @@ class Runtime(Protocol):
         """Whether a thread or task that ``me`` named can still end what it holds."""
         ...
 
-    def between(self, low: float, high: float) -> float:
+    def between(self, low: float, high: float, /) -> float:
         """A random number, for jitter."""
         ...
 
@@ -179,7 +183,7 @@ class Backend(Protocol):
         ...
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        """Returns when another attempt is worth it, at ``until`` at the latest. May return early."""
+        """Returns when another attempt is worth it; at ``until`` at the latest, maybe early."""
         ...
 
     def nudge(self, claim: Claim) -> None:

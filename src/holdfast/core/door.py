@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 
-from holdfast.claim import Claim, Grant
+from holdfast.claim import Claim, Grant, write_label
 from holdfast.core.contract import Backend, Runtime, Store
 from holdfast.core.hold import Ask, Hold, State
 from holdfast.core.keep import Keep
@@ -16,12 +16,13 @@ __all__ = ["Door"]
 
 log = logging.getLogger("holdfast")
 
+KEPT_LABELS = 1024
 PROMPT_SECONDS = 0.25
 """How long a cancelled acquire waits for its own undoing before it goes on without."""
 
 
 class Door:
-    """One connection to one store. ``acquire`` is in ``core.acquire``; the rest of a hold is here."""
+    """One connection to one store. ``core.acquire`` gets holds; the rest of them is here."""
 
     def __init__(
         self, store: Store, runtime: Runtime, keep: Keep, *, patience: float, epoch: int
@@ -33,10 +34,30 @@ class Door:
         self.mine: dict[tuple[Hashable, str], Hold] = {}
         """The newest hold of a thread or task and name: for re-entry and self-deadlocks."""
         self.closed = False
-        self.generation = 0
-        """Grows with each fork: what was made before it is not ours."""
         self.tell: Callable[[Callable[[str], object], str], None] = _tell_here
+        self.who = "thread"
+        """What holds through this door: a thread or a task."""
+        self.on_enter: Callable[[], None] | None = None
+        self._labels: dict[tuple[str, str], str] = {}
         keep.nudge = self.nudge
+
+    def enter(self) -> None:
+        """Before anything is asked of the store."""
+        if self.closed:
+            raise HoldfastError(f"this door to {self.store.display} is closed")
+        if self.on_enter is not None:
+            self.on_enter()
+
+    def label(self, note: str) -> str:
+        """Who asks, for the store to keep and to tell others."""
+        name = self.runtime.my_name()
+        label = self._labels.get((name, note))
+        if label is None:
+            if len(self._labels) >= KEPT_LABELS:
+                self._labels.clear()
+            host, pid = self.runtime.where()
+            label = self._labels[name, note] = write_label(host, pid, name, note)
+        return label
 
     def nudge(self, claim: Claim) -> None:
         self.backend.nudge(claim)
@@ -122,7 +143,7 @@ class Door:
 
     def forked(self) -> None:
         """In a forked child: it holds nothing and touches nothing of its parent's."""
-        self.generation += 1
+        self._labels.clear()
         holds = list(self.keep.holds.values())
         self.keep.holds.clear()
         self.keep.waits.clear()

@@ -48,5 +48,6 @@ def _why(holders: tuple[Holder, ...], reason: str, now: float) -> str:
         return f": {reason}"
     if not holders:
         return ""
-    more = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
-    return f": held by {describe(holders[0], now)}{more}"
+    first, *others = holders
+    more = f" and {len(others)} more" if others else ""
+    return f": held by {describe(first, now)}{more}"

@@ -96,8 +96,7 @@ class MultiLock(MultiLockBase[MultiLease]):
 def newest(opened: list[M], door: Door) -> M:
     """The newest block that this thread or task opened, taken out of the list."""
     me = door.runtime.me()
-    for multi in reversed(opened):
-        if multi._who == me:
-            opened.remove(multi)
-            return multi
-    return opened.pop()
+    mine = [multi for multi in opened if multi._who == me] or opened
+    multi = mine[-1]
+    opened.remove(multi)
+    return multi

@@ -42,7 +42,7 @@ class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
         multi = newest(self._open, self._door)
         lost = multi.lost
         scopes = [lease._scope for lease in multi.leases.values() if lease._scope is not None]
-        stopped = any([scope.close(error) for scope in scopes])
+        closed = [scope.close(error) for scope in scopes]
         await multi.release()
-        if stopped or (error is None and lost):
+        if True in closed or (error is None and lost):
             raise multi._lost_error() from error

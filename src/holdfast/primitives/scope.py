@@ -15,8 +15,7 @@ class BlockScope:
     __slots__ = ("_cancelling", "_closed", "_fired", "_loop", "_task")
 
     def __init__(self, hold: Hold) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        task: asyncio.Task[object] = asyncio.current_task()  # type: ignore[assignment]
         self._task = task
         self._loop = asyncio.get_running_loop()
         self._cancelling = task.cancelling()

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.core.contract import Signal
 from holdfast.runtimes import clock
 
-__all__ = ["AsyncioRuntime", "AsyncSignal"]
+__all__ = ["AsyncSignal", "AsyncioRuntime"]
 
 
 class AsyncSignal:
@@ -46,7 +46,7 @@ class AsyncSignal:
         if self._set:
             return True
         self._future = self._loop.create_future()
-        if self._set:  # set by another thread meanwhile
+        if self.is_set():  # by another thread, meanwhile
             return True
         timer = None if seconds is None else self._loop.call_later(max(0.0, seconds), self._wake)
         try:
@@ -72,6 +72,8 @@ class AsyncioRuntime:
 
     def me(self) -> Hashable:
         return asyncio.current_task()
+
+    where = staticmethod(clock.where)
 
     def my_name(self) -> str:
         task = asyncio.current_task()

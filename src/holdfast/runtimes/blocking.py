@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Coroutine, Hashable
+from contextlib import suppress
 from typing import Any
 
 from holdfast.core.contract import Signal
@@ -43,10 +44,8 @@ class BlockingSignal:
     def wait(self, seconds: float) -> bool:
         """Whether it was set within so many seconds."""
         if not self._set:
-            try:
+            with suppress(queue.Empty):
                 self._queue.get(timeout=max(0.0, seconds))
-            except queue.Empty:
-                pass
         return self._set
 
 
@@ -59,6 +58,8 @@ class BlockingRuntime:
     me = staticmethod(threading.current_thread)
     between = staticmethod(random.uniform)
     mutex = staticmethod(threading.Lock)
+
+    where = staticmethod(clock.where)
 
     def my_name(self) -> str:
         return threading.current_thread().name

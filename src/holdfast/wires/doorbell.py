@@ -14,6 +14,7 @@ import asyncio
 import selectors
 import socket
 import threading
+from contextlib import suppress
 from typing import Protocol
 
 from holdfast.runtimes.clock import now
@@ -92,10 +93,8 @@ class BlockingDoorbell:
         return waiter.leads
 
     def _stir(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # it is full of calls already
             self._outside.send(b"x")
-        except BlockingIOError:
-            pass  # it is full of calls already
 
     def forget(self, key: str) -> None:
         """Drops a ring that was kept for somebody who will not come."""
@@ -208,7 +207,8 @@ class AsyncDoorbell:
         if key in self._kept:
             del self._kept[key]
             return True
-        future = self._waiting[key] = self._loop.create_future()
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting[key] = future
         timer = self._loop.call_later(max(0.0, until - now()), _run_out, future)
         try:
             return await future
