@@ -1,0 +1,26 @@
+"""``holdfast check [URL]``: contacts a store and verifies what its guarantees rest on."""
+
+from __future__ import annotations
+
+from holdfast.cli.options import Parser, connect, json_option, store_options
+from holdfast.cli.standing import print_json
+from holdfast.cli.tables import print_table
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser("check", "Contacts a store and verifies what its guarantees rest on.")
+    parser.add_argument("store", metavar="URL", nargs="?", help="the same as --url")
+    json_option(parser)
+    store_options(parser)
+    options = parser.parse_args(argv)
+    with connect(options.store or options.url, options.namespace) as locks:
+        findings = locks.check()
+        promised = sorted(map(str, locks.guarantees))
+    if options.json:
+        print_json({"guarantees": promised, "findings": [f._asdict() for f in findings]})
+    else:
+        print_table(("", "LOOKED AT", "FOUND"), [(f.level, f.subject, f.detail) for f in findings])
+        print(f"\npromises {', '.join(promised)}")
+    return 0

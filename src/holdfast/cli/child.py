@@ -1,0 +1,215 @@
+"""One run of a command under a lock: fed with certain time, given signals and the terminal, and
+waited for until its whole process group is gone.
+
+The process that is the command's parent, and ends it when we can't, is in ``guardian``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from holdfast.cli.command import Command
+from holdfast.cli.group import ProcessGroup, end_group_of_lost_guardian
+from holdfast.cli.guardian import Order, Report, now
+from holdfast.cli.terminal import Terminal
+from holdfast.cli.text import say
+
+__all__ = ["Ending", "Hold", "run_command"]
+
+# How long before the end of certain time the command is asked to end, and when it is killed.
+GRACE_SECONDS = 5.0
+MARGIN_SECONDS = 0.5
+# How often certain time is looked at: each time half of what is left, within these bounds.
+LONGEST_LOOK_SECONDS = 1.0
+SHORTEST_LOOK_SECONDS = 0.01
+
+
+class Hold(Protocol):
+    """What is needed of a lease: how long it is certain, and to be told when it is lost."""
+
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def remaining(self) -> float: ...
+    @property
+    def doubtful(self) -> bool: ...
+    @property
+    def lost(self) -> bool: ...
+    def on_lost(self, callback: Callable[[str], object], /) -> object: ...
+
+
+class Ending(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    """Its own exit code, or 128 + n if signal n ended it."""
+    cut: bool = False
+    """Whether it was made to end because the lock was no longer certain."""
+    interrupted: bool = False
+    """Whether Ctrl-C on our terminal ended it."""
+    lent: bool = False
+    """Whether the terminal was lent to it when it ended: our own job saw no Ctrl-C then."""
+    guarded: bool = True
+    """Whether its guardian lived to tell; else it was killed."""
+
+
+def run_command(command: Command, hold: Hold, environment: dict[str, str]) -> Ending:
+    """Runs the command to the end of its process group; raises ``CannotRun``."""
+    return _Run(command, hold, environment).to_the_end()
+
+
+class _Run:
+    """One run of a command."""
+
+    def __init__(self, command: Command, hold: Hold, environment: dict[str, str]) -> None:
+        self._command = command
+        self._hold = hold
+        self._environment = environment
+        self._terminal: Terminal | None = None
+        self._grace = min(GRACE_SECONDS, hold.ttl / 3)
+        self._margin = min(MARGIN_SECONDS, hold.ttl / 20)
+        self._told_end = 0.0
+        self._final = False  # it was told to end: more certain time changes nothing
+        self._group = 0
+        self._status: int | None = None
+        self._was_lent = False
+        self._passed_interrupt = False
+        self._ending: Ending | None = None
+
+    def to_the_end(self) -> Ending:
+        bell = self._command.listen()
+        self._hold.on_lost(lambda _reason: bell.ring())
+        self._terminal = Terminal.find()
+        look = self._feed()
+        self._start()
+        try:
+            while self._ending is None:
+                self._step(look)
+                look = self._feed()
+        finally:
+            self._return_terminal()
+        return self._ending
+
+    def _return_terminal(self) -> None:
+        if self._terminal is not None:
+            self._terminal.take_back()
+            if self._status is None or self._status < 0:  # it could not tidy up
+                self._terminal.restore()
+            self._terminal.close()
+
+    def _start(self) -> None:
+        lends = self._terminal is not None and self._terminal.suits
+        if self._terminal is not None:
+            self._terminal.remember()
+            if lends:
+                self._terminal.mark_lent()
+        pairs = [f"{name}={value}" for name, value in self._environment.items()]
+        self._command.tell(Order.START, "1" if lends else "0", *pairs)
+
+    def _feed(self) -> float:
+        """Tells the guardian how long the hold is certain; answers when to look again."""
+        before = now()  # read first: the end may only be told too early
+        remaining = self._hold.remaining
+        if self._final:
+            return LONGEST_LOOK_SECONDS
+        if self._hold.lost:
+            self._final = True
+            self._command.tell(Order.KILL)
+        elif abs(before + remaining - self._told_end) > SHORTEST_LOOK_SECONDS:
+            self._told_end = before + remaining
+            self._tell_until(self._told_end - self._grace)
+        if self._hold.doubtful and not self._final:
+            self._final = True
+            self._tell_until(before)
+        left = remaining - self._grace
+        return max(SHORTEST_LOOK_SECONDS, min(left / 2, LONGEST_LOOK_SECONDS))
+
+    def _tell_until(self, ask_at: float) -> None:
+        kill_at = self._told_end - self._margin
+        self._command.tell(Order.UNTIL, repr(ask_at), repr(kill_at))
+
+    def _step(self, seconds: float) -> None:
+        reports, signals, guarded = self._command.hear(seconds)
+        if not guarded:
+            self._mourn()
+            return
+        for signum in signals:
+            self._passed_interrupt |= signum == signal.SIGINT
+            self._command.tell(Order.SIGNAL, str(signum))
+        for name, field in reports:
+            self._note(name, int(field))
+        if self._status is not None and not reports and not signals:
+            self._say_background()
+
+    def _note(self, report: str, number: int) -> None:
+        if report == Report.STARTED:
+            self._group = number
+            self._command.detach()
+        elif report == Report.FAILED:
+            self._command.refuse(number)
+        elif report == Report.STOPPED:
+            self._stopped(number)
+        elif report == Report.EXITED:
+            self._status = os.waitstatus_to_exitcode(number)
+            if self._terminal is not None:
+                self._was_lent = self._terminal.lent
+                self._terminal.take_back()
+        elif report == Report.ENDED:
+            self._ending = self._end(cut=bool(number))
+
+    def _end(self, *, cut: bool) -> Ending:
+        status = self._status or 0
+        code = 128 - status if status < 0 else status
+        pressed = self._was_lent or (self._terminal is not None and self._passed_interrupt)
+        return Ending(code, cut, pressed and status == -signal.SIGINT, self._was_lent)
+
+    # Stopping and going on
+
+    def _stopped(self, signum: int) -> None:
+        terminal = self._terminal
+        if terminal is None:
+            return  # no job control here: somebody stopped it on purpose, the lock is kept
+        wants_it = signum in (signal.SIGTTIN, signal.SIGTTOU)
+        if wants_it and terminal.ours and terminal.lend(self._group):
+            self._command.tell(Order.SIGNAL, str(int(signal.SIGCONT)))
+            return
+        lent = terminal.lent
+        terminal.take_back()
+        _stop_own_job(signum)
+        # Here again after fg, bg, or at once where nobody could continue us.
+        self._feed()  # ends it instead if the lock was lost meanwhile
+        if (lent or wants_it) and terminal.ours:
+            terminal.lend(self._group)
+        self._command.tell(Order.SIGNAL, str(int(signal.SIGCONT)))
+
+    def _say_background(self) -> None:
+        if not self._final and self._group and self._terminal is not None:
+            self._group = 0  # once
+            say("the command has ended; its background processes keep the lock")
+
+    def _mourn(self) -> None:
+        """The guardian was killed: the group may not go on without one."""
+        group = ProcessGroup(self._group)
+        group.reaped = True
+        if self._group:
+            end_group_of_lost_guardian(self._group)
+            while group.member() is not None and self._hold.remaining > 0:
+                time.sleep(SHORTEST_LOOK_SECONDS)
+        self._ending = Ending(128 + signal.SIGKILL, guarded=False)
+
+
+def _stop_own_job(signum: int) -> None:
+    """Stops our whole job as the terminal would have done if the command were part of it.
+
+    Returns when it is continued; at once in a job that nobody could continue, where the system
+    drops the signal.
+    """
+    # SIGSTOP would also stop a job that nobody can continue.
+    stop = signal.SIGTSTP if signum == signal.SIGSTOP else signum
+    before = signal.signal(stop, signal.SIG_DFL)
+    os.kill(0, stop)
+    signal.signal(stop, before)

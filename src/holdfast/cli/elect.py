@@ -1,0 +1,69 @@
+"""``holdfast elect NAME -- command``: runs a command while this is the leader."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from holdfast.cli.child import Ending, run_command
+from holdfast.cli.command import Command
+from holdfast.cli.options import Parser, connect, length, store_options
+from holdfast.cli.run import answer, environment, prepare, split_command
+from holdfast.cli.text import say
+
+if TYPE_CHECKING:
+    from holdfast.primitives.election import Election
+
+__all__ = ["main"]
+
+AGAIN_SECONDS = 2.0
+"""How long to wait before another campaign where the store can't be reached."""
+
+
+def main(argv: list[str]) -> int:
+    own, command = split_command(argv)
+    usage = "holdfast elect NAME [options] -- command …"
+    parser = Parser(
+        "elect",
+        "Campaigns, runs the command as long as this is the leader, ends it before it no longer\n"
+        "is, and campaigns again. Ends when the command ends by itself, with its exit code.",
+        usage,
+    )
+    parser.add_argument("name", metavar="NAME", help="what is led")
+    parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
+    parser.add_argument("--note", metavar="TEXT", help="what others see of the leader")
+    store_options(parser)
+    options = parser.parse_args(own)
+    child = prepare(command, "elect", repeats=True)
+    try:
+        with connect(options.url, options.namespace, options.ttl) as locks:
+            election = locks.election(options.name, note=options.note)
+            ending = None
+            while ending is None:
+                ending = _term(child, election)
+    finally:
+        child.close()
+    return answer(ending)
+
+
+def _term(child: Command, election: Election) -> Ending | None:
+    """One campaign and what follows; ``None`` if another is due."""
+    from holdfast.errors import BackendUnavailable, LockLost
+
+    ending: Ending | None = None
+    child.rest()
+    try:
+        with election.campaign() as lease:
+            ending = run_command(child, lease, environment(lease))
+    except LockLost as error:
+        say(f"{error}; campaigning again")
+        return None
+    except BackendUnavailable as error:
+        if ending is None:
+            say(f"{error}; campaigning again")
+            time.sleep(AGAIN_SECONDS)
+        return ending
+    if ending.cut:
+        say(f"the leadership of {election.name!r} was about to be lost; campaigning again")
+        return None
+    return ending

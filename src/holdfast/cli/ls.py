@@ -1,0 +1,53 @@
+"""``holdfast ls [PREFIX]``: the names that are held or waited for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.cli.options import Parser, connect, json_option, store_options
+from holdfast.cli.standing import as_plain_data, mode, print_json, waiting
+from holdfast.cli.tables import print_table
+from holdfast.cli.text import duration, is_terminal, say, since
+
+if TYPE_CHECKING:
+    from holdfast import Standing
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser("ls", "Lists the names that are held or waited for.")
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="how names begin")
+    json_option(parser)
+    store_options(parser)
+    options = parser.parse_args(argv)
+    with connect(options.url, options.namespace) as locks:
+        standings = locks.list(options.prefix)
+    if options.json:
+        print_json([as_plain_data(standing) for standing in standings])
+    elif standings:
+        rows = [row for standing in standings for row in _rows(standing)]
+        print_table(("NAME", "HELD BY", "MODE", "TOKEN", "SINCE", "LEFT", "WAITING", "NOTE"), rows)
+    elif is_terminal(2):
+        say("nothing is held or waited for")
+    return 0
+
+
+def _rows(standing: Standing) -> list[tuple[str, ...]]:
+    """One row for each holder; those who wait are counted in the first."""
+    queue = str(waiting(standing) or "")
+    if not standing.holders:
+        return [(standing.name, "nobody", "", "", "", "", queue, "")]
+    return [
+        (
+            "" if nth else standing.name,
+            f"{holder.host} pid {holder.pid}",
+            mode(holder),
+            str(holder.token),
+            since(holder.since),
+            duration(holder.remaining),
+            "" if nth else queue,
+            holder.note,
+        )
+        for nth, holder in enumerate(standing.holders)
+    ]

@@ -1,0 +1,86 @@
+"""Picks the verb, and turns whatever goes wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from holdfast.cli.text import say
+
+__all__ = ["VERBS", "main"]
+
+VERBS: dict[str, tuple[str, str]] = {
+    # verb: (module, what it does)
+    "run": ("run", "run a command under a lock"),
+    "elect": ("elect", "run a command while this is the leader"),
+    "ls": ("ls", "list the names that are held or waited for"),
+    "show": ("show", "show who holds a name and who waits for it"),
+    "break": ("break_", "end somebody's hold"),
+    "check": ("check", "contact a store and verify what its guarantees rest on"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The ``holdfast`` command: answers the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _verb(arguments)(arguments[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt as interruption:
+        code = 128 + int(getattr(interruption, "signum", 2))
+    except BrokenPipeError:
+        # The reader of our output is gone, as with `| head`: not worth a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 128 + 13
+    except Exception as error:  # noqa: BLE001 - the one place where all errors end
+        code = _explain(error)
+    return code
+
+
+def _verb(arguments: list[str]) -> Callable[[list[str]], int]:
+    word = arguments[0] if arguments else "--help"
+    if word in ("-h", "--help", "help"):
+        return _help
+    if word in ("-V", "--version"):
+        return _version
+    if word not in VERBS:
+        from holdfast.cli.exits import USAGE, Refused
+
+        raise Refused(f"there is no verb {word!r}; there are {', '.join(VERBS)}", USAGE)
+    import importlib
+
+    verb: Callable[[list[str]], int] = importlib.import_module(
+        f"holdfast.cli.{VERBS[word][0]}"
+    ).main
+    return verb
+
+
+def _help(_: list[str]) -> int:
+    print("usage: holdfast VERB …      holdfast VERB --help for more\n")
+    for verb, (_module, purpose) in VERBS.items():
+        print(f"  {verb:<8} {purpose}")
+    print("\nThe store is --url, else $HOLDFAST_URL, else the embedded store of this machine.")
+    return 0
+
+
+def _version(_: list[str]) -> int:
+    from importlib.metadata import version
+
+    print(f"holdfast {version('holdfast')}")
+    return 0
+
+
+def _explain(error: Exception) -> int:
+    from holdfast.cli.exits import DEFECT, code_for
+
+    if os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    code = code_for(error)
+    if code == DEFECT:
+        say(f"unexpected {type(error).__name__}: {error} (HOLDFAST_DEBUG=1 shows where)")
+    else:
+        say(str(error))
+    return code

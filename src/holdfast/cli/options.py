@@ -1,0 +1,115 @@
+"""What the verbs have in common: reading the command line, and opening the door."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from holdfast.cli.exits import USAGE, BadSetting, Refused
+from holdfast.cli.text import is_terminal, say
+
+if TYPE_CHECKING:
+    from holdfast import Locks
+
+__all__ = ["Parser", "connect", "exit_code", "length", "seconds", "store_options", "whole"]
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Parser(argparse.ArgumentParser):
+    """One verb's parser: errors are one line and end with the code for wrong usage."""
+
+    def __init__(self, verb: str, description: str, usage: str | None = None) -> None:
+        super().__init__(
+            prog=f"holdfast {verb}",
+            usage=usage,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message} (see {self.prog} --help)", USAGE)
+
+
+def store_options(parser: argparse.ArgumentParser) -> None:
+    """``--url`` and ``--namespace``."""
+    parser.add_argument("--url", help="the store; else $HOLDFAST_URL, else local")
+    parser.add_argument("--namespace", help="the part of the store that is used (holdfast)")
+
+
+def json_option(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, or a number with a unit: 250ms, 30s, 5m, 2h, 1d.
+
+    >>> seconds("1.5"), seconds("5m")
+    (1.5, 300.0)
+    """
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        value = float(digits) * _UNITS[text[len(digits) :] or "s"]
+    except (ValueError, KeyError):
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        message = f"{text!r} is no duration: seconds, or a number with ms, s, m, h or d"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def length(text: str) -> float:
+    """A duration that is more than nothing."""
+    value = seconds(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("it must be more than 0")
+    return value
+
+
+def whole(text: str) -> int:
+    """A whole number, 1 or more."""
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def exit_code(text: str) -> int:
+    """An exit code, 0 to 255."""
+    if not text.isascii() or not text.isdecimal() or int(text) > 255:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an exit code: 0 to 255")
+    return int(text)
+
+
+def connect(url: str | None, namespace: str | None, ttl: float | None = None) -> Locks:
+    """The door to the store that was asked for; tells a terminal when it is the local one."""
+    url = url or os.environ.get("HOLDFAST_URL")
+    if not url:
+        url = "local"
+        if is_terminal(2):
+            say("using the local store of this machine: neither --url nor HOLDFAST_URL is set")
+    import holdfast
+
+    _log_to_standard_error()
+    given: dict[str, Any] = {"namespace": namespace, "ttl": ttl}
+    settings = {word: value for word, value in given.items() if value is not None}
+    try:
+        return holdfast.connect(url, **settings)
+    except (ValueError, ImportError) as error:
+        raise BadSetting(str(error)) from error
+
+
+def _log_to_standard_error() -> None:
+    """Log lines, too, carry what others wrote: they go the same way as our own messages."""
+    import logging
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    log = logging.getLogger("holdfast")
+    if not log.handlers:
+        log.addHandler(Handler(logging.WARNING))
+        log.propagate = False

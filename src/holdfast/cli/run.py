@@ -1,0 +1,141 @@
+"""``holdfast run NAME … -- command``: runs a command under a lock, as ``flock(1)`` does."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from holdfast.cli.child import Ending, run_command
+from holdfast.cli.command import Command
+from holdfast.cli.exits import DEFECT, LOST, NOT_ACQUIRED, USAGE, Refused
+from holdfast.cli.options import Parser, connect, exit_code, length, seconds, store_options, whole
+from holdfast.cli.text import since
+
+if TYPE_CHECKING:
+    from holdfast import Lease, Locks, LockTimeout
+
+__all__ = ["answer", "environment", "main", "prepare", "split_command"]
+
+EPILOG = """\
+The command runs without a shell, in a process group of its own, with HOLDFAST_NAME,
+HOLDFAST_TOKEN and HOLDFAST_FENCE in its environment. The lock is released when the whole
+group is gone. When the lock is about to be lost the group gets TERM, then KILL.
+
+exit codes: the command's own; 128 + n if signal n ended it; 75 (or -E) not acquired;
+76 lock lost; 64 wrong usage; 69 store unreachable; 78 wrong store or setting;
+126 not executable; 127 not found."""
+
+
+def main(argv: list[str]) -> int:
+    own, command = split_command(argv)
+    options = _parser().parse_args(own)
+    child = prepare(command, "run")
+    try:
+        ending = _run(child, options)
+    finally:
+        child.close()
+    return answer(ending)
+
+
+def prepare(command: list[str], verb: str, *, repeats: bool = False) -> Command:
+    """A command that is ready to be run; forks, so before there are threads and connections."""
+    if not command:
+        raise Refused(f"no command: holdfast {verb} NAME -- command …", USAGE)
+    return Command(command, repeats=repeats)
+
+
+def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours and what is the command's: the first ``--`` parts them."""
+    if "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
+def _parser() -> Parser:
+    usage = "holdfast run NAME [options] -- command …"
+    parser = Parser("run", "Runs a command while holding a lock.", usage)
+    parser.epilog = EPILOG
+    parser.add_argument("name", metavar="NAME", help="what is locked")
+    wait = parser.add_mutually_exclusive_group()
+    wait.add_argument("-n", "--nonblock", action="store_true", help="do not wait")
+    wait.add_argument("-w", "--wait", metavar="SECONDS", type=seconds, help="wait at most so long")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("-s", "--shared", action="store_true", help="share it with other -s")
+    mode.add_argument("--slots", metavar="N", type=whole, help="let N run at once")
+    parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
+    parser.add_argument("--note", metavar="TEXT", help="shown to others who look or wait")
+    parser.add_argument(
+        *("-E", "--conflict-exit-code"),
+        metavar="CODE",
+        type=exit_code,
+        default=NOT_ACQUIRED,
+        help="exit code when it is not acquired (75)",
+    )
+    store_options(parser)
+    return parser
+
+
+def _run(child: Command, options: argparse.Namespace) -> Ending:
+    from holdfast.errors import LockLost, LockTimeout
+
+    ending: Ending | None = None
+    child.rest()
+    try:
+        with (
+            connect(options.url, options.namespace, options.ttl) as locks,
+            _lock(locks, options) as lease,
+        ):
+            ending = run_command(child, lease, environment(lease))
+    except LockTimeout as error:
+        raise Refused(_conflict(error), options.conflict_exit_code) from error
+    except LockLost as error:
+        if ending is None:
+            raise
+        raise Refused(f"{error}; {_fate(ending)}", LOST) from error
+    return ending
+
+
+def _lock(locks: Locks, options: argparse.Namespace) -> AbstractContextManager[Lease]:
+    timeout = 0 if options.nonblock else options.wait
+    if options.slots:
+        return locks.semaphore(options.name, options.slots, timeout=timeout, note=options.note)
+    if options.shared:
+        return locks.rwlock(options.name, timeout=timeout, note=options.note).read()
+    return locks.lock(options.name, timeout=timeout, note=options.note)
+
+
+def environment(lease: Lease) -> dict[str, str]:
+    """What the command is told of its lock."""
+    return {
+        "HOLDFAST_NAME": lease.name,
+        "HOLDFAST_TOKEN": str(lease.token),
+        "HOLDFAST_FENCE": str(lease.fence),
+    }
+
+
+def _conflict(error: LockTimeout) -> str:
+    holder = error.holder
+    if holder is None:
+        return str(error)
+    return f"{error.name!r} is held by {holder}, since {since(holder.since)}"
+
+
+def _fate(ending: Ending) -> str:
+    return "the command was ended" if ending.cut else "the command had not ended before"
+
+
+def answer(ending: Ending) -> int:
+    """The exit code for how a command ended."""
+    if not ending.guarded:
+        raise Refused("the command's guardian was killed, and so was the command", DEFECT)
+    if ending.cut:
+        raise Refused("the lock was about to be lost: the command was ended", LOST)
+    if ending.interrupted:
+        # A shell script stops at Ctrl-C only if it saw it and what it ran died of it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(0 if ending.lent else os.getpid(), signal.SIGINT)
+    return ending.code

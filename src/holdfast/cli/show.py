@@ -1,0 +1,30 @@
+"""``holdfast show NAME``: who holds a name, and who waits for it."""
+
+from __future__ import annotations
+
+from holdfast.cli.exits import NOTHING
+from holdfast.cli.options import Parser, connect, json_option, store_options
+from holdfast.cli.standing import as_plain_data, print_holders, print_json, print_waiters
+from holdfast.cli.text import neutral, write
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser("show", "Shows who holds a name and who waits for it; exit 1 if nobody does.")
+    parser.add_argument("name", metavar="NAME")
+    json_option(parser)
+    store_options(parser)
+    options = parser.parse_args(argv)
+    with connect(options.url, options.namespace) as locks:
+        standing = locks.inspect(options.name)
+    if options.json:
+        print_json(as_plain_data(standing))
+    else:
+        if standing.holders:
+            print_holders(standing.holders)
+        else:
+            write(f"nobody holds {neutral(options.name)}\n")
+        if standing.waiters:
+            print_waiters(standing.waiters)
+    return 0 if standing.holders or standing.waiters else NOTHING

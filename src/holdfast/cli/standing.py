@@ -1,0 +1,77 @@
+"""Holders and waiters as ``ls``, ``show`` and ``break`` print them, for people and programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cli.tables import print_table
+from holdfast.cli.text import duration, since, write
+
+if TYPE_CHECKING:
+    from holdfast import Holder, Standing, Waiter
+
+__all__ = ["as_plain_data", "print_holders", "print_json", "print_waiters", "waiting"]
+
+
+def as_plain_data(standing: Standing) -> dict[str, Any]:
+    """What a program reads. Times are seconds since the epoch; owners are in none of it."""
+    return {
+        "name": standing.name,
+        "limit": standing.limit,
+        "holders": [_plain(holder) for holder in standing.holders],
+        "waiters": [_plain(waiter) for waiter in standing.waiters],
+    }
+
+
+def _plain(who: Holder | Waiter) -> dict[str, Any]:
+    return {**who._asdict(), "mode": str(who.mode)}
+
+
+def print_json(data: object) -> None:
+    """All of it in ASCII, so that no text of others reaches a terminal as it is."""
+    import json
+
+    print(json.dumps(data, indent=2))
+
+
+def waiting(standing: Standing) -> int:
+    """How many wait, also behind the first of their process."""
+    return sum(1 + waiter.behind for waiter in standing.waiters)
+
+
+def print_holders(holders: tuple[Holder, ...]) -> None:
+    """One row for each."""
+    rows = [
+        (
+            f"{holder.host} pid {holder.pid} ({holder.thread})",
+            mode(holder),
+            str(holder.token),
+            since(holder.since),
+            duration(holder.remaining),
+            holder.note,
+        )
+        for holder in holders
+    ]
+    print_table(("HELD BY", "MODE", "TOKEN", "SINCE", "LEFT", "NOTE"), rows)
+
+
+def print_waiters(waiters: tuple[Waiter, ...]) -> None:
+    """One row for each, in the order of the line."""
+    rows = [
+        (
+            f"{waiter.host} pid {waiter.pid} ({waiter.thread})",
+            str(waiter.mode),
+            since(waiter.since),
+            f"and {waiter.behind} more of its process" if waiter.behind else "",
+            waiter.note,
+        )
+        for waiter in waiters
+    ]
+    write("\n")
+    print_table(("WAITING", "MODE", "SINCE", "BEHIND IT", "NOTE"), rows)
+
+
+def mode(holder: Holder) -> str:
+    """How it is held; of a semaphore, which slots."""
+    slots = ",".join(map(str, holder.slots))
+    return f"{holder.mode} {slots}".rstrip()

@@ -1,0 +1,76 @@
+"""Text for a terminal: hostile characters made harmless, times for people."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+
+__all__ = ["ago", "duration", "is_terminal", "neutral", "say", "since"]
+
+
+def neutral(text: str) -> str:
+    """The text with everything escaped that a terminal would act on or hide.
+
+    Names and notes are written by others. Control characters could rewrite the screen, invisible
+    and direction-changing ones could make one name look like another.
+
+    >>> neutral("plain: ü, 日本")
+    'plain: ü, 日本'
+    >>> neutral("\\x1b[2J\\u202e")
+    '\\\\x1b[2J\\\\u202e'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def say(message: str) -> None:
+    """One line on standard error: a message, a warning or an error."""
+    line = f"holdfast: {neutral(' '.join(message.splitlines()))}\n"
+    # One write, so that lines of several processes don't mix; nobody there to read is no error.
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode(errors="backslashreplace"))
+
+
+def is_terminal(fd: int) -> bool:
+    """Whether somebody looks at it."""
+    return os.isatty(fd)
+
+
+def duration(seconds: float) -> str:
+    """How long, as short as it can be said.
+
+    >>> [duration(s) for s in (0.25, 8, 754, 7300, 190000)]
+    ['0.2 s', '8 s', '12 m', '2 h', '2 d']
+    """
+    if seconds < 1:
+        return f"{max(0.0, seconds):.1f} s"
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def ago(moment: float) -> str:
+    """How long ago, by this machine's clock; clocks that disagree give no negative times."""
+    return duration(max(0.0, time.time() - moment))
+
+
+def since(moment: float) -> str:
+    """When, in local time, and how long ago: ``14:03:22 (12 m)``."""
+    then, today = time.localtime(moment), time.localtime()
+    same_day = then[:3] == today[:3]
+    clock = time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", then)
+    return f"{clock} ({ago(moment)})"
+
+
+def write(text: str) -> None:
+    """Standard output, whatever its encoding can't show escaped."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
