@@ -173,13 +173,19 @@ class LeaseBase:
             raise self._lost_error()
         await extend(self._door, self._hold, None if ttl is None else seconds(ttl, "ttl"))
 
+    def _drop(self) -> bool:
+        """Leaves the release to the keeper; whether there was something to release."""
+        if self._released or not self._let_go():
+            return False
+        self._door.disown(self._hold)
+        if self._hold.state is not State.HELD or self._door.closed:
+            return False
+        self._door.keep.drop(self._hold)
+        return True
+
     def __del__(self) -> None:
-        # Attributes are missing if __init__ was interrupted.
-        if getattr(self, "_released", True) or not self._let_go():
-            return
-        if self._hold.state is State.HELD and not self._door.closed:
-            self._door.disown(self._hold)
-            self._door.keep.drop(self._hold)
+        # The attribute is missing if __init__ was interrupted.
+        if not getattr(self, "_released", True) and self._drop():
             message = f"a lease on {self.name!r} was dropped without release(): released now"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=1)
 

@@ -31,6 +31,9 @@ async def attempt_once(door: Door, claim: Claim, ask: Ask) -> Hold:
             if hold is not None:
                 return hold
             raise _too_late(door, claim, sent)
+    except GeneratorExit:
+        door.keep.undo(claim)
+        raise
     except BaseException:
         await door.undo(claim)
         raise
@@ -45,6 +48,10 @@ async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
         if not door.lines.join(turn):
             await _wait_for_turn(door, turn, until, ask)
         return await _stand(door, turn, until, ask)
+    except GeneratorExit:  # the loop is gone, and nothing can be awaited any more
+        turn.gone = True
+        door.keep.undo(claim)
+        raise
     except BaseException as error:
         turn.gone = True
         if turn.standing or turn.answer or not isinstance(error, LockTimeout):

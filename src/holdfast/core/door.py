@@ -109,6 +109,9 @@ class Door:
             log.warning("releasing %r on %s failed: %s", claim.name, self.store.display, error)
             await self.undo(claim)
             return None
+        except GeneratorExit:  # the loop is gone, and nothing can be awaited any more
+            self.keep.undo(claim)
+            raise
         except BaseException:  # cancelled or interrupted: the request may or may not have landed
             await self.undo(claim)
             raise
@@ -121,7 +124,8 @@ class Door:
         if isinstance(answer, Grant):
             heir.answer = answer, sent
             self.backend.nudge(heir.claim)
-        if heir.gone:  # it left while the exchange was under way, which lined it up anew
+        if heir.gone and heir.claim.owner not in self.keep.holds:
+            # It left while the exchange was under way, which lined it up or let it in anew.
             await self.undo(heir.claim)
 
     async def undo(self, claim: Claim) -> None:

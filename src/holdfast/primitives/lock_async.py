@@ -45,6 +45,9 @@ class AsyncLock(LockBase[AsyncLease]):
         trace: TracebackType | None,
     ) -> None:
         lease = self._closing()
+        if isinstance(error, GeneratorExit):
+            lease._drop()  # its loop is gone: nothing can be awaited here any more
+            return
         lost = lease.lost
         stopped = lease._scope is not None and lease._scope.close(error)
         ours = True if lease._released else await lease._release()

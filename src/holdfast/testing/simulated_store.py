@@ -1,0 +1,177 @@
+"""A server in the simulator: the memory backend's ledger behind a network that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from holdfast.backends.memory import Ledger, MemoryBackend, MemoryStore
+from holdfast.claim import Busy, Claim, Grant, Record, Standing
+from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
+from holdfast.testing.simulator import Node, SimRuntime, SimSignal, World
+
+__all__ = ["Network", "SimBackend", "SimStore"]
+
+T = TypeVar("T")
+
+REQUEST_SECONDS = 2.0
+
+
+class Network:
+    """How bad the way is. ``calm`` ends all faults."""
+
+    def __init__(self, world: World, *, delay: float = 0.05, loss: float = 0.05) -> None:
+        self.world, self.delay, self.loss = world, delay, loss
+
+    def travel(self) -> float | None:
+        """How long one way takes, or ``None`` if it is lost."""
+        draw = self.world.random
+        if draw.random() < self.loss:
+            return None
+        slow = draw.random() < 0.05
+        return draw.uniform(0, self.delay) * (20 if slow else 1)
+
+    def calm(self) -> None:
+        self.delay, self.loss = 0.001, 0.0
+
+
+class _Rings:
+    """The wake-ups of one connection: a signal per claim that waits."""
+
+    def __init__(self) -> None:
+        self.signals: dict[str, SimSignal] = {}
+
+
+class _ServerRuntime(SimRuntime):
+    """On the server: a waiter's signal is a message to its node."""
+
+    def __init__(self, node: Node, network: Network, client: SimBackend) -> None:
+        super().__init__(node)
+        self.network, self.client = network, client
+        self.claim: Claim | None = None
+
+    def signal(self) -> SimSignal:
+        assert self.claim is not None
+        return _RemoteSignal(self.network, self.client, self.claim)
+
+
+class _RemoteSignal(SimSignal):
+    """Setting it sends a wake-up, which may be lost as anything may."""
+
+    def __init__(self, network: Network, client: SimBackend, claim: Claim) -> None:
+        super().__init__()
+        self._network, self._client, self._claim = network, client, claim
+
+    def set(self) -> None:
+        super().set()
+        way = self._network.travel()
+        if way is not None:
+            ring = self._client.nudge
+            self._network.world.after(way, lambda: ring(self._claim), self._client.node)
+
+
+class SimBackend:
+    """One connection: in order both ways; a lost message breaks it, with an unknown outcome."""
+
+    def __init__(self, server: Node, ledger: Ledger, network: Network, runtime: SimRuntime) -> None:
+        self.node, self.runtime, self.network = runtime.node, runtime, network
+        self._there = _ServerRuntime(server, network, self)
+        self._inner = MemoryBackend(ledger, "sim://", self._there)
+        self._rings = _Rings()
+        self._last_arrival = 0.0
+
+    async def _call(
+        self, work: Callable[[], Coroutine[Any, Any, T]], claim: Claim | None = None
+    ) -> T:
+        world, answered = self.node.world, SimSignal()
+        answers: list[T | Exception] = []
+
+        def answer(value: T | Exception) -> None:
+            answers.append(value)
+            answered.set()
+
+        def arrive() -> None:
+            self._there.claim = claim
+            try:
+                value: T | Exception = run_now(work())
+            except Exception as error:  # noqa: BLE001 - it is the server's answer
+                value = error
+            back = self.network.travel()
+            if back is not None:
+                world.after(back, lambda: answer(value), self.node)
+
+        way = self.network.travel()
+        if way is not None:
+            self._last_arrival = max(self._last_arrival + 1e-9, world.time + way)
+            world.at(self._last_arrival, arrive)
+        if not await self.runtime.wait(answered, self.runtime.now() + REQUEST_SECONDS):
+            raise BackendUnavailable("sim://: no answer in time")
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return answers[0]
+
+    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        return await self._call(lambda: self._inner.attempt(claim, join=join), claim)
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        signal = self._rings.signals.setdefault(claim.owner, SimSignal())
+        await self.runtime.wait(signal, until)
+        self._rings.signals.pop(claim.owner, None)
+
+    def nudge(self, claim: Claim) -> None:
+        self._rings.signals.setdefault(claim.owner, SimSignal()).set()
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        return await self._call(lambda: self._inner.exchange(grant, claim), claim)
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        return await self._call(lambda: self._inner.renew(grants, waits, until=until))
+
+    async def release(self, grant: Grant) -> bool:
+        return await self._call(lambda: self._inner.release(grant))
+
+    async def abandon(self, claim: Claim) -> None:
+        await self._call(lambda: self._inner.abandon(claim))
+
+    async def revoke(self, name: str) -> list[int]:
+        return await self._call(lambda: self._inner.revoke(name))
+
+    async def look(self, name: str) -> Standing:
+        return await self._call(lambda: self._inner.look(name))
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        return await self._call(lambda: self._inner.survey(prefix, cursor, limit))
+
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
+        return await self._call(lambda: self._inner.record(grant, value, keep_seconds))
+
+    async def recall(self, name: str) -> Record | None:
+        return await self._call(lambda: self._inner.recall(name))
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        await self.runtime.sleep(min(1.0, max(0.0, until - self.runtime.now())))
+
+    async def probe(self) -> list[Finding]:
+        return []
+
+    def forget(self) -> None:
+        self._rings = _Rings()
+
+    async def close(self) -> None:
+        pass
+
+
+class SimStore(MemoryStore):
+    """The store of a simulated server; each backend is a connection of its own."""
+
+    def __init__(self, server: Node, network: Network) -> None:
+        super().__init__(Ledger(server.now, server.wall), "sim://")
+        self.server, self.network = server, network
+
+    def backend(self, runtime: Runtime) -> Any:
+        assert isinstance(runtime, SimRuntime)
+        return SimBackend(self.server, self.ledger, self.network, runtime)

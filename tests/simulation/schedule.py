@@ -1,0 +1,189 @@
+"""One seeded schedule: nodes that acquire, hold, release, cancel, pause, crash and drift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.claim import Claim, Mode, write_label
+from holdfast.core.acquire import acquire, attempt_once
+from holdfast.core.door import Door
+from holdfast.core.hold import Ask
+from holdfast.core.hold import Hold as CoreHold
+from holdfast.core.keep import Keep
+from holdfast.errors import BackendUnavailable, LockTimeout
+from holdfast.testing.history import Hold, faults
+from holdfast.testing.simulated_store import Network, SimStore
+from holdfast.testing.simulator import Cancelled, Node, SimRuntime, SimTask, World
+
+FAULTS_UNTIL = 60.0
+END = 400.0
+NAMES = ("a", "b")
+
+
+@dataclass
+class Report:
+    """What a schedule showed."""
+
+    holds: list[Hold] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    cancelled: int = 0
+    lost: int = 0
+
+
+class Client:
+    """A node with a door and a few tasks that use it."""
+
+    def __init__(self, world: World, store: SimStore, number: int, report: Report) -> None:
+        draw = world.random
+        self.node = Node(
+            world, f"node{number}", drift=draw.uniform(-0.003, 0.003), skew=draw.uniform(-9, 9)
+        )
+        self.world, self.report = world, report
+        runtime, keeper = SimRuntime(self.node), SimRuntime(self.node)
+        keep = Keep(keeper, store.backend(keeper), store.display)
+        self._kept: SimTask | None = None
+        keep.start = self._start
+        self.keep = keep
+        self.door = Door(store, runtime, keep, patience=30, epoch=0)
+        self.tasks: list[SimTask] = []
+        self._attempts = 0
+
+    def _start(self) -> None:
+        if self._kept is None:
+            self._kept = self.node.spawn(self.keep.run(), "keeper")
+
+    def begin(self, tasks: int) -> None:
+        self.tasks = [self.node.spawn(self._live(), f"task{n}") for n in range(tasks)]
+
+    async def _live(self) -> None:
+        draw, runtime = self.world.random, self.door.runtime
+        while self.world.time < FAULTS_UNTIL:
+            await runtime.sleep(draw.expovariate(2.0))
+            await self._hold_once(draw.choice((0.0, 0.5, 5.0, None)))
+        # The faults are over: whoever asks now must get it.
+        await self._hold_once(None)
+
+    async def _hold_once(self, timeout: float | None) -> None:
+        draw = self.world.random
+        mode = draw.choice((Mode.EXCLUSIVE, Mode.EXCLUSIVE, Mode.SHARED))
+        self._attempts += 1
+        owner = f"{self.node.name}.{self._attempts}.{draw.random()}"
+        ttl = draw.choice((1.0, 3.0, 10.0))
+        name = draw.choice(NAMES)
+        claim = Claim(name, mode, 1, 0, ttl, owner, write_label(self.node.name, 1, "t", ""))
+        asked = self.world.time
+        ask = Ask(timeout, renew=draw.random() < 0.8, explain=False)
+        try:
+            hold = await (attempt_once if timeout == 0 else acquire)(self.door, claim, ask)
+        except (LockTimeout, BackendUnavailable):
+            return
+        except Cancelled:
+            self.report.cancelled += 1
+            raise
+        await self._work(hold, asked, draw.expovariate(1.0))
+
+    async def _work(self, hold: CoreHold, asked: float, seconds: float) -> None:
+        """Holds on for a while; what it believed meanwhile goes into the history."""
+        claim, started = hold.grant.claim, self.world.time
+        begun = Hold(self.node.name, claim.name, claim.mode, asked, started, 0.0, hold.grant.token)
+        believed = _Belief(self.report, begun, hold, self.node)
+        try:
+            await self.door.runtime.sleep(seconds)
+        except GeneratorExit:  # a crash, or the end of the world
+            raise
+        except BaseException:
+            believed.end()
+            await self.door.release(hold)
+            raise
+        believed.end()
+        await self.door.release(hold)
+
+
+class _Belief:
+    """Follows the end of certain time as renewals move it, and closes the record."""
+
+    def __init__(self, report: Report, begun: Hold, hold: CoreHold, node: Node) -> None:
+        self._report, self._begun, self._hold, self._node = report, begun, hold, node
+        self._node.world.after(0.0, self._look)
+        self._ends = node.true_time(hold.ends)
+        self._over = False
+
+    def _look(self) -> None:
+        # A paused or crashed holder believes on, until its certain time is over.
+        if self._over:
+            return
+        world = self._node.world
+        if self._hold.reason or world.time >= self._node.true_time(self._hold.ends):
+            self.end()
+            self._report.lost += 1
+            return
+        self._ends = self._node.true_time(self._hold.ends)
+        world.after(0.01, self._look)
+
+    def end(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        begun, world = self._begun, self._node.world
+        ends = min(world.time, self._node.true_time(self._hold.ends))
+        self._report.holds.append(
+            Hold(begun.process, begun.name, begun.mode, begun.asked, begun.held, ends, begun.token)
+        )
+
+
+def run_schedule(
+    seed: int, prepare: Callable[[SimStore, list[Client]], None] | None = None
+) -> Report:
+    """Runs one seed and reports what went wrong; ``prepare`` may break things on purpose."""
+    world, report = World(seed), Report()
+    draw = world.random
+    server = Node(world, "server", drift=draw.uniform(-0.002, 0.002), skew=0.0)
+    network = Network(world, delay=draw.uniform(0.005, 0.1), loss=draw.choice((0.0, 0.02, 0.1)))
+    store = SimStore(server, network)
+    clients = [Client(world, store, n, report) for n in range(draw.randint(2, 4))]
+    if prepare is not None:
+        prepare(store, clients)
+    for client in clients:
+        client.begin(draw.randint(1, 3))
+    _trouble(world, clients)
+    world.at(FAULTS_UNTIL, network.calm)
+    world.run(END)
+    _judge(store, clients, report, world)
+    world.end()
+    return report
+
+
+def _trouble(world: World, clients: list[Client]) -> None:
+    draw = world.random
+    for client in clients:
+        for _ in range(draw.randint(0, 4)):
+            at, seconds = draw.uniform(0, FAULTS_UNTIL - 15), draw.choice((0.2, 1.5, 4.0, 12.0))
+            world.at(at, lambda c=client, s=seconds: c.node.pause(s))  # type: ignore[misc]
+        for _ in range(draw.randint(0, 6)):
+            at = draw.uniform(0, FAULTS_UNTIL)
+            world.at(at, lambda c=client: draw.choice(c.tasks).cancel())  # type: ignore[misc]
+    if len(clients) > 2 and draw.random() < 0.5:
+        world.at(draw.uniform(0, FAULTS_UNTIL), clients[-1].node.crash)
+
+
+def _judge(store: SimStore, clients: list[Client], report: Report, world: World) -> None:
+    report.problems += faults(report.holds)
+    report.problems += [
+        f"{name} raised {error!r}"
+        for name, error in world.errors
+        if not isinstance(error, Cancelled)
+    ]
+    for client in clients:
+        if client.node.crashed:
+            continue
+        report.problems += [f"{task.name} never ended" for task in client.tasks if not task.done]
+        kept = len(client.keep.holds) + len(client.keep.waits) + len(client.keep.undoing)
+        if kept:
+            report.problems.append(f"{client.node.name} still keeps {kept} claims")
+    now = store.ledger.now()
+    for name, state in store.ledger.names.items():
+        left = sum(held.ends > now for held in state.holds.values())
+        left += sum(not queued.stale(now) for queued in state.line.values())
+        if left:
+            report.problems.append(f"{left} claims are left on {name!r}")

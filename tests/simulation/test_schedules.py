@@ -1,0 +1,132 @@
+"""A thousand seeded schedules of the real core; the same oracle must catch broken cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.backends.memory import MemoryBackend
+from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.acquire import acquire
+from holdfast.core.contract import Renewal
+from holdfast.core.door import Door
+from holdfast.core.hold import Ask
+from holdfast.core.keep import Keep
+from holdfast.errors import HoldfastError
+from holdfast.testing.simulated_store import Network, SimBackend, SimStore
+from holdfast.testing.simulator import Node, World
+from simulation.schedule import Client, Report, run_schedule
+
+SCHEDULES = 1000
+SHARDS = 10
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_no_schedule_breaks_a_rule(shard: int) -> None:
+    """Exclusion of certain time, growing tokens, progress, and nothing left behind."""
+    holds = cancelled = lost = 0
+    for seed in range(shard, SCHEDULES, SHARDS):
+        report = run_schedule(seed)
+        assert not report.problems, f"seed {seed}: {report.problems[:5]}"
+        holds += len(report.holds)
+        cancelled += report.cancelled
+        lost += report.lost
+    # The schedules are worth something only if all of this did happen in them.
+    assert holds > 1000
+    assert cancelled > 10
+    assert lost > 10
+
+
+Prepare = Callable[[SimStore, list[Client]], None]
+
+
+def _problems(prepare: Prepare, word: str) -> int:
+    """How many of some schedules are caught with a broken core."""
+    return sum(
+        any(word in problem for problem in run_schedule(seed, prepare).problems)
+        for seed in range(60)
+    )
+
+
+def test_validity_counted_from_the_reply_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that took long must not make the hold look longer."""
+    take = Door.take
+
+    def from_the_reply(self: Door, grant: Grant, since: float, ask: object) -> object:
+        return take(self, grant, self.runtime.now(), ask)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Door, "take", from_the_reply)
+    assert _problems(lambda store, clients: None, "while")
+
+
+def test_renewal_that_ignores_the_owner_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewing what is no longer ours, and believing it."""
+
+    async def renew_anything(
+        self: MemoryBackend, grants: list[Grant], waits: object, *, until: float
+    ) -> Renewal:
+        return Renewal()
+
+    monkeypatch.setattr(MemoryBackend, "renew", renew_anything)
+    assert _problems(lambda store, clients: None, "while")
+
+
+def test_no_check_after_a_wait_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking a wake-up for a grant."""
+    attempt, wait = SimBackend.attempt, SimBackend.wait
+    woken: set[str] = set()
+
+    async def wait_and_believe(self: SimBackend, claim: Claim, busy: Busy, until: float) -> None:
+        await wait(self, claim, busy, until)
+        woken.add(claim.owner)
+
+    async def believe(self: SimBackend, claim: Claim, *, join: bool) -> Grant | Busy:
+        if claim.owner in woken:
+            token = int(self.node.wall() * 1_000_000)
+            return Grant(claim, token)
+        return await attempt(self, claim, join=join)
+
+    monkeypatch.setattr(SimBackend, "wait", wait_and_believe)
+    monkeypatch.setattr(SimBackend, "attempt", believe)
+    assert _problems(lambda store, clients: None, "while")
+
+
+def test_release_on_cancel_before_the_acquire_landed_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Undoing once, on another connection: it may overtake the request that it undoes."""
+    leaks = 0
+
+    async def undo_at_once(self: Door, claim: Claim) -> None:
+        try:
+            await self.keep.backend.abandon(claim)
+        except HoldfastError:
+            return
+
+    monkeypatch.setattr(Door, "undo", undo_at_once)
+    monkeypatch.setattr(Keep, "undo", lambda *args, **kwargs: None)
+    for seed in range(500):
+        leaks += _orphans(seed)
+    assert leaks
+
+
+def test_undone_claims_leave_no_orphan() -> None:
+    """The same look at the real core finds nothing."""
+    assert not sum(_orphans(seed) for seed in range(500))
+
+
+def _orphans(seed: int) -> int:
+    """Cancels one acquire at a random moment; what is left of it well before its ttl is over."""
+    world = World(seed)
+    server = Node(world, "server", drift=0.0, skew=0.0)
+    store = SimStore(server, Network(world, delay=0.2, loss=0.0))
+    client = Client(world, store, 0, Report())
+    claim = Claim("a", Mode.EXCLUSIVE, 1, 0, 300.0, "owner", "[]")
+    task = client.node.spawn(acquire(client.door, claim, Ask(None, explain=False)))
+    world.at(world.random.uniform(0.0, 0.3), task.cancel)
+    world.run(60.0)
+    world.end()
+    if task.error is None:
+        return 0  # it was granted before
+    return len(store.ledger.names["a"].holds) if "a" in store.ledger.names else 0
