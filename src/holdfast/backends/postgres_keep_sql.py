@@ -1,0 +1,186 @@
+"""The server's side of lease rows: how a hold is kept and ended. See ``postgres_lease_sql``."""
+
+from __future__ import annotations
+
+__all__ = ["LEASE_KEEPING"]
+
+_RELEASE = """
+CREATE OR REPLACE FUNCTION @release(ns text, nm text, own text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+  r @lock;
+  was @lock;
+  moment timestamptz;
+  ours boolean := false;
+BEGIN
+  IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+  UPDATE @lock l SET holders = '{}', used = clock_timestamp()
+    WHERE l.namespace = ns AND l.name = nm AND NOT l.crowded AND cardinality(l.holders) = 1
+      AND (l.holders[1]).owner = own AND (l.holders[1]).ends > clock_timestamp();
+  IF FOUND THEN
+    RETURN true;
+  END IF;
+  SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  was := r;
+  moment := clock_timestamp();
+  FOR i IN 1 .. cardinality(r.holders) LOOP
+    IF (r.holders[i]).owner = own THEN
+      ours := (r.holders[i]).ends > moment;
+      r.holders[i].ends := moment;  -- tidying drops it
+    END IF;
+  END LOOP;
+  r := @tidy(r, own, moment);
+  IF r IS DISTINCT FROM was THEN
+    UPDATE @lock l SET holders = r.holders, crowded = r.crowded, used = moment
+      WHERE l.namespace = ns AND l.name = nm;
+  END IF;
+  RETURN ours;
+END $$;
+
+CREATE OR REPLACE FUNCTION @exchange(
+  ns text, nm text, old text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
+  chan text, rng text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  ours boolean := @release(ns, nm, old);
+BEGIN
+  RETURN ours::integer || ' ' || @attempt(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, true);
+END $$;
+
+CREATE OR REPLACE FUNCTION @abandon(ns text, nm text, own text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  r @lock;
+BEGIN
+  SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
+  IF FOUND THEN
+    DELETE FROM @waiter q WHERE q.owner = own;
+    PERFORM @release(ns, nm, own);
+  END IF;
+END $$;
+"""
+
+_RENEW = """
+-- Rows are locked in the order of their names: two doors that renew the same ones can't deadlock.
+CREATE OR REPLACE FUNCTION @renew(ns text, held json, waiting json) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  item record;
+  hs @holder[];
+  lost integer[];
+  forgotten integer[];
+  found_it boolean;
+BEGIN
+  PERFORM @durable(json_array_length(held) > 0);
+  FOR item IN SELECT i::integer, e ->> 0 AS nm, e ->> 1 AS own,
+                make_interval(secs => (e ->> 2)::float8) AS ttl
+              FROM json_array_elements(held) WITH ORDINALITY AS t (e, i)
+              ORDER BY (e ->> 0) COLLATE "C" LOOP
+    UPDATE @lock l SET holders[1].ends = clock_timestamp() + item.ttl
+      WHERE l.namespace = ns AND l.name = item.nm AND (l.holders[1]).owner = item.own
+        AND (l.holders[1]).ends > clock_timestamp();
+    CONTINUE WHEN FOUND;
+    SELECT l.holders INTO hs FROM @lock l WHERE l.namespace = ns AND l.name = item.nm FOR UPDATE;
+    found_it := false;
+    FOR i IN 1 .. coalesce(cardinality(hs), 0) LOOP
+      IF (hs[i]).owner = item.own AND (hs[i]).ends > clock_timestamp() THEN
+        found_it := true;
+        UPDATE @lock l SET holders[i].ends = clock_timestamp() + item.ttl
+          WHERE l.namespace = ns AND l.name = item.nm;
+      END IF;
+    END LOOP;
+    IF NOT found_it THEN
+      lost := lost || item.i;
+    END IF;
+  END LOOP;
+  -- An entry that somebody is just waking or skipping is left alone, so this can't deadlock.
+  WITH mine AS (
+    SELECT q.owner, (e ->> 1)::integer AS behind
+    FROM json_array_elements(waiting) e JOIN @waiter q ON q.owner = e ->> 0
+    FOR UPDATE OF q SKIP LOCKED)
+  UPDATE @waiter q SET refreshed = clock_timestamp(), behind = mine.behind
+    FROM mine WHERE q.owner = mine.owner;
+  SELECT array_agg(i) INTO forgotten
+    FROM json_array_elements(waiting) WITH ORDINALITY AS t (e, i)
+    WHERE NOT EXISTS (SELECT FROM @waiter q WHERE q.owner = e ->> 0
+      AND (q.reserved IS NULL OR q.reserved >= clock_timestamp()));
+  RETURN coalesce(array_to_string(lost, ','), '') || ';'
+      || coalesce(array_to_string(forgotten, ','), '');
+END $$;
+"""
+
+_REVOKE = """
+CREATE OR REPLACE FUNCTION @revoke(ns text, nm text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  r @lock;
+  moment timestamptz;
+  tokens bigint[];
+BEGIN
+  PERFORM @durable(true);
+  SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN '';
+  END IF;
+  moment := clock_timestamp();
+  tokens := ARRAY(SELECT o.token FROM unnest(r.holders) o WHERE o.ends > moment);
+  r.holders := '{}';
+  r := @tidy(r, '', moment);
+  UPDATE @lock l SET holders = '{}', crowded = r.crowded, used = moment
+    WHERE l.namespace = ns AND l.name = nm;
+  RETURN array_to_string(tokens, ',');
+END $$;
+
+CREATE OR REPLACE FUNCTION @record(
+  ns text, nm text, own text, val text, fence bigint, keep float8) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+  moment timestamptz;
+BEGIN
+  PERFORM @durable(true);
+  PERFORM FROM @lock l WHERE l.namespace = ns AND l.name = nm AND EXISTS (
+    SELECT FROM unnest(l.holders) o WHERE o.owner = own AND o.ends > clock_timestamp())
+    FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  PERFORM @keep_record(ns, nm, val, fence, keep);
+  RETURN true;
+END $$;
+"""
+
+_PURGE = """
+-- A bounded step through the names, in order: answers where to go on, or null at the end.
+CREATE OR REPLACE FUNCTION @purge(ns text, after text, batch integer) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  moment timestamptz := clock_timestamp();
+  seen text;
+  steps integer := 0;
+  l record;
+BEGIN
+  PERFORM @durable(false);
+  FOR l IN SELECT p.name, p.used FROM @lock p WHERE p.namespace = ns AND p.name > after
+           ORDER BY p.name LIMIT batch LOOP
+    seen := l.name;
+    steps := steps + 1;
+    IF l.used < moment - interval '%idle% s' THEN
+      DELETE FROM @waiter q WHERE q.namespace = ns AND q.name = l.name
+        AND q.refreshed < moment - interval '1 hour';
+      DELETE FROM @lock d WHERE d.namespace = ns AND d.name = l.name
+        AND d.used < moment - interval '%idle% s'
+        AND NOT EXISTS (SELECT FROM unnest(d.holders) o WHERE o.ends > moment)
+        AND NOT EXISTS (SELECT FROM @waiter q WHERE q.namespace = ns AND q.name = l.name);
+    END IF;
+  END LOOP;
+  PERFORM @purge_records(ns, batch);
+  RETURN CASE WHEN steps = batch THEN seen END;
+END $$;
+"""
+
+LEASE_KEEPING = _RELEASE + _RENEW + _REVOKE + _PURGE

@@ -1,0 +1,247 @@
+"""The server's side of lease rows: tables, and how a claim is admitted.
+
+All state of a name is changed by one function call that locks the name's row first (``lock``).
+The holders are in that row, the line is in a table of its own that is only touched with the row
+locked, except that a door refreshes its own entries. Times are the server's.
+
+``@`` stands for schema and prefix, ``%word%`` for what ``postgres_schema`` fills in.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LEASE_ADMISSION", "LEASE_TABLES"]
+
+LEASE_TABLES = """
+DO $$ BEGIN
+  IF to_regtype('@holder') IS NULL THEN
+    CREATE TYPE @holder AS (
+      owner text, mode text, weight integer, slots integer[], token bigint,
+      since timestamptz, ends timestamptz, label text);
+  END IF;
+END $$;
+
+CREATE TABLE IF NOT EXISTS @lock (
+  namespace text COLLATE "C" NOT NULL,
+  name text COLLATE "C" NOT NULL,
+  token bigint NOT NULL,
+  capacity integer NOT NULL,
+  crowded boolean NOT NULL DEFAULT false,
+  holders @holder[] NOT NULL DEFAULT '{}',
+  used timestamptz NOT NULL,
+  PRIMARY KEY (namespace, name)
+) WITH (fillfactor = 50, toast_tuple_target = 8160);
+
+CREATE TABLE IF NOT EXISTS @waiter (
+  namespace text COLLATE "C" NOT NULL,
+  name text COLLATE "C" NOT NULL,
+  place bigint NOT NULL,
+  owner text COLLATE "C" NOT NULL UNIQUE,
+  mode text NOT NULL,
+  weight integer NOT NULL,
+  since timestamptz NOT NULL,
+  refreshed timestamptz NOT NULL,
+  reserved timestamptz,
+  behind integer NOT NULL DEFAULT 0,
+  bell text NOT NULL,
+  ring text NOT NULL,
+  label text NOT NULL,
+  PRIMARY KEY (namespace, name, place)
+) WITH (fillfactor = 50);
+"""
+
+# Drops what has run out, skips who is gone, and wakes whom that lets in: `core.admit`, in SQL.
+_TIDY = """
+CREATE OR REPLACE FUNCTION @tidy(r @lock, own text, moment timestamptz) RETURNS @lock
+LANGUAGE plpgsql AS $$
+DECLARE
+  h @holder;
+  q @waiter;
+  kept @holder[] := '{}';
+  heads integer := 0;
+  weights bigint := 0;
+  alone boolean := false;
+BEGIN
+  FOREACH h IN ARRAY r.holders LOOP
+    IF h.ends > moment THEN
+      kept := kept || h;
+      heads := heads + 1;
+      weights := weights + h.weight;
+      alone := alone OR h.mode = 'exclusive';
+    END IF;
+  END LOOP;
+  r.holders := kept;
+  IF NOT r.crowded THEN
+    RETURN r;
+  END IF;
+  r.crowded := false;
+  FOR q IN SELECT w.* FROM @waiter w WHERE w.namespace = r.namespace AND w.name = r.name
+           ORDER BY w.place LOOP
+    IF NOT (%fresh%) THEN
+      DELETE FROM @waiter w WHERE w.owner = q.owner;
+      CONTINUE;
+    END IF;
+    r.crowded := true;
+    EXIT WHEN NOT CASE q.mode WHEN 'exclusive' THEN heads = 0 WHEN 'shared' THEN NOT alone
+                  ELSE weights + q.weight <= r.capacity END;
+    IF q.reserved IS NULL THEN
+      UPDATE @waiter w SET reserved = moment + interval '%grace% s'
+        WHERE w.owner = q.owner;
+      IF q.owner <> own THEN
+        PERFORM pg_notify(q.bell, q.ring);
+      END IF;
+    END IF;
+    heads := heads + 1;
+    weights := weights + q.weight;
+    alone := alone OR q.mode = 'exclusive';
+  END LOOP;
+  RETURN r;
+END $$;
+"""
+
+# Grants, renewals and releases survive a crash of the server. What is lost of the line is made
+# anew by those who wait, so it does not wait for the disk.
+_DURABILITY = """
+CREATE OR REPLACE FUNCTION @durable(yes boolean) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF yes THEN
+    IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+      PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+  ELSE
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+END $$;
+"""
+
+# Answers 'G token slots', 'B place seconds', 'F place' (the line is full) or 'M capacity'.
+_ATTEMPT = """
+CREATE OR REPLACE FUNCTION @attempt(
+  ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
+  chan text, rng text, joins boolean) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  moment timestamptz := clock_timestamp();
+  floor bigint := (extract(epoch FROM moment) * 1000000)::bigint;
+  ending timestamptz := moment + make_interval(secs => ttl);
+  taking integer[] := CASE WHEN md = 'slots' THEN ARRAY(SELECT generate_series(0, wt - 1)) END;
+  fence bigint;
+BEGIN
+  IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+  -- Nobody holds and nobody waits: one statement on one row decides.
+  UPDATE @lock l
+    SET token = greatest(l.token + 1, floor), capacity = lim, used = moment,
+        holders = ARRAY[ROW(own, md, wt, taking, greatest(l.token + 1, floor), moment, ending,
+                            lbl)::@holder]
+    WHERE l.namespace = ns AND l.name = nm AND l.holders = '{}' AND NOT l.crowded
+      AND (lim = 0 OR wt <= lim)
+    RETURNING l.token INTO fence;
+  IF FOUND THEN
+    RETURN 'G ' || fence || ' ' || coalesce(array_to_string(taking, ','), '');
+  END IF;
+  INSERT INTO @lock AS l (namespace, name, token, capacity, used, holders)
+    SELECT ns, nm, floor, lim, moment,
+      ARRAY[ROW(own, md, wt, taking, floor, moment, ending, lbl)::@holder]
+    WHERE (lim = 0 OR wt <= lim)
+      AND NOT EXISTS (SELECT FROM @lock o WHERE o.namespace = ns AND o.name = nm)
+    ON CONFLICT DO NOTHING RETURNING l.token INTO fence;
+  IF FOUND THEN
+    RETURN 'G ' || fence || ' ' || coalesce(array_to_string(taking, ','), '');
+  END IF;
+  RETURN @attempt_locked(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, joins);
+END $$;
+"""
+
+_ATTEMPT_LOCKED = """
+CREATE OR REPLACE FUNCTION @attempt_locked(
+  ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
+  chan text, rng text, joins boolean) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  r @lock;
+  was @lock;
+  h @holder;
+  moment timestamptz;
+  mine bigint;
+  ahead bigint := 0;
+  weights bigint := 0;
+  alone boolean := false;
+  soonest timestamptz;
+  taking integer[];
+BEGIN
+  FOR i IN 1 .. 100 LOOP  -- again only if the row was purged right between the two
+    SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
+    EXIT WHEN FOUND;
+    INSERT INTO @lock (namespace, name, token, capacity, used)
+      VALUES (ns, nm, 0, lim, clock_timestamp()) ON CONFLICT DO NOTHING;
+  END LOOP;
+  moment := clock_timestamp();
+  was := r;
+  FOR i IN 1 .. cardinality(r.holders) LOOP
+    h := r.holders[i];
+    IF h.owner = own AND h.ends > moment THEN  -- a retry whose first answer was lost
+      UPDATE @lock l SET holders[i].ends = moment + make_interval(secs => ttl), used = moment
+        WHERE l.namespace = ns AND l.name = nm;
+      RETURN 'G ' || h.token || ' ' || coalesce(array_to_string(h.slots, ','), '');
+    END IF;
+  END LOOP;
+  r := @tidy(r, own, moment);
+  IF r.crowded THEN
+    SELECT q.place INTO mine FROM @waiter q WHERE q.owner = own;
+    SELECT count(*), coalesce(sum(q.weight), 0), coalesce(bool_or(q.mode = 'exclusive'), false),
+           min(q.reserved) INTO ahead, weights, alone, soonest
+      FROM @waiter q WHERE q.namespace = ns AND q.name = nm
+      AND (mine IS NULL OR q.place < mine) AND %fresh%;
+  END IF;
+  IF r.capacity <> lim AND (r.holders <> '{}' OR ahead > 0 OR EXISTS (
+      SELECT FROM @waiter q WHERE q.namespace = ns AND q.name = nm AND q.owner <> own
+      AND r.crowded AND %fresh%)) THEN
+    RETURN 'M ' || r.capacity || ' ';
+  END IF;
+  FOREACH h IN ARRAY r.holders LOOP
+    weights := weights + h.weight;
+    alone := alone OR h.mode = 'exclusive';
+    soonest := least(soonest, h.ends);
+  END LOOP;
+  IF (CASE md WHEN 'exclusive' THEN ahead = 0 AND r.holders = '{}' WHEN 'shared' THEN NOT alone
+      ELSE weights + wt <= lim END) THEN
+    r.token := greatest(r.token + 1, (extract(epoch FROM moment) * 1000000)::bigint);
+    IF md = 'slots' THEN
+      taking := ARRAY(SELECT s FROM generate_series(0, lim - 1) s WHERE NOT EXISTS (
+        SELECT FROM unnest(r.holders) o WHERE s = ANY (o.slots)) ORDER BY s LIMIT wt);
+    END IF;
+    IF mine IS NOT NULL THEN
+      DELETE FROM @waiter q WHERE q.owner = own;
+    END IF;
+    UPDATE @lock l SET token = r.token, capacity = lim, crowded = r.crowded, used = moment,
+        holders = r.holders || ROW(own, md, wt, taking, r.token, moment,
+          moment + make_interval(secs => ttl), lbl)::@holder
+      WHERE l.namespace = ns AND l.name = nm;
+    RETURN 'G ' || r.token || ' ' || coalesce(array_to_string(taking, ','), '');
+  END IF;
+  PERFORM @durable(false);
+  IF mine IS NOT NULL THEN
+    UPDATE @waiter q SET refreshed = moment, reserved = NULL, bell = chan, ring = rng
+      WHERE q.owner = own;
+  ELSIF joins THEN
+    IF ahead >= %cap% THEN
+      RETURN 'F ' || ahead || ' ';
+    END IF;
+    INSERT INTO @waiter (namespace, name, place, owner, mode, weight, since, refreshed, bell,
+                         ring, label)
+      SELECT ns, nm, coalesce(max(q.place), 0) + 1, own, md, wt, moment, moment, chan, rng, lbl
+      FROM @waiter q WHERE q.namespace = ns AND q.name = nm;
+    r.crowded := true;
+    r.capacity := lim;
+  END IF;
+  IF r.holders IS DISTINCT FROM was.holders OR r.crowded <> was.crowded
+      OR r.capacity <> was.capacity THEN
+    UPDATE @lock l SET holders = r.holders, crowded = r.crowded, capacity = r.capacity,
+      used = moment WHERE l.namespace = ns AND l.name = nm;
+  END IF;
+  RETURN 'B ' || ahead || ' ' || coalesce(extract(epoch FROM soonest - moment)::text, '');
+END $$;
+"""
+
+LEASE_ADMISSION = _DURABILITY + _TIDY + _ATTEMPT_LOCKED + _ATTEMPT

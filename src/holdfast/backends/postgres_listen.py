@@ -1,0 +1,198 @@
+"""Waiting for a ring: over a LISTEN connection, or by looking now and then where there is none.
+
+The first wait opens the connection and returns at once, so that the attempt which follows is
+made with the bell already hung. When it breaks, those who wait try again at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from holdfast.core.contract import Finding, Runtime
+from holdfast.errors import BackendUnavailable
+from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.wires.postgres import Connection, Dial
+from holdfast.wires.postgres_async import in_thread
+from holdfast.wires.postgres_listen import AsyncListener, ListenBell
+
+__all__ = ["Listening", "make_listening"]
+
+POLL_SECONDS = (0.2, 0.5)
+"""How often a waiter looks where notifications can't reach it."""
+MEND_SECONDS = (0.1, 0.4)
+"""The pause after a bell broke."""
+
+
+class Listening(Protocol):
+    """Waits that end with a ring."""
+
+    @property
+    def detail(self) -> Finding:
+        """How waiters are woken, for ``probe``."""
+        ...
+
+    async def wait(self, key: str, until: float) -> None: ...
+    def ring(self, key: str) -> None: ...
+    def forget_ring(self, key: str) -> None: ...
+    def forget(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_listening(runtime: Runtime, dial: Dial, channel: str) -> Listening:
+    """By the world that it is for."""
+    kind = BlockingListening if runtime.blocking else AsyncListening
+    return kind(runtime, dial, channel)
+
+
+def _finding(deaf: bool) -> Finding:
+    if deaf:
+        text = "a pooler is in between and there is no listen_url: waiters poll"
+        return Finding("waiting", text, "warning")
+    return Finding("waiting", "waiters are woken by LISTEN on one connection per door")
+
+
+class BlockingListening:
+    """For threads: one of those who wait reads the connection for all."""
+
+    def __init__(self, runtime: Runtime, dial: Dial, channel: str) -> None:
+        self._runtime, self._dial, self._channel = runtime, dial, channel
+        self._reset()
+
+    def _reset(self) -> None:
+        self._doorbell = BlockingDoorbell()
+        self._hanging = threading.Lock()
+        self._deaf = False
+
+    @property
+    def detail(self) -> Finding:
+        return _finding(self._deaf)
+
+    async def wait(self, key: str, until: float) -> None:
+        if self._doorbell.bell is None and not self._deaf:
+            await self._hang(until)
+            return
+        try:
+            if self._deaf:
+                until = min(until, self._runtime.now() + self._runtime.between(*POLL_SECONDS))
+            self._doorbell.wait(key, until)
+        except (BackendUnavailable, OSError):
+            await self._pause(until)
+
+    async def _hang(self, until: float) -> None:
+        with self._hanging:
+            if self._doorbell.bell is not None:
+                return
+            try:
+                connection = _listen(self._dial, self._channel)
+            except BackendUnavailable:
+                connection, broken = None, True
+            else:
+                broken = False
+                if connection is None:
+                    self._deaf = True
+                else:
+                    self._doorbell.hang(ListenBell(connection))
+        self._doorbell.ring(EVERYBODY)  # what was rung while it was broken is lost
+        if broken:
+            await self._pause(until)
+
+    async def _pause(self, until: float) -> None:
+        left = until - self._runtime.now()
+        await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*MEND_SECONDS))))
+
+    def ring(self, key: str) -> None:
+        self._doorbell.ring(key)
+
+    def forget_ring(self, key: str) -> None:
+        self._doorbell.forget(key)
+
+    def forget(self) -> None:
+        bell = self._doorbell.bell
+        if isinstance(bell, ListenBell):
+            bell.forget()
+        self._doorbell._dispose()  # not close: in a child its mutex may be locked for ever
+        self._reset()
+
+    def close(self) -> None:
+        self._doorbell.close()
+
+
+class AsyncListening:
+    """For the tasks of one loop."""
+
+    def __init__(self, runtime: Runtime, dial: Dial, channel: str) -> None:
+        self._runtime, self._dial, self._channel = runtime, dial, channel
+        self._reset()
+
+    def _reset(self) -> None:
+        self._doorbell = AsyncDoorbell()
+        self._listener: AsyncListener | None = None
+        self._hanging = False
+        self._deaf = False
+
+    @property
+    def detail(self) -> Finding:
+        return _finding(self._deaf)
+
+    async def wait(self, key: str, until: float) -> None:
+        if self._listener is not None and not self._listener.open:
+            self._listener = None
+            await self._pause(until)
+        if self._listener is None and not self._deaf and not self._hanging:
+            await self._hang(until)
+            return
+        if self._deaf:
+            until = min(until, self._runtime.now() + self._runtime.between(*POLL_SECONDS))
+        await self._doorbell.wait(key, until)
+
+    async def _hang(self, until: float) -> None:
+        self._hanging = True
+        try:
+            connection = await in_thread(lambda: _listen(self._dial, self._channel), _drop)
+            if connection is None:
+                self._deaf = True
+            else:
+                self._listener = AsyncListener(connection, self._doorbell)
+        except BackendUnavailable:
+            await self._pause(until)
+        finally:
+            self._hanging = False
+            self._doorbell.ring_all()  # they attempt again, now that the bell hangs or not
+
+    async def _pause(self, until: float) -> None:
+        left = until - self._runtime.now()
+        await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*MEND_SECONDS))))
+
+    def ring(self, key: str) -> None:
+        self._doorbell.ring(key)
+
+    def forget_ring(self, key: str) -> None:
+        self._doorbell.forget(key)
+
+    def forget(self) -> None:
+        listener = self._listener
+        self._reset()
+        if listener is not None:
+            listener.forget()
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._doorbell.ring_all()
+
+
+def _listen(dial: Dial, channel: str) -> Connection | None:
+    """A connection that listens, or none where a pooler would swallow what it hears."""
+    connection = dial()
+    if connection.pooled:
+        connection.close()
+        return None
+    connection.script(f'LISTEN "{channel}"'.encode(), connection.deadline)
+    return connection
+
+
+def _drop(connection: Connection | None) -> None:
+    if connection is not None:
+        connection.close()
