@@ -163,9 +163,8 @@ class LeaseBase:
     async def _release(self) -> bool | None:
         if self._released:
             return False
-        lost = self.lost
         if not self._let_go():
-            return not lost
+            return self._hold.state is State.HELD and self._door.runtime.now() < self._hold.ends
         return await self._door.release(self._hold)
 
     async def _extend(self, ttl: Duration | None) -> None:

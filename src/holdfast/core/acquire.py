@@ -9,7 +9,7 @@ from holdfast.core.door import Door
 from holdfast.core.hold import Ask, Hold
 from holdfast.core.line import Turn
 from holdfast.core.refusal import timed_out, told_so_far
-from holdfast.errors import BackendUnavailable, HoldfastError, LockTimeout
+from holdfast.errors import BackendUnavailable, LockTimeout
 
 __all__ = ["acquire", "attempt_once"]
 
@@ -78,30 +78,34 @@ async def _wait_for_turn(door: Door, turn: Turn, until: float | None, ask: Ask) 
 
 async def _stand(door: Door, turn: Turn, until: float | None, ask: Ask) -> Hold:
     """Asks the store, and waits where it says so, until it grants."""
-    outage = _Outage(door, turn.claim, until)
-    wait = _Wait(door, turn, until, ask)
+    outage: _Outage | None = None
+    wait: _Wait | None = None
     while True:
-        if door.closed:
-            raise HoldfastError(f"{door.store.display} was closed while {turn.claim.name!r} waited")
-        if turn.answer is not None:
-            answer, sent = turn.answer
-            turn.answer = None
-        else:
-            sent = door.runtime.now()
-            try:
-                reply = await door.backend.attempt(turn.claim, join=True)
-            except BackendUnavailable as error:
-                await outage.hold_out(error)
-                continue
-            if isinstance(reply, Busy):
-                outage.over()
-                await wait.wait(reply)
-                continue
-            answer = reply
-        hold = door.take(answer, sent, ask)
-        if hold is not None:
-            return hold
-        await outage.hold_out(_too_late(door, turn.claim, sent))
+        door.enter()
+        try:
+            sent, answer = await _ask_store(door, turn)
+            if isinstance(answer, Grant):
+                hold = door.take(answer, sent, ask)
+                if hold is not None:
+                    return hold
+                raise _too_late(door, turn.claim, sent)
+        except BackendUnavailable as error:
+            outage = outage or _Outage(door, turn.claim, until)
+            await outage.hold_out(error)
+            continue
+        outage = None
+        wait = wait or _Wait(door, turn, until, ask)
+        await wait.wait(answer)
+
+
+async def _ask_store(door: Door, turn: Turn) -> tuple[float, Grant | Busy]:
+    """What the store says, and when it was asked: by us, or by an exchange on our behalf."""
+    if turn.answer is not None:
+        answer, sent = turn.answer
+        turn.answer = None
+        return sent, answer
+    sent = door.runtime.now()
+    return sent, await door.backend.attempt(turn.claim, join=True)
 
 
 class _Wait:
@@ -166,9 +170,6 @@ class _Outage:
         self._door, self._claim, self._until = door, claim, until
         self._tries = 0
         self._since = 0.0
-
-    def over(self) -> None:
-        self._tries = 0
 
     async def hold_out(self, error: BackendUnavailable) -> None:
         """Returns when it is time to try again, or raises what the last try raised."""

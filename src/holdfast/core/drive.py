@@ -21,6 +21,5 @@ def run_now(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-    finally:
-        work.close()
+    work.close()
     raise RuntimeError(f"{work!r} suspended under the blocking driver")

@@ -13,6 +13,7 @@ __all__ = ["Ask", "Hold", "State", "certain_seconds", "grace_seconds"]
 DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
 LONGEST_GRACE_SECONDS = 5.0
+NEVER = float("inf")
 
 
 def certain_seconds(ttl: float) -> float:
@@ -52,6 +53,7 @@ class Hold:
         "cap",
         "cause",
         "doubted",
+        "doubtful_at",
         "ends",
         "grant",
         "handles",
@@ -89,17 +91,15 @@ class Hold:
         ttl = self.grant.claim.ttl
         ends = since + certain_seconds(ttl)
         self.ends = ends if self.cap is None else min(ends, self.cap)
-        self.renew_at = since + ttl / 3
+        self.doubtful_at = self.ends - grace_seconds(ttl)
+        self.renew_at = since + ttl / 3 if self.renew else NEVER
         self.cause = ""
         self.doubted = False
 
-    def doubtful_at(self) -> float:
-        return self.ends - grace_seconds(self.grant.claim.ttl)
-
     def next_at(self) -> float:
         """When the keeper has to look at it again."""
-        clock = self.ends if self.doubted else self.doubtful_at()
-        return min(clock, self.renew_at) if self.renew else clock
+        clock = self.ends if self.doubted else self.doubtful_at
+        return min(self.renew_at, clock)
 
     def lose(self, reason: str) -> None:
         """It may no longer be ours: everybody who asked to be told is told, once."""

@@ -129,7 +129,7 @@ class Keep:
                 hold.block = False
                 log.warning("%r: its thread or task ended inside the block", self._named(hold))
                 self.dropped.append(hold)
-            elif not hold.doubted and now >= hold.doubtful_at():
+            elif not hold.doubted and now >= hold.doubtful_at:
                 left = f"{hold.ends - now:.1f} s are left"
                 hold.doubt(f"renewal is overdue and {left}{_because(hold.cause)}")
 
@@ -154,7 +154,7 @@ class Keep:
 
     async def _renew_due(self) -> None:
         now = self.runtime.now()
-        holds = [hold for hold in list(self.holds.values()) if hold.renew]
+        holds = list(self.holds.values())
         refresh = bool(self.waits) and now >= self.refreshed_at + REFRESH_SECONDS
         if not refresh and not any(hold.renew_at <= now for hold in holds):
             return
@@ -182,7 +182,7 @@ class Keep:
 
     def _patience(self, now: float) -> float:
         """Until when a renewal may take, so that nobody is told too late of a doubtful hold."""
-        events = (h.ends if h.doubted else h.doubtful_at() for h in list(self.holds.values()))
+        events = (h.ends if h.doubted else h.doubtful_at for h in list(self.holds.values()))
         return max(min(events, default=float("inf")), now + 0.05)
 
     def _learn(self, due: list[Hold], answer: Renewal, sent: float) -> None:

@@ -52,7 +52,7 @@ class LockBase(Decorating, Generic[L]):
     async def _take(self, timeout: float | None, *, block: bool, explain: bool = True) -> L:
         door, terms = self._door, self._terms
         door.enter()
-        outer = door.mine.get((door.runtime.me(), self.name))
+        outer = door.mine.get((door.runtime.me(), self.name)) if door.mine else None
         if outer is not None and self._mode is not Mode.SLOTS:
             again = self._again(outer, timeout, explain)
             if again is not None:
@@ -68,7 +68,7 @@ class LockBase(Decorating, Generic[L]):
         )
         ask = Ask(timeout, terms.renew, terms.max_hold, explain)
         hold = await (attempt_once if timeout == 0 else acquire)(door, claim, ask)
-        hold.block = block
+        hold.block = block  # kept alive from here on only while this thread or task lives
         return self._lease(door, hold, terms.note)
 
     def _again(self, outer: Hold, timeout: float | None, explain: bool) -> Hold | None:

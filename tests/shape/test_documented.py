@@ -1,0 +1,58 @@
+"""Every public name, scheme and store is in the docs; every store has a harness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from harnesses import harness_classes
+from holdfast.core.contract import Guarantee
+from holdfast.errors import HoldfastError
+from holdfast.locks import Locks
+from holdfast.primitives.lock import Lock
+from holdfast.primitives.terms import Options
+from holdfast.url import BACKENDS
+
+DOCS = Path(__file__).parents[2] / "docs"
+API = (DOCS / "reference" / "api.md").read_text()
+ERRORS = (DOCS / "reference" / "errors.md").read_text()
+URLS = (DOCS / "reference" / "urls.md").read_text()
+
+
+@pytest.mark.parametrize("name", holdfast.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    """Whoever reads the reference finds it."""
+    value = getattr(holdfast, name)
+    is_error = isinstance(value, type) and issubclass(value, HoldfastError)
+    assert f"`{name}" in (ERRORS if is_error else API)
+
+
+@pytest.mark.parametrize("kind", [Locks, Lock, holdfast.Lease], ids=lambda kind: kind.__name__)
+def test_public_words_are_documented(kind: type) -> None:
+    """Methods and properties too."""
+    for name in dir(kind):
+        if not name.startswith("_") and name not in ("forked", "exit"):
+            assert f"`{name}" in API or f".{name}" in API, name
+
+
+@pytest.mark.parametrize("word", [*Options.__annotations__, *Guarantee])
+def test_options_and_guarantees_are_documented(word: str) -> None:
+    """What a lock takes, and what a store promises."""
+    assert f"`{word}`" in API
+
+
+@pytest.mark.parametrize("scheme", BACKENDS)
+def test_schemes_are_documented(scheme: str) -> None:
+    """Each has a line among the URLs, and its store a page."""
+    assert f"`{scheme}" in URLS
+
+
+@pytest.mark.parametrize("module", sorted({module for module, _ in BACKENDS.values()}))
+def test_stores_have_a_page_and_a_harness(module: str) -> None:
+    """A store without a page or without the suite is not there."""
+    store = module.rsplit(".", 1)[1]
+    page = {"postgres": "postgresql"}.get(store, store)
+    assert (DOCS / "backends" / f"{page}.md").exists()
+    assert any(name.split("-")[0] == store for name in harness_classes())
