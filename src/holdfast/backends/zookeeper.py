@@ -1,0 +1,341 @@
+"""``zookeeper://h1,h2,h3/path``: a line of ephemeral nodes per name, one session per ttl.
+
+Taking a free name is one trip: the create of the own node and the listing of the line go out
+back to back. The token is the zxid of the create (of the slots, for slots): it is the
+ensemble's own order. Who waits watches the node in front of it. See ``zookeeper_line`` for what
+is stored and ``wires.zookeeper`` for what makes a hold certain.
+"""
+
+from __future__ import annotations
+
+from holdfast.backends.zookeeper_end import Ending, was_ours
+from holdfast.backends.zookeeper_line import (
+    SEQUENCE_LIMIT,
+    Line,
+    digest,
+    entry_prefix,
+    slot_name,
+)
+from holdfast.backends.zookeeper_look import Looking, write_data
+from holdfast.backends.zookeeper_records import Recording
+from holdfast.backends.zookeeper_renew import Renewing
+from holdfast.backends.zookeeper_store import Entry, ZooKeeperStore
+from holdfast.backends.zookeeper_url import read_options
+from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.contract import QUEUE_CAP, Runtime, Settings, Signal
+from holdfast.errors import BackendUnavailable
+from holdfast.url import Url
+from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper_asks import (
+    Ask,
+    Check,
+    Create,
+    Delete,
+    Ephemeral,
+    Listing,
+    Multi,
+    Read,
+    Sync,
+    Write,
+)
+
+__all__ = ["ZooKeeperBackend", "open_store"]
+
+TRIES = 8
+GONE_NAME = "the name's node vanished again and again"
+
+
+class ZooKeeperBackend(Ending, Renewing, Looking, Recording):
+    """Admits claims in lines of nodes; its other parts keep, show and record."""
+
+    def __init__(self, store: ZooKeeperStore, runtime: Runtime) -> None:
+        super().__init__(store, runtime)
+        self._signals: dict[str, Signal] = {}
+        self._closed = False
+
+    # Taking
+
+    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        entry = self._attend(claim)
+        try:
+            session = await self.ready(entry.key)
+            return await self._attempt(session, entry, join)
+        finally:
+            entry.attended = self.runtime.now()
+
+    def _attend(self, claim: Claim) -> Entry:
+        entry = self.store.entry(claim, self.runtime.now())
+        entry.attended = None
+        signal = self._signals.get(claim.owner)
+        if signal is None or signal.is_set():
+            # Made before the first request: a nudge from here on is kept for the wait.
+            self._signals[claim.owner] = self.runtime.signal()
+        return entry
+
+    async def _attempt(
+        self, session: Session, entry: Entry, join: bool, *before: Ask
+    ) -> Grant | Busy:
+        if entry.path and entry.session != session.id:
+            entry.reset()  # it went with its session
+        elif entry.asked and not entry.path:
+            await self._find(session, entry)
+        if entry.path:
+            answer = await self._stand(session, entry, join, *before)
+            if answer is not None:
+                return answer
+            entry.reset()
+            before = ()
+        return await self._enter(session, entry, join, *before)
+
+    async def _enter(
+        self, session: Session, entry: Entry, join: bool, *before: Ask
+    ) -> Grant | Busy:
+        """Makes a node and decides by the line that it finds itself in."""
+        claim = entry.claim
+        parent = self.store.parent(claim.name)
+        prefix = f"{parent}/{entry_prefix(claim)}"
+        data = write_data(entry.key, 0, (), claim.label)
+        self.store.entries[claim.owner] = entry
+        entry.asked = True
+        for _ in range(TRIES):
+            create, listing = Create(prefix, data, self.store.acl), Listing(parent)
+            sent = self.runtime.now()
+            await self.ask(session, *before, create, listing)
+            if create.error is None:
+                entry.path, stat = create.value
+                entry.session, entry.token = stat.ephemeral_owner, stat.czxid
+                session.clock = stat.ctime / 1000, sent
+                if entry.session != session.id:
+                    raise BackendUnavailable(f"{self.store.display}: the session has just ended")
+                since = session.since(sent)
+                answer = await self._decide(session, entry, listing.value, since, join)
+                if answer is not None:
+                    return answer
+            before = ()
+            await self.make(session, parent)
+        raise BackendUnavailable(f"{self.store.display}: {GONE_NAME}: {claim.name!r}")
+
+    async def _stand(
+        self, session: Session, entry: Entry, join: bool, *before: Ask
+    ) -> Grant | Busy | None:
+        """Looks again from the place that it has; ``None`` if it has none any more."""
+        parent = self.store.parent(entry.claim.name)
+        sent = self.runtime.now()
+        # A recent proof is enough for a grant; an old one is renewed in the same trip.
+        fresh = sent - session.proven < entry.key / 6 and entry.grant is None
+        first: Ask = Sync(parent) if fresh else Multi([Check(entry.path)])
+        listing = Listing(parent)
+        await self.ask(session, *before, first, listing)
+        if listing.error is not None or (isinstance(first, Multi) and first.failed):
+            return None
+        since = session.proven if fresh else session.since(sent)
+        return await self._decide(session, entry, listing.value, since, join)
+
+    async def _find(self, session: Session, entry: Entry) -> None:
+        """A create was not answered: adopts the node that it may have made in this session."""
+        parent = self.store.parent(entry.claim.name)
+        listing = Listing(parent)
+        await self.ask(session, Sync(parent), listing)
+        if listing.error is not None:
+            return
+        line = Line(listing.value, self.where(entry.claim.name))
+        reads = [Read(f"{parent}/{p.node}") for p in line.of_owner(digest(entry.claim.owner))]
+        if reads:
+            await self.ask(session, *reads)
+        for read in reads:
+            if read.error is None and read.value[1].ephemeral_owner == session.id:
+                entry.path, entry.session = read.path, session.id
+                entry.token = read.value[1].czxid
+                return
+
+    # Deciding
+
+    async def _decide(
+        self, session: Session, entry: Entry, nodes: list[str], since: float, join: bool
+    ) -> Grant | Busy | None:
+        if self.store.entries.get(entry.claim.owner) is not entry:
+            return None  # nobody had come for it in time
+        if len(nodes) == 1 and entry.claim.mode is not Mode.SLOTS and nodes[0] == entry.node:
+            return self._grant(entry, entry.token, (), since)
+        try:
+            line = Line(nodes, self.where(entry.claim.name))
+            index = line.index(entry.node)
+            if index is None:
+                return None
+            line.check(entry.claim, index, self.store.display)
+        except BaseException:
+            await self._withdraw(session, entry)
+            raise
+        await self._drop_doubles(session, entry, line)
+        if index < line.admitted:
+            if entry.claim.mode is Mode.SLOTS:
+                return await self._take_slots(session, entry, line, since)
+            return self._grant(entry, entry.token, (), since)
+        return await self._busy(session, entry, line, index, join)
+
+    async def _drop_doubles(self, session: Session, entry: Entry, line: Line) -> None:
+        """Deletes nodes of the same owner that an unanswered create has left."""
+        parent = self.store.parent(entry.claim.name)
+        own = line.of_owner(digest(entry.claim.owner))
+        doubles = [Delete(f"{parent}/{p.node}") for p in own if p.node != entry.node]
+        if doubles:
+            await self.ask(session, *doubles)
+
+    def _grant(self, entry: Entry, token: int, slots: tuple[int, ...], since: float) -> Grant:
+        ref = (entry.key, entry.session, entry.path)
+        grant = Grant(entry.claim, token, slots, since, ref)
+        entry.ends = since + entry.claim.ttl
+        entry.grant = grant
+        self._signals.pop(entry.claim.owner, None)
+        return grant
+
+    async def _take_slots(
+        self, session: Session, entry: Entry, line: Line, since: float
+    ) -> Grant | Busy | None:
+        """Takes the lowest free slots. The zxid of that is the token: per slot it only grows."""
+        if entry.grant is not None:
+            return self._grant(entry, entry.grant.token, entry.grant.slots, since)
+        if entry.taking:
+            return Busy(0, 0.01)  # another thread of this door is at it
+        entry.taking = True
+        try:
+            for _ in range(TRIES):
+                slots = line.free_slots(entry.claim.weight, entry.claim.limit)
+                grant = await self._try_slots(session, entry, slots)
+                if grant is not None:
+                    return grant
+                listing = Listing(self.store.parent(entry.claim.name))
+                await self.ask(session, listing)
+                if listing.error is not None:
+                    return None
+                line = Line(listing.value, self.where(entry.claim.name))
+                if line.index(entry.node) is None:
+                    return None
+            return Busy(0, 0.05)
+        finally:
+            entry.taking = False
+
+    async def _try_slots(
+        self, session: Session, entry: Entry, slots: tuple[int, ...]
+    ) -> Grant | None:
+        if len(slots) < entry.claim.weight:
+            return None
+        parent = self.store.parent(entry.claim.name)
+        data = write_data(entry.key, 0, slots, entry.claim.label)
+        own, acl = digest(entry.claim.owner).encode(), self.store.acl
+        parts = [Ephemeral(f"{parent}/{slot_name(slot)}", own, acl) for slot in slots]
+        multi = Multi([Write(entry.path, data), *parts])
+        sent = self.runtime.now()
+        await self.ask(session, multi)
+        if multi.failed:
+            return None
+        return self._grant(entry, multi.value[0].mzxid, slots, session.since(sent))
+
+    async def _busy(
+        self, session: Session, entry: Entry, line: Line, index: int, join: bool
+    ) -> Busy:
+        place = index - line.admitted
+        if not join:
+            await self._withdraw(session, entry)
+            return Busy(place)
+        if place >= QUEUE_CAP:
+            await self._withdraw(session, entry)
+            return Busy(place, 1.0, reason=f"{QUEUE_CAP} already wait for {entry.claim.name!r}")
+        if not 0 <= line.places[index].sequence < SEQUENCE_LIMIT:
+            await self._withdraw(session, entry)
+            reason = f"the line of {entry.claim.name!r} starts over"
+            return Busy(place, self.runtime.between(0.05, 0.2), reason=reason)
+        return Busy(place, ref=(entry.key, line.before(index)))
+
+    async def _withdraw(self, session: Session, entry: Entry) -> None:
+        self.store.entries.pop(entry.claim.owner, None)
+        self._signals.pop(entry.claim.owner, None)
+        await self.ask(session, Delete(entry.path))
+
+    # Waiting
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        entry, signal = self.store.entries.get(claim.owner), self._signals.get(claim.owner)
+        if entry is None or signal is None or busy.ref is None:
+            pause = self.runtime.between(0.005, 0.02)
+            await self.runtime.sleep(max(0.0, min(pause, until - self.runtime.now())))
+            return
+        entry.attended = None
+        try:
+            await self._wait(entry, signal, busy.ref[1], until)
+        except BackendUnavailable:
+            # No spinning while the store is away: the attempt that follows waits for it.
+            await self.runtime.sleep(self.runtime.between(0.01, 0.05))
+        finally:
+            entry.attended = self.runtime.now()
+
+    async def _wait(self, entry: Entry, signal: Signal, front: str | None, until: float) -> None:
+        session = await self.ready(entry.key, until)
+        parent = self.store.parent(entry.claim.name)
+        path = parent if front is None else f"{parent}/{front}"
+        session.watch(path, signal.set)
+        try:
+            if await self._still_busy(session, entry, parent, front, until):
+                await self.runtime.wait(signal, until)
+        finally:
+            session.unwatch(path, signal.set)
+
+    async def _still_busy(
+        self, session: Session, entry: Entry, parent: str, front: str | None, until: float
+    ) -> bool:
+        """Sets the watch; false if what it waits for has happened already."""
+        if front is not None:
+            read = Read(f"{parent}/{front}", session.on_event)
+            await self.ask(session, read, until=until)
+            return read.error is None
+        listing = Listing(parent, session.on_event)
+        await self.ask(session, listing, until=until)
+        if listing.error is not None:
+            return False
+        line = Line(listing.value, self.where(entry.claim.name))
+        index = line.index(entry.node)
+        return index is not None and index >= line.admitted
+
+    async def abandon(self, claim: Claim) -> None:
+        self._signals.pop(claim.owner, None)
+        await super().abandon(claim)
+
+    def nudge(self, claim: Claim) -> None:
+        signal = self._signals.get(claim.owner)
+        if signal is not None:
+            signal.set()
+
+    # Handing over
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        session, ending = self.ending(grant)
+        entry = self._attend(claim)
+        try:
+            if session is None or entry.key != grant.ref[0] or (entry.asked and not entry.path):
+                if session is not None:
+                    await self.ask(await self.ready(grant.ref[0]), *ending)
+                mine = await self.ready(entry.key)
+                return bool(ending) and was_ours(ending[0]), await self._attempt(mine, entry, True)
+            session = await self.ready(entry.key)
+            answer = await self._attempt(session, entry, True, *ending)
+            return was_ours(ending[0]), answer
+        finally:
+            entry.attended = self.runtime.now()
+
+    # The end
+
+    def forget(self) -> None:
+        self._signals = {}
+        self.store.forget()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self.say_goodbye(self.store.leave())
+
+
+def open_store(url: Url, settings: Settings) -> ZooKeeperStore:
+    """``zookeeper://[user:password@]host[:port][,host…][/path][?options]``."""
+    options = read_options(url, settings)
+    return ZooKeeperStore(options, url.path.rstrip("/"), settings)

@@ -1,0 +1,88 @@
+"""Ending claims: one's own, somebody else's, and those whose outcome nobody knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from holdfast.backends.zookeeper_line import SEQUENCE_LIMIT, Line, Place, digest
+from holdfast.backends.zookeeper_look import read_data, token_of
+from holdfast.backends.zookeeper_store import deletion
+from holdfast.backends.zookeeper_trips import Trips
+from holdfast.claim import Claim, Grant, Mode
+from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper_asks import Ask, Delete, Listing, Multi, Read, Sync
+
+__all__ = ["Ending", "was_ours"]
+
+
+def was_ours(ending: Ask) -> bool:
+    if isinstance(ending, Multi):
+        return not ending.failed
+    return ending.error is None
+
+
+class Ending(Trips):
+    """The part of the backend that gives back."""
+
+    async def release(self, grant: Grant) -> bool:
+        session, ending = self.ending(grant)
+        if session is None:
+            return False
+        await self.ask(await self.ready(grant.ref[0]), *ending)
+        return was_ours(ending[0])
+
+    def ending(self, grant: Grant) -> tuple[Session | None, list[Ask]]:
+        """The requests that end a hold; no session if it has ended with its own."""
+        key, number, path = grant.ref
+        self.store.entries.pop(grant.claim.owner, None)
+        session = self.store.sessions.get(key)
+        if session is None or session.id != number:
+            return None, []
+        parent = self.store.parent(grant.claim.name)
+        ending = [deletion(parent, path, grant.slots)]
+        if not 0 <= int(path[path.rindex(".") + 1 :]) < SEQUENCE_LIMIT:
+            ending.append(Delete(parent))  # fails while somebody is there
+        return session, ending
+
+    async def abandon(self, claim: Claim) -> None:
+        entry = self.store.entries.pop(claim.owner, None)
+        key = entry.key if entry is not None else math.ceil(claim.ttl)
+        if key not in self.store.sessions:
+            return  # nothing was ever sent
+        session = await self.ready(key)
+        parent = self.store.parent(claim.name)
+        listing = Listing(parent)
+        asks: list[Ask] = [Sync(parent), listing]
+        if entry is not None and entry.path and claim.mode is not Mode.SLOTS:
+            asks.insert(0, Delete(entry.path))
+        await self.ask(session, *asks)
+        if listing.error is None:
+            line = Line(listing.value, self.where(claim.name))
+            await self._delete(session, parent, line.of_owner(digest(claim.owner)))
+
+    async def _delete(self, session: Session, parent: str, places: Sequence[Place]) -> list[int]:
+        """Deletes claims with whatever slots they have; the tokens of those that were there."""
+        reads = [Read(f"{parent}/{place.node}") for place in places]
+        if not reads:
+            return []
+        await self.ask(session, *reads)
+        ends: dict[int, Ask] = {}
+        for place, read in zip(places, reads, strict=True):
+            if read.error is None:
+                data, stat = read.value
+                token = token_of(place.mode, stat)
+                ends[token] = deletion(parent, read.path, read_data(data).slots)
+        if ends:
+            await self.ask(session, *ends.values())
+        return [token for token, end in ends.items() if was_ours(end)]
+
+    async def revoke(self, name: str) -> list[int]:
+        session = await self.looking()
+        parent = self.store.parent(name)
+        listing = Listing(parent)
+        await self.ask(session, Sync(parent), listing)
+        if listing.error is not None:
+            return []
+        line = Line(listing.value, self.where(name))
+        return await self._delete(session, parent, line.places[: line.admitted])

@@ -1,0 +1,143 @@
+"""The line of one name, as the names of its nodes tell it: pure values, no network.
+
+Every claim is one node, and a listing of the names alone decides who is admitted::
+
+    <namespace>/locks/<name>/1.x.1.0.<owner's digest>.0000000012    a claim: x, s or n (slots)
+    <namespace>/locks/<name>/1.k.3                                  slot 3 is taken
+
+The first number is the protocol's version, the last one ZooKeeper's sequence. The sequence
+orders the line and nothing else: it starts over with a new parent, and tokens don't.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from holdfast.claim import Claim, Mode
+from holdfast.core import admit
+from holdfast.errors import Incompatible
+
+__all__ = ["Line", "Place", "decode_name", "digest", "encode_name", "entry_prefix", "slot_name"]
+
+VERSION = "1"
+SEQUENCE_LIMIT = 2**31 - 2**20
+"""From here on newcomers let the line drain, so that its node and its sequence start over."""
+_LETTERS = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
+_MODES = {letter: mode for mode, letter in _LETTERS.items()}
+_SLOT = "k"
+
+
+def digest(owner: str) -> str:
+    """What is shown of an owner: enough to find its node, nothing to release it with."""
+    return hashlib.blake2b(owner.encode(), digest_size=16).hexdigest()
+
+
+def encode_name(name: str) -> str:
+    """Any text as one node's name."""
+    text = quote(name, safe=":@,;=+!$&'()*~ ")
+    return "%2E" + text[1:] if text.startswith(".") else text
+
+
+def decode_name(node: str) -> str:
+    return unquote(node)
+
+
+def entry_prefix(claim: Claim) -> str:
+    """The claim's node, but for the sequence that ZooKeeper adds."""
+    letter = _LETTERS[claim.mode]
+    return f"{VERSION}.{letter}.{claim.weight}.{claim.limit}.{digest(claim.owner)}."
+
+
+def slot_name(slot: int) -> str:
+    return f"{VERSION}.{_SLOT}.{slot}"
+
+
+class Place(NamedTuple):
+    """One claim's node."""
+
+    node: str
+    mode: Mode
+    weight: int
+    limit: int
+    digest: str
+    sequence: int
+
+
+class Line:
+    """Everybody who holds or waits, in order of arrival, and the slots that are taken."""
+
+    __slots__ = ("admitted", "places", "slots")
+
+    def __init__(self, nodes: Iterable[str], where: str) -> None:
+        self.places: list[Place] = []
+        self.slots: set[int] = set()
+        for node in nodes:
+            self._read(node, where)
+        if len(self.places) > 1:
+            # ZooKeeper's counter may run over: what is alive is close together, so order is
+            # the distance from any of them.
+            origin = self.places[0].sequence
+            self.places.sort(key=lambda place: (place.sequence - origin + 2**31) % 2**32)
+        self.admitted = self._count_admitted()
+
+    def _read(self, node: str, where: str) -> None:
+        parts = node.split(".")
+        if parts[0] != VERSION:
+            if parts[0].isdigit():
+                raise Incompatible(
+                    f"{where} is in use by version {parts[0]} of the protocol; this is {VERSION}"
+                )
+            return  # not ours: somebody put it there by hand
+        if len(parts) == 6:
+            _, letter, weight, limit, owner, sequence = parts
+            mode = _MODES[letter]
+            self.places.append(Place(node, mode, int(weight), int(limit), owner, int(sequence)))
+        elif len(parts) == 3:
+            self.slots.add(int(parts[2]))
+
+    def _count_admitted(self) -> int:
+        """How many from the front on fit together: they hold."""
+        taken = 0
+        for count, place in enumerate(self.places):
+            if place.mode is Mode.EXCLUSIVE:
+                return 1 if count == 0 else count
+            taken += place.weight if place.mode is Mode.SLOTS else 0
+            if taken > place.limit:
+                return count
+        return len(self.places)
+
+    def index(self, node: str) -> int | None:
+        """Where a claim stands, counted from the front."""
+        for index, place in enumerate(self.places):
+            if place.node == node:
+                return index
+        return None
+
+    def of_owner(self, owner_digest: str) -> list[Place]:
+        """The nodes of one owner: more than one only after a lost reply."""
+        return [place for place in self.places if place.digest == owner_digest]
+
+    def check(self, claim: Claim, index: int, display: str) -> None:
+        """Raises ``LimitMismatch`` if somebody in front uses the name as something else."""
+        if index:
+            first = self.places[0]
+            slots = first.mode is Mode.SLOTS
+            admit.check_limit(claim, first.limit, slots=slots, store=display)
+
+    def before(self, index: int) -> str | None:
+        """The node whose end or change is worth a new attempt; ``None`` for any of them."""
+        place = self.places[index]
+        if place.mode is Mode.SLOTS and index == self.admitted:
+            return None
+        if place.mode is Mode.SHARED:
+            writers = [p.node for p in self.places[:index] if p.mode is not Mode.SHARED]
+            return writers[-1]
+        return self.places[index - 1].node
+
+    def free_slots(self, weight: int, limit: int) -> tuple[int, ...]:
+        """The lowest slots that nobody has taken."""
+        free = [slot for slot in range(limit) if slot not in self.slots]
+        return tuple(free[:weight])

@@ -1,0 +1,155 @@
+"""What ZooKeeper can tell of its names: holders, waiters, and who holds next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from holdfast.backends.zookeeper_line import Line, Place, decode_name
+from holdfast.backends.zookeeper_trips import Trips
+from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
+from holdfast.core.contract import Finding, Page
+from holdfast.errors import BackendUnavailable
+from holdfast.wires.zookeeper_asks import Listing, Read, Stat, Sync
+
+__all__ = ["Looking", "NodeData", "read_data", "token_of", "write_data"]
+
+MOST_SHOWN = 1000
+"""Of a longer line the rest is not read."""
+
+
+class NodeData(NamedTuple):
+    """What a claim's node carries beside its name."""
+
+    ttl: int
+    behind: int
+    slots: tuple[int, ...]
+    label: str
+
+
+def write_data(ttl: int, behind: int, slots: Iterable[int], label: str) -> bytes:
+    return f"{ttl} {behind} {','.join(map(str, slots))}\n{label}".encode()
+
+
+def read_data(data: bytes) -> NodeData:
+    """Reads a node's data; a damaged one says nothing, and raises nothing."""
+    head, _, label = data.decode(errors="replace").partition("\n")
+    try:
+        ttl, behind, slots = head.split(" ")
+        numbers = tuple(int(slot) for slot in slots.split(",") if slot)
+        return NodeData(int(ttl), int(behind), numbers, label)
+    except ValueError:
+        return NodeData(0, 0, (), label)
+
+
+def token_of(mode: Mode, stat: Stat) -> int:
+    """When it came, or when it took its slots: after that a holder's node does not change."""
+    return stat.mzxid if mode is Mode.SLOTS else stat.czxid
+
+
+class Looking(Trips):
+    """The part of the backend that reads for people."""
+
+    async def look(self, name: str) -> Standing:
+        session = await self.looking()
+        listing = Listing(self.store.parent(name))
+        await self.ask(session, Sync(self.store.root), listing)
+        (standing,) = await self._standings([name], [listing])
+        return standing
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        session = await self.looking()
+        listing = Listing(self.store.lines())
+        await self.ask(session, listing)
+        names = sorted(decode_name(node) for node in listing.value or ())
+        names = [name for name in names if name.startswith(prefix) and name > (cursor or "")]
+        page = names[:limit]
+        if not page:
+            return Page([], None)
+        lists = [Listing(self.store.parent(name)) for name in page]
+        await self.ask(session, *lists)
+        standings = await self._standings(page, lists)
+        used = [s for s in standings if s.holders or s.waiters]
+        return Page(used, page[-1] if len(names) > limit else None)
+
+    async def _standings(self, names: Sequence[str], lists: Sequence[Listing]) -> list[Standing]:
+        """All nodes of all lines in one trip."""
+        session = await self.looking()
+        lines = [
+            Line(listing.value or (), self.where(name))
+            for name, listing in zip(names, lists, strict=True)
+        ]
+        reads = [
+            [Read(f"{self.store.parent(name)}/{p.node}") for p in line.places[:MOST_SHOWN]]
+            for name, line in zip(names, lines, strict=True)
+        ]
+        if flat := [read for some in reads for read in some]:
+            await self.ask(session, *flat)
+        return [
+            self._standing(name, line, some)
+            for name, line, some in zip(names, lines, reads, strict=True)
+        ]
+
+    def _standing(self, name: str, line: Line, reads: Sequence[Read]) -> Standing:
+        holders: list[Holder] = []
+        waiters: list[Waiter] = []
+        for index, (place, read) in enumerate(zip(line.places, reads, strict=False)):
+            if read.error is not None:
+                continue  # it left meanwhile
+            data, stat = read_data(read.value[0]), read.value[1]
+            label = read_label(data.label)
+            slots_missing = place.mode is Mode.SLOTS and not data.slots
+            if index < line.admitted and not slots_missing:
+                holders.append(self._holder(label, place, data, stat))
+            else:
+                waiters.append(Waiter(*label, place.mode, stat.ctime / 1000, data.behind))
+        limit = line.places[0].limit if line.places else 0
+        return Standing(name, limit, tuple(holders), tuple(waiters))
+
+    def _holder(
+        self, label: tuple[str, int, str, str], place: Place, data: NodeData, stat: Stat
+    ) -> Holder:
+        since = stat.mtime if place.mode is Mode.SLOTS else stat.ctime
+        token = token_of(place.mode, stat)
+        # The ensemble does not tell when it last heard of a session: this is the most.
+        return Holder(*label, place.mode, token, data.slots, since / 1000, float(data.ttl))
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        parent = self.store.parent(name)
+        signal = self.runtime.signal()
+        try:
+            session = await self.looking()
+            session.watch(parent, signal.set)
+            try:
+                if await self._highest(name) == seen:
+                    listing = Listing(parent, session.on_event)
+                    await self.ask(session, listing, until=until)
+                    # A name that nobody uses has no node to watch.
+                    wake = until if listing.error is None else self.runtime.now() + 1.0
+                    if listing.error is not None or await self._highest(name) == seen:
+                        await self.runtime.wait(signal, min(until, wake))
+            finally:
+                session.unwatch(parent, signal.set)
+        except BackendUnavailable:
+            pause = self.runtime.between(0.1, 0.5)
+            await self.runtime.sleep(max(0.0, min(pause, until - self.runtime.now())))
+
+    async def _highest(self, name: str) -> int | None:
+        standing = await self.look(name)
+        return max((holder.token for holder in standing.holders), default=None)
+
+    async def probe(self) -> list[Finding]:
+        session = await self.ready(0)
+        await self.ask(session, Sync(self.store.root))
+        floor = session.floor or 0.0
+        findings = [
+            Finding("connection", f"{self.store.display} answers"),
+            Finding("sessions", f"the shortest ttl is {max(1.0, floor):g} s (two ticks)"),
+        ]
+        if len(self.store.options.hosts.split(",")) < 3:
+            detail = "fewer than three servers are named: losing one may stop everything"
+            findings.append(Finding("ensemble", detail, "warning"))
+        if not self.store.options.client:
+            detail = "nodes are open to everybody who reaches the servers"
+            findings.append(Finding("access", detail, "warning"))
+        return findings

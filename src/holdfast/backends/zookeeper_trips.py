@@ -1,0 +1,96 @@
+"""Trips to the ensemble, for either world: what every part of the backend stands on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from holdfast.backends.zookeeper_store import ZooKeeperStore
+from holdfast.core.contract import Runtime
+from holdfast.errors import BackendUnavailable
+from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper_asks import (
+    Ask,
+    AsyncCall,
+    BlockingCall,
+    Call,
+    Container,
+    Create,
+    Persistent,
+)
+
+__all__ = ["Trips"]
+
+DEEPEST_PATH = 64
+GOODBYE_SECONDS = 1.0
+
+
+class Trips:
+    """Asks and waits, blocking or not."""
+
+    def __init__(self, store: ZooKeeperStore, runtime: Runtime) -> None:
+        self.store, self.runtime = store, runtime
+        self._call: type[Call] = BlockingCall if runtime.blocking else AsyncCall
+
+    def where(self, name: str) -> str:
+        """A name for messages."""
+        return f"{name!r} on {self.store.display}"
+
+    async def ready(self, key: int, until: float | None = None) -> Session:
+        """The session of a ttl, connected; raises if that takes longer than a request may."""
+        session = self.store.session(key)
+        if session.up:
+            return session
+        patience = self.runtime.now() + self.store.settings.request_seconds
+        signal = self.runtime.signal()
+        if session.arrival(signal.set):
+            try:
+                await self.runtime.wait(signal, patience if until is None else min(until, patience))
+            finally:
+                session.leave(signal.set)
+        session.check()
+        return session
+
+    async def looking(self) -> Session:
+        """Any session: to look, it does not matter which."""
+        for key, session in list(self.store.sessions.items()):
+            if session.up:
+                return await self.ready(key)
+        return await self.ready(0)
+
+    async def ask(self, session: Session, *asks: Ask, until: float | None = None) -> None:
+        """One trip: requests back to back, and all their answers."""
+        seconds = self.store.settings.request_seconds
+        if until is not None:
+            seconds = min(seconds, until - self.runtime.now())
+        await session.ask(self._call(), seconds, *asks)
+
+    async def make(self, session: Session, path: str, leaf: type[Create] = Container) -> None:
+        """Makes a node where it is missing, and what is missing above it."""
+        missing: list[Create] = [leaf(path, b"", self.store.acl)]
+        paths = [path]
+        for _ in range(DEEPEST_PATH):
+            await self.ask(session, missing[-1])
+            error = missing[-1].error
+            if isinstance(error, NoNodeError):
+                paths.append(paths[-1].rpartition("/")[0])
+                missing.append(Persistent(paths[-1], b"", self.store.acl))
+                continue
+            if error is not None and not isinstance(error, NodeExistsError):
+                raise BackendUnavailable(f"{self.store.display} does not make {path!r}") from error
+            missing.pop()
+            paths.pop()
+            if not missing:
+                return
+            missing[-1] = type(missing[-1])(paths[-1], b"", self.store.acl)
+        raise BackendUnavailable(f"{self.store.display}: {path!r} vanished again and again")
+
+    async def say_goodbye(self, sessions: Sequence[Session]) -> None:
+        """Ends sessions, and with them whatever they still hold."""
+        for session in sessions:
+            if self.runtime.blocking:
+                session.close(GOODBYE_SECONDS)
+            else:
+                await asyncio.to_thread(session.close, GOODBYE_SECONDS)

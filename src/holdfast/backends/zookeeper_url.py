@@ -1,0 +1,84 @@
+"""How a ``zookeeper://`` URL is read: hosts, path, credentials, TLS."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, make_acl, make_digest_acl
+
+from holdfast.core.contract import Settings
+from holdfast.url import Url
+from holdfast.wires.zookeeper import Options
+
+__all__ = ["read_options"]
+
+PORT, TLS_PORT = 2181, 2281
+USERNAME, PASSWORD = "HOLDFAST_ZOOKEEPER_USERNAME", "HOLDFAST_ZOOKEEPER_PASSWORD"
+_KNOWN = ("auth", "ca", "cert", "check_hostname", "key", "mechanism", "service", "tls", "verify")
+
+
+def read_options(url: Url, settings: Settings) -> Options:
+    """Raises ``ValueError`` for what can't be meant."""
+    url.refuse_unknown(*_KNOWN)
+    if not url.hosts:
+        raise ValueError("zookeeper:// names no server: zookeeper://host1,host2,host3/path")
+    if "//" in url.path or any(part in (".", "..") for part in url.path.split("/")):
+        raise ValueError(f"not a ZooKeeper path: {url.path!r}")
+    tls = _tls(url)
+    hosts = ",".join(_host(name, port, bool(tls)) for name, port in url.hosts)
+    client, acl = _access(url)
+    return Options(hosts, str(url), settings.request_seconds, acl, client | tls)
+
+
+def _host(name: str, port: int | None, tls: bool) -> str:
+    shown = f"[{name}]" if ":" in name else name
+    return f"{shown}:{port or (TLS_PORT if tls else PORT)}"
+
+
+def _tls(url: Url) -> dict[str, Any]:
+    files = {"ca": "ca", "cert": "certfile", "key": "keyfile"}
+    chosen: dict[str, Any] = {files[k]: v for k, v in url.options.items() if k in files}
+    if not url.flag("tls", default=bool(chosen)):
+        if chosen:
+            raise ValueError("ca, cert and key are for tls=on")
+        return {}
+    verify = url.flag("verify", default=True)
+    check = url.flag("check_hostname", default=verify)
+    if check and not verify:
+        raise ValueError("check_hostname=on needs verify=on")
+    return chosen | {"use_ssl": True, "verify_certs": verify, "check_hostname": check}
+
+
+def _access(url: Url) -> tuple[dict[str, Any], tuple[ACL, ...]]:
+    """What kazoo shows to the server, and who may touch our nodes."""
+    username = url.username or os.environ.get(USERNAME)
+    password = url.password if url.password is not None else os.environ.get(PASSWORD, "")
+    how = url.options.get("auth", "digest" if username else "none")
+    if how == "none":
+        return {}, tuple(OPEN_ACL_UNSAFE)
+    if how == "sasl":
+        return _sasl(url, username, password)
+    if how != "digest":
+        raise ValueError(f"auth={how!r}: digest, sasl or none")
+    if not username:
+        raise ValueError(f"auth=digest needs user:password@ in the URL, or {USERNAME}")
+    acl = make_digest_acl(username, password, all=True)
+    return {"auth_data": {("digest", f"{username}:{password}")}}, (acl,)
+
+
+def _sasl(url: Url, username: str | None, password: str) -> tuple[dict[str, Any], tuple[ACL, ...]]:
+    if importlib.util.find_spec("puresasl") is None:
+        raise ModuleNotFoundError(
+            "auth=sasl needs the package 'pure-sasl': pip install pure-sasl", name="puresasl"
+        )
+    options = {"mechanism": url.options.get("mechanism", "DIGEST-MD5")}
+    if "service" in url.options:
+        options["service"] = url.options["service"]
+    if username:
+        options |= {"username": username, "password": password}
+        acl = make_acl("sasl", username, all=True)
+    else:  # a ticket: the server knows best who we are
+        acl = make_acl("auth", "", all=True)
+    return {"sasl_options": options}, (acl,)

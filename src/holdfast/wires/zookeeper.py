@@ -1,0 +1,287 @@
+"""A ZooKeeper session: who is alive, since when that is certain, and requests in pipelines.
+
+One session serves both worlds: threads and tasks put their requests on kazoo's thread and wait
+for the last answer in their own way.
+
+What makes a moment certain. A session's life is counted by the leader, from what the servers
+tell it every half tick about whom they have heard: an answer proves neither. So a heartbeat
+(any read, timed from before it was sent) counts once a *write* was sent a tick later and was
+answered: the write went through a majority, behind the server's report. Sessions are asked for
+with a reserve over the ttl that pays for this delay.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    UnimplementedError,
+)
+from kazoo.security import ACL, OPEN_ACL_UNSAFE
+
+from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.runtimes.clock import now
+from holdfast.wires.zookeeper_asks import Ask, Call, Exists
+from holdfast.wires.zookeeper_kazoo import Handler, Quiet, make_client, say_goodbye
+
+__all__ = ["Chores", "Options", "Session"]
+
+log = logging.getLogger("holdfast")
+
+BEATS_PER_TTL = 10
+KEPT_MARKS = 64
+SLACK_SECONDS = 0.05
+_ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError, UnimplementedError)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Where the ensemble is and how to speak to it."""
+
+    hosts: str
+    display: str
+    request_seconds: float
+    acl: Sequence[ACL] = field(default=tuple(OPEN_ACL_UNSAFE))
+    client: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What kazoo needs for TLS and authentication."""
+
+
+class Session:
+    """One kazoo client. Ephemeral nodes and watches live and die with its ``id``."""
+
+    def __init__(self, options: Options, ttl: float, floor: float | None, chores: Chores) -> None:
+        self.options, self.ttl, self.floor = options, ttl, floor
+        self.id = 0
+        """The session's number on the servers; 0 where there is none."""
+        self.up = False
+        self.timeout = 0.0
+        """What the server granted."""
+        self.proven = float("-inf")
+        """Since when a ttl is certain, by the last write that was answered."""
+        self.clock = (0.0, 0.0)
+        """The servers' wall clock at some moment of ours."""
+        self.refusal = ""
+        self.looks_only = False
+        """Whether it holds nothing, so that any timeout will do."""
+        self.dead = False
+        self.watching: dict[str, dict[Callable[[], None], None]] = {}
+        self._chores = chores
+        self._marks: deque[float] = deque(maxlen=KEPT_MARKS)
+        self._base = float("-inf")
+        self._beat_at = 0.0
+        self._beating: tuple[Ask, float] | None = None
+        self._arrivals: dict[Callable[[], None], None] = {}
+        self._log = Quiet()
+        self._client: KazooClient | None = None
+        self._mutex = threading.Lock()
+
+    # Opening and ending
+
+    def open(self) -> None:
+        """Starts to connect. Returns at once."""
+        with self._mutex:
+            if self._client is not None:
+                return
+            seconds = self.options.request_seconds
+            patience = max(0.2, min(seconds, self.ttl) / 2)
+            self._client = make_client(
+                self,
+                Handler(patience),
+                self._log,
+                hosts=self.options.hosts,
+                timeout=max(self.ttl, 1.0),
+                **self.options.client,
+            )
+            self._client.start_async()
+
+    def close(self, seconds: float) -> None:
+        """Ends the session at once, as far as the server can be reached."""
+        self.dead = True
+        client = self._client
+        if client is not None:
+            say_goodbye(client, seconds)
+
+    # What kazoo's thread says
+
+    def settle(self, floor: float) -> float | None:
+        self.floor = floor
+        if self.ttl < floor and not self.looks_only:
+            self.refusal = f"ZooKeeper's shortest session here is {floor:g} s (two ticks)"
+            self._end()
+            return None
+        return self.ttl + self.lag + self.ttl / BEATS_PER_TTL + SLACK_SECONDS
+
+    @property
+    def lag(self) -> float:
+        """How late the leader may hear of a heartbeat: half a tick, taken twice."""
+        return (self.floor or 0.0) / 2
+
+    def connected(self, began: float, granted: float) -> None:
+        client = self._client
+        assert client is not None
+        asked = client._session_timeout / 1000
+        if granted < asked - 0.001 and not self.looks_only:
+            longest = int((granted - self.lag - SLACK_SECONDS) / (1 + 1 / BEATS_PER_TTL))
+            self.refusal = (
+                f"ZooKeeper's longest session here is {granted:g} s, enough for {longest} s"
+            )
+            say_goodbye(client, 0.0)
+        if client._session_id != self.id:
+            self._marks.clear()
+            self.proven = float("-inf")
+        self.id, self.timeout = client._session_id or 0, granted
+        self._base, self._beat_at, self._beating = began, began, None
+        self.up = not self.refusal
+        self._ring(self._arrivals)
+
+    def disconnected(self, *, ended: bool) -> None:
+        self.up = False
+        if ended:
+            self.id = 0
+            client = self._client
+            # Anything but an expired session is the end of the client.
+            if client is not None and str(client.client_state) != "EXPIRED_SESSION":
+                self._end()
+        for watchers in list(self.watching.values()):
+            self._ring(watchers)
+
+    def _end(self) -> None:
+        self.dead = True
+        self._ring(self._arrivals)
+
+    def _ring(self, signals: dict[Callable[[], None], None]) -> None:
+        for signal in list(signals):
+            signal()
+
+    def beat(self) -> float:
+        moment = now()
+        interval = self.ttl / BEATS_PER_TTL
+        if self._beating is not None:
+            ask, sent = self._beating
+            if ask.value is None and ask.error is None:
+                if moment - sent > self.timeout / 3:
+                    raise OSError(f"no answer for {moment - sent:.1f} s")
+                return interval
+            if ask.error is None:
+                self._marks.append(sent)
+            self._beating = None
+        if moment >= self._beat_at:
+            self._beat_at = moment + interval
+            self._tidy(moment)
+            ask = Exists("/")
+            self._beating = ask, moment
+            self.send(ask)
+        return max(0.0, self._beat_at - moment)
+
+    def _tidy(self, moment: float) -> None:
+        try:
+            self._chores(self, moment)
+        except Exception:  # kazoo's thread must go on
+            log.exception("tidying up on %s failed", self.options.display)
+
+    # Certain time
+
+    def since(self, sent: float) -> float:
+        """When a ttl began that a write proves, which was sent then and has been answered."""
+        heard = self._base
+        for mark in reversed(self._marks):
+            if mark <= sent - self.lag:
+                heard = max(heard, mark)
+                break
+        self.proven = max(self.proven, min(sent, heard + self.timeout - self.ttl))
+        return min(sent, heard + self.timeout - self.ttl)
+
+    # Requests
+
+    def arrival(self, signal: Callable[[], None]) -> bool:
+        """Calls the signal once it is connected or dead; false if it is so already."""
+        self._arrivals[signal] = None
+        if self.up or self.dead:
+            self._arrivals.pop(signal, None)
+            return False
+        return True
+
+    def leave(self, signal: Callable[[], None]) -> None:
+        self._arrivals.pop(signal, None)
+
+    def check(self) -> None:
+        """Raises unless requests can be sent now."""
+        if self.refusal:
+            raise Unsupported(f"{self.options.display}: a ttl of {self.ttl:g} s: {self.refusal}")
+        if not self.up:
+            trouble = f": {self._log.trouble}" if self._log.trouble else ""
+            raise BackendUnavailable(f"{self.options.display} is not connected{trouble}")
+
+    def send(self, *asks: Ask) -> None:
+        """Puts requests on the wire, back to back. The last one's ``call`` is told the end."""
+        client = self._client
+        assert client is not None
+        for ask in asks:
+            client._call(ask.request, ask)
+
+    async def ask(self, call: Call, seconds: float, *asks: Ask) -> None:
+        """Sends requests back to back and waits for all answers.
+
+        A request that failed keeps its ``error`` where that is an answer; anything else is
+        raised as ``BackendUnavailable``. What was not sent when the time is over never is.
+        """
+        asks[-1].call = call
+        self.send(*asks)
+        try:
+            answered = await call.wait(seconds)
+        except BaseException:
+            for ask in asks:
+                ask.withdraw()
+            raise
+        if not answered:
+            for ask in asks:
+                ask.withdraw()
+            raise BackendUnavailable(
+                f"{self.options.display} did not answer within {max(0.0, seconds):.1f} s"
+            )
+        for ask in asks:
+            if ask.error is not None and not isinstance(ask.error, _ANSWERS):
+                raise self._failure(ask.error) from ask.error
+
+    def _failure(self, error: Exception) -> BackendUnavailable:
+        where = self.options.display
+        if isinstance(error, NoAuthError | AuthFailedError):
+            return BackendUnavailable(f"{where} does not let us: {type(error).__name__}")
+        trouble = self._log.trouble or type(error).__name__
+        return BackendUnavailable(f"{where} lost the connection: {trouble}")
+
+    # Watches
+
+    def on_event(self, event: Any) -> None:
+        """Every watch's callback: kazoo keeps one per node, however often it is set."""
+        watchers = self.watching.get(event.path or "")
+        if watchers:
+            self._ring(watchers)
+
+    def watch(self, path: str, signal: Callable[[], None]) -> None:
+        """Calls the signal at every event of this node, and when the connection breaks."""
+        with self._mutex:
+            self.watching.setdefault(path, {})[signal] = None
+
+    def unwatch(self, path: str, signal: Callable[[], None]) -> None:
+        with self._mutex:
+            watchers = self.watching.get(path, {})
+            watchers.pop(signal, None)
+            if not watchers:
+                self.watching.pop(path, None)
+
+
+Chores = Callable[[Session, float], None]
+"""What is done on kazoo's thread at every heartbeat: it must not wait for anything."""

@@ -1,0 +1,380 @@
+"""ZooKeeper's requests, packed by whoever asks and unpacked without detours.
+
+An ``Ask`` is given to kazoo both as the request and as the place for its answer, so between
+the caller and the connection's thread there is one lock, or one call into the event loop, for
+a whole pipeline of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from kazoo.exceptions import EXCEPTIONS
+from kazoo.protocol.serialization import GetChildren
+from kazoo.security import ACL
+
+__all__ = [
+    "Ask",
+    "AsyncCall",
+    "BlockingCall",
+    "Call",
+    "Check",
+    "Container",
+    "Create",
+    "Delete",
+    "Ephemeral",
+    "Exists",
+    "Listing",
+    "Multi",
+    "Persistent",
+    "Plain",
+    "Read",
+    "Stat",
+    "Sync",
+    "Write",
+    "pack_acl",
+]
+
+_INT = struct.Struct("!i")
+_STAT = struct.Struct("!qqqqiiiqiiq")
+_HEADER = struct.Struct("!iBi")
+_END_OF_MULTI = _HEADER.pack(-1, 1, -1)
+_EPHEMERAL, _EPHEMERAL_SEQUENTIAL, _CONTAINER = 1, 3, 4
+ANY_VERSION = -1
+
+
+class Stat(NamedTuple):
+    """What ZooKeeper knows about a node."""
+
+    czxid: int
+    mzxid: int
+    ctime: int
+    mtime: int
+    version: int
+    cversion: int
+    aversion: int
+    ephemeral_owner: int
+    data_length: int
+    children: int
+    pzxid: int
+
+
+class Call(Protocol):
+    """One who waits for the last answer of a pipeline."""
+
+    def done(self) -> None:
+        """From the connection's thread."""
+        ...
+
+    async def wait(self, seconds: float) -> bool: ...
+
+
+class BlockingCall:
+    """A thread that waits."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def done(self) -> None:
+        self._lock.release()
+
+    async def wait(self, seconds: float) -> bool:
+        return self._lock.acquire(timeout=max(0.0, seconds))
+
+
+class AsyncCall:
+    """A task that waits."""
+
+    __slots__ = ("_future", "_loop")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[bool] = self._loop.create_future()
+
+    def done(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._finish, True)
+
+    def _finish(self, answered: bool) -> None:
+        if not self._future.done():
+            self._future.set_result(answered)
+
+    async def wait(self, seconds: float) -> bool:
+        timer = self._loop.call_later(max(0.0, seconds), self._finish, False)
+        try:
+            return await self._future
+        finally:
+            timer.cancel()
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return _INT.pack(len(data)) + data
+
+
+def _data(data: bytes) -> bytes:
+    return _INT.pack(len(data)) + data
+
+
+def pack_acl(acls: Sequence[ACL]) -> bytes:
+    """An access list as every create carries it."""
+    parts = [_INT.pack(acl.perms) + _text(acl.id.scheme) + _text(acl.id.id) for acl in acls]
+    return _INT.pack(len(acls)) + b"".join(parts)
+
+
+def _read_text(buffer: bytes, offset: int) -> tuple[str, int]:
+    (length,) = _INT.unpack_from(buffer, offset)
+    offset += 4
+    return buffer[offset : offset + length].decode(), offset + length
+
+
+# The body of a request that was withdrawn before it was sent: whether "/" exists.
+_HARMLESS_TYPE, _HARMLESS = 3, _text("/") + b"\0"
+
+
+class Ask:
+    """One request and its answer: ``value`` or ``error``."""
+
+    __slots__ = ("_fate", "_type", "body", "call", "error", "value")
+
+    kind: ClassVar[int]
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.call: Call | Callable[[Ask], None] | None = None
+        self._type = 0
+        self._fate = [None]  # whoever pops decides: it is sent, or it is withdrawn
+
+    @property
+    def request(self) -> Any:
+        """What kazoo sends for it."""
+        return self
+
+    @property
+    def type(self) -> int:
+        """The opcode. kazoo asks for it when, and only when, it is about to send."""
+        if self._type == 0:
+            self._type = self.kind if self._fate and self._decide() else _HARMLESS_TYPE
+        return self._type
+
+    def _decide(self) -> bool:
+        try:
+            self._fate.pop()
+        except IndexError:
+            return False
+        return True
+
+    def withdraw(self) -> bool:
+        """Makes sure that it is never sent; false if it may have been."""
+        return self._decide()
+
+    def serialize(self) -> bytes:
+        return self.body if self._type == self.kind else _HARMLESS
+
+    def deserialize(self, buffer: bytes, offset: int) -> Any:
+        return self.read(buffer, offset) if self._type == self.kind else None
+
+    def read(self, buffer: bytes, offset: int) -> Any:
+        """Unpacks the answer."""
+        return True
+
+    def set(self, value: Any) -> None:
+        self.value = value
+        self._finish()
+
+    def set_exception(self, error: Exception) -> None:
+        self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        call, self.call = self.call, None
+        if call is None:
+            return
+        if callable(call):
+            call(self)
+        else:
+            call.done()
+
+
+class Create(Ask):
+    """A sequential, ephemeral node; answers its path and stat."""
+
+    __slots__ = ()
+    kind = 15
+    flags: ClassVar[int] = _EPHEMERAL_SEQUENTIAL
+
+    def __init__(self, path: str, data: bytes, acl: bytes) -> None:
+        super().__init__(_text(path) + _data(data) + acl + _INT.pack(self.flags))
+
+    def read(self, buffer: bytes, offset: int) -> tuple[str, Stat]:
+        path, offset = _read_text(buffer, offset)
+        return path, Stat._make(_STAT.unpack_from(buffer, offset))
+
+
+class Persistent(Create):
+    """A node that stays until it is deleted."""
+
+    __slots__ = ()
+    flags = 0
+
+
+class Container(Create):
+    """A node that the server deletes some time after its last child."""
+
+    __slots__ = ()
+    kind = 19
+    flags = _CONTAINER
+
+
+class Delete(Ask):
+    """Deletes a node of any version."""
+
+    __slots__ = ()
+    kind = 2
+
+    def __init__(self, path: str, version: int = ANY_VERSION) -> None:
+        super().__init__(_text(path) + _INT.pack(version))
+
+
+class Exists(Ask):
+    """A node's stat, or ``None``."""
+
+    __slots__ = ()
+    kind = 3
+
+    def __init__(self, path: str) -> None:
+        super().__init__(_text(path) + b"\0")
+
+    def read(self, buffer: bytes, offset: int) -> Stat:
+        return Stat._make(_STAT.unpack_from(buffer, offset))
+
+
+class Read(Ask):
+    """A node's data and stat; with a watcher, a watch that is only set if the node exists."""
+
+    __slots__ = ("path", "watcher")
+    kind = 4
+
+    def __init__(self, path: str, watcher: Callable[[Any], None] | None = None) -> None:
+        super().__init__(_text(path) + (b"\1" if watcher else b"\0"))
+        self.path, self.watcher = path, watcher
+
+    def read(self, buffer: bytes, offset: int) -> tuple[bytes, Stat]:
+        (length,) = _INT.unpack_from(buffer, offset)
+        end = offset + 4 + max(0, length)
+        return bytes(buffer[offset + 4 : end]), Stat._make(_STAT.unpack_from(buffer, end))
+
+
+class Write(Ask):
+    """Replaces a node's data; answers its stat."""
+
+    __slots__ = ()
+    kind = 5
+
+    def __init__(self, path: str, data: bytes) -> None:
+        super().__init__(_text(path) + _data(data) + _INT.pack(ANY_VERSION))
+
+    def read(self, buffer: bytes, offset: int) -> Stat:
+        return Stat._make(_STAT.unpack_from(buffer, offset))
+
+
+class Listing(Ask):
+    """The names of a node's children. kazoo tells watches of children by their class."""
+
+    __slots__ = ("_request",)
+    kind = 8
+
+    def __init__(self, path: str, watcher: Callable[[Any], None] | None = None) -> None:
+        super().__init__(_text(path) + b"\0" if watcher is None else b"")
+        self._request = self if watcher is None else GetChildren(path, watcher)
+
+    @property
+    def request(self) -> Any:
+        return self._request
+
+    def read(self, buffer: bytes, offset: int) -> list[str]:
+        (count,) = _INT.unpack_from(buffer, offset)
+        offset += 4
+        names = []
+        for _ in range(count):
+            name, offset = _read_text(buffer, offset)
+            names.append(name)
+        return names
+
+
+class Sync(Ask):
+    """Lets the server catch up with its leader before it answers what follows."""
+
+    __slots__ = ()
+    kind = 9
+
+    def __init__(self, path: str) -> None:
+        super().__init__(_text(path))
+
+
+class Check(Ask):
+    """Only inside a ``Multi``: the node exists."""
+
+    __slots__ = ()
+    kind = 13
+
+    def __init__(self, path: str) -> None:
+        super().__init__(_text(path) + _INT.pack(ANY_VERSION))
+
+
+class Ephemeral(Create):
+    """Only inside a ``Multi``, which has no other create: an ephemeral node of this name."""
+
+    __slots__ = ()
+    kind = 1
+    flags = _EPHEMERAL
+
+
+class Plain(Persistent):
+    """Only inside a ``Multi``: a node that stays."""
+
+    __slots__ = ()
+    kind = 1
+
+
+class Multi(Ask):
+    """All or nothing. Answers, one by one, ``True``, a stat, a path or an exception."""
+
+    __slots__ = ("parts",)
+    kind = 14
+
+    def __init__(self, parts: Sequence[Ask]) -> None:
+        packed = [_HEADER.pack(part.kind, 0, -1) + part.body for part in parts]
+        super().__init__(b"".join(packed) + _END_OF_MULTI)
+
+    def read(self, buffer: bytes, offset: int) -> list[Any]:
+        results: list[Any] = []
+        while True:
+            kind, done, _ = _HEADER.unpack_from(buffer, offset)
+            offset += _HEADER.size
+            if done:
+                return results
+            result: Any = True
+            if kind == Plain.kind:
+                result, offset = _read_text(buffer, offset)
+            elif kind == Write.kind:
+                result = Stat._make(_STAT.unpack_from(buffer, offset))
+                offset += _STAT.size
+            elif kind == -1:
+                (code,) = _INT.unpack_from(buffer, offset)
+                result, offset = EXCEPTIONS[code](), offset + 4
+            results.append(result)
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing was done."""
+        return any(isinstance(result, Exception) for result in self.value)

@@ -1,0 +1,26 @@
+"""``zookeeper://``: one server with short ticks."""
+
+from __future__ import annotations
+
+from harnesses.served import ServedHarness
+from servers.process import Server
+from servers.zookeeper import ZooKeeperServer
+
+__all__ = ["HARNESSES"]
+
+TICK_MS = 200
+
+
+class ZooKeeperHarness(ServedHarness):
+    """A session outlives its last sign of life by its reserve, and ends on a whole tick."""
+
+    name = "zookeeper"
+    ttl = 1.0
+    extra_recovery = 4.0
+    outage_recovery = 15.0
+
+    def make_server(self) -> Server:
+        return ZooKeeperServer(tick_ms=TICK_MS)
+
+
+HARNESSES = (ZooKeeperHarness,)
