@@ -37,9 +37,11 @@ _NO_KNOBS: frozenset[Knob] = frozenset()
 _ALL_KNOBS = frozenset(Knob)
 
 KNOBS: dict[str, frozenset[Knob]] = {
-    # The embedded stores have no server and no connection that could break.
-    name: _NO_KNOBS if name in ("memory", "sqlite") else _ALL_KNOBS
-    for name in GUARANTEES
+    # The embedded stores have no server and no connection that could break; but a process may
+    # stop with the file's write lock in its hand.
+    **dict.fromkeys(GUARANTEES, _ALL_KNOBS),
+    "memory": _NO_KNOBS,
+    "sqlite": frozenset({Knob.PAUSE}),
 }
 
 

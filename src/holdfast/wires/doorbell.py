@@ -10,20 +10,27 @@ and the wait that follows it.
 
 from __future__ import annotations
 
-import asyncio
 import selectors
 import socket
 import threading
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.runtimes.clock import now
 
-__all__ = ["AsyncDoorbell", "Bell", "BlockingDoorbell"]
+if TYPE_CHECKING:
+    import asyncio  # where it runs it is imported by then: the blocking door does without
+
+__all__ = ["EVERYBODY", "AsyncDoorbell", "Bell", "BlockingDoorbell"]
 
 # Rings for waiters that left in the same moment are never asked for: forget them in the end.
 KEPT_RINGS = 4096
 LONGEST_WAIT_SECONDS = 3600.0
+EVERYBODY = ""
+"""The key that rings all who wait: some of their own rings may have been lost."""
+
+# Poll needs no kernel object of its own, unlike epoll and kqueue.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class Bell(Protocol):
@@ -42,9 +49,9 @@ class Bell(Protocol):
 class _Waiter:
     __slots__ = ("event", "leads", "rung")
 
-    def __init__(self, leads: bool) -> None:
+    def __init__(self) -> None:
         self.event = threading.Event()
-        self.leads = leads
+        self.leads = False
         self.rung = False
 
 
@@ -57,9 +64,13 @@ class BlockingDoorbell:
         self._kept: dict[str, None] = {}
         self._led = False
         self._bell: Bell | None = None
+        self._closed = False
+        self._selector: selectors.BaseSelector = _Selector()
         self._inside, self._outside = socket.socketpair()
         self._inside.setblocking(False)
         self._outside.setblocking(False)
+        self._selector.register(self._inside, selectors.EVENT_READ)
+        self._listened: Bell | None = None
 
     @property
     def bell(self) -> Bell | None:
@@ -83,6 +94,8 @@ class BlockingDoorbell:
 
     def _ring(self, key: str) -> bool:
         waiter = self._waiting.get(key)
+        if key == EVERYBODY:
+            return any(list(map(self._ring, self._waiting)))
         if waiter is None:
             self._kept[key] = None
             if len(self._kept) > KEPT_RINGS:
@@ -93,7 +106,7 @@ class BlockingDoorbell:
         return waiter.leads
 
     def _stir(self) -> None:
-        with suppress(BlockingIOError):  # it is full of calls already
+        with suppress(OSError):  # full of calls already, or closed
             self._outside.send(b"x")
 
     def forget(self, key: str) -> None:
@@ -102,13 +115,15 @@ class BlockingDoorbell:
 
     def wait(self, key: str, until: float) -> bool:
         """Whether it was rung by then. Raises what a broken bell raises, once, in one thread."""
-        with self._mutex:
-            if key in self._kept:
-                del self._kept[key]
-                return True
-            waiter = self._waiting[key] = _Waiter(leads=not self._led)
-            self._led = True
-        try:
+        waiter = _Waiter()
+        try:  # an interrupt at any point must not leave the others without a listener
+            with self._mutex:
+                if key in self._kept or self._closed:
+                    self._kept.pop(key, None)
+                    return True
+                self._waiting[key] = waiter
+                if not self._led:
+                    waiter.leads = self._led = True
             while not waiter.rung and now() < until:
                 if waiter.leads:
                     self._listen(until)
@@ -120,24 +135,29 @@ class BlockingDoorbell:
 
     def _leave(self, key: str, waiter: _Waiter) -> None:
         with self._mutex:
-            self._waiting.pop(key, None)
-            if not waiter.leads:
-                return
-            heir = next((other for other in self._waiting.values() if not other.rung), None)
-            self._led = heir is not None
-            if heir is not None:
-                heir.leads = True
-                heir.event.set()
+            if self._waiting.get(key) is waiter:
+                del self._waiting[key]
+            if waiter.leads:
+                heir = next((other for other in self._waiting.values() if not other.rung), None)
+                self._led = heir is not None
+                if heir is not None:
+                    heir.leads = True
+                    heir.event.set()
+            if self._closed and not self._waiting:
+                self.discard()
 
     def _listen(self, until: float) -> None:
         """One round of listening, for all."""
         bell = self._bell
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._inside, selectors.EVENT_READ)
+        if bell is not self._listened:
+            self._selector.close()
+            self._selector = _Selector()
+            self._selector.register(self._inside, selectors.EVENT_READ)
             if bell is not None:
-                selector.register(bell.fileno(), selectors.EVENT_READ)
-            ready = selector.select(max(0.0, min(until - now(), LONGEST_WAIT_SECONDS)))
-        for key, _ in ready:
+                self._selector.register(bell.fileno(), selectors.EVENT_READ)
+            self._listened = bell
+        seconds = max(0.0, min(until - now(), LONGEST_WAIT_SECONDS))
+        for key, _ in self._selector.select(seconds):
             if key.fileobj is self._inside:
                 self._drain()
             elif bell is not None:
@@ -164,14 +184,23 @@ class BlockingDoorbell:
             pass
 
     def close(self) -> None:
-        """Ends all waits at once."""
+        """Ends all waits at once; later ones too."""
         with self._mutex:
+            self._closed = True
             bell, self._bell = self._bell, None
-            for key in list(self._waiting):
-                self._ring(key)
+            self._ring(EVERYBODY)
+            if not self._waiting:
+                self.discard()
         self._stir()
         if bell is not None:
             bell.close()
+
+    def discard(self) -> None:
+        """Closes our own sockets. In a forked child, where nobody waits and the mutex may be
+        locked for ever, this is all there is to do."""
+        self._selector.close()
+        self._inside.close()
+        self._outside.close()
 
 
 class AsyncDoorbell:
@@ -184,6 +213,8 @@ class AsyncDoorbell:
 
     def ring(self, key: str) -> None:
         """Rings one waiter, from any thread."""
+        import asyncio
+
         loop = self._loop
         if loop is not None and asyncio._get_running_loop() is not loop:
             if not loop.is_closed():
@@ -203,6 +234,8 @@ class AsyncDoorbell:
 
     async def wait(self, key: str, until: float) -> bool:
         """Whether it was rung by then."""
+        import asyncio
+
         self._loop = asyncio.get_running_loop()
         if key in self._kept:
             del self._kept[key]

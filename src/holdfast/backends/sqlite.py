@@ -1,0 +1,329 @@
+"""``local`` and ``sqlite:///path``: locks of one machine, in a file that needs no server.
+
+An uncontended exclusive acquire is one statement, a release another; both give way to ``Line``
+as soon as anybody else is there. Beside this file: ``sqlite_schema`` (what is stored),
+``sqlite_line`` (admission), ``sqlite_wakes``, ``sqlite_view``, ``sqlite_chores``,
+``sqlite_file`` and ``sqlite_host`` (where the file may be).
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from holdfast.backends import sqlite_chores as chores
+from holdfast.backends import sqlite_view as view
+from holdfast.backends.sqlite_file import Place, place_of
+from holdfast.backends.sqlite_line import Line, Moment, Wake
+from holdfast.backends.sqlite_schema import open_file, raise_high, synced
+from holdfast.backends.sqlite_wakes import Wakes
+from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
+from holdfast.core.drive import run_now
+from holdfast.errors import HoldfastError
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now as now_seconds
+from holdfast.runtimes.clock import wall as wall_seconds
+from holdfast.url import Url
+from holdfast.wires.sqlite import SqliteWire
+
+__all__ = ["SqliteBackend", "SqliteStore", "open_store"]
+
+T = TypeVar("T")
+log = logging.getLogger("holdfast")
+
+SEPARATOR = "\x1f"  # no name and no namespace contains it
+MOST_TRIES = 1000
+KEPT_CROWDED = 1024
+NEVER = float("inf")
+EXCLUSIVE = Mode.EXCLUSIVE  # looking up a member of an enumeration takes its time
+
+_TAKE = (
+    "INSERT INTO name VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0) ON CONFLICT (name) DO UPDATE SET "
+    "token = max(token + 1, ?2), owner = ?3, label = ?4, since = ?5, ends = ?6 "
+    "WHERE crowd = 0 AND ends <= ?7 RETURNING token"
+)
+_FREE = (
+    "UPDATE name SET owner = '', ends = 0 "
+    "WHERE name = ?1 AND owner = ?2 AND ends > ?3 AND crowd = 0"
+)
+_RENEW_ALONE = "UPDATE name SET ends = ?1 WHERE name = ?2 AND owner = ?3 AND ends > ?4"
+_RENEW_SHARED = (
+    "UPDATE claim SET ends = ?1 WHERE name = ?2 AND owner = ?3 AND ends > ?4 AND token > 0"
+)
+_ADDRESSES = "SELECT DISTINCT address FROM claim WHERE name = ? AND token = 0 AND address <> ''"
+_GONE = "it ran out or was broken, and is no longer stored"
+
+
+class SqliteBackend:
+    """Admits claims in one file."""
+
+    def __init__(self, store: SqliteStore, runtime: Runtime) -> None:
+        self._store, self._runtime = store, runtime
+        self._space = store.namespace + SEPARATOR
+        path = store.place.path
+        relief = partial(chores.checkpoint, path=path)
+        self._wire = SqliteWire(path, self._open, relief, runtime, store.request_seconds)
+        self._wakes = Wakes(store.place, runtime)
+        self._floor = self._high = 0
+        self._crowded: set[str] = set()
+        self._chores_at = chores.EVERY
+
+    def _open(self) -> sqlite3.Connection:
+        connection, marks = open_file(self._store.place, self._store.adopt)
+        self._floor, self._high = marks
+        return connection
+
+    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        name = self._space + claim.name
+        if claim.mode is EXCLUSIVE and name not in self._crowded and self._high:
+            now, wall = now_seconds(), wall_seconds()
+            token = int(wall * 1_000_000)
+            if token < self._floor:
+                token = self._floor
+            row = (name, token, claim.owner, claim.label, wall, now + claim.ttl, now)
+            try:
+                taken = self._wire.fetch(now, _TAKE, row)
+            except sqlite3.Error:  # most likely locked: the long way waits for it
+                taken = None
+            if taken is not None:
+                grant = Grant(claim, taken[0])
+                return grant if taken[0] < self._high else await self._granted(grant)
+        return await self._attempt(name, claim, join)
+
+    async def _attempt(self, name: str, claim: Claim, join: bool) -> Grant | Busy:
+        address = self._wakes.address() if join else ""
+        answer: Grant | Busy = Busy(0)
+        for _ in range(MOST_TRIES):
+            answer, skipped = await self._change(name, lambda at: at.attempt(claim, join), address)
+            if isinstance(answer, Grant):
+                return await self._granted(answer)
+            if not skipped:  # else those in front of us were dead
+                break
+        return answer
+
+    async def _granted(self, grant: Grant) -> Grant:
+        """Lets no token out that a power cut could take back: see ``sqlite_schema``."""
+        if grant.token >= self._high:
+            self._high = await self._wire.run(raise_high, grant.token)
+        self._wakes.quiet(grant.claim.owner)
+        return grant
+
+    async def _change(
+        self, name: str, work: Callable[[Line], T], address: str = ""
+    ) -> tuple[T, bool]:
+        """Does one thing to a name in one transaction, and wakes whom that lets in.
+
+        Also answers whether somebody in the line turned out to be dead, and was taken out.
+        """
+        result, wakes = await self._wire.transact(NEVER, self._work, name, work, address)
+        return result, await self._wake(name, wakes) if wakes else False
+
+    def _work(
+        self, cursor: sqlite3.Cursor, name: str, work: Callable[[Line], T], address: str
+    ) -> tuple[T, list[Wake]]:
+        moment = Moment(now_seconds(), wall_seconds(), self._floor, address, self._store.display)
+        line = Line(cursor, name, moment)
+        result = work(line)
+        line.settle()
+        if not line.entries:
+            self._crowded.discard(name)
+        elif name not in self._crowded:
+            if len(self._crowded) >= KEPT_CROWDED:
+                self._crowded.clear()
+            self._crowded.add(name)
+        return result, line.wakes
+
+    async def _wake(self, name: str, wakes: list[Wake]) -> bool:
+        for tries in range(MOST_TRIES):
+            dead = await self._wakes.deliver(wakes)
+            if not dead:
+                return tries > 0
+            # The others of a door that died, and those behind it, may be dead as well.
+            dead |= self._wakes.dead_among(await self._wire.run(_addresses, name))
+            skip = partial(Line.skip, addresses=dead)
+            _, wakes = await self._wire.transact(NEVER, self._work, name, skip, "")
+        return True
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        await self._wakes.wait(claim.owner, until)
+
+    def nudge(self, claim: Claim) -> None:
+        self._wakes.ring(claim.owner)
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        def swap(line: Line) -> tuple[bool, Grant | Busy]:
+            return line.release(grant.claim.owner), line.attempt(claim, join=True)
+
+        name, address = self._space + claim.name, self._wakes.address()
+        (ours, answer), _ = await self._change(name, swap, address)
+        if isinstance(answer, Grant):
+            await self._granted(answer)
+        await self._do_chores()
+        return ours, answer
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        renewal, wakes = await self._wire.transact(until, self._renew, grants, waits)
+        for name, woken in wakes.items():
+            await self._wake(name, woken)
+        await self._do_chores()
+        return renewal
+
+    def _renew(
+        self, cursor: sqlite3.Cursor, grants: Sequence[Grant], waits: Sequence[Waiting]
+    ) -> tuple[Renewal, dict[str, list[Wake]]]:
+        lost: dict[str, str] = {}
+        now = now_seconds()
+        for claim in (grant.claim for grant in grants):
+            statement = _RENEW_ALONE if claim.mode is EXCLUSIVE else _RENEW_SHARED
+            name = self._space + claim.name
+            if not cursor.execute(statement, (now + claim.ttl, name, claim.owner, now)).rowcount:
+                lost[claim.owner] = _GONE
+        forgotten: set[str] = set()
+        wakes: dict[str, list[Wake]] = {}
+        for claim, behind in waits:
+            name = self._space + claim.name
+            refresh = partial(Line.refresh, owner=claim.owner, behind=behind)
+            stands, woken = self._work(cursor, name, refresh, "")
+            if not stands:
+                forgotten.add(claim.owner)
+            if woken:
+                wakes[name] = woken
+        return Renewal(lost, forgotten=frozenset(forgotten)), wakes
+
+    async def release(self, grant: Grant) -> bool:
+        claim = grant.claim
+        name = self._space + claim.name
+        freed: int = 0
+        if claim.mode is EXCLUSIVE and name not in self._crowded:
+            now = now_seconds()
+            try:
+                freed = self._wire.change(now, _FREE, (name, claim.owner, now))
+            except sqlite3.Error:  # locked, most likely: the long way waits for it
+                freed = 0
+        if not freed:
+            freed, _ = await self._change(name, lambda line: line.release(claim.owner))
+        if self._wire.ran >= self._chores_at:
+            await self._do_chores()
+        return bool(freed)
+
+    async def abandon(self, claim: Claim) -> None:
+        await self._change(self._space + claim.name, lambda line: line.abandon(claim.owner))
+        self._wakes.quiet(claim.owner)
+
+    async def revoke(self, name: str) -> list[int]:
+        tokens, _ = await self._change(self._space + name, Line.clear)
+        return tokens
+
+    async def look(self, name: str) -> Standing:
+        return await self._wire.run(view.standing, self._space + name, name, now_seconds())
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        now = now_seconds()
+        return await self._wire.run(view.survey, self._space, prefix, cursor or "", limit, now)
+
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
+        return await self._wire.run(self._record, grant, value, keep_seconds)
+
+    def _record(
+        self, cursor: sqlite3.Cursor, grant: Grant, value: str, keep_seconds: float
+    ) -> bool:
+        name, wall = self._space + grant.claim.name, wall_seconds()
+        with synced(cursor):
+            cursor.execute("BEGIN IMMEDIATE")
+            held = view.holds(cursor, name, grant.claim.owner, now_seconds())
+            if held:
+                until = wall + keep_seconds
+                row = (name, value, grant.token, wall, until)
+                cursor.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?)", row)
+            cursor.execute("COMMIT")
+        return held
+
+    async def recall(self, name: str) -> Record | None:
+        return await self._wire.run(view.recall, self._space + name, wall_seconds())
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        left = until - self._runtime.now()
+        await self._runtime.sleep(max(0.0, min(left, self._runtime.between(0.5, 1.0))))
+
+    async def probe(self) -> list[Finding]:
+        return await self._wire.run(view.probe, self._store.place)
+
+    async def _do_chores(self) -> None:
+        """Now and then, what the file needs; never on the event loop's own thread."""
+        if self._wire.ran < self._chores_at:
+            return
+        self._chores_at = self._wire.ran + chores.EVERY
+        try:
+            if self._runtime.blocking:
+                await self._tidy_up()
+            else:
+                import asyncio
+
+                await asyncio.to_thread(self._store.tidy_up)
+        except HoldfastError as error:
+            log.debug("%s: chores put off: %s", self._store.display, error)
+
+    async def _tidy_up(self) -> None:
+        path = self._store.place.path
+        await self._wire.run(chores.purge, now_seconds(), wall_seconds())
+        if chores.log_is_due(path):
+            await self._wire.run(chores.checkpoint, path)
+
+    def forget(self) -> None:
+        self._wire.forget()
+        self._wakes.forget()
+        self._crowded.clear()
+
+    async def close(self) -> None:
+        self._wakes.close()
+        self._wire.close()
+
+
+def _addresses(cursor: sqlite3.Cursor, name: str) -> list[str]:
+    return [address for (address,) in cursor.execute(_ADDRESSES, (name,)).fetchall()]
+
+
+class SqliteStore:
+    """One file."""
+
+    guarantees = frozenset(
+        {
+            Guarantee.EXCLUSIVE,
+            Guarantee.SHARED,
+            Guarantee.SLOTS,
+            Guarantee.FIFO,
+            Guarantee.FENCED,
+            Guarantee.RECORDS,
+        }
+    )
+    shortest_ttl = 0.05
+    longest_ttl = 10 * 366 * 24 * 3600.0
+    whole_seconds = False
+
+    def __init__(self, place: Place, settings: Settings, *, adopt: bool = False) -> None:
+        self.place, self.adopt = place, adopt
+        self.namespace, self.request_seconds = settings.namespace, settings.request_seconds
+        self.display = f"sqlite://{place.path}"
+
+    def backend(self, runtime: Runtime) -> SqliteBackend:
+        return SqliteBackend(self, runtime)
+
+    def tidy_up(self) -> None:
+        """The chores, over a connection of their own, from any thread."""
+        helper = self.backend(BlockingRuntime())
+        try:
+            run_now(helper._tidy_up())
+        finally:
+            run_now(helper.close())
+
+
+def open_store(url: Url, settings: Settings) -> SqliteStore:
+    """``local``, ``sqlite:///path`` or ``sqlite:///path?group=NAME``."""
+    url.refuse_unknown("group", "adopt")
+    return SqliteStore(place_of(url), settings, adopt=url.flag("adopt"))

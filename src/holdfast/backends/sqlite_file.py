@@ -1,0 +1,193 @@
+"""Where the embedded store's file lives, and who may touch it.
+
+The file and the folder that is made for it are private to the user, or shared with one group
+on request. All checks come before anything is written. The file itself is never opened except
+by SQLite: closing any other handle to it would drop SQLite's locks in the whole process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.backends.sqlite_host import refuse_network, refuse_shifted_clock
+from holdfast.errors import GuaranteeNotMet, Unsupported
+from holdfast.url import Url
+
+__all__ = ["Place", "place_of"]
+
+_POSIX = os.name == "posix"
+
+
+class Place(NamedTuple):
+    """The store's file, and the group that shares it."""
+
+    path: str
+    group: str | None = None
+
+    @property
+    def folder(self) -> str:
+        return str(Path(self.path).parent)
+
+    @property
+    def file_mode(self) -> int:
+        return 0o660 if self.group else 0o600
+
+    @property
+    def folder_mode(self) -> int:
+        return 0o2770 if self.group else 0o700
+
+    def ready(self) -> None:
+        """Checks the place and makes what is missing; raises before anything is changed."""
+        try:
+            refuse_shifted_clock(self.path)
+            self._ready_folder()
+            self._ready_file()
+        except OSError as error:
+            raise _explained(self.path, error) from error
+
+    def _ready_folder(self) -> None:
+        missing: list[Path] = []
+        folder = Path(self.folder)
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        refuse_network(str(folder))
+        if not missing:
+            self._check_folder(folder)
+        for part in reversed(missing):
+            part.mkdir(mode=0o700, exist_ok=True)
+        if missing and self.group:
+            self.share(self.folder, self.folder_mode)
+
+    def _check_folder(self, folder: Path) -> None:
+        found = folder.stat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise Unsupported(f"{folder} is not a folder, so no locks can be kept in it")
+        if not _POSIX:
+            return
+        if found.st_mode & stat.S_IWOTH:
+            raise GuaranteeNotMet(
+                f"{folder} can be written by everybody, who could then replace the locks in it: "
+                f"name a folder of your own, such as {folder / 'holdfast' / 'locks.db'}"
+            )
+        if self.group and not (found.st_gid == _gid(self.group) and found.st_mode & stat.S_ISGID):
+            raise GuaranteeNotMet(
+                f"{folder} does not pass the group {self.group!r} on to the files in it: "
+                f"chgrp {self.group} and chmod 2770 it, or name a folder that is not there yet"
+            )
+
+    def _ready_file(self) -> None:
+        try:
+            found = os.lstat(self.path)
+        except FileNotFoundError:
+            self._make_file()
+            found = os.lstat(self.path)
+        if stat.S_ISLNK(found.st_mode):
+            raise GuaranteeNotMet(f"{self.path} is a symbolic link: name the file that it leads to")
+        if not stat.S_ISREG(found.st_mode):
+            raise Unsupported(f"{self.path} is not a plain file")
+        if _POSIX:
+            self._check_file(found)
+        if not os.access(self.path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self.path)
+
+    def _check_file(self, found: os.stat_result) -> None:
+        mode = stat.S_IMODE(found.st_mode)
+        if self.group:
+            if found.st_gid != _gid(self.group) or mode != self.file_mode:
+                raise GuaranteeNotMet(
+                    f"{self.path} is not shared with the group {self.group!r} alone: chgrp "
+                    f"{self.group} and chmod 660 it while nobody uses it"
+                )
+        elif mode & 0o077:
+            raise GuaranteeNotMet(
+                f"{self.path} is open to others (mode {mode:o}): chmod 600 it, or share it with "
+                "a group by ?group=NAME"
+            )
+        elif found.st_uid != os.geteuid() and os.geteuid() != 0:
+            raise PermissionError(errno.EACCES, "it belongs to another user", self.path)
+
+    def _make_file(self) -> None:
+        """Makes the empty file under another name: it must never be seen with other rights."""
+        draft = Path(f"{self.path}.{secrets.token_hex(8)}")
+        draft.touch(0o600, exist_ok=False)
+        try:
+            if self.group:
+                self.share(str(draft), self.file_mode)
+            os.link(draft, self.path)
+        except FileExistsError:
+            pass  # another process was faster; what it made is checked like any other
+        finally:
+            draft.unlink()
+
+    def share(self, path: str, mode: int) -> None:
+        """Gives what we made the group and the mode of this place."""
+        if self.group and _POSIX:
+            os.chown(path, -1, _gid(self.group))
+        Path(path).chmod(mode)
+
+
+def place_of(url: Url) -> Place:
+    """The place that ``local`` or ``sqlite:///path`` names. Touches nothing."""
+    group = url.options.get("group") or None
+    if group and _POSIX:
+        _gid(group)
+    if url.scheme == "local":
+        if url.hosts or url.path.strip("/"):
+            raise ValueError("local takes no path: sqlite:///path names a file")
+        return Place(_default_path(), group)
+    if url.hosts or url.username:
+        raise ValueError(
+            "sqlite:// takes no host: write sqlite:///absolute/path, with three slashes"
+        )
+    path = url.path if _POSIX else url.path.lstrip("/")
+    if not path.strip("/") or path.endswith("/"):
+        raise ValueError("sqlite:/// needs a file: sqlite:///var/lib/app/locks.db")
+    # The folders may be reached through links; the file itself may not be one.
+    file = Path("/" + path.lstrip("/") if _POSIX else path)
+    return Place(str(file.parent.resolve() / file.name), group)
+
+
+def _default_path() -> str:
+    state = Path(os.environ.get("XDG_STATE_HOME" if _POSIX else "LOCALAPPDATA", ""))
+    if not state.is_absolute():
+        home = Path(os.environ.get("HOME", ""))
+        state = (home if home.is_absolute() else _home_of_record()) / ".local" / "state"
+    return str(state.resolve() / "holdfast" / "locks.db")
+
+
+def _home_of_record() -> Path:
+    try:
+        import pwd
+
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except (ImportError, KeyError):
+        raise Unsupported(
+            "no home for the local store: HOME is not set and the user database names none. "
+            "Set HOME or XDG_STATE_HOME, or name a file: sqlite:///path"
+        ) from None
+
+
+def _gid(group: str) -> int:
+    import grp
+
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ValueError(f"group={group!r}: there is no such group here") from None
+
+
+def _explained(path: str, error: OSError) -> Unsupported:
+    what = f"{error.filename or path}: {error.strerror or error}"
+    if error.errno == errno.EROFS:
+        return Unsupported(f"no locks can be kept in {path}: the file system is read-only ({what})")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Unsupported(f"no locks can be kept in {path}: no right to write there ({what})")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Unsupported(f"no locks can be kept in {path}: the disk is full ({what})")
+    return Unsupported(f"no locks can be kept in {path} ({what})")

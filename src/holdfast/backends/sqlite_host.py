@@ -1,0 +1,106 @@
+"""What the embedded store must know about its machine: which boot, which host, what file system.
+
+Leases are measured by the boot-time clock, so they mean something only to the kernel that was
+running when they were written: the boot id says which one that was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import GuaranteeNotMet
+
+__all__ = ["Machine", "file_system", "refuse_network", "this_machine"]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_TIME_OFFSETS = Path("/proc/self/timens_offsets")
+_MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+_MOUNTS = Path("/proc/self/mountinfo")
+
+# Shared memory and POSIX locks of one file must mean the same to everybody who opens it.
+_NETWORK = re.compile(
+    "nfs4?|cifs|smb[23]?|smbfs|ncpfs|afs|coda|9p|virtiofs|vboxsf|prl_fs|drvfs|vmhgfs|ceph|"
+    "glusterfs|lustre|gpfs|beegfs|pvfs2|orangefs|ocfs2|gfs2|acfs|fuse(?!blk).*"
+)
+
+
+class Machine(NamedTuple):
+    """Which kernel this is. Empty text means that the system does not tell."""
+
+    boot: str
+    host: str
+
+
+def this_machine() -> Machine:
+    """Reads the ids anew: a checkpointed container may wake up under another kernel."""
+    return Machine(
+        _read(_BOOT_ID) or _boot_session(), next(filter(None, map(_read, _MACHINE_IDS)), "")
+    )
+
+
+def refuse_shifted_clock(path: str) -> None:
+    """Raises ``GuaranteeNotMet`` in a time namespace: its boot clock is not its neighbours'."""
+    for line in _read(_TIME_OFFSETS).splitlines():
+        clock, seconds, nanoseconds = [*line.split(), "0", "0", "0"][:3]
+        if clock == "boottime" and (int(seconds) or int(nanoseconds)):
+            raise GuaranteeNotMet(
+                f"{path}: this process runs in a time namespace whose boot clock is shifted by "
+                f"{seconds} s, so its leases would mean something else to other processes"
+            )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _boot_session() -> str:
+    """The boot's id on macOS; other systems have none, and a reboot shows by the clock."""
+    if sys.platform == "darwin":
+        import ctypes
+
+        size = ctypes.c_size_t(64)
+        text = ctypes.create_string_buffer(size.value)
+        libc = ctypes.CDLL(None)
+        failed = libc.sysctlbyname(b"kern.bootsessionuuid", text, ctypes.byref(size), None, 0)
+        return "" if failed else text.value.decode("ascii", "replace")
+    return ""
+
+
+def file_system(folder: str, mounts: str | None = None) -> str:
+    """The type of the file system that a folder is on, or empty text where nothing tells.
+
+    >>> mounts = "1 0 0:5 / / rw - ext4 /dev/a rw\\n2 1 0:6 / /srv rw - nfs4 h:/x rw"
+    >>> file_system("/srv/locks", mounts)
+    'nfs4'
+    """
+    best, kind = -1, ""
+    real = os.path.realpath(folder)
+    for line in (_read(_MOUNTS) if mounts is None else mounts).splitlines():
+        fields, _, rest = line.partition(" - ")
+        point = _unescape(fields.split(" ")[4])
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best:  # the later of two on one point hides the earlier
+            best, kind = len(point), rest.split(" ")[0]
+    return kind
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def refuse_network(folder: str, mounts: str | None = None) -> None:
+    """Raises ``GuaranteeNotMet`` where locks of other machines would not exclude ours."""
+    kind = file_system(folder, mounts)
+    if _NETWORK.fullmatch(kind):
+        raise GuaranteeNotMet(
+            f"{folder} is on a {kind} file system: file locks and shared memory do not reach "
+            "across it, so two processes could hold one lock. Use a local disk, or a server such "
+            "as redis:// or postgresql:// for locks between machines"
+        )

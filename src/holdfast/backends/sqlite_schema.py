@@ -1,0 +1,218 @@
+"""What is stored in the embedded store's file, and how it is opened.
+
+``name`` has one row per name: its last token and, inline, its exclusive hold, so that an
+uncontended acquire is one statement on one row. ``claim`` has everybody else: those who wait,
+and who shares a name or has slots of it; ``name.crowd`` counts them, and 0 opens the fast path.
+``meta`` has one row: whose boot the leases belong to, and the marks that keep tokens growing.
+
+Tokens. Commits are not synced one by one, so a power cut may take the last ones back. Every
+token that is handed out is therefore below ``meta.high``, which is only ever raised by a synced
+commit, far ahead; a new boot starts from there (``meta.floor``), whatever its clock says.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from holdfast.backends.sqlite_file import Place
+from holdfast.backends.sqlite_host import Machine, this_machine
+from holdfast.errors import GuaranteeNotMet, Incompatible, Unsupported
+from holdfast.runtimes import clock
+
+__all__ = ["Marks", "note_clock", "open_file", "raise_high", "synced"]
+
+APPLICATION_ID = 0x484F4C44  # "HOLD", for file(1)
+PROTOCOL = 1
+OLDEST_SQLITE = (3, 35, 0)  # RETURNING
+HIGH_STEP = 3_600_000_000  # an hour in µs: one synced commit per hour of use, and one per boot
+WAL_LIMIT_BYTES = 4 << 20
+WAL_DUE_BYTES = 5 << 20
+"""The log is copied into the file when it is larger; the next writer cuts it to the limit."""
+
+TABLES = (
+    """CREATE TABLE meta (
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        boot TEXT NOT NULL,    -- the boot whose clock the leases are measured by
+        host TEXT NOT NULL,
+        clock REAL NOT NULL,   -- that clock when the file was last opened
+        floor INTEGER NOT NULL,-- tokens of this boot are not below it
+        high INTEGER NOT NULL, -- tokens are below it: raised by synced commits only
+        hand TEXT NOT NULL     -- how far the purge of idle names has come
+    )""",
+    """CREATE TABLE name (
+        name TEXT PRIMARY KEY, -- namespace, separator, name
+        token INTEGER NOT NULL,-- the last one given
+        owner TEXT NOT NULL,   -- of the exclusive hold; empty if there is none
+        label TEXT NOT NULL,
+        since REAL NOT NULL,   -- wall clock of the last grant
+        ends REAL NOT NULL,    -- boot clock; 0 if there is no exclusive hold
+        crowd INTEGER NOT NULL -- how many rows in claim
+    ) WITHOUT ROWID""",
+    """CREATE TABLE claim (
+        name TEXT NOT NULL,
+        place INTEGER NOT NULL,-- order of arrival
+        owner TEXT NOT NULL,
+        mode TEXT NOT NULL,
+        weight INTEGER NOT NULL,
+        capacity INTEGER NOT NULL, -- the claim's limit
+        token INTEGER NOT NULL,-- 0 while it waits
+        slots TEXT NOT NULL,
+        label TEXT NOT NULL,
+        since REAL NOT NULL,   -- wall clock
+        ends REAL NOT NULL,    -- boot clock: of the hold, or when a waiter counts as gone
+        reserved REAL NOT NULL,-- boot clock: until when the name waits for it; 0 before that
+        address TEXT NOT NULL, -- where to wake it
+        behind INTEGER NOT NULL,
+        PRIMARY KEY (name, place)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE record (
+        name TEXT PRIMARY KEY,
+        value TEXT NOT NULL,
+        token INTEGER NOT NULL,
+        written REAL NOT NULL, -- wall clock: records outlive a boot
+        until REAL NOT NULL
+    ) WITHOUT ROWID""",
+    "CREATE INDEX record_until ON record (until)",
+)
+
+
+class Marks(NamedTuple):
+    """What a connection must know to hand out tokens."""
+
+    floor: int
+    high: int
+
+
+def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, Marks]:
+    """Opens the store's file, made if need be. Raises before it changes anything."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise Unsupported(
+            f"sqlite:// needs SQLite {'.'.join(map(str, OLDEST_SQLITE))} or newer; "
+            f"this Python has {sqlite3.sqlite_version}"
+        )
+    place.ready()
+    connection = sqlite3.connect(
+        place.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
+    )
+    try:
+        if _is_new(connection, place.path):
+            _create(connection)
+        _configure(connection)
+        return connection, _join_boot(connection, place.path, this_machine(), adopt)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _one(connection: sqlite3.Connection, statement: str) -> int:
+    row: tuple[int] = connection.execute(statement).fetchone()
+    return row[0]
+
+
+def _is_new(connection: sqlite3.Connection, path: str) -> bool:
+    """Whether the file is empty; raises ``Incompatible`` if it is not for us."""
+    application = _one(connection, "PRAGMA application_id")
+    version = _one(connection, "PRAGMA user_version")
+    if application == 0 and _one(connection, "SELECT count(*) FROM sqlite_master") == 0:
+        return True
+    if application != APPLICATION_ID:
+        raise Incompatible(f"{path} is a SQLite file of something else: name another file")
+    if version != PROTOCOL:
+        raise Incompatible(
+            f"{path} is used with protocol {version}, this version has {PROTOCOL}: "
+            "the two can't exclude each other, so it was not touched"
+        )
+    return False
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("BEGIN IMMEDIATE")
+    if _one(connection, "SELECT count(*) FROM sqlite_master") == 0:  # nobody was faster
+        for table in TABLES:
+            connection.execute(table)
+        connection.execute("INSERT INTO meta VALUES (1, '', '', 0, 0, 0, '')")
+        connection.execute(f"PRAGMA user_version={PROTOCOL}")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+    connection.execute("COMMIT")
+
+
+def _configure(connection: sqlite3.Connection) -> None:
+    mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    if mode != "wal":
+        raise GuaranteeNotMet(f"SQLite can't keep a write-ahead log here (it offers {mode})")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA fullfsync=ON")
+    # SQLite up to 3.51.2 may damage a file whose log is copied by one connection while another
+    # starts it anew. Only sqlite_chores copies it, under the write lock.
+    connection.execute("PRAGMA wal_autocheckpoint=0")
+    connection.execute(f"PRAGMA journal_size_limit={WAL_LIMIT_BYTES}")
+
+
+_META = "SELECT boot, host, clock, floor, high FROM meta"
+
+
+def _join_boot(connection: sqlite3.Connection, path: str, machine: Machine, adopt: bool) -> Marks:
+    boot, host, seen, floor, high = connection.execute(_META).fetchone()
+    if not _rebooted(boot, seen, machine):
+        if not machine.boot:
+            note_clock(connection)
+        return Marks(floor, high)
+    connection.execute("BEGIN IMMEDIATE")
+    boot, host, seen, floor, high = connection.execute(_META).fetchone()
+    if _rebooted(boot, seen, machine):
+        if boot and host and machine.host and host != machine.host and not adopt:
+            raise GuaranteeNotMet(
+                f"{path} was last used by another machine, and what it holds can't be told from "
+                "here: use a file of this machine's own, or, if that one no longer runs, open "
+                "this file once with ?adopt=on"
+            )
+        floor = max(floor, high)
+        connection.execute("DELETE FROM claim")
+        connection.execute(
+            "UPDATE name SET owner = '', ends = 0, crowd = 0 WHERE ends <> 0 OR crowd <> 0"
+        )
+        connection.execute(
+            "UPDATE meta SET boot = ?, host = ?, clock = ?, floor = ?",
+            (machine.boot, machine.host, clock.now(), floor),
+        )
+    connection.execute("COMMIT")
+    return Marks(floor, high)
+
+
+def _rebooted(boot: str, seen: float, machine: Machine) -> bool:
+    """Whether the leases in the file are of another boot than ours."""
+    if boot or machine.boot:
+        return boot != machine.boot
+    return seen == 0 or clock.now() < seen  # no ids on this system: its clock started over
+
+
+def note_clock(connection: sqlite3.Connection | sqlite3.Cursor) -> None:
+    """Leaves a mark for systems without boot ids: a later boot's clock is behind it."""
+    connection.execute("UPDATE meta SET clock = max(clock, ?)", (clock.now(),))
+
+
+@contextmanager
+def synced(cursor: sqlite3.Cursor) -> Iterator[None]:
+    """What is committed inside is on the disk before it counts as done."""
+    cursor.execute("PRAGMA synchronous=FULL")
+    try:
+        yield
+    finally:
+        if cursor.connection.in_transaction:
+            cursor.execute("ROLLBACK")
+        cursor.execute("PRAGMA synchronous=NORMAL")
+
+
+def raise_high(cursor: sqlite3.Cursor, token: int) -> int:
+    """Raises the mark that all tokens are below, so that this token may be handed out."""
+    with synced(cursor):
+        high = max(token, int(time.time() * 1_000_000)) + HIGH_STEP
+        cursor.execute("UPDATE meta SET high = ?1 WHERE high <= ?2", (high, token))
+        row: tuple[int] = cursor.execute("SELECT high FROM meta").fetchone()
+        return row[0]

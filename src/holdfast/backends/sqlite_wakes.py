@@ -1,0 +1,184 @@
+"""The embedded store's wake-ups: one socket per backend that waits, and sending to others'.
+
+Where there are no datagram sockets, or none can be bound, waits are short and jittered instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.backends.sqlite_file import Place
+from holdfast.backends.sqlite_line import Wake
+from holdfast.core.contract import Runtime
+from holdfast.errors import GuaranteeNotMet
+from holdfast.wires.datagram import DatagramBell, Delivery, Folder, supported
+from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Wakes"]
+
+log = logging.getLogger("holdfast")
+
+POLL_SECONDS = (0.01, 0.05)
+FULL_TRIES = 20
+FULL_PAUSE_SECONDS = 0.001
+REBIND_SECONDS = 60.0
+
+
+class Wakes:
+    """Waits for our own wake-ups and delivers others'."""
+
+    def __init__(self, place: Place, runtime: Runtime) -> None:
+        self._place, self._runtime = place, runtime
+        self._folder = Folder(f"{place.path}-wake", self._make_folder, place.file_mode)
+        self._bell: DatagramBell | None = None
+        self._doorbell: BlockingDoorbell | AsyncDoorbell | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._retry_at = 0.0 if supported() else float("inf")
+
+    def _make_folder(self, path: str) -> None:
+        try:
+            Path(path).mkdir(0o700)
+            if self._place.group:
+                self._place.share(path, self._place.folder_mode)
+        except FileExistsError:
+            found = Path(path).lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:
+                raise GuaranteeNotMet(f"{path} is not a folder for wake-ups: remove it") from None
+
+    def address(self) -> str:
+        """Where we can be woken, from now on; empty if we have to look for ourselves."""
+        bell = self._bell
+        if bell is not None and (self._runtime.blocking or self._same_loop()):
+            return bell.address
+        return self._bind()
+
+    def _same_loop(self) -> bool:
+        import asyncio
+
+        return self._loop is asyncio.get_running_loop()
+
+    def _bind(self) -> str:
+        if self._runtime.now() < self._retry_at:
+            return ""
+        self._unbind()
+        try:
+            bell = self._folder.bind()
+        except OSError as error:
+            self._retry_at = self._runtime.now() + REBIND_SECONDS
+            log.warning("no wake-ups in %s, waiting by polling: %s", self._folder.path, error)
+            return ""
+        if self._runtime.blocking:
+            if not isinstance(self._doorbell, BlockingDoorbell):
+                self._doorbell = BlockingDoorbell()
+            self._doorbell.hang(bell)
+        else:
+            self._listen(bell)
+        self._bell = bell
+        return bell.address
+
+    def _listen(self, bell: DatagramBell) -> None:
+        import asyncio
+
+        if not isinstance(self._doorbell, AsyncDoorbell):
+            self._doorbell = AsyncDoorbell()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(bell.fileno(), self._heard, bell, self._doorbell)
+
+    @staticmethod
+    def _heard(bell: DatagramBell, doorbell: AsyncDoorbell) -> None:
+        for key in bell.read():
+            if key == EVERYBODY:
+                doorbell.ring_all()
+            else:
+                doorbell.ring(key)
+
+    def _unbind(self) -> None:
+        bell, self._bell = self._bell, None
+        loop, self._loop = self._loop, None
+        if bell is None:
+            return
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(bell.fileno())
+        bell.close()
+
+    async def wait(self, owner: str, until: float) -> None:
+        """Returns when the owner was rung, at ``until`` at the latest, or early."""
+        bell, doorbell, runtime = self._bell, self._doorbell, self._runtime
+        if bell is None or doorbell is None:
+            pause = min(until - runtime.now(), runtime.between(*POLL_SECONDS))
+            await runtime.sleep(max(0.0, pause))
+        elif not bell.reachable():
+            self._retry_at = 0.0
+            self._bind()  # the attempt that follows stores the new address
+        elif isinstance(doorbell, BlockingDoorbell):
+            self._wait_blocking(doorbell, owner, until)
+        else:
+            await doorbell.wait(owner, until)
+
+    def _wait_blocking(self, doorbell: BlockingDoorbell, owner: str, until: float) -> None:
+        try:
+            doorbell.wait(owner, until)
+        except OSError as error:
+            log.debug("wake-ups at %s broke: %s", self._folder.path, error)
+            self._bell = None
+
+    def ring(self, owner: str) -> None:
+        """Ends a wait of this backend."""
+        if self._doorbell is not None:
+            self._doorbell.ring(owner)
+
+    def quiet(self, owner: str) -> None:
+        """Drops a wake-up that nobody will ask for."""
+        if self._doorbell is not None:
+            self._doorbell.forget(owner)
+
+    async def deliver(self, wakes: Iterable[Wake]) -> set[str]:
+        """Wakes them; answers the addresses where nobody lives any more."""
+        dead = set()
+        for owner, address in wakes:
+            if self._bell is not None and address == self._bell.address:
+                self.ring(owner)
+            elif address and await self._send(owner, address) is Delivery.DEAD:
+                dead.add(address)
+        return dead
+
+    async def _send(self, owner: str, address: str) -> Delivery:
+        delivery = self._folder.send(address, owner)
+        for _ in range(FULL_TRIES):
+            if delivery is not Delivery.FULL:
+                break
+            await self._runtime.sleep(FULL_PAUSE_SECONDS)
+            delivery = self._folder.send(address, owner)
+        return delivery
+
+    def dead_among(self, addresses: Iterable[str]) -> set[str]:
+        """Those at which nobody lives any more."""
+        return {address for address in addresses if not self._folder.alive(address)}
+
+    def forget(self) -> None:
+        """In a forked child: the sockets and the loop are the parent's."""
+        bell, self._bell = self._bell, None
+        doorbell, self._doorbell = self._doorbell, None
+        self._loop = None
+        if isinstance(doorbell, BlockingDoorbell):
+            doorbell.discard()
+        if bell is not None:
+            bell.close()
+        self._folder.close()
+
+    def close(self) -> None:
+        """Ends all waits and removes our socket."""
+        doorbell = self._doorbell
+        if isinstance(doorbell, BlockingDoorbell):
+            doorbell.close()
+        elif doorbell is not None:
+            doorbell.ring_all()
+        self._unbind()
+        self._folder.close()

@@ -1,0 +1,196 @@
+"""Wake-ups between the processes of one machine, through UNIX datagram sockets.
+
+Every door that waits binds one socket in a folder that only those who share the locks can
+enter. Whoever frees a name sends the waiter's key to the waiter's address, and nobody else
+stirs. A refused datagram is news too: that door is dead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import enum
+import errno
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from weakref import WeakSet
+
+from holdfast.wires.doorbell import EVERYBODY
+
+__all__ = ["DatagramBell", "Delivery", "Folder", "supported"]
+
+LONGEST_ADDRESS_BYTES = 107 if sys.platform == "linux" else 103
+SENDER_QUEUE = 8
+"""A reader that finds so many at once may have missed some: Linux keeps 10 unread by default."""
+DRAFT_SECONDS = 60.0
+MOST_LEFTOVERS = 2000
+
+
+class Delivery(enum.Enum):
+    """What became of a datagram."""
+
+    SENT = "sent"
+    DEAD = "dead"
+    """Nobody will ever read at that address again."""
+    FULL = "full"
+    """Its reader is alive and has not come to read yet."""
+    UNKNOWN = "unknown"
+
+
+def supported() -> bool:
+    """Whether this system has UNIX datagram sockets."""
+    return hasattr(socket, "AF_UNIX") and os.name == "posix"
+
+
+class Folder:
+    """Where the sockets are. Also sends to them."""
+
+    def __init__(self, path: str, make: Callable[[str], None], mode: int) -> None:
+        self.path, self._make, self._mode = path, make, mode
+        self._socket: socket.socket | None = None
+        self._handle: int | None = None
+
+    def reach(self, address: str) -> str:
+        """A path to the socket, short enough to be an address; ``OSError`` if there is none."""
+        path = f"{self.path}/{address}"
+        if len(os.fsencode(path)) <= LONGEST_ADDRESS_BYTES:
+            return path
+        if sys.platform != "linux":
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+        if self._handle is None:
+            self._handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._handle}/{address}"
+
+    def send(self, address: str, key: str) -> Delivery:
+        """Sends a key, without ever blocking."""
+        try:
+            self._sender().sendto(key.encode(), self.reach(address))
+        except OSError as error:
+            return self._failed(address, error)
+        return Delivery.SENT
+
+    def alive(self, address: str) -> bool:
+        """Whether somebody may still read there. Sends nothing."""
+        try:
+            with _datagram_socket() as probe:
+                probe.connect(self.reach(address))
+        except OSError as error:
+            return self._failed(address, error) is not Delivery.DEAD
+        return True
+
+    def _sender(self) -> socket.socket:
+        if self._socket is None:
+            self._socket = _datagram_socket()
+        return self._socket
+
+    def _failed(self, address: str, error: OSError) -> Delivery:
+        if error.errno == errno.ECONNREFUSED:
+            self._remove(address)  # addresses are random and never used again
+            return Delivery.DEAD
+        if error.errno == errno.ENOENT:
+            return Delivery.DEAD
+        if error.errno in (errno.EAGAIN, errno.ENOBUFS):
+            return Delivery.FULL
+        return Delivery.UNKNOWN
+
+    def _remove(self, address: str) -> None:
+        with suppress(OSError):
+            Path(self.path, address).unlink()
+
+    def bind(self) -> DatagramBell:
+        """A new address of our own; leftovers of the dead are cleared away."""
+        self._make(self.path)
+        address = f"{os.getpid()}-{secrets.token_hex(8)}.sock"
+        draft = f"{address}.new"  # a socket refuses for an instant before it listens
+        bound = _datagram_socket()
+        try:
+            bound.bind(self.reach(draft))
+            Path(self.path, draft).chmod(self._mode)
+            Path(self.path, draft).rename(Path(self.path, address))
+        except BaseException:
+            bound.close()
+            self._remove(draft)
+            raise
+        self._sweep(address)
+        return DatagramBell(bound, address, f"{self.path}/{address}")
+
+    def _sweep(self, mine: str) -> None:
+        with os.scandir(self.path) as entries:
+            for _, entry in zip(range(MOST_LEFTOVERS), entries, strict=False):
+                if entry.name.endswith(".sock") and entry.name != mine:
+                    self.alive(entry.name)
+                elif entry.name.endswith(".new"):
+                    self._sweep_draft(entry)
+
+    def _sweep_draft(self, entry: os.DirEntry[str]) -> None:
+        try:
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > DRAFT_SECONDS:
+                self._remove(entry.name)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Closes what sends; also right in a forked child."""
+        sender, self._socket = self._socket, None
+        handle, self._handle = self._handle, None
+        if sender is not None:
+            sender.close()
+        if handle is not None:
+            os.close(handle)
+
+
+class DatagramBell:
+    """The socket of one door: what its doorbell listens to."""
+
+    def __init__(self, bound: socket.socket, address: str, path: str) -> None:
+        self.address, self.path = address, path
+        self._bound = bound
+        self._owner = os.getpid()
+        _bound_bells.add(self)
+
+    def fileno(self) -> int:
+        return self._bound.fileno()
+
+    def read(self) -> list[str]:
+        """The keys that came in; also everybody's, if some may have been turned away."""
+        keys: list[str] = []
+        try:
+            while len(keys) < 4096:
+                keys.append(self._bound.recv(4096).decode("utf-8", "replace"))
+        except BlockingIOError:
+            pass
+        if len(keys) >= SENDER_QUEUE:
+            keys.append(EVERYBODY)
+        return keys
+
+    def reachable(self) -> bool:
+        """Whether the socket is still where its address says: somebody may clean up folders."""
+        return os.access(self.path, os.F_OK)
+
+    def close(self) -> None:
+        """Closes the socket and, unless it was inherited by a fork, removes it."""
+        _bound_bells.discard(self)
+        self._bound.close()
+        if os.getpid() == self._owner:
+            with suppress(OSError):
+                Path(self.path).unlink()
+
+
+def _datagram_socket() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    return made
+
+
+_bound_bells: WeakSet[DatagramBell] = WeakSet()
+
+
+@atexit.register
+def _remove_all() -> None:
+    for bell in list(_bound_bells):
+        bell.close()

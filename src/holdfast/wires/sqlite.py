@@ -1,0 +1,329 @@
+"""One SQLite connection, used by many threads and never blocking for long.
+
+SQLite's own busy handler is off: whoever finds the file locked sleeps for a moment through the
+runtime and tries again, so the same code serves threads and event loops. All of a request runs
+under one mutex and never suspends in between. SQLite's errors are mapped here.
+
+Fork. SQLite keeps, per process, what it believes to have locked of a file. A forked child
+inherits that belief without the locks: a new connection beside an inherited one would take
+none, and lose its writes when the parent closes the file. So the child closes what it
+inherited, first of all, which disturbs nobody: the locks are the parent's. The mutexes are held
+across the fork, so that nothing inherited is in the middle of a request.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakSet
+
+from holdfast.core.contract import Runtime
+from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
+from holdfast.runtimes import clock
+
+__all__ = ["SqliteWire"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SHORTEST_PAUSE_SECONDS = 0.00003
+LONGEST_PAUSE_SECONDS = 0.004
+FORK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
+"""How often it is looked whether the file is still the one that was opened."""
+WRITE_LOCK_BYTE = "120"  # of the -shm file: part of SQLite's file format
+
+
+class SqliteWire:
+    """A connection that is opened at its first request and after a failure."""
+
+    def __init__(
+        self,
+        path: str,
+        opener: Callable[[], sqlite3.Connection],
+        relief: Callable[[sqlite3.Cursor], object],
+        runtime: Runtime,
+        seconds: float,
+    ) -> None:
+        self.path, self.ran = path, 0
+        self._opener, self._relief = opener, relief
+        self._runtime, self._seconds = runtime, seconds
+        # Re-entrant: a signal handler or a destructor may strike in the middle of a request.
+        self._mutex = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._cursor: sqlite3.Cursor | None = None
+        self._inode: tuple[int, int] | None = None
+        self._look_at = 0.0
+        self._torn = False
+        self._unusable = ""
+        _open_wires.add(self)
+
+    # The fast path: one statement, as few steps around it as can be.
+
+    def fetch(self, now: float, statement: str, parameters: tuple[object, ...]) -> Any:
+        """One statement's only row, or None. Raises SQLite's errors as they are."""
+        try:
+            with self._mutex:
+                cursor = self._cursor
+                if cursor is None or self._torn or now >= self._look_at:
+                    cursor = self._ready()
+                self._torn = True  # whatever ends it early, also an interrupt right here
+                row = cursor.execute(statement, parameters).fetchone()
+                self._torn = False
+                return row
+        except BaseException as error:
+            self._mend(error)
+            raise
+
+    def change(self, now: float, statement: str, parameters: tuple[object, ...]) -> int:
+        """How many rows one statement changed. Raises SQLite's errors as they are."""
+        try:
+            with self._mutex:
+                cursor = self._cursor
+                if cursor is None or self._torn or now >= self._look_at:
+                    cursor = self._ready()
+                self._torn = True
+                changed = cursor.execute(statement, parameters).rowcount
+                self._torn = False
+                self.ran += 1
+                return changed
+        except BaseException as error:
+            self._mend(error)
+            raise
+
+    # The others.
+
+    async def run(
+        self, work: Callable[Concatenate[sqlite3.Cursor, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs some work on the cursor; if the file is locked, until time is over."""
+        try:
+            return self._once(work, *args, **kwargs)
+        except sqlite3.Error as error:
+            return await self._again(error, float("inf"), work, *args, **kwargs)
+
+    async def transact(
+        self,
+        until: float,
+        work: Callable[Concatenate[sqlite3.Cursor, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Runs some work as one writing transaction, by ``until`` at the latest."""
+        try:
+            return self._once(_transaction, work, args, kwargs)
+        except sqlite3.Error as error:
+            return await self._again(error, until, _transaction, work, args, kwargs)
+
+    def _once(
+        self, work: Callable[Concatenate[sqlite3.Cursor, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        try:
+            with self._mutex:
+                cursor = self._ready()
+                self._torn = True
+                result = work(cursor, *args, **kwargs)
+                self._torn = False
+                self.ran += 1
+                return result
+        except BaseException as error:
+            self._mend(error)
+            raise
+
+    async def _again(
+        self,
+        error: sqlite3.Error,
+        until: float,
+        work: Callable[Concatenate[sqlite3.Cursor, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        until = min(until, self._runtime.now() + self._seconds)
+        pause = SHORTEST_PAUSE_SECONDS
+        relieved = False
+        while True:
+            if _code(error) == sqlite3.SQLITE_FULL and not relieved:
+                relieved = self._relieve()
+            elif not _is_busy(error) or self._runtime.now() >= until:
+                raise self._explained(error) from error
+            else:
+                await self._runtime.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 1.6, LONGEST_PAUSE_SECONDS)
+            try:
+                return self._once(work, *args, **kwargs)
+            except sqlite3.Error as again:
+                error = again
+
+    def _relieve(self) -> bool:
+        """A full disk may have room inside the file still: to renew and to release."""
+        with suppress(sqlite3.Error):
+            self._once(self._relief)
+        return True
+
+    def _ready(self) -> sqlite3.Cursor:
+        if self._unusable:
+            raise BackendUnavailable(self._unusable)
+        if self._torn:
+            self._mend(None)
+        now = clock.now()
+        if now >= self._look_at:
+            if self._connection is not None and self._identify() != self._inode:
+                self.drop()  # somebody removed or replaced the file: what we have is nobody's
+            self._look_at = now + LOOK_SECONDS
+        if self._connection is None:
+            self._connection = self._opener()
+            self._inode = self._identify()
+        if self._cursor is None:
+            self._cursor = self._connection.cursor()
+        return self._cursor
+
+    def _identify(self) -> tuple[int, int] | None:
+        try:
+            found = Path(self.path).stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _mend(self, error: BaseException | None) -> None:
+        """Ends what was cut short: an open transaction, a statement that was not read to its end,
+        and after a failure of the file's the connection itself."""
+        with self._mutex:
+            cursor, self._cursor = self._cursor, None
+            if cursor is not None:
+                cursor.close()
+            if self._connection is not None and self._connection.in_transaction:
+                self._connection.rollback()
+            self._torn = False
+            if isinstance(error, sqlite3.Error) and not _is_passing(error):
+                self.drop()
+
+    def drop(self) -> None:
+        """Closes the connection; the next request opens another."""
+        with self._mutex:
+            connection, self._connection, self._cursor = self._connection, None, None
+            if connection is not None:
+                connection.close()
+
+    def close(self) -> None:
+        """The end."""
+        self.drop()
+        _open_wires.discard(self)
+
+    # Fork: see above.
+
+    def hold_still(self) -> bool:
+        """Before a fork; false if a request is stuck."""
+        return self._mutex.acquire(timeout=FORK_SECONDS)
+
+    def go_on(self) -> None:
+        """After a fork, in the parent."""
+        self._mutex.release()
+
+    def inherit(self) -> None:
+        """After a fork, in the child."""
+        self._mutex = threading.RLock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Closes what was inherited; see above why."""
+        if self._torn and self._connection is not None:
+            _never_closed.append(self._connection)
+            self._connection = self._cursor = None
+            self._unusable = f"{self.path} can't be used in this process: it forked in a request"
+        self.drop()
+        self._torn = False
+
+    def _explained(self, error: sqlite3.Error) -> HoldfastError:
+        code, primary = getattr(error, "sqlite_errorcode", 0), _code(error)
+        if _is_busy(error):
+            return BackendUnavailable(
+                f"{self.path} was locked for {self._seconds:g} s by {self._writer()}: "
+                "stopped in the middle of a transaction?"
+            )
+        if primary in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return Incompatible(
+                f"{self.path} is damaged or no store of locks ({error}): move it away while "
+                "nobody uses it; tokens go on from the clock"
+            )
+        if primary == sqlite3.SQLITE_READONLY:
+            return Unsupported(f"{self.path} can't be written: it is read-only ({error})")
+        if primary == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE:
+            return BackendUnavailable(f"{self.path} can't be written: the disk is full ({error})")
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        return BackendUnavailable(f"{self.path} can't be used: {error} ({name})")
+
+    def _writer(self) -> str:
+        """Who has the write lock, as far as the system tells."""
+        try:
+            inode = str(Path(f"{self.path}-shm").stat().st_ino)
+            for line in Path("/proc/locks").read_text().splitlines():
+                fields = line.split()
+                if (
+                    fields[3] == "WRITE"
+                    and fields[5].endswith(f":{inode}")
+                    and (fields[6] == WRITE_LOCK_BYTE)
+                ):
+                    return f"the process {fields[4]}"
+        except (OSError, IndexError):
+            pass
+        return "another process"
+
+
+def _transaction(
+    cursor: sqlite3.Cursor,
+    work: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> T:
+    cursor.execute("BEGIN IMMEDIATE")
+    result = work(cursor, *args, **kwargs)
+    cursor.execute("COMMIT")
+    return result
+
+
+def _code(error: sqlite3.Error) -> int:
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+
+
+def _is_passing(error: sqlite3.Error) -> bool:
+    """Whether the connection is as good as before."""
+    return _is_busy(error) or _code(error) == sqlite3.SQLITE_FULL
+
+
+_open_wires: WeakSet[SqliteWire] = WeakSet()
+_never_closed: list[sqlite3.Connection] = []
+_still: list[tuple[SqliteWire, bool]] = []
+
+
+def _before_fork() -> None:
+    _still[:] = [(wire, wire.hold_still()) for wire in list(_open_wires)]
+
+
+def _after_in_parent() -> None:
+    for wire, still in _still:
+        if still:
+            wire.go_on()
+    _still.clear()
+
+
+def _after_in_child() -> None:
+    for wire, _ in _still:
+        wire.inherit()
+    _still.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+    )
