@@ -40,6 +40,7 @@ class Door:
         self.on_enter: Callable[[], None] | None = None
         self._labels: dict[tuple[str, str], str] = {}
         keep.nudge = self.nudge
+        keep.alive = runtime.alive  # the keeper lives among threads, and can't judge tasks
 
     def enter(self) -> None:
         """Before anything is asked of the store."""

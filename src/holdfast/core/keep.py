@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from holdfast.claim import Claim
@@ -55,6 +55,8 @@ class Keep:
         """Makes sure that the loop runs. The world that drives it sets this."""
         self.nudge: Callable[[Claim], None] = lambda claim: None
         """Wakes a waiter of the door whose place in the line is gone."""
+        self.alive: Callable[[Hashable], bool] = runtime.alive
+        """Whether a thread or task of the door's own world can still end its block."""
 
     # What doors say, from any thread.
 
@@ -125,7 +127,7 @@ class Keep:
         for hold in list(self.holds.values()):
             if now >= hold.ends:
                 self._run_out(hold, now)
-            elif hold.block and not self.runtime.alive(hold.who):
+            elif hold.block and not self.alive(hold.who):
                 hold.block = False
                 log.warning("%r: its thread or task ended inside the block", self._named(hold))
                 self.dropped.append(hold)
