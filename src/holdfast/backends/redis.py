@@ -1,0 +1,335 @@
+"""Redis and Valkey: one script to take or join the line, one to release, reserve and wake.
+
+The rules are in ``lua/``: ``acquire.lua`` is the usual way, ``state.lua`` and ``attempt.lua`` are
+everything else. This file packs commands and reads answers; it knows nothing of connections,
+which are ``wires/redis*``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.backends.redis_look import Survey, read_standing
+from holdfast.backends.redis_options import Options, read_options
+from holdfast.backends.redis_probe import findings
+from holdfast.backends.redis_requests import Command, Requests
+from holdfast.backends.redis_scripts import Scripts
+from holdfast.backends.redis_words import Keys, busy_answer, milliseconds, refusal
+from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
+from holdfast.errors import Unsupported
+from holdfast.url import Url
+from holdfast.wires.redis import LinkBroken, Refused, bulk
+from holdfast.wires.redis_wire import AsyncWire, BlockingWire
+
+__all__ = ["RedisBackend", "RedisStore", "initialise", "open_store"]
+
+_MODES = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
+LOOK_CAP = 1000
+"""How many holders and waiters of one name are shown."""
+KEPT_SHAPES = 1024
+LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
+
+
+class RedisBackend:
+    """Admits claims in scripts on the server."""
+
+    def __init__(self, store: RedisStore, runtime: Runtime) -> None:
+        self.options, self.display, self.runtime = store.options, store.display, runtime
+        self._doubtful, self._wall = store.doubtful, runtime.wall
+        self._keys, self._scripts = store.keys, store.scripts
+        wire = BlockingWire if runtime.blocking else AsyncWire
+        self._wire: Any = wire(store.options.access, store.connections)
+        self._wakeups: Any = self._wire.wakeups(self._keys.channel(secrets.token_hex(8)))
+        self._shapes: dict[tuple[Mode, int, int, bool, int], str] = {}
+        self._requests = Requests(self._wire, store.options, self._moved)
+        self._call = self._requests.call
+
+    def _moved(self) -> None:
+        self._wakeups.drop()
+
+    # ---- taking
+
+    def _claim_words(self, claim: Claim, join: bool, heard: int) -> str:
+        kind = (claim.mode, claim.weight, claim.limit, join, heard)
+        shape = self._shapes.get(kind) or self._new_shape(*kind)
+        return (
+            f"{bulk(claim.owner)}{bulk(str(int(claim.ttl * 1000)))}{bulk(claim.label)}"
+            f"{bulk(str(int(self._wall() * 1_000_000)))}{shape}"
+        )
+
+    def _new_shape(self, mode: Mode, weight: int, limit: int, join: bool, heard: int) -> str:
+        if self.options.interop and mode is not Mode.EXCLUSIVE:
+            raise Unsupported(f"{self.display} with interop=redis-py has exclusive locks only")
+        channel = self._wakeups.channel if heard else "-"
+        max_ttl = milliseconds(self.options.max_ttl)
+        words = f"{_MODES[mode]} {weight} {limit} {int(join)} {max_ttl} {channel}"
+        if len(self._shapes) >= KEPT_SHAPES:
+            self._shapes.clear()
+        shape = self._shapes[mode, weight, limit, join, heard] = bulk(words)
+        return shape
+
+    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        keys, key = self._keys.of_claim(claim.name)
+        script = self._scripts.acquire
+        heard: int = self._wakeups.hearing
+        packed = f"{script.head}{keys}{self._claim_words(claim, join, heard)}".encode()
+        if self.options.replicas:
+            return await self._replicated(claim, Command(script, packed, key), heard)
+        try:
+            reply = await self._call(packed, key)
+        except LinkBroken as error:
+            self._doubt(claim)
+            reply = await self._requests.again(Command(script, packed, key), error)
+        if type(reply) is int:
+            return Grant(claim, reply)
+        if type(reply) is Refused:
+            reply = await self._requests.amend(Command(script, packed, key), reply)
+        return self._answer(claim, reply, heard)
+
+    def _answer(self, claim: Claim, reply: Any, heard: int) -> Grant | Busy:
+        if type(reply) is int:
+            return Grant(claim, reply)
+        if reply[0] == b"slots":
+            return Grant(claim, reply[1], tuple(reply[2:]))
+        return busy_answer(claim, reply, self.display, heard)
+
+    def _doubt(self, claim: Claim) -> None:
+        """An attempt of this owner may still arrive: its release will see to that."""
+        self._doubtful[claim.owner] = None
+        while len(self._doubtful) > KEPT_SHAPES:
+            self._doubtful.pop(next(iter(self._doubtful)), None)
+
+    async def _replicated(self, claim: Claim, command: Command, heard: int) -> Grant | Busy:
+        try:
+            reply, short = await self._requests.replicated(command)
+        except LinkBroken:
+            self._doubt(claim)
+            raise
+        answer = self._answer(claim, reply, heard)
+        if short and isinstance(answer, Grant):
+            return await self._undo(claim, short, heard)
+        return answer
+
+    async def _undo(self, claim: Claim, short: str, heard: int) -> Busy:
+        await self.abandon(claim)
+        return Busy(0, 1.0, heard, f"{short}: {claim.name!r} on {self.display} was given back")
+
+    # ---- waiting
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        key, heard = _bell_key(claim.owner), busy.ref or 0
+        await self._wakeups.wait(key, heard, until, self._requests.route.bell)
+
+    def nudge(self, claim: Claim) -> None:
+        self._wakeups.ring(_bell_key(claim.owner))
+
+    # ---- ending
+
+    async def release(self, grant: Grant) -> bool:
+        claim = grant.claim
+        if self._doubtful and claim.owner in self._doubtful:
+            return await self._abandon(claim)
+        keys, key = self._keys.of_name(claim.name)
+        script = self._scripts.release
+        packed = f"{script.head}{keys}{bulk(claim.owner)}".encode()
+        try:
+            reply = await self._call(packed, key)
+        except LinkBroken as error:
+            # If the first one did arrive, the hold was ours and is gone by now.
+            await self._requests.again(Command(script, packed, key), error)
+            return True
+        if type(reply) is Refused:
+            reply = await self._requests.amend(Command(script, packed, key), reply)
+        return self._flag(reply)
+
+    def _flag(self, reply: Any) -> bool:
+        if type(reply) is not int:
+            raise refusal(reply, self.display)
+        return reply == 1
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        if self.options.replicas or grant.claim.owner in self._doubtful:
+            return await self.release(grant), await self.attempt(claim, join=True)
+        keys, key = self._keys.of_claim(claim.name)
+        script = self._scripts.exchange
+        heard: int = self._wakeups.hearing
+        words = f"{bulk(grant.claim.owner)}{self._claim_words(claim, True, heard)}"
+        command = Command(script, f"{script.head}{keys}{words}".encode(), key)
+        sure = True
+        try:
+            reply = await self._call(command.packed, key)
+        except LinkBroken as error:
+            self._doubt(claim)
+            sure = False
+            reply = await self._requests.again(command, error)
+        if type(reply) is Refused:
+            reply = await self._requests.amend(command, reply)
+        if type(reply[0]) is not int:
+            raise refusal(reply, self.display)
+        # As with a release: a first one that did arrive has ended what was ours.
+        return reply[0] == 1 or not sure, self._answer(claim, reply[1], heard)
+
+    async def abandon(self, claim: Claim) -> None:
+        await self._abandon(claim)
+
+    async def _abandon(self, claim: Claim) -> bool:
+        keys, key = self._keys.of_name(claim.name)
+        script = self._scripts.abandon
+        sent = bulk(str(int(self._wall() * 1_000_000)))
+        packed = f"{script.head}{keys}{bulk(claim.owner)}{sent}".encode()
+        was = self._flag(await self._requests.one(Command(script, packed, key)))
+        self._doubtful.pop(claim.owner, None)
+        return was
+
+    async def revoke(self, name: str) -> list[int]:
+        keys, key = self._keys.of_name(name)
+        script = self._scripts.revoke
+        reply = await self._requests.one(Command(script, f"{script.head}{keys}".encode(), key))
+        if reply and type(reply[0]) is not int:
+            raise refusal(reply, self.display)
+        return list(reply)
+
+    # ---- keeping
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        batch = [self._renewal(grant.claim) for grant in grants]
+        batch += [self._refreshing(claim, behind) for claim, behind in waits]
+        replies = await self._requests.many(batch, until)
+        lost: dict[str, str] = {}
+        unknown: dict[str, str] = {}
+        for grant, reply in zip(grants, replies, strict=False):
+            if type(reply) is not int:
+                unknown[grant.claim.owner] = str(refusal(reply, self.display))
+            elif reply == 0:
+                lost[grant.claim.owner] = "it ran out or was broken, and is no longer stored"
+        answers = zip(waits, replies[len(grants) :], strict=True)
+        forgotten = frozenset(waiting.claim.owner for waiting, reply in answers if reply == 0)
+        return Renewal(lost, unknown, forgotten)
+
+    def _renewal(self, claim: Claim) -> Command:
+        keys, key = self._keys.of_name(claim.name)
+        script = self._scripts.renew
+        words = f"{bulk(claim.owner)}{bulk(str(int(claim.ttl * 1000)))}"
+        return Command(script, f"{script.head}{keys}{words}".encode(), key)
+
+    def _refreshing(self, claim: Claim, behind: int) -> Command:
+        keys, key = self._keys.of_name(claim.name)
+        script = self._scripts.refresh
+        words = f"{bulk(claim.owner)}{bulk(str(behind))}"
+        return Command(script, f"{script.head}{keys}{words}".encode(), key)
+
+    # ---- looking
+
+    async def look(self, name: str) -> Standing:
+        return (await self._standings([name]))[0]
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        survey = Survey(self._keys, self._requests.route, self._standings)
+        return await survey.page(prefix, cursor, limit)
+
+    async def _standings(self, names: Sequence[str]) -> list[Standing]:
+        script = self._scripts.look
+        commands = []
+        for name in names:
+            keys, key = self._keys.of_name(name)
+            packed = f"{script.head}{keys}{bulk(str(LOOK_CAP))}".encode()
+            commands.append(Command(script, packed, key))
+        replies = await self._requests.many(commands)
+        for reply in replies:
+            if not isinstance(reply, list) or reply[0] == b"incompatible":
+                raise refusal(reply, self.display)
+        return [read_standing(name, reply) for name, reply in zip(names, replies, strict=True)]
+
+    # ---- records
+
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
+        keys, key = self._keys.of_record(grant.claim.name)
+        script = self._scripts.record
+        words = (grant.claim.owner, value, str(grant.token), str(milliseconds(keep_seconds)))
+        packed = f"{script.head}{keys}{''.join(map(bulk, words))}".encode()
+        return self._flag(await self._requests.one(Command(script, packed, key)))
+
+    async def recall(self, name: str) -> Record | None:
+        key = self._keys.record(name)
+        script = self._scripts.recall
+        command = Command(script, f"{script.head}{bulk(key)}".encode(), key)
+        reply = await self._requests.one(command)
+        if reply is None:
+            return None
+        value, token, age = reply
+        return Record(value.decode(), int(token), age / 1000)
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
+        await self.runtime.sleep(max(0.0, pause))
+
+    # ---- the store itself
+
+    async def probe(self) -> list[Finding]:
+        return await findings(self.options, self._requests.route)
+
+    async def initialise(self) -> str:
+        """Marks the server's data as whole, so that loss protection does not wait."""
+        key = self._keys.loss
+        script = self._scripts.begin
+        command = Command(script, f"{script.head}{bulk(key)}".encode(), key)
+        reply = await self._requests.one(command)
+        return f"{self.display} is marked as new (run {reply.decode()[:8]}…)"
+
+    def forget(self) -> None:
+        self._requests.route.forget()
+        self._wakeups.forget()
+        self._wakeups = self._wire.wakeups(self._keys.channel(secrets.token_hex(8)))
+        self._shapes.clear()  # they name the parent's channel
+
+    async def close(self) -> None:
+        await self._wakeups.close()
+        await self._requests.route.close()
+
+
+def _bell_key(owner: str) -> str:
+    """By what a waiter is rung: not its owner, which anybody who listens would learn."""
+    return hashlib.sha1(owner.encode(), usedforsecurity=False).hexdigest()[:16]
+
+
+class RedisStore:
+    """One Redis deployment, as a URL or a user's own client describes it."""
+
+    shortest_ttl = 0.05
+    whole_seconds = False
+
+    def __init__(self, options: Options, settings: Settings) -> None:
+        loss_protection, interop = options.loss_protection, options.interop
+        self.options, self.display = options, options.display
+        self.connections = settings.connections
+        self.doubtful: dict[str, None] = {}
+        self.longest_ttl = options.max_ttl if loss_protection else LONGEST_TTL_SECONDS
+        self.keys = Keys(settings.namespace, loss_protection=loss_protection, interop=interop)
+        self.scripts = Scripts(
+            loss_protection=loss_protection, interop=interop, cluster=options.cluster
+        )
+        self.guarantees = _GUARANTEES - _NOT_WITH_REDIS_PY if interop else _GUARANTEES
+
+    def backend(self, runtime: Runtime) -> RedisBackend:
+        return RedisBackend(self, runtime)
+
+
+_GUARANTEES = frozenset(Guarantee) - {Guarantee.SURVIVES_SERVER_LOSS, Guarantee.WATCH}
+# Its Lock knows no line, no readers and no slots.
+_NOT_WITH_REDIS_PY = {Guarantee.FIFO, Guarantee.SHARED, Guarantee.SLOTS}
+
+
+def open_store(url: Url, settings: Settings) -> RedisStore:
+    """``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``."""
+    return RedisStore(read_options(url, settings), settings)
+
+
+async def initialise(backend: RedisBackend) -> str:
+    """What ``holdfast init`` does here; says what it did."""
+    return await backend.initialise()

@@ -1,0 +1,114 @@
+"""What the promises of a Redis store rest on: looked at on first contact and by ``check()``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.backends.redis_options import Options
+from holdfast.backends.redis_words import refusal
+from holdfast.core.contract import Finding
+from holdfast.errors import GuaranteeNotMet
+from holdfast.wires.redis import Greeting, Refused, pack
+from holdfast.wires.redis_topology import Pool, Route
+
+__all__ = ["eviction_greeting", "findings"]
+
+
+def read_info(reply: Any) -> dict[str, str]:
+    """The fields of INFO."""
+    lines = reply.decode(errors="replace").splitlines() if isinstance(reply, bytes) else []
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _evicts(info: dict[str, str]) -> bool:
+    policy = info.get("maxmemory_policy", "noeviction")
+    return policy != "noeviction" and info.get("maxmemory", "0") != "0"
+
+
+def eviction_greeting(store: str) -> Greeting:
+    """Asks every new connection whether the server would throw locks away to make room."""
+
+    def judge(reply: Any) -> None:
+        info = read_info(reply)
+        if _evicts(info):
+            raise GuaranteeNotMet(
+                f"{store} may evict locks: its maxmemory-policy is {info['maxmemory_policy']!r}; "
+                "use noeviction, or say ?allow_eviction=on"
+            )
+
+    return Greeting(pack("INFO", "memory"), judge)
+
+
+async def findings(options: Options, route: Route) -> list[Finding]:
+    """One round of looking, node by node."""
+    found: list[Finding] = []
+    for pool in await route.pools():
+        found += await _node(pool, options)
+    found.append(_loss(options))
+    if options.access.tls and options.access.options.get("ssl_cert_reqs") == "none":
+        found.append(Finding("tls", "certificates are not verified", "warning"))
+    if options.interop:
+        found.append(
+            Finding("interop", "redis-py's Lock has no line: order is not kept", "warning")
+        )
+    return found
+
+
+async def _node(pool: Pool, options: Options) -> list[Finding]:
+    where = f"redis at {pool.address}"
+    info: dict[str, str] = {}
+    for section in ("server", "memory", "persistence", "replication"):
+        reply = await pool.call(pack("INFO", section))
+        if isinstance(reply, Refused):
+            if reply.code != "NOPERM":
+                raise refusal(reply, where)
+            return [Finding(where, "INFO is not allowed: nothing can be verified", "warning")]
+        info |= read_info(reply)
+    return [
+        Finding(where, f"{_product(info)}, run {info.get('run_id', '?')[:8]}"),
+        _role(where, info, options),
+        _memory(where, info, options),
+        _persistence(where, info, options),
+    ]
+
+
+def _product(info: dict[str, str]) -> str:
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info.get('redis_version', '?')}"
+
+
+def _role(where: str, info: dict[str, str], options: Options) -> Finding:
+    if info.get("role") != "master":
+        return Finding(where, "it is a replica: locks need the master", "broken")
+    count = int(info.get("connected_slaves", "0"))
+    if count < options.replicas:
+        detail = f"{count} replicas are connected, {options.replicas} are asked for"
+        return Finding(where, detail, "broken")
+    return Finding(where, f"master with {count} replicas")
+
+
+def _memory(where: str, info: dict[str, str], options: Options) -> Finding:
+    policy = info.get("maxmemory_policy", "?")
+    if _evicts(info):
+        level = "warning" if options.allow_eviction else "broken"
+        return Finding(where, f"maxmemory-policy {policy} may evict locks", level)
+    return Finding(where, f"maxmemory-policy {policy}, nothing is evicted")
+
+
+def _persistence(where: str, info: dict[str, str], options: Options) -> Finding:
+    if info.get("aof_enabled") == "1":
+        return Finding(where, "the append-only file is on: a restart keeps locks")
+    if options.loss_protection:
+        return Finding(where, "no append-only file: after a restart nothing is granted for max_ttl")
+    return Finding(where, "no append-only file: a restart loses locks", "warning")
+
+
+def _loss(options: Options) -> Finding:
+    if options.loss_protection:
+        return Finding("loss protection", f"on, max_ttl {options.max_ttl:g} s")
+    return Finding(
+        "loss protection",
+        "off: a failover, a restart without its data or FLUSHALL may let two hold at once",
+        "warning",
+    )

@@ -1,0 +1,111 @@
+"""Sending scripts to Redis and reading their replies, whatever stands between.
+
+Every command is idempotent by owner, so one whose connection was closed is sent once more. A
+server that does not know a script gets its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.backends.redis_options import Options
+from holdfast.backends.redis_probe import eviction_greeting
+from holdfast.backends.redis_scripts import Script
+from holdfast.backends.redis_words import milliseconds, refusal
+from holdfast.wires.redis import LinkBroken, Refused, pack
+from holdfast.wires.redis_topology import ClusterRoute, Route, SentinelRoute, SingleRoute, Wire
+
+__all__ = ["Command", "Requests"]
+
+REPLICATION_SECONDS = 1.0
+"""How long a grant may take to reach the replicas that were asked for."""
+
+
+class Command(NamedTuple):
+    """A packed script call, and the key that says which node it goes to."""
+
+    script: Script
+    packed: bytes
+    key: str
+
+
+class Requests:
+    """The way to one store."""
+
+    def __init__(self, wire: Wire, options: Options, moved: Callable[[], None]) -> None:
+        self._display = options.display
+        self._replicas = options.replicas
+        self.route = _route(wire, options, moved)
+        self.call = self.route.call
+        patience = min(REPLICATION_SECONDS, options.access.request_seconds / 2)
+        self._wait = pack("WAIT", options.replicas, milliseconds(patience))
+
+    async def one(self, command: Command) -> Any:
+        """Sends one command and answers its reply."""
+        try:
+            reply = await self.call(command.packed, command.key)
+        except LinkBroken as error:
+            return await self.again(command, error)
+        return await self.amend(command, reply) if type(reply) is Refused else reply
+
+    async def again(self, command: Command, error: LinkBroken) -> Any:
+        """Sends a command once more if the server had closed its connection."""
+        if not error.closed:
+            raise error
+        reply = await self.call(command.packed, command.key)
+        return await self.amend(command, reply) if type(reply) is Refused else reply
+
+    async def amend(self, command: Command, reply: Refused) -> Any:
+        """Answers an error reply with the script's text, where that is what is missing."""
+        if reply.code == "NOSCRIPT":
+            again = await self.call(command.script.in_full(command.packed), command.key)
+            if type(again) is not Refused:
+                return again
+            reply = again
+        if reply.code == "READONLY":
+            self.route.refused()
+        raise refusal(reply, self._display)
+
+    async def many(self, commands: Sequence[Command], until: float | None = None) -> list[Any]:
+        """All in one round trip; what the server has no script for, in one more. Error replies
+        stand where their replies would."""
+        if not commands:
+            return []
+        packed = [command.packed for command in commands]
+        keys = [command.key for command in commands]
+        try:
+            replies = await self.route.calls(packed, keys, until)
+        except LinkBroken as error:
+            if not error.closed:
+                raise
+            replies = await self.route.calls(packed, keys, until)
+        unknown = [i for i, r in enumerate(replies) if type(r) is Refused and r.code == "NOSCRIPT"]
+        if unknown:
+            full = [commands[i].script.in_full(packed[i]) for i in unknown]
+            again = await self.route.calls(full, [keys[i] for i in unknown], until)
+            for i, reply in zip(unknown, again, strict=True):
+                replies[i] = reply
+        return replies
+
+    async def replicated(self, command: Command) -> tuple[Any, str]:
+        """The reply, and what is missing if too few replicas have what it wrote."""
+        reply, count = await self.route.alone([command.packed, self._wait], command.key)
+        if type(reply) is Refused and reply.code == "NOSCRIPT":
+            full = command.script.in_full(command.packed)
+            reply, count = await self.route.alone([full, self._wait], command.key)
+        for each in (reply, count):
+            if type(each) is Refused:
+                raise refusal(each, self._display)
+        enough = count >= self._replicas
+        return reply, "" if enough else f"{count} of {self._replicas} replicas have it"
+
+
+def _route(wire: Wire, options: Options, moved: Callable[[], None]) -> Route:
+    greeting = None if options.allow_eviction else eviction_greeting(options.display)
+    if options.cluster:
+        return ClusterRoute(wire, options.nodes, greeting)
+    if options.sentinel_access is not None:
+        access, service = options.sentinel_access, options.service
+        return SentinelRoute(wire, options.nodes, access, service, greeting, moved)
+    return SingleRoute(wire, options.nodes[0], greeting)

@@ -1,0 +1,198 @@
+"""What both Redis wires share: packing, addresses, access, and the mapping of foreign errors.
+
+redis-py opens every connection (TCP, TLS, UNIX sockets, AUTH, SELECT, credential providers) and
+then hands its socket over: from there on commands are packed ahead and replies are read by
+hiredis, without redis-py's pool, retries or metrics. ``redis_blocking`` and ``redis_aio`` talk to
+one node each; ``redis_topology`` knows which node.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import hiredis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+
+__all__ = [
+    "INCOMPLETE",
+    "Access",
+    "Address",
+    "Greeting",
+    "LinkBroken",
+    "Refused",
+    "bulk",
+    "key_slot",
+    "link_options",
+    "new_reader",
+    "pack",
+    "unreachable",
+]
+
+SLOTS = 16_384
+INCOMPLETE = object()
+"""What a reader answers while a reply is not all there."""
+
+
+class Refused(Exception):
+    """An error reply. The connection it came over is fine."""
+
+    @property
+    def code(self) -> str:
+        """Its first word: ``NOSCRIPT``, ``MOVED``, ``READONLY`` …"""
+        return str(self).partition(" ")[0]
+
+
+class LinkBroken(BackendUnavailable):
+    """A connection broke or was too slow: whether the server acted is unknown."""
+
+    def __init__(self, message: str, *, closed: bool) -> None:
+        super().__init__(message)
+        self.closed = closed
+        """Whether the other side closed it, as a restarted server does with idle connections."""
+
+
+class Address(NamedTuple):
+    """A node: host and port, or the path of a UNIX socket with port 0."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        if not self.port:
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Greeting(NamedTuple):
+    """What every new connection is asked first, and who judges the reply."""
+
+    packed: bytes
+    judge: Callable[[Any], None]
+
+
+def bulk(text: str) -> str:
+    """One packed argument."""
+    size = len(text) if text.isascii() else len(text.encode())
+    return f"${size}\r\n{text}\r\n"
+
+
+def pack(*words: str | int) -> bytes:
+    """One packed command."""
+    return f"*{len(words)}\r\n{''.join(bulk(str(word)) for word in words)}".encode()
+
+
+def new_reader() -> Any:
+    """A parser of replies: bytes, ints, lists, None, and ``Refused`` as a value."""
+    return hiredis.Reader(
+        protocolError=ConnectionError, replyError=Refused, notEnoughData=INCOMPLETE
+    )
+
+
+def key_slot(key: str) -> int:
+    """The Cluster slot of a key."""
+    data = key.encode()
+    start = data.find(b"{")
+    if start >= 0:
+        end = data.find(b"}", start + 1)
+        if end > start + 1:
+            data = data[start + 1 : end]
+    return crc_hqx(data, 0) % SLOTS
+
+
+# What of a user's own client says where and as whom to connect; the rest is how it behaves.
+_TAKEN = frozenset({"db", "username", "password", "credential_provider", "client_name"})
+
+
+def link_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those settings of a redis-py connection that concern access: login, database, TLS."""
+    return {
+        key: value
+        for key, value in options.items()
+        if value is not None and (key in _TAKEN or key.startswith("ssl_"))
+    }
+
+
+class Access:
+    """How to open a connection to any node: plain or TLS, as whom, to which database."""
+
+    def __init__(self, *, tls: bool, options: dict[str, Any], request_seconds: float) -> None:
+        self.tls = tls
+        self.options = options
+        self.request_seconds = request_seconds
+
+    def seconds_until(self, until: float | None) -> float:
+        """How long a request may take that must be over by then."""
+        if until is None:
+            return self.request_seconds
+        return max(0.001, min(self.request_seconds, until - now()))
+
+    def _arguments(self, address: Address, seconds: float) -> dict[str, Any]:
+        where: dict[str, Any] = {"host": address.host, "port": address.port}
+        if not address.port:
+            where = {"path": address.host}
+        else:
+            where["socket_keepalive"] = True
+        options = self.options
+        if not self.tls or not address.port:
+            options = {key: value for key, value in options.items() if not key.startswith("ssl_")}
+        return (
+            where
+            | options
+            | {
+                "socket_timeout": seconds,
+                "socket_connect_timeout": seconds,
+                "retry": Retry(NoBackoff(), 0),
+                "protocol": 2,
+                "decode_responses": False,
+            }
+        )
+
+    def blocking(self, address: Address, seconds: float) -> Any:
+        """A redis-py connection, not open yet."""
+        import redis
+
+        arguments = self._arguments(address, seconds)
+        maker: Any = redis.SSLConnection if self.tls else redis.Connection
+        if not address.port:
+            maker = redis.UnixDomainSocketConnection
+        return maker(**arguments)
+
+    def aio(self, address: Address, seconds: float) -> Any:
+        """Its asyncio twin."""
+        import redis.asyncio as aio
+
+        arguments = self._arguments(address, seconds)
+        maker: Any = aio.SSLConnection if self.tls else aio.Connection
+        if not address.port:
+            maker = aio.UnixDomainSocketConnection
+        return maker(**arguments)
+
+
+def unreachable(address: Address, error: BaseException, seconds: float) -> LinkBroken:
+    """The error for a failed connection or request; foreign texts hold no secrets here."""
+    closed = isinstance(error, EOFError | ConnectionResetError | BrokenPipeError)
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return LinkBroken(f"redis at {address} did not answer within {seconds:g} s", closed=False)
+    if isinstance(error, RedisError):
+        return LinkBroken(f"redis at {address} can't be used: {error}", closed=False)
+    what = str(error) or type(error).__name__
+    return LinkBroken(f"the connection to redis at {address} broke: {what}", closed=closed)
+
+
+def chunks(commands: Iterable[bytes], size: int) -> Iterable[list[bytes]]:
+    """Commands in batches, so that neither side's buffers grow without bound."""
+    batch: list[bytes] = []
+    for command in commands:
+        batch.append(command)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,299 @@
+"""The blocking Redis wire: one connection per request in flight.
+
+Nothing here ever suspends; methods are ``async`` to look like their asyncio twins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from holdfast.wires.redis import (
+    INCOMPLETE,
+    Access,
+    Address,
+    Greeting,
+    LinkBroken,
+    chunks,
+    new_reader,
+    unreachable,
+)
+
+__all__ = ["BlockingLink", "BlockingPool"]
+
+READ_SIZE = 4096
+BATCH = 256
+# A connection that rested so long is looked at before it is used: the server may have closed it.
+RESTED_SECONDS = 1.0
+
+
+class BlockingLink:
+    """One open connection. Whoever gets an exception from it closes it."""
+
+    __slots__ = ("_feed", "_gets", "_recv", "_seconds", "_send", "_sock", "address", "used")
+
+    def __init__(self, access: Access, address: Address, until: float | None = None) -> None:
+        self.address = address
+        self._seconds = access.seconds_until(until)
+        connection = access.blocking(address, self._seconds)
+        try:
+            connection.connect()
+        except (RedisError, OSError) as error:
+            raise unreachable(address, error, self._seconds) from error
+        self._sock: socket.socket = connection._sock
+        connection._sock = None  # ours from here on: redis-py must not end it
+        self.limit(access.request_seconds)
+        reader = new_reader()
+        self._feed, self._gets = reader.feed, reader.gets
+        self._send, self._recv = self._sock.sendall, self._sock.recv
+        self.used = time.monotonic()
+
+    def limit(self, seconds: float) -> None:
+        """Sets how long a read or write may take. The kernel watches over it where it can:
+        Python's own timeouts cost a poll before every read and write."""
+        self._seconds = seconds
+        if isinstance(self._sock, ssl.SSLSocket) or not hasattr(socket, "SO_RCVTIMEO"):
+            self._sock.settimeout(self._seconds)
+            return
+        limit = struct.pack("@ll", int(self._seconds), int(self._seconds % 1 * 1_000_000))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._sock.settimeout(None)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, packed: bytes) -> None:
+        try:
+            self._send(packed)
+        except OSError as error:
+            raise unreachable(self.address, error, self._seconds) from error
+
+    def receive(self) -> Any:
+        """The next reply; an error reply is a ``Refused``, as a value."""
+        try:
+            reply = self._gets()
+            while reply is INCOMPLETE:
+                data = self._recv(READ_SIZE)
+                if not data:
+                    raise EOFError("closed by the server")
+                self._feed(data)
+                reply = self._gets()
+        except (OSError, EOFError) as error:
+            raise unreachable(self.address, error, self._seconds) from error
+        return reply
+
+    def call(self, packed: bytes) -> Any:
+        """Sends one command and reads its reply."""
+        try:
+            self._send(packed)
+            data = self._recv(READ_SIZE)
+            if not data:
+                raise EOFError("closed by the server")
+            self._feed(data)
+            reply = self._gets()
+        except (OSError, EOFError) as error:
+            raise unreachable(self.address, error, self._seconds) from error
+        return self.receive() if reply is INCOMPLETE else reply
+
+    def listen(self) -> None:
+        """Turns it into a source of messages that is read without blocking."""
+        self._sock.settimeout(0.0)
+
+    def messages(self) -> list[Any]:
+        """What came in, without blocking; raises when the other side is gone."""
+        found = []
+        try:
+            while True:
+                while (reply := self._gets()) is not INCOMPLETE:
+                    found.append(reply)
+                data = self._recv(READ_SIZE)
+                if not data:
+                    raise EOFError("closed by the server")
+                self._feed(data)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return found
+        except (OSError, EOFError) as error:
+            raise unreachable(self.address, error, self._seconds) from error
+
+    def alive(self) -> bool:
+        """Whether nothing came in unasked: an end of file, or a reply that nobody waits for."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            return True  # TLS may have tickets to deliver; a dead one shows when it is used
+        try:
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's, only our handle on it goes."""
+        with contextlib.suppress(OSError):
+            os.close(self._sock.detach())
+
+
+class BlockingPool:
+    """The connections to one node: a LIFO stack without a lock on the usual way."""
+
+    def __init__(
+        self, access: Access, address: Address, limit: int, greeting: Greeting | None
+    ) -> None:
+        self.access, self.address, self.limit = access, address, limit
+        self._greeting = greeting
+        self._idle: list[BlockingLink] = []
+        self._open = 0
+        self._starved = 0
+        self._closed = False
+        self._freed = threading.Condition()
+
+    async def call(self, packed: bytes, key: str = "") -> Any:
+        """Sends one command, and reads its reply. ``key`` is for topologies that route by it."""
+        try:
+            link = self._idle.pop()
+        except IndexError:
+            return self._fresh_call(packed)
+        started = time.monotonic()
+        try:
+            if started - link.used > RESTED_SECONDS and not link.alive():
+                raise LinkBroken(f"redis at {self.address} had closed it", closed=True)
+            reply = link.call(packed)
+        except BaseException:
+            self._drop(link)
+            self.reset()  # the others were open as long: they are suspect too
+            raise
+        link.used = started
+        self._idle.append(link)
+        if self._starved:
+            self._notify()
+        return reply
+
+    def _fresh_call(self, packed: bytes) -> Any:
+        link = self._take()
+        try:
+            reply = link.call(packed)
+        except BaseException:
+            self._drop(link)
+            raise
+        self._give(link)
+        return reply
+
+    async def alone(self, commands: Sequence[bytes]) -> list[Any]:
+        """The same as ``calls``: here every request has its connection to itself."""
+        return await self.calls(commands)
+
+    async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
+        """Sends many commands at once and reads their replies, in order, all by ``until``."""
+        replies: list[Any] = []
+        link = self._take(until)
+        try:
+            for batch in chunks(commands, BATCH):
+                if until is not None:
+                    link.limit(self.access.seconds_until(until))
+                link.send(b"".join(batch))
+                replies += [link.receive() for _ in batch]
+            if until is not None:
+                link.limit(self.access.request_seconds)
+        except BaseException:
+            self._drop(link)
+            self.reset()
+            raise
+        self._give(link)
+        return replies
+
+    def _take(self, until: float | None = None) -> BlockingLink:
+        """A connection for this thread alone, waited for if all are in use."""
+        deadline = time.monotonic() + self.access.seconds_until(until)
+        with self._freed:
+            self._starved += 1
+            try:
+                while not (link := self._pop_alive()) and self._open >= self.limit:
+                    if not self._freed.wait(deadline - time.monotonic()):
+                        raise LinkBroken(
+                            f"all {self.limit} connections to {self.address} are busy", closed=False
+                        )
+                if link is not None:
+                    return link
+                self._open += 1
+            finally:
+                self._starved -= 1
+        return self._connect(until)
+
+    def _pop_alive(self) -> BlockingLink | None:
+        while self._idle:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return None
+            if link.alive():
+                return link
+            self._open -= 1
+            link.close()
+        return None
+
+    def _connect(self, until: float | None) -> BlockingLink:
+        try:
+            link = BlockingLink(self.access, self.address, until)
+        except BaseException:
+            with self._freed:
+                self._open -= 1
+                self._freed.notify()
+            raise
+        try:
+            if self._greeting is not None:
+                self._greeting.judge(link.call(self._greeting.packed))
+        except BaseException:
+            self._drop(link)
+            raise
+        return link
+
+    def _give(self, link: BlockingLink) -> None:
+        link.used = time.monotonic()
+        self._idle.append(link)
+        if self._starved:
+            self._notify()
+        if self._closed:
+            self.reset()
+
+    def _drop(self, link: BlockingLink) -> None:
+        link.close()
+        with self._freed:
+            self._open -= 1
+            self._freed.notify()
+
+    def _notify(self) -> None:
+        with self._freed:
+            self._freed.notify()
+
+    def reset(self) -> None:
+        """Closes what is idle: after a failure the others are suspect too."""
+        while self._idle:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return
+            self._drop(link)
+
+    def forget(self) -> None:
+        for link in self._idle:
+            link.forget()
+        self._idle = []
+        self._open = self._starved = 0
+        self._freed = threading.Condition()
+
+    async def close(self) -> None:
+        self._closed = True
+        self.reset()

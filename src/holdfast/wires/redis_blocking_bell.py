@@ -1,0 +1,111 @@
+"""Wake-ups for blocking backends: one subscribed connection, whatever the number of waiters."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+from holdfast.wires.doorbell import EVERYBODY, LONGEST_WAIT_SECONDS, BlockingDoorbell
+from holdfast.wires.redis import LinkBroken, Refused, pack
+from holdfast.wires.redis_blocking import BlockingLink
+
+__all__ = ["BlockingBell", "BlockingWakeups"]
+
+
+class BlockingBell:
+    """A subscribed connection, as the doorbell wants it."""
+
+    def __init__(self, link: BlockingLink, channel: str) -> None:
+        self._link = link
+        try:
+            reply = link.call(pack("SUBSCRIBE", channel))
+            if isinstance(reply, Refused):
+                message = f"redis at {link.address} refuses SUBSCRIBE: {reply}"
+                raise LinkBroken(message, closed=False)
+            link.listen()
+        except BaseException:
+            link.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._link.fileno()
+
+    def read(self) -> list[str]:
+        return [message[2].decode() for message in self._link.messages() if len(message) == 3]
+
+    def close(self) -> None:
+        self._link.close()
+
+    def forget(self) -> None:
+        self._link.forget()
+
+
+class BlockingWakeups:
+    """Who waits in this backend, and the subscription that wakes them."""
+
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
+        self.hearing = 0
+        """Which subscription is live, counted from 1; 0 while there is none."""
+        self._count = 0
+        self._doorbell = BlockingDoorbell()
+        self._opening = threading.Lock()
+        self._bell: BlockingBell | None = None
+
+    async def wait(
+        self,
+        key: str,
+        heard: int,
+        until: float,
+        subscribe: Callable[[str], Awaitable[BlockingBell]],
+    ) -> None:
+        """Returns when rung or by ``until``; at once unless what is waited for was asked while
+        the subscription that is live now was live (``heard``): its wake-up may have come before.
+        """
+        if not self.hearing:
+            await self._subscribe(until, subscribe)
+        if not heard or heard != self.hearing:
+            return
+        try:
+            self._doorbell.wait(key, until)
+        except (LinkBroken, OSError):
+            self.drop()
+            time.sleep(random.uniform(0.01, 0.1))
+
+    async def _subscribe(
+        self, until: float, subscribe: Callable[[str], Awaitable[BlockingBell]]
+    ) -> None:
+        if not self._opening.acquire(timeout=max(0.0, min(until - now(), LONGEST_WAIT_SECONDS))):
+            return
+        try:
+            if not self.hearing:
+                self._bell = await subscribe(self.channel)
+                self._doorbell.hang(self._bell)
+                self._count += 1
+                self.hearing = self._count
+        except BackendUnavailable:
+            # The next attempt says what is wrong, if anything is; until then nobody spins.
+            time.sleep(max(0.0, min(until - now(), random.uniform(0.2, 0.5))))
+        finally:
+            self._opening.release()
+
+    def ring(self, key: str) -> None:
+        self._doorbell.ring(key)
+
+    def drop(self) -> None:
+        """The subscription broke, or its server is no longer the one: everybody attempts again
+        and the first to wait subscribes anew."""
+        self.hearing = 0
+        self._doorbell.ring(EVERYBODY)
+
+    def forget(self) -> None:
+        if self._bell is not None:
+            self._bell.forget()
+        self._doorbell.discard()
+
+    async def close(self) -> None:
+        self._doorbell.close()

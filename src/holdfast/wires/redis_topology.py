@@ -1,0 +1,358 @@
+"""Which node a command goes to: the one server, the master that Sentinel names, or a slot's owner.
+
+Written once over pools of either kind. A route answers error replies that are not about routing
+as ``Refused`` values; routing errors are its own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+from holdfast.wires.redis import SLOTS, Access, Address, Greeting, Refused, key_slot, pack
+
+__all__ = ["ClusterRoute", "Pool", "Route", "SentinelRoute", "SingleRoute", "Wire"]
+
+ATTEMPTS = 16
+"""How often a command follows the slots of a cluster that is being rearranged."""
+MOVING_SECONDS = 0.05
+_NOT_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
+
+
+class Pool(Protocol):
+    """The connections to one node."""
+
+    address: Address
+
+    def call(self, packed: bytes, key: str = "") -> Awaitable[Any]: ...
+    async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]: ...
+    async def alone(self, commands: Sequence[bytes]) -> list[Any]: ...
+    def reset(self) -> None: ...
+    def forget(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Wire(Protocol):
+    """Blocking or asyncio."""
+
+    access: Access
+
+    def pool(self, address: Address, greeting: Greeting | None) -> Any: ...
+    async def once(
+        self, access: Access, address: Address, *commands: bytes, until: float | None = None
+    ) -> list[Any]: ...
+    async def bell(self, address: Address, channel: str) -> Any: ...
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Route(Protocol):
+    """Where commands go. Keys are the routing keys of their commands, one each."""
+
+    one_node: bool
+    """Whether all clients meet at one node, so that PUBLISH counts all that listen."""
+
+    def call(self, packed: bytes, key: str = "") -> Awaitable[Any]: ...
+    async def calls(
+        self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
+    ) -> list[Any]: ...
+    async def alone(self, commands: Sequence[bytes], key: str) -> list[Any]: ...
+    async def bell(self, channel: str) -> Any: ...
+    async def pools(self) -> list[Pool]: ...
+    def refused(self) -> None: ...
+    def forget(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class SingleRoute:
+    """One server, always the same."""
+
+    one_node = True
+
+    def __init__(self, wire: Wire, address: Address, greeting: Greeting | None) -> None:
+        self._wire = wire
+        self._pool: Pool = wire.pool(address, greeting)
+        self.call = self._pool.call  # no step in between on the usual way
+
+    async def calls(
+        self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
+    ) -> list[Any]:
+        return await self._pool.calls(commands, until)
+
+    async def alone(self, commands: Sequence[bytes], key: str) -> list[Any]:
+        return await self._pool.alone(commands)
+
+    async def bell(self, channel: str) -> Any:
+        return await self._wire.bell(self._pool.address, channel)
+
+    async def pools(self) -> list[Pool]:
+        return [self._pool]
+
+    def refused(self) -> None:
+        """A replica answered: behind this address may be another server by now."""
+        self._pool.reset()
+
+    def forget(self) -> None:
+        self._pool.forget()
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+
+class SentinelRoute:
+    """The master that the sentinels name. ``moved`` is called when it is another one."""
+
+    one_node = True
+
+    def __init__(
+        self,
+        wire: Wire,
+        sentinels: Sequence[Address],
+        sentinel_access: Access,
+        service: str,
+        greeting: Greeting | None,
+        moved: Callable[[], None],
+    ) -> None:
+        self._wire, self._service, self._greeting = wire, service, greeting
+        self._sentinels, self._access, self._moved = list(sentinels), sentinel_access, moved
+        self._pool: Pool | None = None
+        self._sure = False
+
+    async def call(self, packed: bytes, key: str = "") -> Any:
+        pool = self._pool if self._sure and self._pool is not None else await self._find()
+        try:
+            reply = await pool.call(packed)
+        except BackendUnavailable:
+            self._sure = False
+            raise
+        if type(reply) is Refused:
+            self._judge([reply])
+        return reply
+
+    async def calls(
+        self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
+    ) -> list[Any]:
+        pool = self._pool if self._sure and self._pool is not None else await self._find(until)
+        return await self._judged(pool.calls(commands, until))
+
+    async def alone(self, commands: Sequence[bytes], key: str) -> list[Any]:
+        pool = self._pool if self._sure and self._pool is not None else await self._find()
+        return await self._judged(pool.alone(commands))
+
+    async def _judged(self, batch: Awaitable[list[Any]]) -> list[Any]:
+        try:
+            replies = await batch
+        except BackendUnavailable:
+            self._sure = False
+            raise
+        self._judge(replies)
+        return replies
+
+    def _judge(self, replies: Sequence[Any]) -> None:
+        if any(type(reply) is Refused and reply.code in _NOT_MASTER for reply in replies):
+            self.refused()
+
+    async def _find(self, until: float | None = None) -> Pool:
+        """Asks the sentinels, the one that knew last first."""
+        address = await self._master(until)
+        known = self._pool
+        if known is not None and known.address == address:
+            self._sure = True
+            return known
+        pool: Pool = self._wire.pool(address, self._greeting)
+        self._pool, self._sure = pool, True
+        if known is not None:
+            await known.close()
+            self._moved()
+        return pool
+
+    async def _master(self, until: float | None) -> Address:
+        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+        failures: list[str] = []
+        for sentinel in list(self._sentinels):
+            try:
+                (reply,) = await self._wire.once(self._access, sentinel, question, until=until)
+            except BackendUnavailable as error:
+                failures.append(str(error))
+                continue
+            if isinstance(reply, list) and len(reply) == 2:
+                self._sentinels.remove(sentinel)
+                self._sentinels.insert(0, sentinel)
+                return Address(reply[0].decode(), int(reply[1]))
+            failures.append(f"the sentinel at {sentinel} knows no master {self._service!r}")
+        raise BackendUnavailable(f"no sentinel names a master: {'; '.join(failures)}")
+
+    async def bell(self, channel: str) -> Any:
+        pool = self._pool if self._sure and self._pool is not None else await self._find()
+        return await self._wire.bell(pool.address, channel)
+
+    async def pools(self) -> list[Pool]:
+        return [self._pool if self._sure and self._pool is not None else await self._find()]
+
+    def refused(self) -> None:
+        """This is no longer the master: ask again who is."""
+        self._sure = False
+        if self._pool is not None:
+            self._pool.reset()
+
+    def forget(self) -> None:
+        if self._pool is not None:
+            self._pool.forget()
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+
+
+class ClusterRoute:
+    """The owners of the slots, as any node of the cluster tells it."""
+
+    one_node = False
+
+    def __init__(self, wire: Wire, seeds: Sequence[Address], greeting: Greeting | None) -> None:
+        self._wire, self._greeting = wire, greeting
+        self._seeds = list(seeds)
+        self._pools: dict[Address, Pool] = {}
+        self._owners: list[Address | None] = []
+
+    def _pool(self, address: Address) -> Pool:
+        pool = self._pools.get(address)
+        if pool is None:
+            pool = self._pools[address] = self._wire.pool(address, self._greeting)
+        return pool
+
+    async def call(self, packed: bytes, key: str = "") -> Any:
+        slot = key_slot(key)
+        deadline = now() + self._wire.access.request_seconds
+        address, asking = await self._owner(slot), False
+        reply: Any = None
+        for _ in range(ATTEMPTS):
+            reply = await self._ask(address, packed, asking)
+            if type(reply) is not Refused:
+                return reply
+            code, asking = reply.code, False
+            if code == "MOVED":
+                address = _target(reply, address)
+                self._owners[slot : slot + 1] = [address] if self._owners else []
+            elif code == "ASK":
+                address, asking = _target(reply, address), True
+            elif code in ("TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING") and now() < deadline:
+                await self._wire.sleep(MOVING_SECONDS)
+                if code != "TRYAGAIN":
+                    self._owners = []
+                    address = await self._owner(slot)
+            else:
+                return reply
+        raise BackendUnavailable(f"the cluster does not settle who has slot {slot}: {reply}")
+
+    async def _ask(self, address: Address, packed: bytes, asking: bool) -> Any:
+        pool = self._pool(address)
+        try:
+            if asking:
+                return (await pool.calls([pack("ASKING"), packed]))[1]
+            return await pool.call(packed)
+        except BackendUnavailable:
+            self._owners = []  # it may be gone for good: ask who has its slots now
+            raise
+
+    async def calls(
+        self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
+    ) -> list[Any]:
+        """One batch per node; what a node no longer has is asked for again, one by one."""
+        places: dict[Address, list[int]] = {}
+        for index, key in enumerate(keys):
+            places.setdefault(await self._owner(key_slot(key), until), []).append(index)
+        replies: list[Any] = [None] * len(commands)
+        for address, indexes in places.items():
+            try:
+                mine = [commands[index] for index in indexes]
+                batch = await self._pool(address).calls(mine, until)
+            except BackendUnavailable as error:
+                self._owners = []
+                batch = [error] * len(indexes)  # the other nodes' part is still worth it
+            for index, reply in zip(indexes, batch, strict=True):
+                replies[index] = reply
+        for index, reply in enumerate(replies):
+            if isinstance(reply, Refused) and reply.code in ("MOVED", "ASK", "TRYAGAIN"):
+                replies[index] = await self.call(commands[index], keys[index])
+        return replies
+
+    async def alone(self, commands: Sequence[bytes], key: str) -> list[Any]:
+        slot = key_slot(key)
+        for _ in range(ATTEMPTS):
+            replies = await self._pool(await self._owner(slot)).alone(commands)
+            first = replies[0]
+            if type(first) is not Refused or first.code not in ("MOVED", "ASK", "TRYAGAIN"):
+                return replies
+            # A slot on its way elsewhere: look again until it has arrived.
+            await self._wire.sleep(MOVING_SECONDS)
+            self._owners = []
+        raise BackendUnavailable(f"the cluster does not settle who has slot {slot}")
+
+    async def _owner(self, slot: int, until: float | None = None) -> Address:
+        owners = self._owners or await self._discover(until)
+        address = owners[slot]
+        if address is None:
+            self._owners = []
+            raise BackendUnavailable(f"no node of the cluster has slot {slot}")
+        return address
+
+    async def _discover(self, until: float | None = None) -> list[Address | None]:
+        failures: list[str] = []
+        question = pack("CLUSTER", "SLOTS")
+        known = [address for address in self._pools if address not in self._seeds]
+        for seed in self._seeds + known:
+            try:
+                access = self._wire.access
+                (reply,) = await self._wire.once(access, seed, question, until=until)
+            except BackendUnavailable as error:
+                failures.append(str(error))
+                continue
+            if isinstance(reply, list) and reply:
+                owners: list[Address | None] = [None] * SLOTS
+                for first, last, master, *_ in reply:
+                    address = Address(master[0].decode() or seed.host, master[1])
+                    owners[first : last + 1] = [address] * (last + 1 - first)
+                self._owners = owners
+                await self._retire(set(owners))
+                return owners
+            failures.append(f"{seed}: {reply if isinstance(reply, Refused) else 'no slots'}")
+        raise BackendUnavailable(f"no node tells the cluster's slots: {'; '.join(failures)}")
+
+    async def _retire(self, owners: set[Address | None]) -> None:
+        """Closes the connections to nodes that have no slots any more."""
+        for address in [address for address in self._pools if address not in owners]:
+            await self._pools.pop(address).close()
+
+    async def bell(self, channel: str) -> Any:
+        """A message reaches the subscribers of every node: any will do."""
+        failures: list[str] = []
+        for pool in await self.pools():
+            try:
+                return await self._wire.bell(pool.address, channel)
+            except BackendUnavailable as error:
+                failures.append(str(error))
+        self._owners = []
+        raise BackendUnavailable(f"no node takes a subscription: {'; '.join(failures)}")
+
+    async def pools(self) -> list[Pool]:
+        owners = self._owners or await self._discover()
+        return [self._pool(address) for address in dict.fromkeys(owners) if address]
+
+    def refused(self) -> None:
+        self._owners = []
+
+    def forget(self) -> None:
+        for pool in self._pools.values():
+            pool.forget()
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.close()
+
+
+def _target(reply: Refused, asked: Address) -> Address:
+    """The node that ``MOVED 866 host:port`` names; an empty host means the one that was asked."""
+    host, _, port = str(reply).split(" ")[2].rpartition(":")
+    return Address(host or asked.host, int(port))

@@ -1,0 +1,78 @@
+"""Makes what talks to Redis nodes: a blocking and an asyncio wire with the same words."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from holdfast.wires.redis import Access, Address, Greeting
+from holdfast.wires.redis_aio import AsyncLink, AsyncPool
+from holdfast.wires.redis_aio_bell import AsyncBell, AsyncWakeups
+from holdfast.wires.redis_blocking import BlockingLink, BlockingPool
+from holdfast.wires.redis_blocking_bell import BlockingBell, BlockingWakeups
+
+__all__ = ["AsyncWire", "BlockingWire"]
+
+
+class BlockingWire:
+    """Makes what talks to nodes, for blocking backends."""
+
+    blocking = True
+
+    def __init__(self, access: Access, connections: int) -> None:
+        self.access, self.connections = access, connections
+
+    def pool(self, address: Address, greeting: Greeting | None) -> BlockingPool:
+        return BlockingPool(self.access, address, self.connections, greeting)
+
+    async def once(
+        self, access: Access, address: Address, *commands: bytes, until: float | None = None
+    ) -> list[Any]:
+        """Opens a connection for a few commands and closes it."""
+        link = BlockingLink(access, address, until)
+        try:
+            link.limit(access.seconds_until(until))
+            return [link.call(command) for command in commands]
+        finally:
+            link.close()
+
+    async def bell(self, address: Address, channel: str) -> BlockingBell:
+        return BlockingBell(BlockingLink(self.access, address), channel)
+
+    def wakeups(self, channel: str) -> BlockingWakeups:
+        return BlockingWakeups(channel)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class AsyncWire:
+    """Makes what talks to nodes, for asyncio backends."""
+
+    blocking = False
+
+    def __init__(self, access: Access, connections: int) -> None:
+        self.access, self.connections = access, connections
+
+    def pool(self, address: Address, greeting: Greeting | None) -> AsyncPool:
+        return AsyncPool(self.access, address, self.connections, greeting)
+
+    async def once(
+        self, access: Access, address: Address, *commands: bytes, until: float | None = None
+    ) -> list[Any]:
+        """Opens a connection for a few commands and closes it."""
+        link = await AsyncLink.open(access, address, until)
+        try:
+            return [await link.request(command) for command in commands]
+        finally:
+            link.close()
+
+    async def bell(self, address: Address, channel: str) -> AsyncBell:
+        return await AsyncBell.open(self.access, address, channel)
+
+    def wakeups(self, channel: str) -> AsyncWakeups:
+        return AsyncWakeups(channel)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,22 @@
+"""``redis://``: one server that keeps its data, and a fault proxy before it."""
+
+from __future__ import annotations
+
+from harnesses.served import ServedHarness
+from servers.process import Server
+from servers.redis import RedisServer
+
+__all__ = ["HARNESSES"]
+
+
+class RedisHarness(ServedHarness):
+    """Redis alone, with an append-only file, as a store that promises to keep its data needs."""
+
+    name = "redis"
+    ttl = 0.5
+
+    def make_server(self) -> Server:
+        return RedisServer(persist=True)
+
+
+HARNESSES = (RedisHarness,)
