@@ -20,10 +20,12 @@ from holdfast.errors import (
     HoldfastError,
     Incompatible,
     InvalidName,
+    JobFailed,
     LimitMismatch,
     LockLost,
     LockTimeout,
     NotHeld,
+    ResultNotKept,
     StaleFence,
     Unsupported,
 )
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.multilease import AsyncMultiLease, MultiLease
     from holdfast.primitives.lock import Lock
     from holdfast.primitives.lock_async import AsyncLock
+    from holdfast.primitives.once_outcome import Outcome
 
 __version__ = "0.1.0"
 
@@ -55,6 +58,7 @@ __all__ = [
     "HoldfastError",
     "Incompatible",
     "InvalidName",
+    "JobFailed",
     "Lease",
     "LimitMismatch",
     "Lock",
@@ -64,6 +68,8 @@ __all__ = [
     "Mode",
     "MultiLease",
     "NotHeld",
+    "Outcome",
+    "ResultNotKept",
     "StaleFence",
     "Standing",
     "Unsupported",
@@ -87,6 +93,7 @@ _HOMES = {
     "Locks": "holdfast.locks",
     "Mode": "holdfast.claim",
     "MultiLease": "holdfast.multilease",
+    "Outcome": "holdfast.primitives.once_outcome",
     "Standing": "holdfast.claim",
     "Waiter": "holdfast.claim",
     "connect": "holdfast.locks",

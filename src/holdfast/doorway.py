@@ -13,8 +13,10 @@ from holdfast.core.door import Door
 from holdfast.durations import Duration, seconds, timeout_seconds
 from holdfast.errors import GuaranteeNotMet, Unsupported
 from holdfast.primitives.election import ElectionBase
+from holdfast.primitives.every import EveryRules, Missed, make_timetable
 from holdfast.primitives.lock import LockBase
 from holdfast.primitives.multi import MultiLockBase
+from holdfast.primitives.once_job import Errors, JobBase, make_plan
 from holdfast.primitives.rwlock import ReadWriteLock
 from holdfast.primitives.terms import Options, Terms, check_ttl, make_terms
 from holdfast.runtimes import lifetime
@@ -26,6 +28,8 @@ __all__ = ["Doorway"]
 K = TypeVar("K", bound=LockBase[Any])
 M = TypeVar("M", bound=MultiLockBase[Any])
 E = TypeVar("E", bound=ElectionBase[Any])
+J = TypeVar("J", bound=JobBase[Any])
+V = TypeVar("V", bound=EveryRules[Any])
 
 log = logging.getLogger("holdfast")
 
@@ -33,12 +37,14 @@ PAGE = 200
 LONGEST_LIST = 100_000
 
 
-class Doorway(Generic[K, M, E]):
+class Doorway(Generic[K, M, E, J, V]):
     """The base of ``Locks`` and ``AsyncLocks``: everything that never waits."""
 
     _lock: type[K]
     _multi: type[M]
     _election: type[E]
+    _once: type[J]
+    _every: type[V]
 
     def __init__(
         self,
@@ -100,6 +106,48 @@ class Doorway(Generic[K, M, E]):
     def election(self, name: str, **options: Unpack[Options]) -> E:
         """An election: ``campaign()``, ``leader()``, ``observe()``, ``resign()``."""
         return self._election(self._door, check_name(name), self._options(options))
+
+    def once(
+        self,
+        key: str,
+        *,
+        keep: Duration = 7 * 24 * 3600,
+        errors: Errors = "retry",
+        wait: bool = True,
+        **options: Unpack[Options],
+    ) -> J:
+        """A job that runs once per key, with its outcome recorded for ``keep``.
+
+        A job that raised is run again by the next caller, or its error is recorded
+        (``errors="record"``). Who finds it running waits for its outcome, or skips it
+        (``wait=False``). A run that crashed is taken over.
+        """
+        self._need(Guarantee.RECORDS, "once()")
+        plan = make_plan(seconds(keep, "keep"), errors, wait)
+        return self._once(self._door, key, self._options(options), plan)
+
+    def every(
+        self,
+        interval: Duration,
+        name: str,
+        *,
+        offset: Duration = 0,
+        missed: Missed = "one",
+        grace: Duration | None = None,
+        errors: Errors = "record",
+        wait: bool = False,
+        **options: Unpack[Options],
+    ) -> V:
+        """A job that runs once per interval, counted from the epoch (UTC) plus ``offset``.
+
+        Intervals that nobody ran are made good by one run, by one for each (``missed="all"``) or
+        not at all (``missed="skip"``: a run starts within ``grace`` of its interval's start or
+        is left out).
+        """
+        self._need(Guarantee.RECORDS, "every()")
+        timetable = make_timetable(interval, offset, missed, grace)
+        plan = make_plan(timetable.keep_seconds, errors, wait)
+        return self._every(self._door, name, self._options(options), plan, timetable)
 
     def _make(self, name: str, mode: Mode, options: Options, weight: int = 1, limit: int = 0) -> K:
         terms = self._options(options)

@@ -6,6 +6,8 @@ HoldfastError
 ├── NotHeld                              release or extend of what we do not hold
 ├── AlreadyHeld                          this thread or task holds it: told instead of hung
 ├── StaleFence                           a resource refused an old fence; names both
+├── JobFailed                            what somebody else ran, and that failed, as recorded
+├── ResultNotKept(TypeError)             a job is done, but JSON can't hold what it returned
 ├── BackendUnavailable(ConnectionError)  the store cannot be reached; says which and what was tried
 ├── GuaranteeNotMet                      connect(require=…) asks for what this store cannot promise
 ├── Unsupported                          this store cannot do this primitive
@@ -30,10 +32,12 @@ __all__ = [
     "HoldfastError",
     "Incompatible",
     "InvalidName",
+    "JobFailed",
     "LimitMismatch",
     "LockLost",
     "LockTimeout",
     "NotHeld",
+    "ResultNotKept",
     "StaleFence",
     "Unsupported",
 ]
@@ -84,6 +88,22 @@ class StaleFence(HoldfastError):
         super().__init__(message)
         self.fence = fence
         self.highest = highest
+
+
+class JobFailed(HoldfastError):
+    """A job was run before, and failed; ``.error`` is its error's type and text."""
+
+    def __init__(self, message: str, *, error: str = "") -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class ResultNotKept(HoldfastError, TypeError):
+    """A job is done and recorded, but without what it returned, which is ``.result`` here."""
+
+    def __init__(self, message: str, *, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class BackendUnavailable(HoldfastError, ConnectionError):

@@ -14,8 +14,10 @@ from holdfast.core.drive import run_now
 from holdfast.doorway import LONGEST_LIST, Doorway
 from holdfast.durations import Duration
 from holdfast.primitives.election import Election
+from holdfast.primitives.every import Every
 from holdfast.primitives.lock import Lock
 from holdfast.primitives.multi import MultiLock
+from holdfast.primitives.once import Once
 from holdfast.runtimes.blocking import BlockingRuntime
 
 __all__ = ["Locks", "connect", "find_url"]
@@ -36,12 +38,14 @@ def find_url(url: str | object | None) -> str | object:
     return found
 
 
-class Locks(Doorway[Lock, MultiLock, Election]):
+class Locks(Doorway[Lock, MultiLock, Election, Once, Every]):
     """A connection to one store. Any number of threads may share it."""
 
     _lock = Lock
     _multi = MultiLock
     _election = Election
+    _once = Once
+    _every = Every
 
     def __init__(self, url: str | object, **settings: Any) -> None:
         super().__init__(url, BlockingRuntime(), **settings)

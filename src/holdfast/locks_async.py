@@ -13,19 +13,23 @@ from holdfast.doorway import LONGEST_LIST, Doorway
 from holdfast.durations import Duration
 from holdfast.locks import Findings, Standings, find_url
 from holdfast.primitives.election_async import AsyncElection
+from holdfast.primitives.every_async import AsyncEvery
 from holdfast.primitives.lock_async import AsyncLock
 from holdfast.primitives.multi_async import AsyncMultiLock
+from holdfast.primitives.once_async import AsyncOnce
 from holdfast.runtimes.aio import AsyncioRuntime
 
 __all__ = ["AsyncLocks", "connect_async"]
 
 
-class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection]):
+class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, AsyncEvery]):
     """A connection to one store, for the tasks of one event loop at a time."""
 
     _lock = AsyncLock
     _multi = AsyncMultiLock
     _election = AsyncElection
+    _once = AsyncOnce
+    _every = AsyncEvery
 
     def __init__(self, url: str | object, **settings: Any) -> None:
         self._runtime = AsyncioRuntime()

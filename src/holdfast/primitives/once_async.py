@@ -1,0 +1,84 @@
+"""A job of the asyncio door: the twin of ``primitives.once.Once``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from holdfast.errors import LockLost, LockTimeout
+from holdfast.primitives.decorate import fill
+from holdfast.primitives.lock_async import AsyncLock
+from holdfast.primitives.once_job import JobBase, Start, ready
+from holdfast.primitives.once_outcome import Outcome
+
+__all__ = ["AsyncOnce"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class AsyncOnce(JobBase[AsyncLock]):
+    """A job of the asyncio door."""
+
+    _lock = AsyncLock
+
+    async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Outcome:
+        """Runs the function unless its outcome is recorded, and answers the outcome.
+
+        The function is an ``async def`` or a ``def`` (which runs on the loop). One with an
+        argument called ``lease`` is given the run's lease. Its own exception is raised here;
+        ``LockLost`` (with ``.result``) means that the outcome came too late.
+        """
+        call = ready(function, args, kwargs)
+        found = await self._find()
+        return await self._run(call) if found is None else found
+
+    async def _run(self, call: Callable[[Start], Any]) -> Outcome:
+        outcome: Outcome | None = None
+        begun: Start | Outcome | None = None
+        returned: list[Any] = []
+        try:
+            async with self._guard as lease:
+                begun = await self._begin(lease)
+                if isinstance(begun, Start):
+                    outcome = await self._execute(begun, call, returned)
+                else:
+                    outcome = begun
+        except LockTimeout as error:
+            if begun is not None:
+                raise  # the function's own
+            return self._busy(error)
+        except LockLost as lost:
+            if outcome is None:
+                if returned and lost.result is None:  # stopped while it was being recorded
+                    lost.result = returned[0]
+                raise
+        assert outcome is not None
+        return outcome
+
+    async def _execute(
+        self, start: Start, call: Callable[[Start], Any], returned: list[Any]
+    ) -> Outcome:
+        try:
+            value = call(start)
+            if inspect.isawaitable(value):
+                value = await value
+        except Exception as error:
+            await self._fail(start, error)
+            raise
+        returned.append(value)
+        return await self._finish(start, value)
+
+    def __call__(self, function: F) -> F:
+        """As a decorator of an ``async def``: a call answers the job's value, whoever ran it."""
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{function.__qualname__} is a plain def: its jobs come from connect()")
+        key = fill(self.key, function)
+
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            outcome = await self._keyed(key(*args, **kwargs)).run(function, *args, **kwargs)
+            return outcome.result()
+
+        return call  # type: ignore[return-value]

@@ -1,0 +1,269 @@
+"""How a job runs at most once: looked up, begun, ended; what ``once`` and ``every`` share.
+
+The record lives under the lock's own name and is written under the grant only, so a run that was
+taken over can't record its late outcome. A run that is recorded as running although its lock is
+free has crashed: who finds it takes over, and says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
+
+from holdfast.claim import LONGEST_NAME_BYTES, Mode, check_name
+from holdfast.errors import (
+    BackendUnavailable,
+    HoldfastError,
+    InvalidName,
+    LockLost,
+    LockTimeout,
+    ResultNotKept,
+)
+from holdfast.primitives.lock import LockBase
+from holdfast.primitives.once_outcome import (
+    LONGEST_ERROR,
+    Outcome,
+    Status,
+    Told,
+    pack,
+    read,
+    write,
+)
+
+if TYPE_CHECKING:
+    from holdfast.core.door import Door
+    from holdfast.lease import LeaseBase
+    from holdfast.primitives.terms import Terms
+
+__all__ = ["Errors", "JobBase", "Plan", "Start", "make_plan", "ready"]
+
+K = TypeVar("K", bound=LockBase[Any])
+T = TypeVar("T")
+Errors = Literal["retry", "record"]
+
+log = logging.getLogger("holdfast")
+
+SHORTEST_KEEP_SECONDS = 24 * 3600.0
+"""How long a run that has not finished is remembered at least: who follows it must know."""
+RETRY_SECONDS = (0.05, 0.25)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Plan(NamedTuple):
+    """What is wanted of a job, checked."""
+
+    keep: float
+    errors: Errors
+    wait: bool
+
+
+def make_plan(keep: float, errors: Errors, wait: bool) -> Plan:
+    """Raises ``ValueError`` for what can't be."""
+    if errors not in ("retry", "record"):
+        raise ValueError(f"errors is 'retry' or 'record'; not {errors!r}")
+    return Plan(keep, errors, bool(wait))
+
+
+class Start(NamedTuple):
+    """A run that has begun."""
+
+    lease: LeaseBase
+    attempt: int
+    took_over: int | None
+    due: int = 0
+    """Of ``every``: the start of its interval, in µs since the epoch."""
+    finished: int = 0
+
+
+class JobBase(Generic[K]):
+    """A job with a key, on one door. Any number of threads or tasks may run it at once."""
+
+    _lock: type[K]
+    _prefix = "once/"
+
+    def __init__(self, door: Door, key: str, terms: Terms, plan: Plan) -> None:
+        if terms.reentrant:
+            raise TypeError("a job can't be re-entered: it would wait for its own outcome")
+        self._door, self._plan = door, plan
+        self._terms = terms if plan.wait else terms._replace(timeout=0.0)
+        self._set(key)
+
+    def _set(self, key: str) -> None:
+        self.key = key
+        self.name = _name(self._prefix, key)
+        self._guard = self._lock(self._door, self.name, self._terms, Mode.EXCLUSIVE)
+
+    def _keyed(self, key: str) -> Self:
+        """The same job with another key, for decorated calls."""
+        job = copy.copy(self)
+        job._set(key)
+        return job
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.key!r} on {self._door.store.display}>"
+
+    # What ``every`` answers otherwise.
+
+    def _judge(self, told: Told | None) -> Outcome | int:
+        """The outcome if nothing is to be run, else what is: the interval's start, or 0."""
+        return told.outcome(self.key) if told is not None and told.ended else 0
+
+    def _ended(self, outcome: Outcome, told: Told) -> Outcome:
+        """What the runner gets."""
+        return outcome
+
+    # The steps of a run, in their order.
+
+    async def _find(self) -> Outcome | None:
+        """One request if there is nothing to run. An outage is the acquire's to sit out."""
+        self._door.enter()
+        try:
+            record = await self._door.backend.recall(self.name)
+        except BackendUnavailable:
+            return None
+        found = self._judge(read(record, self.key))
+        return found if isinstance(found, Outcome) else None
+
+    def _busy(self, error: LockTimeout) -> Outcome:
+        """Another runs it: skipped, or raised if it was to be waited for."""
+        if self._plan.wait:
+            raise error
+        return Outcome(self.key, Status.SKIPPED, holder=error.holder)
+
+    async def _begin(self, lease: LeaseBase) -> Start | Outcome:
+        """Says that it runs, unless somebody has ended it meanwhile."""
+        backend = self._door.backend
+        told = read(await self._insist(lease, lambda: backend.recall(self.name)), self.key)
+        due = self._judge(told)
+        if isinstance(due, Outcome):
+            return due
+        start = _follow(lease, told, due)
+        if start.took_over is not None and told is not None:
+            log.warning(
+                "%r on %s: run %d (token %d, %s) did not finish; run %d with token %d takes over",
+                *(self.key, self._door.store.display, told.attempt, told.token, told.where),
+                *(start.attempt, lease.token),
+            )
+        host, pid = self._door.runtime.where()
+        if not await self._record(start, Status.RUNNING, where=f"{host} pid {pid}"):
+            raise self._late(lease, "has begun")
+        return start
+
+    async def _finish(self, start: Start, value: object) -> Outcome:
+        """Records that it is done; raises ``LockLost`` if another run has taken over."""
+        text, unkept = "null", None
+        try:
+            text = pack(value)
+        except ResultNotKept as error:  # the job ran all the same: it must not run again
+            unkept = error
+        kept = json.loads(text)
+        lost = "" if unkept is None else str(unkept)
+        if not await self._record(start, Status.DONE, value=kept, lost=lost):
+            raise self._late(start.lease, "has ended", value)
+        if unkept is not None:
+            raise ResultNotKept(
+                f"{self.key!r} is recorded as done without its result: {unkept}", result=value
+            ) from None
+        return self._told(start, Status.DONE, kept)
+
+    async def _fail(self, start: Start, error: Exception) -> None:
+        """Records the error, or that it may be run again; the error itself is the caller's."""
+        status = Status.FAILED if self._plan.errors == "record" else Status.TRIED
+        text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+        try:
+            ours = await self._record(start, status, error=text)
+        except HoldfastError as unrecorded:
+            log.warning("%r failed, and that was not recorded: %s", self.key, unrecorded)
+        else:
+            if not ours:
+                log.warning("%r failed after another run had taken over: not recorded", self.key)
+
+    def _told(self, start: Start, status: str, value: Any) -> Outcome:
+        told = Told(
+            *(status, start.lease.token, 0.0, start.attempt, value),
+            took_over=start.took_over,
+            due=start.due,
+            finished=start.due,
+        )
+        return self._ended(told.outcome(self.key)._replace(ran=True), told)
+
+    async def _record(self, start: Start, status: str, **fields: Any) -> bool:
+        ended = status in (Status.DONE, Status.FAILED)
+        text = write(
+            status,
+            attempt=start.attempt,
+            took_over=start.took_over,
+            due=start.due,
+            finished=start.due if ended else start.finished,
+            **fields,
+        )
+        keep = self._plan.keep if ended else max(self._plan.keep, SHORTEST_KEEP_SECONDS)
+        backend, hold = self._door.backend, start.lease._hold
+        return await self._insist(start.lease, lambda: backend.record(hold.grant, text, keep))
+
+    async def _insist(self, lease: LeaseBase, request: Callable[[], Awaitable[T]]) -> T:
+        """Asks until there is an answer, while the hold is certain: a run is not thrown away
+        for an outage that is shorter than its ttl."""
+        runtime = self._door.runtime
+        ends = runtime.now() + self._door.patience
+        while True:
+            try:
+                return await request()
+            except BackendUnavailable:
+                delay = runtime.between(*RETRY_SECONDS)
+                if min(lease.remaining, ends - runtime.now()) <= delay:
+                    raise
+                await runtime.sleep(delay)
+
+    def _late(self, lease: LeaseBase, what: str, value: object = None) -> LockLost:
+        reason = lease.reason or "the store had it no longer"
+        return LockLost(
+            f"{self.key!r} {what} under token {lease.token} on {self._door.store.display}, which "
+            f"is no longer held ({reason}): this is not recorded, another run takes over",
+            name=self.name,
+            reason=reason,
+            result=value,
+        )
+
+
+def _follow(lease: LeaseBase, told: Told | None, due: int) -> Start:
+    """The run that begins after what is told."""
+    if told is None:
+        return Start(lease, 1, None, due)
+    attempt = told.attempt + 1 if told.due == due else 1
+    crashed = told.token if told.status == Status.RUNNING else None
+    return Start(lease, attempt, crashed, due, told.finished)
+
+
+def _name(prefix: str, key: str) -> str:
+    check_name(key)
+    longest = LONGEST_NAME_BYTES - len(prefix)
+    if len(key.encode()) > longest:
+        size = len(key.encode())
+        raise InvalidName(f"a job's key has at most {longest} bytes, not {size}: {key[:40]!r}…")
+    return prefix + key
+
+
+def ready(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Start], Any]:
+    """The call, given ``lease`` and ``due`` where the function has such arguments left open."""
+    try:
+        signature = inspect.signature(function)
+        bound = signature.bind_partial(*args, **kwargs).arguments
+    except ValueError:  # a built-in that does not tell
+        return lambda start: function(*args, **kwargs)
+    wanted = {word for word in ("lease", "due") if word in signature.parameters}
+    wanted -= bound.keys()
+
+    def call(start: Start) -> Any:
+        due = EPOCH + timedelta(microseconds=start.due)
+        known: dict[str, Any] = {"lease": start.lease, "due": due}
+        return function(*args, **kwargs, **{word: known[word] for word in wanted})
+
+    return call
