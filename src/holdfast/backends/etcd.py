@@ -1,0 +1,87 @@
+"""``etcd://`` and ``etcds://``: locks on etcd's v3 JSON gateway.
+
+Read in this order: ``etcd_requests`` (what is stored), ``etcd_backend`` (how claims are
+admitted), ``etcd_leases`` (what keeps them alive), ``etcd_watch`` (how waiters are woken),
+``etcd_view`` (what people are shown).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from holdfast.backends.etcd_backend import EtcdBackend
+from holdfast.backends.etcd_gateway import Credentials
+from holdfast.backends.etcd_requests import Names
+from holdfast.backends.sessions import Sessions
+from holdfast.core.contract import Guarantee, Runtime, Settings
+from holdfast.url import Url
+from holdfast.wires.http import Servers, Tls
+
+__all__ = ["EtcdStore", "Place", "open_store"]
+
+DEFAULT_PORT = 2379
+LONGEST_TTL = 9_000_000_000.0  # etcd's own
+
+
+class Place(NamedTuple):
+    """A place in a line that this door has."""
+
+    order: int
+    value: bytes
+    """What stands in its entry."""
+    since: float
+    behind: int
+    front: frozenset[str]
+    """The entries that it had to wait for when it was last looked at. None is ever added."""
+
+
+class EtcdStore:
+    """One etcd cluster, for one door."""
+
+    guarantees = frozenset(Guarantee)
+    shortest_ttl = 2.0
+    longest_ttl = LONGEST_TTL
+    whole_seconds = True
+
+    def __init__(self, servers: Servers, credentials: Credentials, settings: Settings) -> None:
+        self.display = servers.display
+        self.servers, self.credentials, self.settings = servers, credentials, settings
+        self.names = Names(settings.namespace)
+        self.sessions = Sessions()
+        self.places: dict[str, Place] = {}
+        """By owner: the claims of this door that stand in a line."""
+        self.backends: set[int] = set()
+        """Which backends are open: the last one to close ends the sessions."""
+
+    def backend(self, runtime: Runtime) -> EtcdBackend:
+        return EtcdBackend(self, runtime)
+
+
+def open_store(url: Url, settings: Settings) -> EtcdStore:
+    """``etcd://[user:password@]host[:2379],…``; ``etcds://`` with ``?ca=&cert=&key=``."""
+    url.refuse_unknown("ca", "cert", "key")
+    if url.path not in ("", "/"):
+        raise ValueError("etcd:// has no path; a namespace keeps locks apart")
+    env = os.environ
+    user, _, password = env.get("ETCDCTL_USER", "").partition(":")
+    if url.username:
+        user, password = url.username, url.password or ""
+    password = password or env.get("ETCDCTL_PASSWORD", "")
+    tls = None
+    if url.scheme == "etcds":
+        tls = Tls(
+            url.options.get("ca", env.get("ETCDCTL_CACERT", "")),
+            url.options.get("cert", env.get("ETCDCTL_CERT", "")),
+            url.options.get("key", env.get("ETCDCTL_KEY", "")),
+        )
+    elif url.options:
+        raise ValueError("certificates are for etcds://")
+    hosts = tuple((host, port or DEFAULT_PORT) for host, port in url.hosts)
+    servers = Servers(
+        str(url),
+        hosts or (("localhost", DEFAULT_PORT),),
+        tls=tls,
+        request_seconds=settings.request_seconds,
+    )
+    return EtcdStore(servers, Credentials(user or None, password), settings)

@@ -1,0 +1,366 @@
+"""How ``etcd://`` admits claims: one transaction to take a name or to join its line.
+
+The entry of a hold says so; the entry of a waiter becomes a hold by its own next attempt. A
+waiter waits for the end of the one entry in front of it. A request whose answer was lost may
+still arrive at any time: what undoes it also moves its session's guard, and every attempt
+compares the guard, so it arrives in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.backends import etcd_requests as requests
+from holdfast.backends import etcd_view as view
+from holdfast.backends.etcd_gateway import Gateway, SessionGone
+from holdfast.backends.etcd_leases import TXN, Leases, Ref
+from holdfast.backends.lines import Verdict, judge
+from holdfast.backends.sessions import Session
+from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.core.contract import (
+    GRACE_SECONDS,
+    QUEUE_CAP,
+    Finding,
+    Page,
+    Renewal,
+    Runtime,
+    Waiting,
+)
+from holdfast.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from holdfast.backends.etcd import EtcdStore
+    from holdfast.backends.etcd_watch import Watches
+    from holdfast.wires.http import Http
+
+__all__ = ["EtcdBackend"]
+
+DELETE = b"POST /v3/kv/deleterange"
+RANGE = b"POST /v3/kv/range"
+# How often an attempt starts over because the line changed under it.
+TRIES = 20
+REMEMBERED = 1024
+
+
+class EtcdBackend:
+    """Admits claims in one etcd cluster."""
+
+    def __init__(self, store: EtcdStore, runtime: Runtime) -> None:
+        self.store, self.runtime = store, runtime
+        self.gateway = Gateway(_http(store, runtime), store.credentials)
+        self.leases = Leases(store, self.gateway, runtime)
+        self.watches = _watches(store, runtime)
+        self._absent: dict[tuple[str, int], float] = {}
+        """Since when somebody in front could hold and has not come."""
+        store.backends.add(id(self))
+
+    # Taking and giving back.
+
+    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        for _ in range(TRIES):
+            session = await self.leases.session(claim.ttl)
+            try:
+                answer = await self._attempt(claim, join, session)
+            except SessionGone:
+                self.store.sessions.ended(session.id)
+                continue
+            if answer is not None:
+                return answer
+        raise BackendUnavailable(f"{self.store.display}: the line of {claim.name!r} never rests")
+
+    async def _attempt(self, claim: Claim, join: bool, session: Session) -> Grant | Busy | None:
+        """The answer, or ``None`` to look again."""
+        keys = self.store.names.of(claim.name)
+        key, since = keys.entry(claim), self.runtime.wall()
+        place = self.store.places.get(claim.owner)
+        guard = self._guard(session)
+        slots = range(claim.weight) if claim.mode is Mode.SLOTS else ()
+        held = requests.entry_value(claim, since, held=True, slots=slots)
+        waiting = requests.entry_value(claim, since, held=False)
+        otherwise = [keys.listing]
+        if join:
+            entering = requests.put(key, waiting, session.id)
+            otherwise.insert(0, requests.nested([guard, *keys.joinable(claim, key)], [entering]))
+        if place is None:
+            free = keys.free_for(claim, key)
+        elif claim.mode is Mode.SLOTS:
+            free = [requests.created_at(key, 0)]  # never: which slots are free must be read
+        else:
+            free = keys.first_for(claim, key, place.order)
+        body = requests.txn([guard, *free], [requests.put(key, held, session.id)], otherwise)
+        answer = await self._send(claim, session, body)
+        revision = int(answer["header"]["revision"])
+        if answer.get("succeeded"):
+            order = revision if place is None else place.order
+            return self._granted(claim, session, key, order, tuple(slots))
+        found = answer["responses"][-1]["response_range"]
+        return await self._judge(claim, join, session, found, revision, (waiting, since))
+
+    def _guard(self, session: Session) -> bytes:
+        key = self.store.names.guard(session.id)
+        return b'{"key":"%b","target":"VERSION","version":"%d"}' % (key, session.generation)
+
+    async def _send(self, claim: Claim, session: Session, body: bytes) -> dict[str, Any]:
+        try:
+            return await self.gateway.post(TXN, body)
+        except SessionGone:
+            raise
+        except BaseException:  # it may have been carried out, or be so later
+            self.store.sessions.doubts[claim.owner] = session
+            raise
+
+    def _granted(
+        self, claim: Claim, session: Session, key: bytes, order: int, slots: tuple[int, ...]
+    ) -> Grant:
+        self.store.places.pop(claim.owner, None)
+        ref = Ref(key.decode(), session.id, session.ttl)
+        return Grant(claim, order, slots, session.since, ref)
+
+    async def _judge(
+        self,
+        claim: Claim,
+        join: bool,
+        session: Session,
+        found: dict[str, Any],
+        revision: int,
+        written: tuple[bytes, float],
+    ) -> Grant | Busy | None:
+        keys = self.store.names.of(claim.name)
+        line = requests.line_of(found, keys.prefix)
+        verdict = judge(claim, line, self.store.display)
+        own, key = verdict.own, keys.entry(claim)
+        if own is not None and own.held:
+            return self._granted(claim, session, key, own.order, own.slots)
+        if join and own is None:
+            await self._learn_guard(session)
+            return None
+        if verdict.fits:
+            return await self._settle(claim, session, verdict, revision)
+        retry = await self._pass_absent(verdict)
+        if retry == 0:
+            return None
+        if own is not None:
+            known = self.store.places.get(claim.owner)
+            value, since = (known.value, known.since) if known else written
+            front = frozenset(entry.key for entry in line if entry.order < own.order)
+            place = _place(own.order, value, since, own.behind, front)
+            self.store.places[claim.owner] = place
+            if verdict.place >= QUEUE_CAP:
+                await self.abandon(claim)
+                return Busy(verdict.place, 1.0, reason=f"{QUEUE_CAP} wait for {claim.name!r}")
+        return Busy(verdict.place, retry, (verdict.target, claim.name, revision))
+
+    async def _settle(
+        self, claim: Claim, session: Session, verdict: Verdict, revision: int
+    ) -> Grant | None:
+        """Takes what was free when the line was read, if the line is still the same."""
+        keys = self.store.names.of(claim.name)
+        key, order = keys.entry(claim), verdict.own.order if verdict.own else 0
+        value = requests.entry_value(claim, self.runtime.wall(), held=True, slots=verdict.slots)
+        same = requests.unchanged_since(keys.all, revision)
+        compare = [self._guard(session), same, requests.created_at(key, order)]
+        body = requests.txn(compare, [requests.put(key, value, session.id)])
+        answer = await self._send(claim, session, body)
+        if not answer.get("succeeded"):
+            await self._learn_guard(session)
+            return None
+        order = order or int(answer["header"]["revision"])
+        return self._granted(claim, session, key, order, verdict.slots)
+
+    async def _pass_absent(self, verdict: Verdict) -> float | None:
+        """Skips those in front whose grace is over. When to look again; 0: now."""
+        now = self.runtime.now()
+        if len(self._absent) > REMEMBERED:
+            self._absent.clear()
+        retry: float | None = None
+        for entry in verdict.absent:
+            since = self._absent.setdefault((entry.key, entry.changed), now)
+            left = since + GRACE_SECONDS - now
+            if left <= 0:
+                key = entry.key.encode()
+                same = b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, entry.changed)
+                await self.gateway.post(TXN, requests.txn([same], [requests.delete(key)]))
+                return 0
+            retry = left if retry is None else min(retry, left)
+        return retry
+
+    async def _learn_guard(self, session: Session) -> None:
+        body = b'{"key":"%b"}' % self.store.names.guard(session.id)
+        found = (await self.gateway.post(RANGE, body)).get("kvs")
+        session.generation = int(found[0]["version"]) if found else 0
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        place = self.store.places.get(claim.owner)
+        session = self.store.sessions.current(claim.ttl)
+        if (
+            place is None
+            or session is None
+            or not session.fresh(self.runtime.now())
+            or not place.front <= {Ref(*grant.ref).key}
+            or grant.claim.owner in self.store.sessions.doubts
+            or claim.mode is Mode.SLOTS
+        ):
+            return await self.release(grant), await self.attempt(claim, join=True)
+        # Nobody else was in front of it, and nobody can have come in front since.
+        mine, key = Ref(*grant.ref).key.encode(), self.store.names.of(claim.name).entry(claim)
+        value = requests.entry_value(claim, self.runtime.wall(), held=True)
+        compare = [
+            self._guard(session),
+            requests.created_at(mine, grant.token),
+            requests.created_at(key, place.order),
+        ]
+        body = requests.txn(compare, [requests.delete(mine), requests.put(key, value, session.id)])
+        try:
+            answer = await self._send(claim, session, body)
+        except SessionGone:
+            answer = {}
+        if answer.get("succeeded"):
+            return True, self._granted(claim, session, key, place.order, ())
+        return await self.release(grant), await self.attempt(claim, join=True)
+
+    async def release(self, grant: Grant) -> bool:
+        return await self._delete(grant.claim, Ref(*grant.ref).key.encode())
+
+    async def abandon(self, claim: Claim) -> None:
+        self.store.places.pop(claim.owner, None)
+        await self._delete(claim, self.store.names.of(claim.name).entry(claim))
+
+    async def _delete(self, claim: Claim, key: bytes) -> bool:
+        doubts = self.store.sessions.doubts
+        session = doubts.get(claim.owner)
+        if session is None:
+            answer = await self.gateway.post(DELETE, b'{"key":"%b"}' % key)
+            return bool(answer.get("deleted"))
+        guard = requests.put(self.store.names.guard(session.id), b"", session.id)
+        try:
+            answer = await self.gateway.post(TXN, requests.txn([], [guard, requests.delete(key)]))
+        except SessionGone:  # and with it the claim's entry, and whatever still comes
+            doubts.pop(claim.owner, None)
+            return False
+        await self._learn_guard(session)
+        doubts.pop(claim.owner, None)
+        return bool(answer["responses"][1]["response_delete_range"].get("deleted"))
+
+    # Waiting.
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        if busy.ref is None:
+            await self._pause(until)
+            return
+        target, name, revision = busy.ref
+        keys = self.store.names.of(name).all.decode() if not target else f'"key":"{target}"'
+        # A slot's predecessor moves on by being granted, which is a change and no end.
+        ends_only = claim.mode is not Mode.SLOTS or not target
+        try:
+            watch = await self._confirmed(claim.owner, keys, ends_only, until)
+            if watch is None:
+                return
+            try:
+                if watch.began > revision and await self._changed(claim, target):
+                    return
+                await self._fired(watch, until)
+            finally:
+                await self.watches.end(watch)
+        except BackendUnavailable:
+            await self._pause(until)
+
+    async def _confirmed(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
+        """A watch that has begun; ``None`` if the wait is over before."""
+        limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
+        watch = await self.watches.begin(owner, keys, ends_only, limit)
+        rung = await self.watches.rung(owner, limit)
+        if watch.began is not None and not watch.broken and not watch.fired:
+            return watch
+        await self.watches.end(watch)
+        if watch.broken or (not rung and limit < until):
+            await self._pause(until)
+        return None
+
+    async def _fired(self, watch: Any, until: float) -> None:
+        await self.watches.rung(watch.owner, until)
+        if watch.broken:
+            await self._pause(until)
+
+    async def _changed(self, claim: Claim, target: str) -> bool:
+        """Whether another attempt is worth it, by a linearizable read."""
+        keys = self.store.names.of(claim.name)
+        found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
+        verdict = judge(claim, requests.line_of(found, keys.prefix), self.store.display)
+        return verdict.fits or verdict.own is None or verdict.target != target
+
+    async def _pause(self, until: float) -> None:
+        now = self.runtime.now()
+        await self.runtime.sleep(max(0.0, min(until - now, self.runtime.between(0.05, 0.25))))
+
+    def nudge(self, claim: Claim) -> None:
+        self.watches.nudge(claim.owner)
+
+    # Keeping, looking, ending: see the modules they are in.
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        return await self.leases.renew(grants, waits, until)
+
+    async def revoke(self, name: str) -> list[int]:
+        return await view.revoke(self, name)
+
+    async def look(self, name: str) -> Standing:
+        return await view.look(self, name)
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        return await view.survey(self, prefix, cursor, limit)
+
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
+        return await view.record(self, grant, value, keep_seconds)
+
+    async def recall(self, name: str) -> Record | None:
+        return await view.recall(self, name)
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        await view.watch(self, name, seen, until)
+
+    async def probe(self) -> list[Finding]:
+        return await view.probe(self)
+
+    def forget(self) -> None:
+        self.store.sessions.forget()
+        self.store.places.clear()
+        self.leases.forget()
+        self.gateway.http.forget()
+        self.watches.forget()
+
+    async def close(self) -> None:
+        if id(self) in self.store.backends:
+            self.store.backends.discard(id(self))
+            if not self.store.backends:
+                await self.leases.end_all()
+        self.watches.close()
+        await self.gateway.http.close()
+
+
+def _place(order: int, value: bytes, since: float, behind: int, front: frozenset[str]) -> Any:
+    from holdfast.backends.etcd import Place
+
+    return Place(order, value, since, behind, front)
+
+
+def _http(store: EtcdStore, runtime: Runtime) -> Http:
+    if runtime.blocking:
+        from holdfast.wires.http import BlockingHttp
+
+        return BlockingHttp(store.servers, store.settings.connections)
+    from holdfast.wires.http_async import AsyncHttp
+
+    return AsyncHttp(store.servers, store.settings.connections)
+
+
+def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
+    if runtime.blocking:
+        from holdfast.backends.etcd_watch import BlockingWatches
+
+        return BlockingWatches(store.servers)
+    from holdfast.backends.etcd_watch_async import AsyncWatches
+
+    return AsyncWatches(store.servers)

@@ -1,0 +1,117 @@
+"""etcd's JSON gateway: posts requests, signs in, and says what a refusal means."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.wires.http import Http, Reply
+
+__all__ = ["Credentials", "Gateway", "SessionGone"]
+
+_SIGN_IN = b"POST /v3/auth/authenticate"
+_SERVER_TROUBLE = (408, 429, 500, 502, 503, 504)
+
+
+class SessionGone(Exception):
+    """The lease that a request was for has ended; nothing was changed."""
+
+
+class Credentials:
+    """User and password of one store, and the token they were last exchanged for."""
+
+    def __init__(self, user: str | None, password: str | None) -> None:
+        self.user, self.password = user, password
+        self.tries = 0
+        """How often somebody signed in: who meets a refusal after that just asks again."""
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.user!r})"
+
+
+class Gateway:
+    """One backend's way to the store."""
+
+    def __init__(self, http: Http, credentials: Credentials) -> None:
+        self.http, self.credentials = http, credentials
+        self.display = http.servers.display
+
+    async def post(self, line: bytes, body: bytes, until: float | None = None) -> dict[str, Any]:
+        """The answer's JSON. Raises ``SessionGone``, ``BackendUnavailable`` or ``Unsupported``."""
+        known = self.credentials.tries
+        if self.credentials.user and not known:
+            await self._sign_in(until)
+            known = self.credentials.tries
+        reply = await self.http.ask(line, body, until)
+        if reply.status != 200:
+            if self._wants_sign_in(reply):
+                if known == self.credentials.tries:
+                    await self._sign_in(until)
+                reply = await self.http.ask(line, body, until)
+            if reply.status != 200:
+                raise self._refusal(line, reply)
+        return self._read(line, reply)
+
+    def _read(self, line: bytes, reply: Reply) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = json.loads(reply.body)
+        except ValueError:
+            raise self._strange(line, reply) from None
+        if "error" in answer:  # a stream answers 200 before it knows
+            raise self._refusal(line, reply)
+        return answer
+
+    def _wants_sign_in(self, reply: Reply) -> bool:
+        text = reply.body
+        refused = b"invalid auth token" in text or b"user name is empty" in text
+        return refused and bool(self.credentials.user)
+
+    async def _sign_in(self, until: float | None) -> None:
+        credentials = self.credentials
+        words = {"name": credentials.user, "password": credentials.password or ""}
+        reply = await self.http.ask(_SIGN_IN, json.dumps(words).encode(), until)
+        if reply.status != 200:
+            if b"authentication is not enabled" in reply.body:
+                credentials.tries += 1
+                return
+            raise self._refusal(_SIGN_IN, reply)
+        token = self._read(_SIGN_IN, reply)["token"]
+        self.http.servers.headers = b"Authorization: %b\r\n" % token.encode()
+        credentials.tries += 1
+
+    def _refusal(self, line: bytes, reply: Reply) -> Exception:
+        text = _message(reply)
+        if "requested lease not found" in text:
+            return SessionGone()
+        if reply.status in (404, 405, 501):
+            return Unsupported(
+                f"{self.display} answers HTTP but not etcd's JSON gateway: it is switched off "
+                "(start etcd with --enable-grpc-gateway), older than 3.4, or not etcd"
+            )
+        if "user name is empty" in text or "invalid user ID or password" in text:
+            who = f"refused the password of {self.credentials.user!r}"
+            words = who if self.credentials.user else "needs a user and a password"
+            return BackendUnavailable(f"{self.display} {words}")
+        if reply.status in _SERVER_TROUBLE or text:
+            return BackendUnavailable(f"{self.display}: {_said(line)}: {text or reply.status}")
+        return self._strange(line, reply)
+
+    def _strange(self, line: bytes, reply: Reply) -> Exception:
+        return BackendUnavailable(
+            f"{self.display}: {_said(line)}: status {reply.status}, with a text that is not etcd's"
+        )
+
+
+def _said(line: bytes) -> str:
+    return line.decode().partition(" ")[2]
+
+
+def _message(reply: Reply) -> str:
+    try:
+        answer = json.loads(reply.body)
+    except ValueError:
+        return ""
+    error = answer.get("error", "") if isinstance(answer, dict) else ""
+    text = error.get("message", "") if isinstance(error, dict) else error
+    return str(text)

@@ -1,0 +1,197 @@
+"""The requests of ``etcd://`` as bytes, and the entries of its answers. No network here.
+
+Under ``<namespace>/locks/<name>/`` every claim has one key, bound to its door's etcd lease:
+``l/w/<owner>`` for a writer, ``l/r/<owner>`` for a reader, ``s/<limit>/<owner>`` for slots. The
+kinds are ranges of their own, so one transaction can tell what it is about to join. The order
+of arrival is the key's create_revision, which is also the token.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from holdfast.backends.lines import Entry, escape, unescape
+from holdfast.claim import Claim, Mode
+from holdfast.errors import Incompatible
+
+__all__ = ["NameKeys", "Names", "behind", "entry_value", "line_of", "put"]
+
+PROTOCOL = 1
+
+
+def span(prefix: str) -> bytes:
+    """A range of all keys with a prefix that ends in a slash."""
+    return between(prefix, prefix[:-1] + "0")  # "0" follows "/"
+
+
+def between(low: str, high: str) -> bytes:
+    return b'"key":"%b","range_end":"%b"' % (encoded(low), encoded(high))
+
+
+def encoded(key: str) -> bytes:
+    return b64encode(key.encode())
+
+
+def entry_value(
+    claim: Claim, since: float, *, held: bool, slots: Sequence[int] = (), behind: int = 0
+) -> bytes:
+    """What stands in an entry: version, weight, held, behind, since, slots, label."""
+    fields = [PROTOCOL, claim.weight, int(held), behind, round(since, 3), list(slots), claim.label]
+    return b64encode(json.dumps(fields).encode())
+
+
+def put(key: bytes, value: bytes, lease: str) -> bytes:
+    return b'{"request_put":{"key":"%b","value":"%b","lease":"%b"}}' % (key, value, lease.encode())
+
+
+def empty(keys: bytes) -> bytes:
+    return b'{%b,"target":"CREATE","create_revision":"0"}' % keys
+
+
+def created_at(key: bytes, revision: int) -> bytes:
+    """The key was created at this revision; 0: it does not exist."""
+    return b'{"key":"%b","target":"CREATE","create_revision":"%d"}' % (key, revision)
+
+
+def none_before(keys: bytes, revision: int) -> bytes:
+    return b'{%b,"target":"CREATE","result":"GREATER","create_revision":"%d"}' % (
+        keys,
+        revision - 1,
+    )
+
+
+def unchanged_since(keys: bytes, revision: int) -> bytes:
+    return b'{%b,"target":"MOD","result":"LESS","mod_revision":"%d"}' % (keys, revision + 1)
+
+
+def txn(compare: Iterable[bytes], success: Iterable[bytes], failure: Iterable[bytes] = ()) -> bytes:
+    return b'{"compare":[%b],"success":[%b],"failure":[%b]}' % (
+        b",".join(compare),
+        b",".join(success),
+        b",".join(failure),
+    )
+
+
+def nested(compare: Iterable[bytes], success: Iterable[bytes]) -> bytes:
+    return b'{"request_txn":%b}' % txn(compare, success)
+
+
+def delete(key: bytes) -> bytes:
+    return b'{"request_delete_range":{"key":"%b"}}' % key
+
+
+class NameKeys:
+    """The keys of one name."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.all = span(prefix)
+        self.writers = span(prefix + "l/w/")
+        self.locks = span(prefix + "l/")
+        self.slots = span(prefix + "s/")
+        self.listing = b'{"request_range":{%b}}' % self.all
+
+    def entry(self, claim: Claim) -> bytes:
+        """The claim's own key."""
+        return encoded(self.prefix + _kind(claim) + claim.owner)
+
+    def free_for(self, claim: Claim, key: bytes) -> list[bytes]:
+        """Holds if a newcomer can be granted at once."""
+        if claim.mode is Mode.SHARED:
+            return [empty(self.writers), empty(self.slots), created_at(key, 0)]
+        return [empty(self.all)]
+
+    def first_for(self, claim: Claim, key: bytes, order: int) -> list[bytes]:
+        """Holds if one who stands in line since ``order`` can be granted."""
+        if claim.mode is Mode.SHARED:
+            return [empty(self.writers), empty(self.slots), created_at(key, order)]
+        return [none_before(self.all, order), created_at(key, order)]
+
+    def joinable(self, claim: Claim, key: bytes) -> list[bytes]:
+        """Holds if the claim is not in line yet and nobody uses the name as something else."""
+        if claim.mode is not Mode.SLOTS:
+            return [created_at(key, 0), empty(self.slots)]
+        same, after = self.prefix + _kind(claim), self.prefix + _kind(claim)[:-1] + "0"
+        others = [between(self.prefix + "s/", same), between(after, self.prefix + "s0")]
+        return [created_at(key, 0), empty(self.locks), *map(empty, others)]
+
+
+def _kind(claim: Claim) -> str:
+    if claim.mode is Mode.SLOTS:
+        return f"s/{claim.limit:010d}/"
+    return "l/r/" if claim.mode is Mode.SHARED else "l/w/"
+
+
+class Names:
+    """The keys of one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        space = escape(namespace)
+        self.root = f"{space}/locks/"
+        self._records, self._guards = f"{space}/records/", f"{space}/guards/"
+        self.of = lru_cache(2048)(self._of)
+
+    def _of(self, name: str) -> NameKeys:
+        return NameKeys(f"{self.root}{escape(name)}/")
+
+    def record(self, name: str) -> bytes:
+        return encoded(self._records + escape(name))
+
+    def guard(self, session: str) -> bytes:
+        """The key whose version a session's requests must know; see ``EtcdBackend.abandon``."""
+        return encoded(self._guards + session)
+
+    def name_of(self, key: str) -> str:
+        """The name that a stored key belongs to."""
+        return unescape(key[len(self.root) :].partition("/")[0])
+
+
+def line_of(found: dict[str, Any], prefix: str) -> list[Entry]:
+    """The entries of a range's answer, in order of arrival."""
+    line = [_entry(kv, prefix) for kv in found.get("kvs", ())]
+    line.sort(key=lambda entry: entry.order)
+    return line
+
+
+def _entry(kv: dict[str, str], prefix: str) -> Entry:
+    key = b64decode(kv["key"]).decode(errors="replace")
+    try:
+        family, kind, owner = key[len(prefix) :].split("/")
+        mode = Mode.SLOTS if family == "s" else _MODES[kind]
+        version, weight, held, behind, since, slots, label = json.loads(b64decode(kv["value"]))
+        if version != PROTOCOL:
+            raise ValueError(f"version {version}")
+        return Entry(
+            kv["key"],
+            owner,
+            int(kv["create_revision"]),
+            int(kv["mod_revision"]),
+            kv.get("lease", "0"),
+            mode,
+            int(kind) if family == "s" else 0,
+            weight,
+            bool(held),
+            behind,
+            since,
+            tuple(slots),
+            label,
+        )
+    except (ValueError, KeyError, TypeError):
+        where = unescape(prefix.rstrip("/").rpartition("/")[2])
+        raise Incompatible(
+            f"{where!r} is in use by a version of Holdfast that this one does not understand"
+        ) from None
+
+
+_MODES = {"w": Mode.EXCLUSIVE, "r": Mode.SHARED}
+
+
+def behind(key: bytes, old: bytes, new: bytes) -> bytes:
+    """Writes how many wait behind an entry that was not granted meanwhile."""
+    compare = b'{"key":"%b","target":"VALUE","value":"%b"}' % (key, old)
+    change = b'{"request_put":{"key":"%b","value":"%b","ignore_lease":true}}' % (key, new)
+    return txn([compare], [change])

@@ -1,0 +1,195 @@
+"""What ``etcd://`` shows and keeps besides holds: looks, surveys, records, probes."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import groupby, islice
+from typing import TYPE_CHECKING
+
+from holdfast.backends import etcd_requests as requests
+from holdfast.backends.etcd_gateway import SessionGone
+from holdfast.backends.etcd_leases import GRANT, REVOKE, TXN, Ref
+from holdfast.backends.lines import Entry, escape, standing
+from holdfast.backends.sessions import whole
+from holdfast.claim import Grant, Record, Standing
+from holdfast.core.contract import Finding, Page
+from holdfast.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from holdfast.backends.etcd_backend import EtcdBackend
+
+__all__ = ["look", "probe", "recall", "record", "revoke", "survey", "watch"]
+
+RANGE = b"POST /v3/kv/range"
+STATUS = b"POST /v3/maintenance/status"
+VERSION = b"GET /version"
+ENTRIES_PER_PAGE = 1000
+DELETES_PER_TXN = 100  # etcd allows 128
+# Below these, an old leader that was stuck could revoke leases that were kept alive elsewhere.
+SOUND_PATCH = {(3, 4): 31, (3, 5): 13}
+
+
+async def line(backend: EtcdBackend, name: str) -> list[Entry]:
+    """Everybody who holds or waits, in order, by a linearizable read."""
+    keys = backend.store.names.of(name)
+    found = await backend.gateway.post(RANGE, b"{%b}" % keys.all)
+    return requests.line_of(found, keys.prefix)
+
+
+async def look(backend: EtcdBackend, name: str) -> Standing:
+    entries = await line(backend, name)
+    return standing(name, entries, await _remaining(backend, entries))
+
+
+async def _remaining(backend: EtcdBackend, entries: Iterable[Entry]) -> dict[str, float]:
+    sessions = {entry.session for entry in entries if entry.held}
+    return {session: (await backend.leases.time_to_live(session))[0] for session in sessions}
+
+
+async def revoke(backend: EtcdBackend, name: str) -> list[int]:
+    holders = [entry for entry in await line(backend, name) if entry.held]
+    tokens: list[int] = []
+    for start in range(0, len(holders), DELETES_PER_TXN):
+        batch = holders[start : start + DELETES_PER_TXN]
+        body = requests.txn([], [requests.delete(entry.key.encode()) for entry in batch])
+        answer = await backend.gateway.post(TXN, body)
+        for entry, reply in zip(batch, answer["responses"], strict=True):
+            if reply["response_delete_range"].get("deleted"):
+                tokens.append(entry.order)
+    return tokens
+
+
+async def survey(backend: EtcdBackend, prefix: str, cursor: str | None, limit: int) -> Page:
+    """Reads entries in the order of their keys, which keeps those of a name together."""
+    names = backend.store.names
+    low = names.root + escape(prefix)
+    high = low + "\U0010ffff"
+    if cursor is not None:
+        low = f"{names.root}{escape(cursor)}0"  # behind the slash that ends a name
+    body = b'{%b,"limit":"%d"}' % (requests.between(low, high), ENTRIES_PER_PAGE)
+    found = await backend.gateway.post(RANGE, body)
+    kvs = found.get("kvs", [])
+    groups = [(name, list(some)) for name, some in groupby(kvs, lambda kv: _name(backend, kv))]
+    whole_page = not found.get("more")
+    if not whole_page and len(groups) > 1:
+        groups.pop()  # it may go on in the next page
+    standings: list[Standing] = []
+    for name, some in islice(groups, limit):
+        entries = (
+            requests.line_of({"kvs": some}, names.of(name).prefix)
+            if whole_page or len(groups) > 1
+            else await line(backend, name)
+        )
+        standings.append(standing(name, entries, await _remaining(backend, entries)))
+    more = not whole_page or len(groups) > limit
+    return Page(standings, groups[:limit][-1][0] if more and groups else None)
+
+
+def _name(backend: EtcdBackend, kv: dict[str, str]) -> str:
+    return backend.store.names.name_of(b64decode(kv["key"]).decode())
+
+
+async def record(backend: EtcdBackend, grant: Grant, value: str, keep_seconds: float) -> bool:
+    """A lease of its own ends the record; the hold is checked in the same transaction."""
+    answer = await backend.gateway.post(GRANT, b'{"TTL":"%d"}' % max(1, whole(keep_seconds)))
+    lease: str = answer["ID"]
+    fields = [requests.PROTOCOL, grant.token, backend.runtime.wall(), keep_seconds, value]
+    text = b64encode(json.dumps(fields).encode())
+    mine = requests.created_at(Ref(*grant.ref).key.encode(), grant.token)
+    keep = b'{"request_put":{"key":"%b","value":"%b","lease":"%b","prev_kv":true}}' % (
+        backend.store.names.record(grant.claim.name),
+        text,
+        lease.encode(),
+    )
+    answer = await backend.gateway.post(TXN, requests.txn([mine], [keep]))
+    kept = bool(answer.get("succeeded"))
+    before = answer["responses"][0]["response_put"].get("prev_kv", {}) if kept else {}
+    await _end_lease(backend, before.get("lease", "0") if kept else lease)
+    return kept
+
+
+async def _end_lease(backend: EtcdBackend, lease: str) -> None:
+    if lease == "0":
+        return
+    with suppress(BackendUnavailable, SessionGone):  # it ends by itself
+        await backend.gateway.post(REVOKE, b'{"ID":"%b"}' % lease.encode())
+
+
+async def recall(backend: EtcdBackend, name: str) -> Record | None:
+    body = b'{"key":"%b"}' % backend.store.names.record(name)
+    kvs = (await backend.gateway.post(RANGE, body)).get("kvs")
+    if not kvs:
+        return None
+    version, token, written, keep_seconds, value = json.loads(b64decode(kvs[0]["value"]))
+    if version != requests.PROTOCOL:
+        return None
+    age = backend.runtime.wall() - written
+    # A lease lives longer when etcd changes its leader; the record does not.
+    return None if age >= keep_seconds else Record(value, token, age)
+
+
+async def watch(backend: EtcdBackend, name: str, seen: int | None, until: float) -> None:
+    keys = backend.store.names.of(name).all.decode()
+    watcher = f"watch {backend.runtime.between(0, 1)}"
+    try:
+        found = await backend._confirmed(watcher, keys, False, until)
+        if found is None:
+            return
+        try:
+            tokens = [entry.order for entry in await line(backend, name) if entry.held]
+            if max(tokens, default=None) == seen:
+                await backend._fired(found, until)
+        finally:
+            await backend.watches.end(found)
+    except BackendUnavailable:
+        await backend._pause(until)
+
+
+async def probe(backend: EtcdBackend) -> list[Finding]:
+    store = backend.store
+    reply = await backend.gateway.http.ask(VERSION)
+    findings = [_version(reply.body)]
+    status = await backend.gateway.post(STATUS, b"{}")
+    if int(status.get("leader", 0)) == 0:
+        findings.append(Finding("leader", "this etcd knows no leader", "broken"))
+    if status.get("errors"):
+        findings.append(Finding("alarms", "; ".join(status["errors"]), "broken"))
+    await line(backend, "holdfast probe")
+    findings.append(Finding("access", f"may read {store.names.root}"))
+    findings.append(await _watching(backend))
+    if len(store.servers.hosts) == 1:
+        words = "one host is named: the locks are as available as that one"
+        findings.append(Finding("hosts", words, "warning"))
+    return findings
+
+
+async def _watching(backend: EtcdBackend) -> Finding:
+    until = backend.runtime.now() + backend.store.settings.request_seconds
+    keys = backend.store.names.of("holdfast probe").all.decode()
+    found = await backend._confirmed("probe", keys, True, until)
+    if found is None:
+        return Finding("watch", "no watch could be opened: waiters only look again", "warning")
+    await backend.watches.end(found)
+    return Finding("watch", "waiters are woken over one WebSocket")
+
+
+def _version(body: bytes) -> Finding:
+    try:
+        text = str(json.loads(body).get("etcdserver", ""))
+    except (ValueError, AttributeError):
+        text = ""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    if match is None:
+        return Finding("version", "the server does not say its version", "warning")
+    major, minor, patch = map(int, match.groups())
+    if (major, minor) < (3, 4):
+        return Finding("version", f"etcd {text} is too old: 3.4 or newer is needed", "broken")
+    sound = SOUND_PATCH.get((major, minor), 0)
+    if patch < sound:
+        words = f"etcd {text}: a leader that was stuck may end leases that are alive; "
+        return Finding("version", f"{words}{major}.{minor}.{sound} fixes it", "warning")
+    return Finding("version", f"etcd {text}")

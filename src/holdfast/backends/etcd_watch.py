@@ -1,0 +1,182 @@
+"""Watches of many keys over one WebSocket, for the waiters of one backend.
+
+A watch begins now, not at an old revision: one that others have passed is served by etcd's slow
+sync loop. So a watch tells at which revision it began, and who finds that later than what it
+had read reads again. Nothing of a watch outlives the wait that made it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Protocol
+
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+from holdfast.wires.doorbell import BlockingDoorbell
+from holdfast.wires.http import Servers
+from holdfast.wires.websocket import BlockingWebSocket, open_blocking
+
+__all__ = ["BlockingWatches", "Book", "Watch", "Watches"]
+
+PATH = "/v3/watch"
+
+
+class Watch:
+    """One watch of one waiter."""
+
+    __slots__ = ("began", "broken", "fired", "number", "owner", "reason")
+
+    def __init__(self, number: int, owner: str) -> None:
+        self.number, self.owner = number, owner
+        self.began: int | None = None
+        """The revision up to which nothing is told."""
+        self.fired = False
+        self.broken = False
+        self.reason = ""
+
+
+class Book:
+    """The watches on one connection: requests out, answers in."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._watches: dict[int, Watch] = {}
+
+    def create(self, owner: str, keys: str, ends_only: bool) -> tuple[Watch, str]:
+        """``keys`` is the JSON of a key or range."""
+        self._next += 1
+        watch = self._watches[self._next] = Watch(self._next, owner)
+        filters = ',"filters":["NOPUT"]' if ends_only else ""
+        return watch, f'{{"create_request":{{{keys},"watch_id":"{watch.number}"{filters}}}}}'
+
+    def cancel(self, watch: Watch) -> str:
+        self._watches.pop(watch.number, None)
+        return f'{{"cancel_request":{{"watch_id":"{watch.number}"}}}}'
+
+    def heard(self, message: str) -> str | None:
+        """Whom an answer concerns."""
+        answer = json.loads(message)
+        result = answer.get("result") or {}
+        watch = self._watches.get(int(result.get("watch_id", 0)))
+        if watch is None:
+            return None
+        if result.get("canceled"):  # compaction, or no permission
+            watch.broken = True
+            watch.reason = result.get("cancel_reason", "")
+        elif result.get("created"):
+            watch.began = int(result["header"]["revision"])
+        if result.get("events"):
+            watch.fired = True
+        return watch.owner
+
+    def broke(self) -> list[str]:
+        """The connection is over: whom that concerns."""
+        watches, self._watches = list(self._watches.values()), {}
+        for watch in watches:
+            watch.broken = True
+        return [watch.owner for watch in watches]
+
+
+class Watches(Protocol):
+    """What a backend's waits use."""
+
+    async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
+        """Asks for a watch; raises ``BackendUnavailable``."""
+        ...
+
+    async def rung(self, owner: str, until: float) -> bool:
+        """Whether anything happened to the owner's watch, or it was nudged, by then."""
+        ...
+
+    async def end(self, watch: Watch) -> None: ...
+
+    def nudge(self, owner: str) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class BlockingWatches:
+    """For threads. The WebSocket is their doorbell's bell."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._doorbell = BlockingDoorbell()
+        self._opening = threading.Lock()
+        self._line: _Line | None = None
+
+    async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
+        with self._opening:
+            line = self._line
+            if line is None or self._doorbell.bell is not line:
+                line = self._line = _Line(open_blocking(self._servers, PATH, until))
+                self._doorbell.hang(line)
+            watch, request = line.book.create(owner, keys, ends_only)
+        self._send(line, request, until)
+        return watch
+
+    def _send(self, line: _Line, request: str, until: float) -> None:
+        try:
+            line.web.send(request, until)
+        except OSError as error:
+            self._broke(line)
+            raise BackendUnavailable(f"{self._servers.display}: {PATH}: {error}") from error
+
+    async def rung(self, owner: str, until: float) -> bool:
+        try:
+            return self._doorbell.wait(owner, until)
+        except (OSError, BackendUnavailable):
+            # Told to one thread only; the others' watches ended with the same connection.
+            if self._line is not None:
+                self._broke(self._line)
+            return True
+
+    def _broke(self, line: _Line) -> None:
+        with self._opening:
+            if self._line is line:
+                self._line = None
+        for owner in line.book.broke():
+            self._doorbell.ring(owner)
+
+    async def end(self, watch: Watch) -> None:
+        line = self._line
+        if line is None or watch.broken:
+            return
+        try:
+            line.web.send(line.book.cancel(watch), now() + 1.0)
+        except OSError:
+            self._broke(line)
+
+    def nudge(self, owner: str) -> None:
+        self._doorbell.ring(owner)
+
+    def forget(self) -> None:
+        line, self._line = self._line, None
+        doorbell, self._doorbell = self._doorbell, BlockingDoorbell()
+        self._opening = threading.Lock()
+        doorbell.discard()  # not ``close``: a thread of the parent's may hold its mutex for ever
+        if line is not None:
+            line.close()
+
+    def close(self) -> None:
+        self._line = None
+        self._doorbell.close()
+
+
+class _Line:
+    """One WebSocket and the watches on it, as a bell."""
+
+    def __init__(self, web: BlockingWebSocket) -> None:
+        self.web, self.book = web, Book()
+
+    def fileno(self) -> int:
+        return self.web.fileno()
+
+    def read(self) -> list[str]:
+        owners = (self.book.heard(message) for message in self.web.messages())
+        return [owner for owner in owners if owner is not None]
+
+    def close(self) -> None:
+        self.web.close()

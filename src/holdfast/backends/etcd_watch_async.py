@@ -1,0 +1,72 @@
+"""Watches of many keys over one WebSocket, asyncio: the twin of ``etcd_watch``."""
+
+from __future__ import annotations
+
+from holdfast.backends.etcd_watch import PATH, Book, Watch
+from holdfast.errors import BackendUnavailable
+from holdfast.wires.doorbell import AsyncDoorbell
+from holdfast.wires.http import Servers
+from holdfast.wires.http_async import abandon_transport
+from holdfast.wires.websocket_async import AsyncWebSocket, open_async
+
+__all__ = ["AsyncWatches"]
+
+
+class AsyncWatches:
+    """For tasks of one loop."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._doorbell = AsyncDoorbell()
+        self._web: AsyncWebSocket | None = None
+        self._book = Book()
+
+    async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
+        if self._web is None or self._web.over:
+            await self._open(until)
+        if self._web is None:
+            raise BackendUnavailable(f"{self._servers.display}: {PATH}: the connection was closed")
+        watch, request = self._book.create(owner, keys, ends_only)
+        self._web.send(request)
+        return watch
+
+    async def _open(self, until: float) -> None:
+        web = await open_async(self._servers, PATH, until)
+        if self._web is not None and not self._web.over:
+            web.close()  # another task was faster
+            return
+        book = self._book = Book()
+        self._web = web
+        web.heard = lambda message: self._heard(book, message)
+        web.lost = lambda: self._lost(book)
+
+    def _heard(self, book: Book, message: str) -> None:
+        owner = book.heard(message)
+        if owner is not None:
+            self._doorbell.ring(owner)
+
+    def _lost(self, book: Book) -> None:
+        for owner in book.broke():
+            self._doorbell.ring(owner)
+
+    async def rung(self, owner: str, until: float) -> bool:
+        return await self._doorbell.wait(owner, until)
+
+    async def end(self, watch: Watch) -> None:
+        if self._web is not None and not watch.broken:
+            self._web.send(self._book.cancel(watch))
+
+    def nudge(self, owner: str) -> None:
+        self._doorbell.ring(owner)
+
+    def forget(self) -> None:
+        web, self._web = self._web, None
+        self._doorbell, self._book = AsyncDoorbell(), Book()
+        if web is not None:
+            abandon_transport(web.transport)
+
+    def close(self) -> None:
+        web, self._web = self._web, None
+        if web is not None:
+            web.close()
+        self._doorbell.ring_all()

@@ -1,0 +1,77 @@
+"""The sessions of one door: one per ttl, shared by its blocking and its asyncio backend.
+
+A session is what the store calls a lease or a session: it lives while it is kept alive, and
+everything bound to it ends with it. Time is certain from before the last answered keep-alive
+was sent. Nothing here touches a store.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+__all__ = ["Session", "Sessions", "whole"]
+
+# A session that was not kept alive for longer than this share of its ttl is asked for first.
+FRESH_SHARE = 0.5
+
+
+def whole(ttl: float) -> int:
+    """A ttl in the whole seconds that sessions have."""
+    return math.ceil(ttl)
+
+
+class Session:
+    """One session that the store knows."""
+
+    __slots__ = ("generation", "id", "since", "ttl")
+
+    def __init__(self, session_id: str, ttl: int, since: float) -> None:
+        self.id, self.ttl, self.since = session_id, ttl, since
+        self.generation = 0
+        """What the session's guard must say for a request of ours to count."""
+
+    def fresh(self, now: float) -> bool:
+        """Whether enough certain time is left to put a new hold on it without asking."""
+        return now - self.since < self.ttl * FRESH_SHARE
+
+
+class Sessions:
+    """Which session is the current one of each ttl."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._current: dict[int, Session] = {}
+        self.doubts: dict[str, Session] = {}
+        """Owners with a request that may still reach the store, and the session it was for."""
+
+    def current(self, ttl: float) -> Session | None:
+        return self._current.get(whole(ttl))
+
+    def all(self) -> list[Session]:
+        with self._mutex:
+            return list(self._current.values())
+
+    def install(self, session: Session) -> Session:
+        """Makes it the current one, unless another thread was faster; answers the current one."""
+        with self._mutex:
+            return self._current.setdefault(session.ttl, session)
+
+    def answered(self, session_id: str, since: float) -> None:
+        """Its keep-alive that was sent at ``since`` was answered."""
+        with self._mutex:
+            for session in self._current.values():
+                if session.id == session_id:
+                    session.since = max(session.since, since)
+
+    def ended(self, session_id: str) -> None:
+        """The store no longer knows it: nothing new is put on it."""
+        with self._mutex:
+            for ttl, session in list(self._current.items()):
+                if session.id == session_id:
+                    del self._current[ttl]
+
+    def forget(self) -> None:
+        """In a forked child, where they are the parent's; and when the door is closed."""
+        self._mutex = threading.Lock()
+        self._current, self.doubts = {}, {}

@@ -1,0 +1,355 @@
+"""Keep-alive HTTP/1.1 to a few equal hosts, blocking: what etcd and Consul are reached with.
+
+``Servers`` is what a URL says and both variants share; the asyncio one is ``http_async``.
+Requests go to the host that answered last; one that fails passes the turn to the next. Idle
+connections are a stack without a lock. A connection whose reply was not read is never used again.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+import httptools
+
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+
+__all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers", "Tls"]
+
+# A connection that idled longer is looked at before it is used: its server may have closed it.
+TRUSTED_IDLE_SECONDS = 0.02
+READ_BYTES = 262_144
+# Closes with a reset, so that what the kernel still had to send never reaches the server late.
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Tls(NamedTuple):
+    """Where the certificates are. Verification is always on."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    def context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca or None)
+        if self.cert:
+            context.load_cert_chain(self.cert, self.key or None)
+        return context
+
+
+class Reply(NamedTuple):
+    """One answer."""
+
+    status: int
+    body: bytes
+    seen: int = 0
+    """Consul's index of what was read, for blocking queries."""
+
+
+class Responses:
+    """Reads the answers of one connection, whatever pieces they come in."""
+
+    def __init__(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._index = 0
+        self._done = False
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        self._done = True
+
+    def feed(self, data: bytes) -> Reply | None:
+        """The answer, once it is whole. Raises ``OSError`` for what is no HTTP."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise OSError(f"answered with something that is not HTTP ({error})") from None
+        if not self._done:
+            return None
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        reply = Reply(self._parser.get_status_code(), body, self._index)
+        self._body, self._index, self._done = [], 0, False
+        return reply
+
+    def pieces(self) -> list[bytes]:
+        """What came of a body that has no end, since the last call."""
+        body, self._body = self._body, []
+        return body
+
+    @property
+    def status(self) -> int:
+        """The status of the answer that is being read; 0 before its first line."""
+        status: int = self._parser.get_status_code()
+        return status
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the server keeps the connection open."""
+        lasting: bool = self._parser.should_keep_alive()
+        return lasting
+
+
+class IndexedResponses(Responses):
+    """Reads Consul's index header too."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-consul-index" and value.isdigit():
+            self._index = int(value)
+
+
+class Servers:
+    """The hosts of one store, and which of them is asked now. Shared by all its backends."""
+
+    def __init__(
+        self,
+        display: str,
+        hosts: tuple[tuple[str, int], ...],
+        *,
+        tls: Tls | None,
+        request_seconds: float,
+        responses: Callable[[], Responses] = Responses,
+    ) -> None:
+        self.display, self.hosts, self.request_seconds = display, hosts, request_seconds
+        self.responses = responses
+        self.headers = b""
+        """Header lines that every request carries (credentials)."""
+        self.turn = 0
+        self._tls = tls
+        self._context: ssl.SSLContext | None = None
+        self._names = [
+            (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()
+            for host, port in hosts
+        ]
+
+    @property
+    def tls(self) -> bool:
+        return self._tls is not None
+
+    def context(self) -> ssl.SSLContext | None:
+        """The TLS settings, read from their files at first use."""
+        if self._tls is not None and self._context is None:
+            try:
+                self._context = self._tls.context()
+            except (OSError, ssl.SSLError) as error:
+                raise BackendUnavailable(
+                    f"{self.display}: the TLS certificates can't be used ({error})"
+                ) from None
+        return self._context
+
+    def name(self, host: int) -> str:
+        return self._names[host].decode()
+
+    def failed(self, host: int) -> None:
+        """Passes the turn on, unless somebody has done so already."""
+        if self.turn == host:
+            self.turn = (host + 1) % len(self.hosts)
+
+    def request(self, host: int, line: bytes, body: bytes) -> bytes:
+        """``line`` is such as ``POST /v3/kv/txn``."""
+        return b"%b HTTP/1.1\r\nHost: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
+            line,
+            self._names[host],
+            self.headers,
+            len(body),
+            body,
+        )
+
+    def unavailable(self, tried: list[str]) -> BackendUnavailable:
+        return BackendUnavailable(f"{self.display} can't be reached: {'; '.join(tried)}")
+
+    def unknown(self, host: int, line: bytes, error: BaseException) -> BackendUnavailable:
+        """A request that was sent and has no answer."""
+        what = line.partition(b"?")[0].decode()
+        return BackendUnavailable(f"{self.display}: {self.name(host)}: {what}: {describe(error)}")
+
+
+def describe(error: BaseException) -> str:
+    """An error in words that never contain what was sent."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return f"{error.strerror or error}" if isinstance(error, OSError) else type(error).__name__
+
+
+class Http(Protocol):
+    """What the backends use, blocking or asyncio."""
+
+    servers: Servers
+
+    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        """Raises ``BackendUnavailable`` when no host could be reached or the answer is unknown."""
+        ...
+
+    def forget(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Connection:
+    """One blocking connection. Any error leaves it unusable: ``close`` it."""
+
+    __slots__ = ("host", "idle_since", "responses", "seconds", "socket")
+
+    def __init__(self, servers: Servers, host: int, seconds: float) -> None:
+        self.host, self.seconds = host, seconds
+        self.responses = servers.responses()
+        self.idle_since = 0.0
+        context = servers.context()
+        plain = socket.create_connection(servers.hosts[host], timeout=seconds)
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self.socket = plain
+            if context is not None:
+                name = servers.hosts[host][0]
+                self.socket = context.wrap_socket(plain, server_hostname=name)
+        except BaseException:
+            plain.close()
+            raise
+
+    def ask(self, request: bytes, until: float) -> Reply:
+        sock = self.socket
+        left = until - now()
+        if not 0.9 * self.seconds <= left <= 1.1 * self.seconds:  # it costs a system call
+            self.seconds = max(0.001, left)
+            sock.settimeout(self.seconds)
+        sock.sendall(request)
+        while True:
+            data = sock.recv(READ_BYTES)
+            if not data:
+                raise ConnectionResetError(0, "the connection was closed")
+            reply = self.responses.feed(data)
+            if reply is not None:
+                return reply
+            if now() > until:
+                raise TimeoutError
+
+    def usable(self) -> bool:
+        """Whether a connection that idles is still as quiet as it should be."""
+        if time.monotonic() - self.idle_since < TRUSTED_IDLE_SECONDS:
+            return True
+        return not select.select([self.socket], [], [], 0)[0]
+
+    def close(self, *, reset: bool = False) -> None:
+        if reset:
+            with suppress(OSError):  # it is closed already
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        self.socket.close()
+
+
+class BlockingHttp:
+    """A bounded stack of connections for any number of threads."""
+
+    def __init__(self, servers: Servers, connections: int) -> None:
+        self.servers, self.connections = servers, connections
+        self._idle: list[Connection] = []
+        self._open = 0
+        self._queueing = 0
+        self._room = threading.Condition()
+
+    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        servers = self.servers
+        ends = now() + servers.request_seconds
+        until = ends if until is None or ends < until else until
+        connection = self._take(until)
+        try:
+            reply = connection.ask(servers.request(connection.host, line, body), until)
+        except BaseException as error:
+            self._drop(connection)
+            if not isinstance(error, OSError):
+                raise
+            servers.failed(connection.host)
+            raise servers.unknown(connection.host, line, error) from error
+        self._give(connection)
+        return reply
+
+    def _take(self, until: float) -> Connection:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                with self._room:
+                    if self._open < self.connections:
+                        self._open += 1
+                        break
+                    self._wait_for_room(until)
+                continue
+            if connection.host == self.servers.turn and connection.usable():
+                return connection
+            self._drop(connection)
+        try:
+            return connect(self.servers, until)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _wait_for_room(self, until: float) -> None:
+        # Counted before the look at the stack; ``_give`` pushes before it looks at the count.
+        self._queueing += 1
+        try:
+            if not self._idle and not self._room.wait(max(0.0, until - now())):
+                raise self.servers.unavailable(["every connection is busy"])
+        finally:
+            self._queueing -= 1
+
+    def _give(self, connection: Connection) -> None:
+        if not connection.responses.lasting:
+            self._drop(connection)
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+        if self._queueing:
+            with self._room:
+                self._room.notify()
+
+    def _drop(self, connection: Connection) -> None:
+        connection.close(reset=True)
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._room:
+            self._open -= 1
+            self._room.notify()
+
+    def forget(self) -> None:
+        idle, self._idle, self._open, self._queueing = self._idle, [], 0, 0
+        self._room = threading.Condition()  # the parent's may be locked for ever
+        for connection in idle:
+            connection.close()
+
+    async def close(self) -> None:
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return
+            connection.close()
+            self._leave()
+
+
+def connect(servers: Servers, until: float) -> Connection:
+    """Connects to the first host that lets us, beginning with the one whose turn it is."""
+    tried: list[str] = []
+    for _ in servers.hosts:
+        host = servers.turn
+        left = until - now()
+        if left <= 0:
+            break
+        # The last host may use up what is left; the others must leave some for the rest.
+        share = left / (len(servers.hosts) - len(tried))
+        try:
+            return Connection(servers, host, share)
+        except (OSError, ValueError) as error:
+            tried.append(f"{servers.name(host)}: {describe(error)}")
+            servers.failed(host)
+    raise servers.unavailable(tried or ["no time was left"])

@@ -1,0 +1,221 @@
+"""Keep-alive HTTP/1.1 to a few equal hosts, asyncio: the twin of ``http``.
+
+A cancelled request costs its connection, never a reply that somebody else would read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from holdfast.runtimes.clock import now
+from holdfast.wires.http import RESET_ON_CLOSE, Reply, Servers, describe
+
+__all__ = ["AsyncConnection", "AsyncHttp", "abandon_transport", "connect"]
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+# Transports that a forked child inherited: kept, so that no destructor touches the parent's loop.
+_inherited: list[asyncio.BaseTransport] = []
+
+
+class AsyncConnection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    __slots__ = ("_reply", "host", "responses", "transport")
+
+    transport: asyncio.Transport
+
+    def __init__(self, servers: Servers, host: int) -> None:
+        self.host = host
+        self.responses = servers.responses()
+        self._reply: asyncio.Future[Reply] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            reply = self.responses.feed(data)
+        except OSError as error:
+            self.fail(error)
+            self.transport.abort()
+            return
+        if reply is not None and self._reply is not None and not self._reply.done():
+            self._reply.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        lost = exc if isinstance(exc, OSError) else None
+        self.fail(lost or ConnectionResetError(0, "the connection was closed"))
+
+    def fail(self, error: OSError) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
+
+    async def ask(self, request: bytes, seconds: float) -> Reply:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        self._reply = future
+        if self.transport.is_closing():
+            raise ConnectionResetError(0, "the connection was closed")
+        self.transport.write(request)
+        timer = loop.call_later(seconds, self.fail, TimeoutError())
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._reply = None
+
+    def close(self) -> None:
+        """With a reset: what was not sent yet never reaches the server late."""
+        sock: Any = self.transport.get_extra_info("socket")
+        with suppress(OSError):  # it is closed already
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        self.transport.abort()
+
+
+class AsyncHttp:
+    """A bounded stack of connections for any number of tasks of one loop."""
+
+    def __init__(self, servers: Servers, connections: int) -> None:
+        self.servers, self.connections = servers, connections
+        self._idle: list[AsyncConnection] = []
+        self._busy: set[AsyncConnection] = set()
+        self._open = 0
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        servers = self.servers
+        ends = now() + servers.request_seconds
+        until = ends if until is None or ends < until else until
+        connection = await self._take(until)
+        try:
+            request = servers.request(connection.host, line, body)
+            reply = await connection.ask(request, max(0.0, until - now()))
+        except BaseException as error:
+            self._drop(connection)
+            if not isinstance(error, OSError):
+                raise
+            servers.failed(connection.host)
+            raise servers.unknown(connection.host, line, error) from error
+        self._give(connection)
+        return reply
+
+    async def _take(self, until: float) -> AsyncConnection:
+        while True:
+            if self._idle:
+                connection = self._idle.pop()
+                if connection.host == self.servers.turn and not connection.transport.is_closing():
+                    self._busy.add(connection)
+                    return connection
+                connection.close()
+                self._open -= 1
+            elif self._open < self.connections:
+                break
+            else:
+                await self._wait_for_room(until)
+        self._open += 1
+        try:
+            connection = await connect(self.servers, until, AsyncConnection)
+        except BaseException:
+            self._leave()
+            raise
+        self._busy.add(connection)
+        return connection
+
+    async def _wait_for_room(self, until: float) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._queue.append(future)
+        try:
+            async with asyncio.timeout(max(0.0, until - now())):
+                await future
+        except TimeoutError:
+            raise self.servers.unavailable(["every connection is busy"]) from None
+        finally:
+            if future.cancelled() or not future.done():
+                self._queue.remove(future) if future in self._queue else None
+            # Called and gone at the same time: the call is passed on.
+            elif (task := asyncio.current_task()) is not None and task.cancelling():
+                self._call_next()
+
+    def _call_next(self) -> None:
+        while self._queue:
+            future = self._queue.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    def _give(self, connection: AsyncConnection) -> None:
+        if not connection.responses.lasting:
+            self._drop(connection)
+            return
+        self._busy.discard(connection)
+        self._idle.append(connection)
+        if self._queue:
+            self._call_next()
+
+    def _drop(self, connection: AsyncConnection) -> None:
+        self._busy.discard(connection)
+        connection.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._open -= 1
+        self._call_next()
+
+    def forget(self) -> None:
+        inherited = [*self._idle, *self._busy]
+        self._idle, self._busy, self._open = [], set(), 0
+        self._queue = deque()
+        for connection in inherited:
+            abandon_transport(connection.transport)
+
+    async def close(self) -> None:
+        while self._idle:
+            self._drop(self._idle.pop())
+
+
+async def connect(servers: Servers, until: float, make: Callable[[Servers, int], P]) -> P:
+    """Connects a protocol to the first host that lets us, beginning with the one in turn."""
+    loop = asyncio.get_running_loop()
+    tried: list[str] = []
+    for _ in servers.hosts:
+        host = servers.turn
+        left = until - now()
+        if left <= 0:
+            break
+        name, port = servers.hosts[host]
+        context = servers.context()
+        try:
+            async with asyncio.timeout(left / (len(servers.hosts) - len(tried))):
+                _, made = await loop.create_connection(
+                    partial(make, servers, host),
+                    name,
+                    port,
+                    ssl=context,
+                    server_hostname=name if context else None,
+                )
+            return made
+        except (OSError, ValueError) as error:
+            tried.append(f"{servers.name(host)}: {describe(error)}")
+            servers.failed(host)
+    raise servers.unavailable(tried or ["no time was left"])
+
+
+def abandon_transport(transport: asyncio.BaseTransport) -> None:
+    """In a forked child: cuts the child off from the parent's socket without a word."""
+    sock: Any = transport.get_extra_info("socket")
+    _inherited.append(transport)
+    if sock is None or sock.fileno() < 0:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, sock.fileno())
+    os.close(nothing)

@@ -1,0 +1,134 @@
+"""A client's WebSocket to one of a store's hosts, blocking: text in, text out.
+
+The blocking one is read without waiting by whoever listens for everybody (see ``doorbell``).
+"""
+
+from __future__ import annotations
+
+import select
+import ssl
+import threading
+
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    CloseConnection,
+    Ping,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+from wsproto.utilities import ProtocolError
+
+from holdfast.runtimes.clock import now
+from holdfast.wires import http
+from holdfast.wires.http import READ_BYTES, Servers
+
+__all__ = ["BlockingWebSocket", "Frames", "open_blocking"]
+
+
+class Frames:
+    """The protocol of one connection, without its socket."""
+
+    def __init__(self, servers: Servers, host: int, path: str) -> None:
+        self._wire = WSConnection(ConnectionType.CLIENT)
+        self.hello = self._wire.send(Request(host=servers.name(host), target=path))
+        self.open = False
+        self.replies = b""
+        """What has to be sent because of what was read."""
+        self._parts: list[str] = []
+
+    def text(self, message: str) -> bytes:
+        return self._wire.send(TextMessage(data=message))
+
+    def feed(self, data: bytes) -> list[str]:
+        """The messages that are whole now. Raises ``OSError`` at the connection's end."""
+        messages: list[str] = []
+        try:
+            self._wire.receive_data(data or None)
+            for event in self._wire.events():
+                if isinstance(event, TextMessage):
+                    self._parts.append(event.data)
+                    if event.message_finished:
+                        messages.append("".join(self._parts))
+                        self._parts = []
+                elif isinstance(event, AcceptConnection):
+                    self.open = True
+                elif isinstance(event, Ping):
+                    self.replies += self._wire.send(event.response())
+                elif isinstance(event, RejectConnection):
+                    raise ConnectionRefusedError(0, f"no WebSocket (status {event.status_code})")
+                elif isinstance(event, CloseConnection):
+                    raise ConnectionResetError(0, "the WebSocket was closed")
+        except ProtocolError as error:
+            raise ConnectionResetError(0, f"not a WebSocket ({error})") from None
+        return messages
+
+
+class BlockingWebSocket:
+    """Sends from any thread; ``messages`` never waits."""
+
+    def __init__(self, connection: http.Connection, servers: Servers, path: str) -> None:
+        self._connection, self._socket = connection, connection.socket
+        self._frames = Frames(servers, connection.host, path)
+        # One at a time also for TLS, whose sockets can't be read and written at once.
+        self._mutex = threading.Lock()
+
+    def greet(self) -> None:
+        """The handshake, within the socket's own timeout."""
+        self._socket.sendall(self._frames.hello)
+        while not self._frames.open:
+            self._frames.feed(self._socket.recv(READ_BYTES))
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: str, until: float) -> None:
+        with self._mutex:
+            self._send(self._frames.text(message), until)
+
+    def _send(self, data: bytes, until: float) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                left = until - now()
+                if left <= 0 or not select.select([], [self._socket], [], left)[1]:
+                    raise TimeoutError from None
+
+    def messages(self) -> list[str]:
+        """What has come since. Raises ``OSError`` when the connection is over."""
+        messages: list[str] = []
+        with self._mutex:
+            while True:
+                try:
+                    data = self._socket.recv(READ_BYTES)
+                except (BlockingIOError, ssl.SSLWantReadError):
+                    break
+                messages += self._frames.feed(data)
+            if self._frames.replies:
+                replies, self._frames.replies = self._frames.replies, b""
+                self._send(replies, now() + 1.0)
+        return messages
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def open_blocking(servers: Servers, path: str, until: float) -> BlockingWebSocket:
+    """Connects and greets; raises ``BackendUnavailable``."""
+    connection = http.connect(servers, until)
+    try:
+        connection.socket.settimeout(max(0.001, until - now()))
+        web = BlockingWebSocket(connection, servers, path)
+        web.greet()
+    except OSError as error:
+        connection.close()
+        servers.failed(connection.host)
+        raise servers.unknown(connection.host, path.encode(), error) from error
+    except BaseException:
+        connection.close()
+        raise
+    return web
