@@ -27,4 +27,4 @@ class AdvisoryHarness(PostgresHarness):
     ttl = 0.5
 
 
-HARNESSES = (PostgresHarness,)
+HARNESSES = (PostgresHarness, AdvisoryHarness)

@@ -6,50 +6,26 @@ connection per backend, opened by the first wait, where a release rings the one 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Protocol
 
-from psycopg.pq.abc import PGresult
-
-from holdfast.backends.postgres_listen import Listening, make_listening
-from holdfast.backends.postgres_look import findings, standing_of
+from holdfast.backends.postgres_listen import make_listening
+from holdfast.backends.postgres_look import findings
 from holdfast.backends.postgres_schema import Schema
-from holdfast.claim import Busy, Claim, Grant, Record, Standing
-from holdfast.core.admit import check_limit
-from holdfast.core.contract import QUEUE_CAP, Finding, Page, Renewal, Runtime, Settings, Waiting
-from holdfast.wires.postgres import Dial, Statement, value
+from holdfast.backends.postgres_shared import SharedBackend, SharedStatements, Wire, ints, ring
+from holdfast.claim import Busy, Claim, Grant
+from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
+from holdfast.wires.postgres import Dial, value
 
-__all__ = ["LeaseBackend", "LeaseStatements", "Wire"]
-
-PURGE_EVERY = 1000
-"""After so many attempts an equal number of names is looked at and the idle ones dropped."""
-
-_NONE = b""
+__all__ = ["LeaseBackend", "LeaseStatements"]
 
 
-class Wire(Protocol):
-    """What both wires have."""
-
-    async def request(
-        self,
-        statement: Statement,
-        parameters: Sequence[bytes | None],
-        owner: str = "",
-        until: float | None = None,
-    ) -> PGresult: ...
-
-    def forget(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class LeaseStatements:
+class LeaseStatements(SharedStatements):
     """The requests, as they read in one schema."""
 
     def __init__(self, schema: Schema) -> None:
+        super().__init__(schema, _LOOK, "revoke", "purge")
         say = schema.statement
         places = ", ".join(f"${number}" for number in range(1, 12))
         self.attempt = say("attempt", f"SELECT @attempt({places})")
@@ -57,16 +33,11 @@ class LeaseStatements:
         self.release = say("release", "SELECT @release($1, $2, $3)")
         self.abandon = say("abandon", "SELECT @abandon($1, $2, $3)")
         self.renew = say("renew", "SELECT @renew($1, $2, $3)")
-        self.revoke = say("revoke", "SELECT @revoke($1, $2)")
         self.record = say("record", "SELECT @record($1, $2, $3, $4, $5, $6)")
-        self.recall = say("recall", _RECALL)
-        self.look = say("look", _LOOK + " WHERE l.namespace = $1 AND l.name = $2")
-        self.survey = say("survey", _LOOK + _PAGE)
-        self.purge = say("purge", "SELECT @purge($1, $2, $3)")
         self.prepared = (self.attempt, self.exchange, self.release, self.abandon, self.renew)
 
 
-class LeaseBackend:
+class LeaseBackend(SharedBackend):
     """Admits claims in the rows of one namespace."""
 
     def __init__(
@@ -78,14 +49,11 @@ class LeaseBackend:
         settings: Settings,
         display: str,
     ) -> None:
-        self.runtime, self.wire, self.display = runtime, wire, display
+        super().__init__(runtime, wire, statements, settings.namespace, display)
         self.statements = statements
-        self.namespace = settings.namespace.encode()
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
-        self.listening: Listening = make_listening(runtime, listen, channel)
-        self._until_purge = PURGE_EVERY
-        self._purged_to = ""
+        self.listening = make_listening(runtime, listen, channel)
 
     async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
         parameters = (*self._asked(claim), b"t" if join else b"f")
@@ -104,29 +72,14 @@ class LeaseBackend:
             b"%.6f" % claim.ttl,
             claim.label.encode(),
             self.channel,
-            _ring(claim.owner),
+            ring(claim.owner),
         )
-
-    def _answered(self, claim: Claim, answer: bytes) -> Grant | Busy:
-        kind, number, rest = (
-            answer.split(b" ", 2) if answer[:1] in b"GB" else (*answer.split(), b"")
-        )
-        if kind == b"G":
-            slots = tuple(map(int, rest.split(b","))) if rest else ()
-            return Grant(claim, int(number), slots)
-        if kind == b"B":
-            return Busy(int(number), max(0.0, float(rest)) if rest else None)
-        if kind == b"F":
-            return Busy(int(number), 1.0, reason=f"{QUEUE_CAP} already wait for {claim.name!r}")
-        capacity = int(number)
-        check_limit(claim, capacity, slots=capacity > 0, store=self.display)
-        raise AssertionError(f"{self.display} disagrees about a limit of {capacity}")
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        await self.listening.wait(_ring(claim.owner).decode(), until)
+        await self.listening.wait(ring(claim.owner).decode(), until)
 
     def nudge(self, claim: Claim) -> None:
-        self.listening.ring(_ring(claim.owner).decode())
+        self.listening.ring(ring(claim.owner).decode())
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         if grant.claim.name != claim.name:
@@ -145,51 +98,24 @@ class LeaseBackend:
         parameters = (self.namespace, json.dumps(held).encode(), json.dumps(waiting).encode())
         answer = await self.wire.request(self.statements.renew, parameters, until=until)
         lost, forgotten = value(answer).split(b";")
-        await self._purge_now_and_then(until)
+        await self._purge(until)
+        reason = "it ran out or was broken, and is no longer stored"
         return Renewal(
-            {
-                held[i - 1][1]: "it ran out or was broken, and is no longer stored"
-                for i in _ints(lost)
-            },
-            forgotten=frozenset(waiting[i - 1][0] for i in _ints(forgotten)),
+            {held[i - 1][1]: reason for i in ints(lost)},
+            forgotten=frozenset(waiting[i - 1][0] for i in ints(forgotten)),
         )
 
     async def release(self, grant: Grant) -> bool:
         claim = grant.claim
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
         answer = await self.wire.request(self.statements.release, parameters, claim.owner)
-        if self._until_purge <= 0:
-            await self._purge_now_and_then(None)
+        await self._purge()
         return value(answer) == b"t"
-
-    async def _purge_now_and_then(self, until: float | None) -> None:
-        if self._until_purge > 0:
-            return
-        self._until_purge = PURGE_EVERY
-        parameters = (self.namespace, self._purged_to.encode(), b"%d" % (2 * PURGE_EVERY))
-        answer = await self.wire.request(self.statements.purge, parameters, until=until)
-        self._purged_to = value(answer).decode()
 
     async def abandon(self, claim: Claim) -> None:
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
         await self.wire.request(self.statements.abandon, parameters, claim.owner)
-        self.listening.forget_ring(_ring(claim.owner).decode())
-
-    async def revoke(self, name: str) -> list[int]:
-        answer = await self.wire.request(self.statements.revoke, (self.namespace, name.encode()))
-        return _ints(value(answer))
-
-    async def look(self, name: str) -> Standing:
-        answer = await self.wire.request(self.statements.look, (self.namespace, name.encode()))
-        return standing_of(answer, 0) if answer.ntuples else Standing(name, 0, (), ())
-
-    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
-        after = (cursor or "").encode()
-        parameters = (self.namespace, prefix.encode(), after, b"%d" % limit)
-        answer = await self.wire.request(self.statements.survey, parameters)
-        standings = [standing_of(answer, row) for row in range(answer.ntuples)]
-        used = [standing for standing in standings if standing.holders or standing.waiters]
-        return Page(used, standings[-1].name if len(standings) == limit else None)
+        self.listening.forget_ring(ring(claim.owner).decode())
 
     async def record(self, grant: Grant, value_: str, keep_seconds: float) -> bool:
         claim = grant.claim
@@ -204,17 +130,6 @@ class LeaseBackend:
         answer = await self.wire.request(self.statements.record, parameters)
         return value(answer) == b"t"
 
-    async def recall(self, name: str) -> Record | None:
-        answer = await self.wire.request(self.statements.recall, (self.namespace, name.encode()))
-        if not answer.ntuples:
-            return None
-        text, token, age = (answer.get_value(0, column) or _NONE for column in range(3))
-        return Record(text.decode(), int(token), float(age))
-
-    async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
-        await self.runtime.sleep(max(0.0, pause))
-
     async def probe(self) -> list[Finding]:
         return await findings(self.wire.request, self.listening.detail)
 
@@ -225,15 +140,6 @@ class LeaseBackend:
     async def close(self) -> None:
         self.listening.close()
         await self.wire.close()
-
-
-def _ring(owner: str) -> bytes:
-    """What a waiter is rung by: anybody may listen, so not the owner itself."""
-    return hashlib.blake2b(owner.encode(), digest_size=8).hexdigest().encode()
-
-
-def _ints(text: bytes) -> list[int]:
-    return [int(number) for number in text.split(b",")] if text else []
 
 
 _LOOK = """
@@ -247,12 +153,3 @@ SELECT l.name, l.capacity,
       AND (q.reserved IS NULL OR q.reserved >= clock_timestamp())
       AND q.refreshed >= clock_timestamp() - interval '%stale% s')
 FROM @lock l"""
-
-_PAGE = """
-WHERE l.namespace = $1 AND l.name >= $2 AND l.name > $3
-  AND l.name <= $2 || repeat(chr(1114111), 4) AND starts_with(l.name, $2)
-ORDER BY l.name LIMIT $4"""
-
-_RECALL = """
-SELECT r.value, r.token, extract(epoch FROM clock_timestamp() - r.written)
-FROM @record r WHERE r.namespace = $1 AND r.name = $2 AND r.expires > clock_timestamp()"""

@@ -111,7 +111,7 @@ class BlockingListening:
         bell = self._doorbell.bell
         if isinstance(bell, ListenBell):
             bell.forget()
-        self._doorbell._dispose()  # not close: in a child its mutex may be locked for ever
+        self._doorbell.discard()
         self._reset()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from holdfast.backends.postgres_advisory_sql import ADVISORY
 from holdfast.backends.postgres_keep_sql import LEASE_KEEPING
 from holdfast.backends.postgres_lease_sql import LEASE_ADMISSION, LEASE_TABLES
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, QUEUE_CAP, STALE_SECONDS
@@ -113,7 +114,9 @@ class Schema:
             f"DO $$ BEGIN IF to_regnamespace('\"{self.schema}\"') IS NULL THEN "
             f'CREATE SCHEMA "{self.schema}"; END IF; END $$;\n'
         )
-        return create + self.filled(LEASE_TABLES + _COMMON + LEASE_ADMISSION + LEASE_KEEPING)
+        return create + self.filled(
+            LEASE_TABLES + _COMMON + LEASE_ADMISSION + LEASE_KEEPING + ADVISORY
+        )
 
     def enter(self, connection: Connection, namespace: str, mode: str, until: float) -> None:
         """Makes sure that everything is there and that we may share it; creates it if not."""

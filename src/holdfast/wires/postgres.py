@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.runtimes.clock import now
 
-__all__ = ["Address", "Connection", "Dial", "Refused", "Statement", "dial", "value"]
+__all__ = ["Address", "Connection", "Dial", "Dropped", "Refused", "Statement", "dial", "value"]
 
 READ_ONLY = "25006"
 NO_RIGHTS = "42501"
@@ -37,6 +37,10 @@ class Refused(BackendUnavailable):
     def __init__(self, message: str, sqlstate: str) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
+
+
+class Dropped(BackendUnavailable):
+    """The connection ended, from whichever side: its session has ended or will."""
 
 
 class Statement(NamedTuple):
@@ -131,8 +135,7 @@ class Connection:
         except Refused:
             raise
         except PsycopgError as error:
-            self.close()
-            raise self.broken(str(error)) from None
+            raise self.dropped(error) from None
         except BaseException:  # also an interrupt: the answer is still to come
             self.close()
             raise
@@ -145,20 +148,26 @@ class Connection:
         except Refused:
             raise
         except PsycopgError as error:
-            self.close()
-            raise self.broken(str(error)) from None
+            raise self.dropped(error) from None
         except BaseException:
             self.close()
             raise
 
-    def _await(self, until: float) -> pq.abc.PGresult:
+    def receive(self, until: float) -> pq.abc.PGresult | None:
+        """The answer, or nothing if it is not complete by then."""
         while True:
             left = until - now()
-            if left <= 0 or not self._poll.poll(left * 1000 + 1):
-                raise self.broken("no answer in time")
+            if not self._poll.poll(left * 1000 + 1 if left > 0 else 0):
+                return None
             answer = self.collect()
             if answer is not None:
                 return answer
+
+    def _await(self, until: float) -> pq.abc.PGresult:
+        answer = self.receive(until)
+        if answer is None:
+            raise self.broken("no answer in time")
+        return answer
 
     def checked(self, answer: pq.abc.PGresult) -> pq.abc.PGresult:
         """The answer, or what it says is wrong, raised."""
@@ -175,6 +184,11 @@ class Connection:
     def broken(self, cause: str) -> BackendUnavailable:
         """The error for a request that was not answered."""
         return BackendUnavailable(f"{self.server} did not answer: {cause.strip()}")
+
+    def dropped(self, cause: object) -> Dropped:
+        """The error for a connection that broke; closes it."""
+        self.close()
+        return Dropped(f"{self.server} dropped the connection: {str(cause).strip()}")
 
     def stirs(self) -> bool:
         """Whether something came in without being asked for: the session's end, mostly."""

@@ -1,0 +1,414 @@
+"""PostgreSQL advisory locks: a hold is a session that has the name's key.
+
+A claim that does not fit sends the server the request that waits for the key, and reads its
+answer when it comes: the server's own queue is the line. The token is taken by a request of its
+own once the key is there, so the grant answers the holder's own question. The session's
+``idle_session_timeout`` is the ttl, and every renewal starts it anew.
+
+Waiters for slots queue for one key; the first of them, who has it, is rung by whoever frees one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Sequence
+
+from psycopg import Error as PsycopgError
+from psycopg.pq.abc import PGresult
+
+from holdfast.backends.postgres_listen import make_listening
+from holdfast.backends.postgres_look import findings
+from holdfast.backends.postgres_schema import Schema
+from holdfast.backends.postgres_shared import SharedBackend, SharedStatements, Wire, ring
+from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
+from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
+from holdfast.runtimes.clock import now
+from holdfast.wires.postgres import Dial, Dropped, Refused, Statement, value
+from holdfast.wires.postgres_session import (
+    AsyncTalk,
+    BlockingTalk,
+    Parameters,
+    Session,
+    Sessions,
+    Talk,
+)
+
+__all__ = ["AdvisoryBackend", "AdvisoryStatements", "base_key"]
+
+RECHECK_SECONDS = 1.0
+"""How often the first of those who wait for slots looks: a killed holder rings nobody."""
+LOST = "its connection to the server is gone"
+
+_NEVER_RAN = ("57P01", "57P05")
+"""The session had ended before the request was read: another one can be asked at once."""
+_COLLISION = "23505"
+
+
+def base_key(namespace: str, name: str) -> int:
+    """The 64-bit key of a name; a few follow it for its slots."""
+    digest = hashlib.sha256(f"{namespace}\0{name}".encode()).digest()
+    key = int.from_bytes(digest[:8], signed=True)
+    return key if key < 2**63 - 2**32 else key - 2**32
+
+
+class AdvisoryStatements(SharedStatements):
+    """The requests, as they read in one schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__(schema, _LOOK, "terminate", "purge_counters")
+        say = schema.statement
+        self.take = say("take", "SELECT @take($1, $2, $3, $4, $5, $6, $7, $8)")
+        places = ", ".join(f"${number}" for number in range(1, 12))
+        self.take_slots = say("take_slots", f"SELECT @take_slots({places})")
+        self.wait = say("wait", "SELECT pg_advisory_lock($1)")
+        self.wait_shared = say("wait_shared", "SELECT pg_advisory_lock_shared($1)")
+        self.unlock = say("unlock", "SELECT pg_advisory_unlock($1)")
+        self.unlock_shared = say("unlock_shared", "SELECT pg_advisory_unlock_shared($1)")
+        self.free_slots = say("free_slots", "SELECT @free_slots($1, $2, $3, $4)")
+        self.leave = say("leave", "SELECT @leave()")
+        self.cancel = say("cancel", "SELECT pg_cancel_backend($1)")
+        self.end = say("end", "SELECT @end_session($1, $2)")
+        self.behind = say("behind", "SELECT @note_behind($1)")
+        self.record = say("record", "SELECT @durable(true), @keep_record($1, $2, $3, $4, $5)")
+        self.touch = say("touch", "")
+        self.set_ttl = say("set_ttl", "SELECT set_config('idle_session_timeout', $1, false)")
+        self.prepared = (
+            self.take, self.take_slots, self.wait, self.wait_shared, self.unlock,
+            self.unlock_shared, self.free_slots,
+        )  # fmt: skip
+
+
+class AdvisoryBackend(SharedBackend):
+    """Admits claims by the server's own locks."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        wire: Wire,
+        listen: Dial,
+        dial: Dial,
+        sessions: Sessions,
+        statements: AdvisoryStatements,
+        settings: Settings,
+        display: str,
+    ) -> None:
+        super().__init__(runtime, wire, statements, settings.namespace, display)
+        self.statements, self.sessions = statements, sessions
+        self.talk: Talk = BlockingTalk() if runtime.blocking else AsyncTalk()
+        self._name, self._dial, self._seconds = settings.namespace, dial, settings.request_seconds
+        channel = f"holdfast_{secrets.token_hex(8)}"
+        self.channel = channel.encode()
+        self.listening = make_listening(runtime, listen, channel)
+        self._noted: dict[int, int] = {}
+        self._closed = False
+
+    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        session = self.sessions.by_owner.get(claim.owner)
+        if session is not None:
+            answer = await self._go_on(session, claim)
+            if answer is not None:
+                return answer
+        if claim.owner in self.sessions.doomed:
+            await self._end_doomed(claim.owner)
+        self._until_purge -= 1
+        session = self.sessions.borrow()
+        if session is not None:
+            try:
+                return await self._begin(session, claim, join)
+            except Refused as error:
+                if error.sqlstate not in _NEVER_RAN:
+                    raise
+                self.sessions.doomed.pop(claim.owner, None)
+        return await self._begin(await self.talk.open(self._dial), claim, join)
+
+    async def _begin(self, session: Session, claim: Claim, join: bool) -> Grant | Busy:
+        """The first request for a claim, on a session that has nothing."""
+        self.sessions.by_owner[claim.owner] = session
+        answer = await self._take(session, claim, join=join, queued=False)
+        if isinstance(answer, Busy):
+            if join:
+                self._line_up(session, claim)
+            else:
+                del self.sessions.by_owner[claim.owner]
+                self.sessions.give_back(session)
+        return answer
+
+    async def _take(
+        self, session: Session, claim: Claim, *, join: bool, queued: bool
+    ) -> Grant | Busy:
+        """Asks for the name, or for its token if the session waited for the key and has it."""
+        flags = (b"t" if join else b"f", b"t" if queued else b"f")
+        asked = [self.namespace, claim.name.encode(), self._key(claim)]
+        if claim.mode is Mode.SLOTS:
+            asked += [b"%d" % claim.weight, b"%d" % claim.limit]
+            statement, rest = self.statements.take_slots, (self.channel, ring(claim.owner))
+        else:
+            asked += [claim.mode.encode()]
+            statement, rest = self.statements.take, ()
+        asked += [b"%.6f" % claim.ttl, claim.label.encode(), *flags, *rest]
+        try:
+            answer = self._answered(claim, value(await self._ask(session, statement, asked)))
+        except LimitMismatch:
+            self._let_go(claim.owner, session, clean=not queued)
+            raise
+        except Refused as error:
+            self._let_go(claim.owner, session, clean=False)
+            if error.sqlstate == _COLLISION:
+                raise Unsupported(
+                    f"the key of {claim.name!r} on {self.display} is that of another name: "
+                    "choose a different name"
+                ) from None
+            raise
+        except BaseException:
+            self._let_go(claim.owner, session, clean=False)
+            raise
+        if isinstance(answer, Grant):
+            session.grant, session.turn = answer, False
+        return answer
+
+    def _let_go(self, owner: str, session: Session, *, clean: bool) -> None:
+        """A session that holds nothing can be used again; one that may hold something can't."""
+        if clean:
+            self.sessions.by_owner.pop(owner, None)
+            self.sessions.give_back(session)
+        else:
+            self.sessions.lose(owner, session)
+
+    def _key(self, claim: Claim) -> bytes:
+        return b"%d" % base_key(self._name, claim.name)
+
+    async def _ask(
+        self, session: Session, statement: Statement, parameters: Parameters
+    ) -> PGresult:
+        return await self.talk.ask(session, statement, parameters, now() + self._seconds)
+
+    def _line_up(self, session: Session, claim: Claim) -> None:
+        """Sends the request that waits for the key; ``attempt`` reads its answer."""
+        shared = claim.mode is Mode.SHARED
+        statement = self.statements.wait_shared if shared else self.statements.wait
+        key = base_key(self._name, claim.name) + (2 if claim.mode is Mode.SLOTS else 0)
+        try:
+            session.connection.send(statement, [b"%d" % key])
+        except PsycopgError as error:
+            self.sessions.lose(claim.owner, session)
+            raise session.connection.dropped(error) from None
+        session.owed = True
+
+    async def _go_on(self, session: Session, claim: Claim) -> Grant | Busy | None:
+        """What has become of a claim that was asked before; nothing if its session broke."""
+        if session.grant is not None:
+            renewal = await self.renew([session.grant], [], until=now() + self._seconds)
+            if renewal.unknown:
+                raise BackendUnavailable(renewal.unknown[claim.owner])
+            return None if renewal.lost else session.grant
+        if not session.turn:
+            try:
+                if await self.talk.settle(session, now()) is None:
+                    return Busy(0)
+            except BackendUnavailable:
+                self.sessions.lose(claim.owner, session)
+                return None
+            session.turn = claim.mode is Mode.SLOTS
+        answer = await self._take(session, claim, join=True, queued=True)
+        return Busy(0, RECHECK_SECONDS) if isinstance(answer, Busy) else answer
+
+    async def _end_doomed(self, owner: str) -> None:
+        """Ends the sessions of an owner that broke in the middle of a request."""
+        doomed = self.sessions.doomed.pop(owner, [])
+        try:
+            while doomed:
+                parameters = (b"%d" % doomed[-1].pid, doomed[-1].started.encode())
+                await self.wire.request(self.statements.end, parameters)
+                doomed.pop()
+        finally:
+            if doomed:
+                self.sessions.doomed[owner] = doomed
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        session = self.sessions.by_owner.get(claim.owner)
+        if session is None:
+            return
+        if session.turn:
+            await self.listening.wait(ring(claim.owner).decode(), until)
+        elif session.owed:
+            await self.talk.idle(session, until)
+
+    def nudge(self, claim: Claim) -> None:
+        session = self.sessions.by_owner.get(claim.owner)
+        if session is not None:
+            session.nudge()
+            self.listening.ring(ring(claim.owner).decode())
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        return await self.release(grant), await self.attempt(claim, join=True)
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        until = min(until, now() + self._seconds)
+        lost, unknown = await self._renew_all(grants, until)
+        by_owner = self.sessions.by_owner
+        standing = {w.claim.owner: by_owner.get(w.claim.owner) for w in waits}
+        alive = {o: s for o, s in standing.items() if s is not None and s.connection.open}
+        await self._note_behind([(alive[c.owner], n) for c, n in waits if c.owner in alive], until)
+        await self._purge(until)
+        return Renewal(lost, unknown, frozenset(standing) - frozenset(alive))
+
+    async def _renew_all(
+        self, grants: Sequence[Grant], until: float
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """One question on each session, all at once; over asyncio, where there is only ever one
+        (``extend``), one after the other."""
+        lost: dict[str, str] = {}
+        unknown: dict[str, str] = {}
+        asked: dict[Session, tuple[Statement, Parameters]] = {}
+        renewed: dict[Session, Grant] = {}
+        for grant in grants:
+            session = self.sessions.by_owner.get(grant.claim.owner)
+            if session is None or session.grant is None or not session.connection.open:
+                lost[grant.claim.owner] = LOST
+            elif not session.mutex.acquire(blocking=False):
+                unknown[grant.claim.owner] = "its connection is in use"
+            else:
+                asked[session] = self._touch(session, grant.claim.ttl)
+                renewed[session] = grant
+        try:
+            failed = await self.talk.ask_all(asked, until)
+        finally:
+            for session in asked:
+                session.mutex.release()
+        for session, grant in renewed.items():
+            owner = grant.claim.owner
+            if session not in failed:
+                session.grant = grant
+            elif session.connection.open:
+                unknown[owner] = str(failed[session])
+            else:
+                self.sessions.lose(owner, session)
+                lost[owner] = LOST
+        return lost, unknown
+
+    def _touch(self, session: Session, ttl: float) -> tuple[Statement, Parameters]:
+        """What keeps a session alive: anything; or what changes how long it may be idle."""
+        if session.grant is not None and session.grant.claim.ttl == ttl:
+            return self.statements.touch, ()
+        return self.statements.set_ttl, (b"%d" % math.ceil(ttl * 1000),)
+
+    async def _note_behind(self, waits: list[tuple[Session, int]], until: float) -> None:
+        """For people who look: how many wait behind a waiter in its door."""
+        noted = {session.connection.pid: behind for session, behind in waits}
+        if noted != self._noted and any(noted.get(p) != self._noted.get(p, 0) for p in noted):
+            parameters = (json.dumps(list(noted.items())).encode(),)
+            await self.wire.request(self.statements.behind, parameters, until=until)
+        self._noted = noted
+
+    async def release(self, grant: Grant) -> bool:
+        owner = grant.claim.owner
+        session = self.sessions.by_owner.get(owner)
+        if session is None or session.grant is None:
+            return False
+        del self.sessions.by_owner[owner]
+        try:
+            answer = await self._ask(session, *self._freeing(session.grant))
+        except Dropped:
+            self.sessions.lose(owner, session)
+            await self._end_doomed(owner)
+            return False
+        except BaseException as error:
+            self.sessions.lose(owner, session)
+            if isinstance(error, Refused) and error.sqlstate.startswith("57P"):
+                return False  # the server had ended the session
+            raise
+        ours = value(answer) == b"t"
+        if ours:
+            self.sessions.give_back(session)
+        else:
+            session.connection.close()
+        await self._purge()
+        return ours
+
+    def _freeing(self, grant: Grant) -> tuple[Statement, Parameters]:
+        claim = grant.claim
+        if claim.mode is Mode.EXCLUSIVE:
+            return self.statements.unlock, (self._key(claim),)
+        if claim.mode is Mode.SHARED:
+            return self.statements.unlock_shared, (self._key(claim),)
+        slots = ",".join(map(str, grant.slots))
+        asked = (self.namespace, claim.name.encode(), self._key(claim), f"{{{slots}}}".encode())
+        return self.statements.free_slots, asked
+
+    async def abandon(self, claim: Claim) -> None:
+        session = self.sessions.by_owner.pop(claim.owner, None)
+        if session is not None:
+            try:
+                await self._leave(session)
+            except BackendUnavailable:
+                self.sessions.lose(claim.owner, session)
+            except BaseException:
+                self.sessions.lose(claim.owner, session)
+                raise
+        self.listening.forget_ring(ring(claim.owner).decode())
+        if claim.owner in self.sessions.doomed:
+            await self._end_doomed(claim.owner)
+
+    async def _leave(self, session: Session) -> None:
+        """Ends what a session has or waits for, and keeps the session."""
+        if session.grant is not None and session.grant.claim.mode is Mode.SLOTS:
+            await self._ask(session, *self._freeing(session.grant))  # it rings who is next
+        elif session.owed:
+            parameters = (b"%d" % session.connection.pid,)
+            await self.wire.request(self.statements.cancel, parameters)
+        await self._ask(session, self.statements.leave, ())
+        self.sessions.give_back(session)
+
+    async def record(self, grant: Grant, value_: str, keep_seconds: float) -> bool:
+        session = self.sessions.by_owner.get(grant.claim.owner)
+        if session is None or session.grant is None:
+            return False
+        parameters = (
+            self.namespace,
+            grant.claim.name.encode(),
+            value_.encode(),
+            b"%d" % grant.token,
+            b"%.6f" % min(keep_seconds, 3e9),
+        )
+        try:
+            await self._ask(session, self.statements.record, parameters)
+        except BackendUnavailable:
+            if not session.connection.open:
+                self.sessions.lose(grant.claim.owner, session)
+            raise
+        return True
+
+    async def probe(self) -> list[Finding]:
+        ttl = "the server ends a session that was idle for its ttl (idle_session_timeout)"
+        return [*await findings(self.wire.request, self.listening.detail), Finding("ttl", ttl)]
+
+    def forget(self) -> None:
+        self.sessions.forget()
+        self.wire.forget()
+        self.listening.forget()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.sessions.leave()
+        self.listening.close()
+        await self.wire.close()
+
+
+_LOOK = """
+SELECT l.name, l.capacity,
+  (SELECT json_agg(json_build_array(o.label, o.mode, o.token, o.slots,
+      extract(epoch FROM o.since), o.ttl - CASE WHEN a.state = 'idle'
+        THEN extract(epoch FROM clock_timestamp() - a.state_change) ELSE 0 END))
+    FROM @holding(l) o LEFT JOIN pg_stat_activity a ON a.pid = o.pid),
+  (SELECT json_agg(json_build_array(q.label, q.mode, extract(epoch FROM q.since), q.behind)
+      ORDER BY q.since)
+    FROM @queue q WHERE q.namespace = l.namespace AND q.name = l.name AND EXISTS (
+      SELECT FROM @keys k WHERE k.pid = q.pid AND k.key IN (l.base, l.base + 2)))
+FROM @counter l"""

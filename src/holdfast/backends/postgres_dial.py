@@ -1,0 +1,167 @@
+"""Opening connections to PostgreSQL: where a URL points, and what a server must be."""
+
+from __future__ import annotations
+
+from holdfast.backends.postgres_schema import Schema
+from holdfast.core.contract import Settings
+from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.runtimes.clock import now
+from holdfast.url import Url
+from holdfast.wires.postgres import Address, Connection, Refused, Statement, dial, value
+
+__all__ = ["LIBPQ_OPTIONS", "Dialler", "address_of"]
+
+LIBPQ_OPTIONS = (
+    "application_name",
+    "channel_binding",
+    "gssencmode",
+    "host",
+    "krbsrvname",
+    "options",
+    "passfile",
+    "port",
+    "require_auth",
+    "service",
+    "ssl_min_protocol_version",
+    "sslcert",
+    "sslcrl",
+    "sslkey",
+    "sslmode",
+    "sslnegotiation",
+    "sslrootcert",
+)
+"""What is handed on to libpq as it is."""
+OLDEST_SERVER = 140_000
+POOLER_ROUNDS = 3
+
+_GREETING = Statement(
+    b"",
+    b"""SELECT pg_backend_pid(), current_setting('server_version_num')::integer,
+  pg_is_in_recovery(), current_setting('server_encoding'),
+  (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())""",
+)
+_PID = b"SELECT pg_backend_pid()"
+
+
+class Dialler:
+    """Opens connections to one server, each checked before it is used."""
+
+    def __init__(self, url: Url, settings: Settings, mode: str) -> None:
+        self.address = address_of(url, settings)
+        self.settings, self.mode = settings, mode
+        self.schema = Schema(url.options.get("schema", "holdfast"), url.options.get("prefix", ""))
+
+    def greet(self, address: Address, until: float) -> Connection:
+        """A connection to a server that can be written to."""
+        connection = dial(address, until)
+        connection.deadline = until
+        try:
+            answer = connection.request(_GREETING, (), until)
+            pid, version, standby, encoding, started = (
+                (answer.get_value(0, column) or b"").decode() for column in range(5)
+            )
+            connection.pooled = int(pid) != connection.pid
+            connection.pid, connection.started = int(pid), started
+            _check_server(address.display, int(version), standby == "t", encoding)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def enter(self, statements: tuple[Statement, ...]) -> Connection:
+        """A connection that found our tables, with the hot statements prepared."""
+        until = now() + self.settings.request_seconds
+        connection = self.greet(self.address, until)
+        try:
+            self.schema.enter(connection, self.settings.namespace, self.mode, until)
+            if not connection.pooled:
+                _prepare(connection, statements, until)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def enter_session(self, statements: tuple[Statement, ...]) -> Connection:
+        """A connection whose session is ours alone, and stays alive while it waits."""
+        connection = self.enter(statements)
+        until = now() + self.settings.request_seconds
+        try:
+            if connection.pooled:
+                self._refuse_pooler(connection, until)
+            connection.script(
+                b"SET statement_timeout = 0; SET lock_timeout = 0; "
+                b"SET idle_in_transaction_session_timeout = 0; SET idle_session_timeout = 0",
+                until,
+            )
+            _watch_clients(connection, until)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _refuse_pooler(self, ours: Connection, until: float) -> None:
+        """A pooler that gives a session to several clients strands locks: two clients that live
+        at the same time, and one that asks twice, tell such a one from a pooler of sessions."""
+        other = self.greet(self.address, until)
+        try:
+            for _ in range(POOLER_ROUNDS):
+                seen = {value(ours.script(_PID, until)), value(ours.script(_PID, until))}
+                theirs = value(other.script(b"BEGIN; " + _PID, until))
+                seen.add(value(ours.script(_PID, until)))
+                other.script(b"ROLLBACK", until)
+                if len(seen) > 1 or theirs in seen:
+                    raise Unsupported(
+                        f"{self.address.display} is a pooler that shares sessions between clients "
+                        "(PgBouncer in transaction mode): advisory locks would be stranded in it. "
+                        "Connect to the server itself, or use lease rows (without mode=advisory)"
+                    )
+        finally:
+            other.close()
+
+
+def _watch_clients(connection: Connection, until: float) -> None:
+    """Lets the server notice within a second that a waiting client is gone, where it can."""
+    try:
+        connection.script(b"SET client_connection_check_interval = '1s'", until)
+    except Refused:
+        if not connection.open:
+            raise
+
+
+def _check_server(display: str, version: int, standby: bool, encoding: str) -> None:
+    if version < OLDEST_SERVER:
+        raise Unsupported(f"{display} is PostgreSQL {version // 10000}; 14 is the oldest supported")
+    if standby:
+        raise BackendUnavailable(f"{display} is a read-only replica: locks need the primary")
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        raise Unsupported(f"{display} has the encoding {encoding}; names are any text: use UTF8")
+
+
+def _prepare(connection: Connection, statements: tuple[Statement, ...], until: float) -> None:
+    script = b"; ".join(b"PREPARE %s AS %s" % statement for statement in statements)
+    connection.script(script, until)
+    connection.known = frozenset(statement.name for statement in statements)
+
+
+def address_of(url: Url, settings: Settings) -> Address:
+    """Where a URL points, in libpq's words."""
+    parameters = {
+        "application_name": "holdfast",
+        "client_encoding": "UTF8",
+        "keepalives_idle": "5",
+        "keepalives_interval": "2",
+        "keepalives_count": "3",
+        "tcp_user_timeout": str(max(1, int(settings.request_seconds * 1000))),
+    }
+    if url.username is not None:
+        parameters["user"] = url.username
+    if url.password is not None:
+        parameters["password"] = url.password
+    if url.path.strip("/"):
+        parameters["dbname"] = url.path.strip("/")
+    parameters |= {key: value for key, value in url.options.items() if key in LIBPQ_OPTIONS}
+    hosts = url.hosts
+    if "host" in parameters:
+        port = parameters.pop("port", None)
+        hosts = ((parameters.pop("host"), int(port) if port else None),)
+    return Address(hosts, parameters, str(url))

@@ -1,0 +1,131 @@
+"""What both modes of the PostgreSQL store do alike: looking, records, purging."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from psycopg.pq.abc import PGresult
+
+from holdfast.backends.postgres_look import standing_of
+from holdfast.backends.postgres_schema import Schema
+from holdfast.claim import Busy, Claim, Grant, Record, Standing
+from holdfast.core.admit import check_limit
+from holdfast.core.contract import QUEUE_CAP, Page, Runtime
+from holdfast.wires.postgres import Statement, value
+
+__all__ = ["RECALL", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
+
+PURGE_EVERY = 1000
+"""After so many attempts twice that number of names is looked at, and the idle ones dropped."""
+
+RECALL = """
+SELECT r.value, r.token, extract(epoch FROM clock_timestamp() - r.written)
+FROM @record r WHERE r.namespace = $1 AND r.name = $2 AND r.expires > clock_timestamp()"""
+
+
+class Wire(Protocol):
+    """What both wires have."""
+
+    async def request(
+        self,
+        statement: Statement,
+        parameters: Sequence[bytes | None],
+        owner: str = "",
+        until: float | None = None,
+    ) -> PGresult: ...
+
+    def forget(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class SharedStatements:
+    """Requests of both modes. ``look`` tells name, capacity, holders and waiters of rows ``l``."""
+
+    def __init__(self, schema: Schema, look: str, revoke: str, purge: str) -> None:
+        say = schema.statement
+        self.look = say("look", look + " WHERE l.namespace = $1 AND l.name = $2")
+        self.survey = say("survey", look + _PAGE)
+        self.revoke = say("revoke", f"SELECT @{revoke}($1, $2)")
+        self.purge = say("purge", f"SELECT @{purge}($1, $2, $3)")
+        self.recall = say("recall", RECALL)
+
+
+class SharedBackend:
+    """The part of a backend that asks for no session of its own."""
+
+    def __init__(
+        self, runtime: Runtime, wire: Wire, shared: SharedStatements, namespace: str, display: str
+    ) -> None:
+        self.runtime, self.wire, self.display = runtime, wire, display
+        self.namespace = namespace.encode()
+        self._shared = shared
+        self._until_purge = PURGE_EVERY
+        self._purged_to = b""
+
+    def _answered(self, claim: Claim, answer: bytes) -> Grant | Busy:
+        """Reads 'G token slots', 'B place seconds', 'F place' or 'M capacity'."""
+        kind, number, rest = answer.split(b" ")
+        if kind == b"G":
+            return Grant(claim, int(number), tuple(ints(rest)) if rest else ())
+        if kind == b"B":
+            return Busy(int(number), max(0.0, float(rest)) if rest else None)
+        if kind == b"F":
+            return Busy(int(number), 1.0, reason=f"{QUEUE_CAP} already wait for {claim.name!r}")
+        capacity = int(number)
+        check_limit(claim, capacity, slots=capacity > 0, store=self.display)
+        raise AssertionError(f"{self.display} disagrees about a limit of {capacity}")
+
+    async def _purge(self, until: float | None = None) -> None:
+        """A bounded step through the names, now and then."""
+        if self._until_purge > 0:
+            return
+        self._until_purge = PURGE_EVERY
+        parameters = (self.namespace, self._purged_to, b"%d" % (2 * PURGE_EVERY))
+        answer = await self.wire.request(self._shared.purge, parameters, until=until)
+        self._purged_to = value(answer)
+
+    async def revoke(self, name: str) -> list[int]:
+        answer = await self.wire.request(self._shared.revoke, (self.namespace, name.encode()))
+        return ints(value(answer))
+
+    async def look(self, name: str) -> Standing:
+        answer = await self.wire.request(self._shared.look, (self.namespace, name.encode()))
+        return standing_of(answer, 0) if answer.ntuples else Standing(name, 0, (), ())
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        after = (cursor or "").encode()
+        parameters = (self.namespace, prefix.encode(), after, b"%d" % limit)
+        answer = await self.wire.request(self._shared.survey, parameters)
+        standings = [standing_of(answer, row) for row in range(answer.ntuples)]
+        used = [standing for standing in standings if standing.holders or standing.waiters]
+        return Page(used, standings[-1].name if len(standings) == limit else None)
+
+    async def recall(self, name: str) -> Record | None:
+        answer = await self.wire.request(self._shared.recall, (self.namespace, name.encode()))
+        if not answer.ntuples:
+            return None
+        text, token, age = (answer.get_value(0, column) or b"" for column in range(3))
+        return Record(text.decode(), int(token), float(age))
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
+        await self.runtime.sleep(max(0.0, pause))
+
+
+def ring(owner: str) -> bytes:
+    """What a waiter is rung by: anybody may listen, so not the owner itself."""
+    return hashlib.blake2b(owner.encode(), digest_size=8).hexdigest().encode()
+
+
+def ints(text: bytes) -> list[int]:
+    """Numbers with commas between them."""
+    return [int(number) for number in text.split(b",")] if text else []
+
+
+_PAGE = """
+WHERE l.namespace = $1 AND l.name >= $2 AND l.name > $3
+  AND l.name <= $2 || repeat(chr(1114111), 4) AND starts_with(l.name, $2)
+ORDER BY l.name LIMIT $4"""
