@@ -202,6 +202,24 @@ async def exchange_hands_over(bench: Bench) -> None:
 
 
 @contract.rule(FIFO)
+async def exchange_does_not_deafen_a_waiter(bench: Bench) -> None:
+    """An exchange for a claim whose wait is under way does not cost it its wake-up."""
+    ours, theirs = bench.peer(), bench.peer()
+    grant = await ours.take(bench.claim())
+    in_front, claim = bench.claim(), bench.claim()
+    await theirs.queue(in_front)
+    getting = asyncio.create_task(ours.get(claim, ACROSS))
+    await bench.in_line(theirs, "name", 2)
+    await asyncio.wait([getting], timeout=0.2)  # until it is in its wait
+    was_ours, answer = await ours.exchange(grant, claim)
+    assert was_ours is True
+    assert isinstance(answer, Busy)
+    taken = await theirs.get(in_front)
+    assert await theirs.release(taken)
+    assert (await asyncio.wait_for(getting, SOON)).token > taken.token
+
+
+@contract.rule(FIFO)
 async def exchange_does_not_overtake(bench: Bench) -> None:
     """If another process stands in front, exchange wakes it and joins the line behind it."""
     ours, theirs = bench.peer(), bench.peer()

@@ -136,7 +136,7 @@ async def namespaces_do_not_touch(bench: Bench) -> None:
     """The same name in another namespace is another lock, and is not listed."""
     ours = bench.peer()
     await ours.take(bench.claim())
-    for namespace in (bench.namespace + "x", bench.namespace + ":a/b", bench.namespace.upper()):
+    for namespace in (bench.namespace + "x", bench.namespace + ":a.b", bench.namespace.upper()):
         theirs = bench.peer(namespace=namespace)
         assert await theirs.survey() == []
         await theirs.take(bench.claim())

@@ -1,0 +1,135 @@
+"""What a conformance rule works with: doors on one store, real processes, and the clock.
+
+Every body is written for the asyncio door's words and runs through both; see
+``holdfast.testing.doors``. A task of the body is a thread to the blocking door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import warnings
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from holdfast.errors import HoldfastError
+from holdfast.runtimes.clock import now
+from holdfast.testing.doors import open_door
+from holdfast.testing.guarantees import guarantees_of
+from holdfast.testing.harness import Harness
+from holdfast.testing.processes import Process
+from holdfast.testing.rules import Catalogue, Flavour
+from holdfast.testing.workers import Workers
+
+if TYPE_CHECKING:
+    from holdfast.core.contract import Guarantee
+    from holdfast.locks_async import AsyncLocks
+
+__all__ = ["SOON", "Bench", "conformance", "eventually", "raises", "within"]
+
+SOON = 10.0
+"""How long what happens at once may take on a busy machine."""
+
+
+class Bench:
+    """One rule's surroundings: a namespace of its own on a running store."""
+
+    def __init__(self, harness: Harness, flavour: Flavour) -> None:
+        self.harness, self.flavour = harness, flavour
+        self.namespace = f"t{secrets.token_hex(6)}"
+        self.ttl = harness.ttl
+        self.recovery = harness.ttl + 1.0 + harness.extra_recovery
+        """How long a killed holder may block others."""
+        self.workers = Workers()
+        self._doors: list[AsyncLocks] = []
+        self._processes: list[Process] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-test-")
+        self.folder = Path(self._folder.name)
+
+    @property
+    def guarantees(self) -> frozenset[Guarantee]:
+        """What the store promises."""
+        return guarantees_of(self.harness)
+
+    def door(self, *, proxied: bool = False, **options: Any) -> AsyncLocks:
+        """Another door to the store, as another process would open it."""
+        url = self.harness.proxied_url if proxied else self.harness.url
+        options = {"namespace": self.namespace} | options
+        door = open_door(url, self.flavour, self.workers.run, **options)
+        self._doors.append(door)
+        return door
+
+    def process(self, **options: Any) -> Process:
+        """A real process with a door of its own, of the same flavour."""
+        options = {"namespace": self.namespace} | options
+        process = Process(self.harness.url, self.flavour, **options)
+        self._processes.append(process)
+        return process
+
+    async def is_free(self, door: AsyncLocks, name: str) -> bool:
+        """Whether nobody holds the name, waits for it or has it reserved."""
+        standing = await door.inspect(name)
+        return not standing.holders and not standing.waiters
+
+    async def freed(self, door: AsyncLocks, name: str, seconds: float = SOON) -> None:
+        """Returns once nobody holds the name or waits for it."""
+        await eventually(lambda: self.is_free(door, name), seconds, f"{name!r} was not freed")
+
+    async def in_line(self, door: AsyncLocks, name: str, count: int) -> None:
+        """Returns once so many doors stand in the store's line."""
+
+        async def stand() -> bool:
+            return len((await door.inspect(name)).waiters) == count
+
+        await eventually(stand, SOON, f"{count} did not come to stand in line for {name!r}")
+
+    async def close(self) -> None:
+        for process in self._processes:
+            process.close()
+        with warnings.catch_warnings():
+            # A rule that failed half-way leaves holds behind; its own failure is what counts.
+            warnings.simplefilter("ignore", ResourceWarning)
+            for door in self._doors:
+                try:
+                    await door.close()
+                except HoldfastError:
+                    continue
+        self.workers.close()
+        self._folder.cleanup()
+
+
+async def eventually(
+    condition: Callable[[], Awaitable[bool]], seconds: float, otherwise: str
+) -> None:
+    """Asks until the condition holds; fails with ``otherwise`` when the time is over."""
+    deadline = now() + seconds
+    while not await condition():
+        assert now() < deadline, f"{otherwise} within {seconds:g} s"
+        await asyncio.sleep(0.01)
+
+
+async def within(seconds: float, work: Awaitable[Any]) -> Any:
+    """The work's result; fails if it takes longer."""
+    async with asyncio.timeout(seconds):
+        return await work
+
+
+class raises:  # noqa: N801 - reads as the word it is
+    """A block that must raise the error; ``.error`` is what it raised."""
+
+    def __init__(self, kind: type[BaseException] | tuple[type[BaseException], ...]) -> None:
+        self._kind = kind
+        self.error: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> bool:
+        assert kind is not None, f"{self._kind} was not raised"
+        self.error = error
+        return issubclass(kind, self._kind)
+
+
+conformance: Catalogue[Bench] = Catalogue()

@@ -1,0 +1,111 @@
+"""The end of a door: what is held is released, threads and connections end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError
+from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, raises, within
+from holdfast.testing.rules import Flavour
+
+if TYPE_CHECKING:
+    from holdfast.locks_async import AsyncLocks
+
+__all__: list[str] = []
+
+
+@conformance.rule()
+async def closing_releases_with_a_warning(bench: Bench) -> None:
+    """What is still held when the door closes is released, each with a warning."""
+    ours, theirs = bench.door(), bench.door()
+    leases = [await ours.lock(f"name {n}").acquire() for n in range(3)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        await ours.close()
+        await ours.close()
+    told = [str(one.message) for one in caught if one.category is ResourceWarning]
+    assert [sum(f"name {n}" in text for text in told) for n in range(3)] == [1, 1, 1]
+    assert await theirs.list() == []
+    for lease in leases:
+        assert lease is not None
+        assert not lease.held
+        assert await lease.release() is False
+
+
+@conformance.rule()
+async def a_closed_door_says_so(bench: Bench) -> None:
+    """Whoever uses a closed door gets an error, not a hang and not a hold."""
+    door = bench.door()
+    async with door.lock("name"):
+        pass
+    await door.close()
+    with raises((HoldfastError, RuntimeError)):
+        await door.lock("name").acquire()
+    with raises((HoldfastError, RuntimeError)):
+        await door.inspect("name")
+
+
+@conformance.rule()
+async def an_unused_door_closes(bench: Bench) -> None:
+    """A door that was never used closes without touching the store."""
+    await bench.door().close()
+    async with bench.door():
+        pass
+
+
+@conformance.rule()
+async def closing_ends_the_threads(bench: Bench) -> None:
+    """No thread of the door's is left once it is closed."""
+    before = set(threading.enumerate())
+    door = bench.door()
+    async with door.lock("name"):
+        pass
+    await door.close()
+
+    async def gone() -> bool:
+        left = set(threading.enumerate()) - before
+        return not [thread for thread in left if "holdfast" in thread.name]
+
+    await eventually(gone, SOON, "a thread of the door's is still there")
+
+
+@conformance.rule()
+async def closing_ends_who_waits(bench: Bench) -> None:
+    """A waiter of a door that is closed gets an error and leaves no place in the line."""
+    ours, theirs = bench.door(), bench.door()
+
+    async def wait() -> None:
+        with raises((HoldfastError, RuntimeError)):
+            await theirs.lock("name").acquire()
+
+    async with ours.lock("name"):
+        waiting = [asyncio.create_task(wait()) for _ in range(3)]
+        await asyncio.wait(waiting, timeout=0.2)
+        await within(SOON, theirs.close())
+        await within(SOON, asyncio.gather(*waiting))
+        await eventually(lambda: _nobody_waits(ours), SOON, "a place in the line was left")
+
+
+async def _nobody_waits(door: AsyncLocks) -> bool:
+    return not (await door.inspect("name")).waiters
+
+
+@conformance.rule(flavours=[Flavour.ASYNCIO])
+async def a_door_belongs_to_one_loop(bench: Bench) -> None:
+    """A door that is in use on one event loop says so on another."""
+    door = bench.door()
+    async with door.lock("name"):
+        pass
+
+    def elsewhere() -> None:
+        async def use() -> None:
+            with raises(RuntimeError) as raised:
+                await door.lock("other").acquire()
+            assert "loop" in str(raised.error)
+
+        asyncio.run(use())
+
+    await asyncio.to_thread(elsewhere)

@@ -1,0 +1,170 @@
+"""Real processes: exclusion under contention, kill -9, SIGSTOP, fork, and a program's end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.core.contract import Guarantee
+from holdfast.runtimes.clock import now
+from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, within
+from holdfast.testing.history import Recorder, fairness, faults, read_holds
+from holdfast.testing.processes import Process
+
+__all__: list[str] = []
+
+CONTEND_SECONDS = 1.5
+
+
+@conformance.rule(between_processes=True)
+async def processes_exclude_each_other(bench: Bench) -> None:
+    """A recorded run of several processes has no overlap, growing tokens and fair turns."""
+    path = bench.folder / "history"
+    processes = [bench.process() for _ in range(4)]
+    await asyncio.gather(*(process.ask("check") for process in processes))
+    await asyncio.gather(*(_contend(process, str(path)) for process in processes))
+    holds = read_holds(path)
+    assert faults(holds) == []
+    assert len(holds) >= 2 * len(processes)
+    assert {hold.process for hold in holds} == {process.name for process in processes}
+    if Guarantee.FIFO in bench.guarantees and len(holds) >= 40:
+        assert fairness(holds, [process.name for process in processes]) >= 0.8
+
+
+async def _contend(process: Process, history: str) -> None:
+    await process.ask(
+        "contend",
+        name="name",
+        seconds=CONTEND_SECONDS,
+        hold=0.001,
+        history=history,
+        process=process.name,
+    )
+
+
+@conformance.rule(between_processes=True)
+async def a_killed_holder_is_survived(bench: Bench) -> None:
+    """kill -9: the next waiter holds within ttl + 1 s and what the store's sessions add."""
+    door, process = bench.door(), bench.process()
+    token = await process.ask("acquire", name="name", ttl=bench.ttl)
+    waiting = asyncio.create_task(door.lock("name").acquire(timeout=bench.recovery + 3 * SOON))
+    await asyncio.wait([waiting], timeout=0.2)
+    process.kill()
+    killed = now()
+    lease = await waiting
+    assert lease is not None
+    took = now() - killed
+    assert took < bench.recovery, f"{took:.2f} s"
+    assert lease.token > token
+    await lease.release()
+
+
+@conformance.rule(between_processes=True)
+async def killed_in_the_middle_of_contention(bench: Bench) -> None:
+    """Processes are killed at random while they contend; those who live never overlap."""
+    path = bench.folder / "history"
+    processes = [bench.process(ttl=bench.ttl) for _ in range(4)]
+    await asyncio.gather(*(process.ask("check") for process in processes))
+    recorder = Recorder(path, "parent")
+    contending = [asyncio.create_task(_contend(process, str(path))) for process in processes[1:]]
+    processes[0].send(
+        "contend",
+        name="name",
+        seconds=60,
+        hold=0.001,
+        history=str(path),
+        process=processes[0].name,
+    )
+    await asyncio.sleep(CONTEND_SECONDS / 3)
+    processes[0].kill()
+    recorder.died(processes[0].name)
+    await within(bench.recovery + 3 * SOON, asyncio.gather(*contending))
+    recorder.close()
+    holds = read_holds(path)
+    assert faults(holds) == []
+    assert {process.name for process in processes[1:]} <= {hold.process for hold in holds}
+
+
+@conformance.rule(between_processes=True)
+async def killed_waiters_do_not_stall_the_line(bench: Bench) -> None:
+    """Waiters that were killed at once are passed over; who waits behind them is served."""
+    door = bench.door()
+    processes = [bench.process() for _ in range(3)]
+    await asyncio.gather(*(process.ask("check") for process in processes))
+    lease = await door.lock("name").acquire()
+    assert lease is not None
+    for number, process in enumerate(processes):
+        process.send("acquire", name="name")
+        if Guarantee.FIFO in bench.guarantees:
+            await bench.in_line(door, "name", number + 1)
+    for process in processes:
+        process.kill()
+    behind = asyncio.create_task(bench.door().lock("name").acquire(timeout=6 * SOON))
+    await asyncio.wait([behind], timeout=0.2)
+    await lease.release()
+    taken = await behind
+    assert taken is not None, "killed waiters stalled the line"
+    await taken.release()
+
+
+@conformance.rule(between_processes=True)
+async def a_stopped_holder_learns_it(bench: Bench) -> None:
+    """SIGSTOP past the ttl: others get the name, and the first word after SIGCONT is lost."""
+    door, process = bench.door(), bench.process()
+    token = await process.ask("acquire", name="name", ttl=bench.ttl)
+    process.stop()
+    lease = await door.lock("name").acquire(timeout=bench.recovery + 2 * SOON)
+    assert lease is not None
+    assert lease.token > token
+    process.go_on()
+    state = await process.ask("state", name="name")
+    assert (state["held"], state["lost"], state["remaining"]) == (False, True, 0)
+    assert await process.ask("release", name="name") is False
+    assert lease.held
+    assert await lease.release() is True
+
+
+@conformance.rule(between_processes=True)
+async def a_fork_holds_nothing(bench: Bench) -> None:
+    """fork() inside a hold: the child holds nothing and disturbs nothing; both can lock."""
+    door, process = bench.door(), bench.process()
+    token = await process.ask("acquire", name="name", ttl=bench.ttl)
+    found = await process.ask("fork", name="name")
+    assert "error" not in found, found["error"]
+    assert (found["held"], found["lost"]) == (False, True)
+    assert (found["released"], found["taken"]) == (False, False)
+    assert found["token"] > 0
+    await asyncio.sleep(bench.ttl * 1.2)  # the parent's keeper goes on
+    assert (await process.ask("state", name="name"))["held"]
+    assert [holder.token for holder in (await door.inspect("name")).holders] == [token]
+    assert await process.ask("release", name="name") is True
+    assert await process.ask("acquire", name="name") > token
+
+
+@conformance.rule(between_processes=True)
+async def a_program_s_end_releases(bench: Bench) -> None:
+    """A program that ends holding something releases it, long before the ttl."""
+    door, process = bench.door(), bench.process()
+    await process.ask("acquire", name="name", ttl=60)
+    assert await process.leave() == 0, process.said()
+    lease = await door.lock("name").acquire(timeout=SOON)
+    assert lease is not None
+    await lease.release()
+
+
+@conformance.rule(between_processes=True)
+async def the_keeper_works_while_the_program_is_busy(bench: Bench) -> None:
+    """A hold is renewed by its process alone; another process sees it held all the time."""
+    door, process = bench.door(), bench.process()
+    token = await process.ask("acquire", name="name", ttl=bench.ttl)
+    ends = now() + 1.5 * bench.ttl
+    while now() < ends:
+        assert [h.token for h in (await door.inspect("name")).holders] == [token]
+        await asyncio.sleep(bench.ttl / 10)
+    assert await door.break_lock("name", reason="enough") == token
+    process.send("lose", name="name")
+    assert await within(bench.ttl + SOON, process.answer())
+
+    async def free() -> bool:
+        return await bench.is_free(door, "name")
+
+    await eventually(free, SOON, "a lost hold came back")

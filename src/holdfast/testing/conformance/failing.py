@@ -1,0 +1,194 @@
+"""The store goes away while somebody waits, holds, acquires or releases."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from holdfast.errors import BackendUnavailable, LockLost
+from holdfast.runtimes.clock import now
+from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, raises, within
+from holdfast.testing.harness import Knob
+from holdfast.testing.rules import Flavour
+
+if TYPE_CHECKING:
+    from holdfast.locks_async import AsyncLocks
+
+__all__: list[str] = []
+
+
+async def _token(door: AsyncLocks, timeout: float | None) -> int:
+    async with door.lock("name", timeout=timeout) as lease:
+        return lease.token
+
+
+@conformance.rule(knobs=[Knob.KILL])
+async def a_waiter_outlives_a_restart(bench: Bench) -> None:
+    """Who waits while the server dies and comes back is served, and tokens still grow."""
+    ours, theirs = bench.door(), bench.door()
+    async with ours.lock("name") as before:
+        token = before.token
+    lease = await ours.lock("name", ttl=bench.ttl).acquire()
+    assert lease is not None
+    waiting = asyncio.create_task(_token(theirs, 6 * SOON))
+    await asyncio.wait([waiting], timeout=0.3)
+    bench.harness.kill()
+    await asyncio.wait([waiting], timeout=0.5)
+    assert not waiting.done()
+    bench.harness.restart()
+    await lease.release()
+    allowed = bench.recovery + bench.harness.outage_recovery + 2 * SOON
+    assert await within(allowed, waiting) > token
+
+
+@conformance.rule(knobs=[Knob.PAUSE])
+async def an_outage_ends_a_hold_in_time(bench: Bench) -> None:
+    """A holder that can't renew knows by its own clock that the hold is over."""
+    door = bench.door()
+    told: list[str] = []
+    lease = await door.lock("name", ttl=bench.ttl).acquire()
+    assert lease is not None
+    lease.on_lost(told.append)
+    bench.harness.pause()
+    try:
+        began = now()
+        while lease.held:
+            assert now() - began < bench.ttl + 1, "still held after its ttl"
+            await asyncio.sleep(0.01)
+        assert lease.lost
+        assert lease.reason
+        with raises(LockLost):
+            lease.check()
+        await eventually(lambda: _any(told), SOON, "nobody was told")
+    finally:
+        bench.harness.resume()
+    assert await lease.release() is False
+    await _works_again(bench, door)
+
+
+async def _any(told: list[str]) -> bool:
+    return bool(told)
+
+
+async def _works_again(bench: Bench, door: AsyncLocks) -> None:
+    allowed = bench.recovery + bench.harness.outage_recovery + 2 * SOON
+    taken = await door.lock("name", timeout=allowed).acquire()
+    assert taken is not None
+    assert await taken.release() is True
+
+
+@conformance.rule(knobs=[Knob.PAUSE], flavours=[Flavour.ASYNCIO])
+async def an_outage_stops_the_async_block(bench: Bench) -> None:
+    """The block is cancelled while time is left, and tells why."""
+    door = bench.door()
+    left = 0.0
+    try:
+        with raises(LockLost):
+            async with door.lock("name", ttl=bench.ttl) as lease:
+                bench.harness.pause()
+                try:
+                    await asyncio.sleep(bench.ttl + SOON)
+                finally:
+                    left = lease.remaining
+    finally:
+        bench.harness.resume()
+    assert left > 0
+    await _works_again(bench, door)
+
+
+@conformance.rule(knobs=[Knob.STALL])
+async def a_short_outage_is_survived(bench: Bench) -> None:
+    """A hold outlives an outage that is shorter than its certain time."""
+    door, other = bench.door(proxied=True), bench.door()
+    async with door.lock("name", ttl=max(4 * bench.ttl, 6)) as lease:
+        bench.harness.stall()
+        await asyncio.sleep(bench.ttl / 2)
+        bench.harness.unstall()
+        await lease.extend()
+        assert lease.held
+        assert await other.lock("name").acquire(blocking=False) is None
+
+
+@conformance.rule(knobs=[Knob.STALL])
+async def a_dead_store_is_told_within_the_timeout(bench: Bench) -> None:
+    """With a timeout the error comes in time, and says which store and what was tried."""
+    door = bench.door(proxied=True)
+    async with door.lock("warm"):
+        pass
+    bench.harness.stall()
+    try:
+        began = now()
+        with raises(BackendUnavailable) as raised:
+            async with door.lock("name", timeout=1):
+                pass
+        assert isinstance(raised.error, ConnectionError)
+        assert now() - began < 1 + 2 * SOON
+        assert "name" in str(raised.error)
+    finally:
+        bench.harness.unstall()
+    await bench.freed(bench.door(), "name", 2 * SOON)
+
+
+@conformance.rule(knobs=[Knob.STALL])
+async def patience_ends_a_wait_without_timeout(bench: Bench) -> None:
+    """Without a timeout an unreachable store is given up after ``patience``."""
+    door = bench.door(proxied=True, patience=1)
+    async with door.lock("warm"):
+        pass
+    bench.harness.stall()
+    try:
+        with raises(BackendUnavailable):
+            await within(1 + 3 * SOON, door.lock("name").acquire())
+    finally:
+        bench.harness.unstall()
+
+
+@conformance.rule(knobs=[Knob.STALL])
+async def a_failed_release_is_not_raised(bench: Bench) -> None:
+    """Leaving a block while the store is away raises nothing but the body's own exception."""
+    door = bench.door(proxied=True)
+    try:
+        with raises(ZeroDivisionError):
+            async with door.lock("name", ttl=max(bench.ttl, 3)):
+                bench.harness.stall()
+                raise ZeroDivisionError
+        bench.harness.unstall()
+        async with door.lock("other", ttl=max(bench.ttl, 3)):
+            bench.harness.stall()
+    finally:
+        bench.harness.unstall()
+    for name in ("name", "other"):
+        await bench.freed(bench.door(), name, bench.recovery + 3 + 2 * SOON)
+
+
+@conformance.rule(knobs=[Knob.DROP_REPLY])
+async def a_lost_reply_costs_nothing(bench: Bench) -> None:
+    """An acquire whose reply is lost is tried again and gives one hold; so is a release."""
+    door, other = bench.door(proxied=True), bench.door()
+    async with door.lock("warm"):
+        pass
+    bench.harness.drop_next_reply()
+    lease = await door.lock("name", timeout=2 * SOON).acquire()
+    assert lease is not None
+    assert lease.held
+    (holder,) = (await other.inspect("name")).holders
+    assert holder.token == lease.token
+    bench.harness.drop_next_reply()
+    await lease.release()
+    await bench.freed(other, "name", 2 * SOON)
+
+
+@conformance.rule(knobs=[Knob.CUT])
+async def cut_connections_lose_no_lease(bench: Bench) -> None:
+    """Holds and waiters outlive the reset of every connection, as the store promises."""
+    ours, theirs = bench.door(proxied=True), bench.door(proxied=True)
+    lease = await ours.lock("name").acquire()
+    assert lease is not None
+    waiting = asyncio.create_task(_token(theirs, 3 * SOON))
+    await asyncio.wait([waiting], timeout=0.2)
+    bench.harness.cut()
+    await asyncio.wait([waiting], timeout=0.2)
+    still = bool((await bench.door().inspect("name")).holders)
+    released = await lease.release()
+    assert released or not still or lease.lost
+    assert await within(2 * SOON, waiting) > lease.token

@@ -1,0 +1,258 @@
+"""Entering a block means held, or an exception. What a lease says, and who may end it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from holdfast.claim import Fence, Mode
+from holdfast.core.contract import Guarantee
+from holdfast.errors import AlreadyHeld, LockLost, LockTimeout, NotHeld
+from holdfast.testing.conformance.bench import SOON, Bench, conformance, raises
+from holdfast.testing.rules import Flavour
+
+__all__: list[str] = []
+
+
+@conformance.rule()
+async def a_block_is_held(bench: Bench) -> None:
+    """Inside the block nobody else gets the name; after it the name is free."""
+    ours, theirs = bench.door(), bench.door()
+    async with ours.lock("name") as lease:
+        assert lease.held
+        assert await theirs.lock("name").acquire(blocking=False) is None
+        assert await theirs.lock("name").locked()
+    assert (lease.held, lease.lost) == (False, False)
+    assert not await theirs.lock("name").locked()
+    async with theirs.lock("name"):
+        pass
+
+
+@conformance.rule()
+async def a_lease_says_what_is_held(bench: Bench) -> None:
+    """Name, mode, token, fence, ttl and note; the certain time is less than the ttl."""
+    door = bench.door(epoch=3)
+    async with door.lock("name", ttl=20, note="for the test") as lease:
+        assert (lease.name, lease.mode, lease.slots) == ("name", Mode.EXCLUSIVE, ())
+        assert (lease.ttl, lease.note) == (20, "for the test")
+        assert lease.fence == Fence("name", Mode.EXCLUSIVE, (), 3, lease.token)
+        assert Fence.parse(str(lease.fence)) == lease.fence
+        assert 0 < lease.remaining < 20
+        assert (lease.held, lease.lost, lease.doubtful) == (True, False, False)
+        assert bool(lease)
+        lease.check()
+        lease.check(at_least=1)
+        with raises(LockLost):
+            lease.check(at_least=21)
+
+
+@conformance.rule()
+async def an_exception_leaves_the_block_released(bench: Bench) -> None:
+    """The body's own exception comes out, and the name is free."""
+    door = bench.door()
+    with raises(KeyError) as raised:
+        async with door.lock("name"):
+            raise KeyError("mine")
+    assert raised.error.args == ("mine",)
+    assert await bench.is_free(door, "name")
+
+
+@conformance.rule()
+async def acquire_gives_a_lease_or_none(bench: Bench) -> None:
+    """As with ``threading.Lock``: a true lease, or nothing, within the time."""
+    ours, theirs = bench.door(), bench.door()
+    lease = await ours.lock("name").acquire()
+    assert lease
+    assert await theirs.lock("name").acquire(blocking=False) is None
+    assert await theirs.lock("name").acquire(timeout=0) is None
+    assert await theirs.lock("name").acquire(timeout=0.05) is None
+    assert await theirs.lock("name", timeout=0.05).acquire() is None
+    assert await lease.release()
+    assert await theirs.lock("name").acquire(timeout=0) is not None
+
+
+@conformance.rule()
+async def a_release_answers_once(bench: Bench) -> None:
+    """The first release says yes, every other one no, and none raises."""
+    door = bench.door()
+    lease = await door.lock("name").acquire()
+    assert lease is not None
+    assert await lease.release() is True
+    assert await lease.release() is False
+    assert not lease.held
+    with raises(LockLost):
+        lease.check()
+
+
+@conformance.rule()
+async def a_block_may_be_released_early(bench: Bench) -> None:
+    """Who releases inside the block leaves it without an error, and touches nobody's hold."""
+    ours, theirs = bench.door(), bench.door()
+    async with ours.lock("name") as lease:
+        assert await lease.release() is True
+        taken = await theirs.lock("name").acquire(timeout=SOON)
+        assert taken is not None
+    assert taken.held
+    assert await taken.release() is True
+
+
+@conformance.rule()
+async def a_lock_releases_only_what_came_through_it(bench: Bench) -> None:
+    """``release()`` is of the newest lease that this task took through this object."""
+    door = bench.door()
+    lock = door.lock("name")
+    with raises(NotHeld):
+        await lock.release()
+    lease = await lock.acquire()
+    assert lease is not None
+    with raises(NotHeld):
+        await door.lock("name").release()
+
+    async def somebody_else() -> None:
+        with raises(NotHeld):
+            await lock.release()
+
+    await asyncio.create_task(somebody_else())
+    assert lease.held
+    await lock.release()
+    assert (lease.held, lease.lost) == (False, False)
+    with raises(NotHeld):
+        await lock.release()
+
+
+@conformance.rule()
+async def a_shared_lock_object_keeps_leases_apart(bench: Bench) -> None:
+    """One ``Lock`` used by many tasks: each releases its own hold and nobody else's."""
+    lock = bench.door().lock("name")
+    holding: list[int] = []
+
+    async def use(number: int) -> int:
+        async with lock as lease:
+            holding.append(number)
+            await asyncio.sleep(0.001)
+            assert lease.held
+            assert holding == [number]
+            holding.remove(number)
+            return lease.token
+
+    tokens = await asyncio.gather(*(use(number) for number in range(16)))
+    assert len(set(tokens)) == 16
+
+
+@conformance.rule()
+async def tokens_grow_from_hold_to_hold(bench: Bench) -> None:
+    """Whichever door takes the name next has the higher fence."""
+    doors = [bench.door(), bench.door()]
+    fences = []
+    for turn in range(6):
+        async with doors[turn % 2].lock("name") as lease:
+            fences.append(lease.fence)
+    assert fences == sorted(fences)
+    assert len({fence.token for fence in fences}) == 6
+
+
+@conformance.rule()
+async def taking_it_again_is_told(bench: Bench) -> None:
+    """A task that would wait for itself gets ``AlreadyHeld`` instead of hanging."""
+    door = bench.door()
+    async with door.lock("name") as lease:
+        with raises(AlreadyHeld):
+            await door.lock("name").acquire()
+        with raises(AlreadyHeld):
+            async with door.lock("name", timeout=5):
+                pass
+        assert await door.lock("name").acquire(blocking=False) is None
+        assert lease.held
+    async with door.lock("name"):
+        pass
+
+
+@conformance.rule()
+async def re_entry_keeps_the_hold(bench: Bench) -> None:
+    """A re-entrant lock gives a child handle with the same token; the last one ends the hold."""
+    ours, theirs = bench.door(), bench.door()
+    lock = ours.lock("name", reentrant=True)
+    async with lock as outer:
+        async with lock as inner:
+            assert inner.token == outer.token
+        assert outer.held
+        assert not inner.held
+        third = await ours.lock("name", reentrant=True).acquire()
+        assert third is not None
+    assert third.held
+    assert third.token == outer.token
+    assert await theirs.lock("name").acquire(blocking=False) is None
+    assert await third.release() is True
+    assert await bench.is_free(theirs, "name")
+
+
+@conformance.rule()
+async def re_entry_is_not_for_others(bench: Bench) -> None:
+    """Another task of the same door waits, also one that the holder started."""
+    door = bench.door()
+
+    async def child() -> bool:
+        return await door.lock("name", reentrant=True).acquire(timeout=0.05) is None
+
+    async with door.lock("name", reentrant=True):
+        assert await asyncio.create_task(child())
+
+
+@conformance.rule(Guarantee.SHARED)
+async def reading_then_writing_is_told(bench: Bench) -> None:
+    """Who reads a name and wants to write it would wait for itself."""
+    door = bench.door()
+    both = door.rwlock("name", reentrant=True)
+    async with both.read():
+        with raises(AlreadyHeld):
+            await both.write().acquire()
+        async with both.read():
+            pass
+    async with both.write():
+        with raises(AlreadyHeld):
+            await both.read().acquire()
+
+
+@conformance.rule()
+async def extending_renews_now(bench: Bench) -> None:
+    """``extend`` gives a full ttl of certain time, or another ttl from here on."""
+    door = bench.door()
+    lease = await door.lock("name", ttl=20, renew=False).acquire()
+    assert lease is not None
+    token = lease.token
+    await lease.extend()
+    assert 0 < lease.remaining < 20
+    await lease.extend(ttl=40)
+    assert 20 < lease.remaining < 40
+    assert (lease.ttl, lease.token) == (40, token)
+    (holder,) = (await door.inspect("name")).holders
+    assert holder.remaining > 20
+    await lease.release()
+    with raises(LockLost):
+        await lease.extend()
+
+
+@conformance.rule()
+async def a_decorated_function_runs_under_the_lock(bench: Bench) -> None:
+    """``@locks.lock("report:{day}")``: fields come from the call's arguments."""
+    ours, theirs = bench.door(), bench.door()
+
+    def plain(day: str, *, region: str = "eu") -> str:
+        """What it does."""
+        return f"{day} {region}"
+
+    async def coroutine(day: str, *, region: str = "eu") -> str:
+        """What it does."""
+        return plain(day, region=region)
+
+    function: Any = plain if bench.flavour is Flavour.BLOCKING else coroutine
+    lock = ours.lock("report:{day}:{region}", timeout=0)
+    report = lock(function)
+    assert await report("mon") == "mon eu"
+    assert await bench.is_free(theirs, "report:mon:eu")
+    async with theirs.lock("report:mon:us"):
+        assert await report(day="mon") == "mon eu"
+        with raises(LockTimeout):
+            await report("mon", region="us")
+    with raises(ValueError):
+        ours.lock("report:{hour}")(function)

@@ -1,0 +1,241 @@
+"""Renewal, and all the ways in which a hold ends before its block does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+from holdfast.errors import LockLost
+from holdfast.runtimes.clock import now
+from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, raises
+from holdfast.testing.rules import Flavour
+
+if TYPE_CHECKING:
+    from holdfast.locks_async import AsyncLocks
+
+__all__: list[str] = []
+
+
+@conformance.rule()
+async def a_hold_outlives_its_ttl(bench: Bench) -> None:
+    """The keeper renews what is held, many names at once, for as long as it is held."""
+    ours, theirs = bench.door(), bench.door()
+    leases = [await ours.lock(f"name {n}", ttl=bench.ttl).acquire() for n in range(5)]
+    ends = now() + 2.2 * bench.ttl
+    while now() < ends:
+        for lease in leases:
+            assert lease is not None
+            assert lease.held, lease.reason
+        assert await theirs.lock("name 3").acquire(blocking=False) is None
+        await asyncio.sleep(bench.ttl / 10)
+    for lease in leases:
+        assert lease is not None
+        assert await lease.release() is True
+
+
+@conformance.rule()
+async def without_renewal_it_ends_with_its_ttl(bench: Bench) -> None:
+    """A hold that is not renewed is lost after its certain time, and others get it."""
+    ours, theirs = bench.door(), bench.door()
+    began = now()
+    lease = await ours.lock("name", ttl=bench.ttl, renew=False).acquire()
+    assert lease is not None
+    taken = await theirs.lock("name").acquire(timeout=bench.recovery + SOON)
+    assert taken is not None
+    assert now() - began >= bench.ttl * 0.99 - 0.002
+    assert lease.lost
+    assert not lease.held
+    assert lease.remaining == 0
+    assert lease.reason
+    assert taken.token > lease.token
+    with raises(LockLost) as lost:
+        lease.check()
+    assert lost.error.name == "name"
+    assert lost.error.reason
+    assert await lease.release() is False
+    assert taken.held
+    assert await taken.release() is True
+
+
+@conformance.rule()
+async def a_clean_body_hears_of_the_loss(bench: Bench) -> None:
+    """If the hold was lost and the body was clean, leaving the block raises ``LockLost``."""
+    door = bench.door()
+    with raises(LockLost):
+        async with door.lock("name", ttl=bench.ttl, renew=False) as lease:
+            while not lease.lost:  # a body that does not let itself be stopped
+                await _unstoppable(bench.ttl / 20)
+    async with door.lock("name"):
+        pass
+
+
+async def _unstoppable(seconds: float) -> None:
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+
+
+@conformance.rule()
+async def the_body_s_own_exception_is_never_hidden(bench: Bench) -> None:
+    """A body that fails after the hold was lost raises what it raised."""
+    door = bench.door()
+    with raises(ZeroDivisionError):
+        async with door.lock("name", ttl=bench.ttl, renew=False) as lease:
+            while not lease.lost:
+                await _unstoppable(bench.ttl / 20)
+            raise ZeroDivisionError
+
+
+@conformance.rule(flavours=[Flavour.ASYNCIO])
+async def a_doubtful_block_is_cancelled(bench: Bench) -> None:
+    """The async block is stopped before its lease runs out, and says why."""
+    door = bench.door()
+    stopped_with = 0.0
+    with raises(LockLost):
+        async with door.lock("name", ttl=bench.ttl, renew=False) as lease:
+            try:
+                await asyncio.sleep(bench.ttl * 2 + SOON)
+            finally:
+                stopped_with = lease.remaining
+    assert stopped_with > 0
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@conformance.rule()
+async def a_loss_is_told_once(bench: Bench) -> None:
+    """``on_lost`` calls back once with the reason; at once if it is lost already."""
+    door = bench.door()
+    lease = await door.lock("name", ttl=bench.ttl, renew=False).acquire()
+    assert lease is not None
+    told: list[str] = []
+    lease.on_lost(told.append)
+    assert told == []
+    await eventually(lambda: _any(told), bench.recovery + SOON, "nobody was told")
+    assert lease.lost
+    late: list[str] = []
+    lease.on_lost(late.append)
+    await eventually(lambda: _any(late), SOON, "who asks late was not told")
+    await lease.release()
+    assert (len(told), len(late)) == (1, 1)
+    assert told[0]
+
+
+async def _any(told: list[str]) -> bool:
+    return bool(told)
+
+
+@conformance.rule()
+async def a_release_is_no_loss(bench: Bench) -> None:
+    """Nobody is called back for a hold that was released."""
+    door = bench.door()
+    told: list[str] = []
+    async with door.lock("name") as lease:
+        lease.on_lost(told.append)
+    async with door.lock("name") as again:
+        again.on_lost(told.append)
+    assert not lease.lost
+    assert told == []
+
+
+@conformance.rule()
+async def a_broken_hold_is_told(bench: Bench) -> None:
+    """``break_lock`` ends somebody's hold: they learn it, the next has a higher token."""
+    ours, theirs = bench.door(), bench.door()
+    told: list[str] = []
+    lease = await ours.lock("name", ttl=bench.ttl).acquire()
+    assert lease is not None
+    lease.on_lost(told.append)
+    assert await theirs.break_lock("name", reason="it hangs") == lease.token
+    taken = await theirs.lock("name").acquire(timeout=SOON)
+    assert taken is not None
+    assert taken.token > lease.token
+    await eventually(lambda: _any(told), bench.ttl + SOON, "its holder did not learn it")
+    assert lease.lost
+    assert await lease.release() is False
+    assert taken.held
+    assert await taken.release() is True
+
+
+@conformance.rule()
+async def breaking_what_nobody_holds_is_nothing(bench: Bench) -> None:
+    """``break_lock`` of a free name answers that there was nothing to end."""
+    door = bench.door()
+    assert not await door.break_lock("name", reason="to be sure")
+    with raises(TypeError):
+        await door.break_lock("name")  # type: ignore[call-arg] # a reason is required
+
+
+@conformance.rule()
+async def max_hold_caps_the_total(bench: Bench) -> None:
+    """A hold is kept alive no longer than ``max_hold``, whatever its renewals."""
+    ours, theirs = bench.door(), bench.door()
+    cap = bench.ttl * 1.3
+    began = now()
+    lease = await ours.lock("name", ttl=bench.ttl, max_hold=cap).acquire()
+    assert lease is not None
+    while not lease.lost:
+        assert now() - began < cap + SOON
+        await asyncio.sleep(0.01)
+    assert now() - began > bench.ttl
+    taken = await theirs.lock("name").acquire(timeout=bench.recovery + SOON)
+    assert taken is not None
+    assert await lease.release() is False
+    await taken.release()
+
+
+@conformance.rule()
+async def a_dropped_lease_is_released(bench: Bench) -> None:
+    """A handle that nobody can reach any more is released, with a ``ResourceWarning``."""
+    ours, theirs = bench.door(), bench.door()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        await _take_and_drop(ours)
+
+        async def freed() -> bool:
+            gc.collect()  # a lease and its lock refer to each other
+            return await bench.is_free(theirs, "name")
+
+        await eventually(freed, SOON, "a dropped lease was not released")
+    texts = [str(told.message) for told in caught if told.category is ResourceWarning]
+    assert any("name" in text for text in texts), texts
+
+
+async def _take_and_drop(door: AsyncLocks) -> None:
+    assert await door.lock("name").acquire() is not None
+
+
+@conformance.rule()
+async def a_block_ends_with_its_task(bench: Bench) -> None:
+    """A block that its thread or task can no longer leave is not kept alive."""
+    ours, theirs = bench.door(), bench.door()
+
+    async def vanish() -> None:
+        await ours.lock("name", ttl=bench.ttl).__aenter__()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        await asyncio.create_task(vanish())
+        taken = await theirs.lock("name").acquire(timeout=bench.recovery + SOON)
+        assert taken is not None
+        await taken.release()
+
+
+@conformance.rule()
+async def one_keeper_serves_all(bench: Bench) -> None:
+    """A hundred holds have one keeper thread."""
+    before = threading.active_count()
+    door = bench.door()
+    leases = [await door.lock(f"name {n}").acquire() for n in range(100)]
+    # One keeper, the test's own worker, and at most one thread of the store's client.
+    assert threading.active_count() - before <= 3
+    for lease in leases:
+        assert lease is not None
+        await lease.release()

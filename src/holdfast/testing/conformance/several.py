@@ -1,0 +1,86 @@
+"""Several names at once: sorted, all or none, lost together."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.errors import InvalidName, LockLost, LockTimeout
+from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, raises, within
+
+__all__: list[str] = []
+
+
+@conformance.rule()
+async def all_are_held(bench: Bench) -> None:
+    """Every name is held, once, in sorted order, each with its fence."""
+    ours, theirs = bench.door(), bench.door()
+    async with ours.multi(["b", "a", "c", "a"]) as lease:
+        assert list(lease.leases) == ["a", "b", "c"]
+        assert {name: fence.name for name, fence in lease.fences.items()} == {
+            "a": "a",
+            "b": "b",
+            "c": "c",
+        }
+        assert lease.held
+        lease.check()
+        assert not hasattr(lease, "token")
+        for name in "abc":
+            assert await theirs.lock(name).acquire(blocking=False) is None
+    assert await theirs.list() == []
+    for names in ([], [""], "abc"):
+        with raises((ValueError, TypeError, InvalidName)):
+            ours.multi(names)
+
+
+@conformance.rule()
+async def all_or_none(bench: Bench) -> None:
+    """If one name can't be had in time, none is kept."""
+    ours, theirs = bench.door(), bench.door()
+    async with theirs.lock("b"):
+        assert await ours.multi(["a", "b", "c"]).acquire(blocking=False) is None
+        assert await ours.multi(["a", "b", "c"]).acquire(timeout=0.1) is None
+        with raises(LockTimeout):
+            async with ours.multi(["a", "b", "c"], timeout=0.1):
+                pass
+        for name in "ac":
+            assert await bench.is_free(theirs, name)
+    lease = await ours.multi(["a", "b", "c"]).acquire(timeout=SOON)
+    assert lease is not None
+    assert await lease.release() is True
+    assert await lease.release() is False
+
+
+@conformance.rule()
+async def opposite_orders_never_lock_up(bench: Bench) -> None:
+    """Two who name the same names in opposite orders both get their turns."""
+    doors = [bench.door(), bench.door()]
+    orders = [["a", "b", "c"], ["c", "b", "a"]]
+
+    async def use(number: int) -> None:
+        for _ in range(5):
+            async with doors[number].multi(orders[number], timeout=SOON):
+                await asyncio.sleep(0)
+
+    await within(2 * SOON, asyncio.gather(use(0), use(1)))
+
+
+@conformance.rule()
+async def losing_one_loses_all(bench: Bench) -> None:
+    """When one of the names is broken, all are lost, and the block says so."""
+    ours, theirs = bench.door(), bench.door()
+    told: list[str] = []
+    with raises(LockLost):
+        async with ours.multi(["a", "b"], ttl=bench.ttl) as lease:
+            lease.on_lost(told.append)
+            token = lease.leases["b"].token
+            assert await theirs.break_lock("b", reason="to see") == token
+
+            async def lost() -> bool:
+                return lease.lost and bool(told)
+
+            try:
+                await eventually(lost, bench.ttl + SOON, "the loss was not told")
+            finally:
+                assert not lease.held
+    assert len(told) == 1
+    await bench.freed(theirs, "a")

@@ -1,0 +1,180 @@
+"""One worker process: it opens a door and does what its standard input says, line by line.
+
+Started by ``holdfast.testing.processes``. It is one coroutine for both doors: over the blocking
+door nothing suspends and everything happens on the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.drive import run_now
+from holdfast.runtimes.clock import now
+from holdfast.testing.doors import open_door, run_here
+from holdfast.testing.history import Recorder
+from holdfast.testing.rules import Flavour
+
+if TYPE_CHECKING:
+    from holdfast.lease import AsyncLease
+    from holdfast.locks_async import AsyncLocks
+
+__all__: list[str] = []
+
+
+class Worker:
+    """The verbs. What each returns is its answer."""
+
+    def __init__(self, door: AsyncLocks, flavour: Flavour) -> None:
+        self.door, self.flavour = door, flavour
+        self.leases: dict[str, AsyncLease] = {}
+
+    async def pause(self, seconds: float) -> None:
+        if self.flavour is Flavour.BLOCKING:
+            time.sleep(seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+    async def check(self) -> bool:
+        """Contacts the store."""
+        await self.door.check()
+        return True
+
+    async def acquire(self, name: str, timeout: float | None = None, **options: Any) -> int | None:
+        """The token, or nothing if it was not acquired."""
+        lease = await self.door.lock(name, **options).acquire(timeout=timeout)
+        if lease is None:
+            return None
+        self.leases[name] = lease
+        return lease.token
+
+    async def release(self, name: str) -> bool:
+        return await self.leases.pop(name).release()
+
+    async def state(self, name: str) -> dict[str, Any]:
+        """What the holder believes."""
+        lease = self.leases[name]
+        return {"held": lease.held, "lost": lease.lost, "remaining": lease.remaining}
+
+    async def lose(self, name: str) -> str:
+        """Stays busy until the hold is lost; why."""
+        while not self.leases[name].lost:
+            await self.pause(0.01)
+        return self.leases[name].reason
+
+    async def contend(
+        self, name: str, seconds: float, hold: float, history: str, process: str
+    ) -> int:
+        """Takes and gives back one lock for a while, recorded; how often."""
+        recorder = Recorder(Path(history), process)
+        lock = self.door.lock(name)
+        count, ends = 0, now() + seconds
+        while now() < ends:
+            attempt = str(count)
+            recorder.asked(attempt, name)
+            async with lock as lease:
+                recorder.held(attempt, lease.token, lease.remaining)
+                await self.pause(hold)
+                recorder.ended(attempt)
+            count += 1
+        recorder.close()
+        return count
+
+    async def fork(self, name: str) -> dict[str, Any]:
+        """Forks inside a hold; what the child found, told through a pipe."""
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                told = json.dumps(self._in_child(name))
+            except BaseException:  # noqa: BLE001 - the child may only tell and end
+                told = json.dumps({"error": traceback.format_exc()})
+            os.write(write, told.encode())
+            os._exit(0)
+        os.close(write)
+        await self._until_gone(child)
+        with os.fdopen(read) as pipe:
+            found: dict[str, Any] = json.loads(pipe.read())
+        return found
+
+    async def _until_gone(self, child: int) -> None:
+        # The child may wait for this process to renew what it holds: do not block the loop.
+        while os.waitpid(child, os.WNOHANG) == (0, 0):  # noqa: ASYNC222 - it does not wait
+            await self.pause(0.01)
+
+    def _in_child(self, name: str) -> dict[str, Any]:
+        work = self._as_child(name)
+        return run_now(work) if self.flavour is Flavour.BLOCKING else asyncio.run(work)
+
+    async def _as_child(self, name: str) -> dict[str, Any]:
+        lease = self.leases[name]
+        found: dict[str, Any] = {"held": lease.held, "lost": lease.lost}
+        found["released"] = await lease.release()
+        found["taken"] = bool(await self.door.lock(name).acquire(blocking=False))
+        async with self.door.lock(f"{name} of the child", ttl=5) as own:
+            found["token"] = own.token
+        return found
+
+    async def run_forever(self, key: str) -> None:
+        """Runs a job that never ends; says that it has begun."""
+
+        def job(lease: AsyncLease) -> None:
+            say({"answer": {"token": lease.token}})
+            while True:
+                time.sleep(1)
+
+        await self.door.once(key).run(job)
+
+    async def close(self) -> bool:
+        await self.door.close()
+        return True
+
+
+async def serve(worker: Worker, next_line: Callable[[], Awaitable[str]]) -> None:
+    """Answers each line until there is none, or until it is told to leave."""
+    while line := await next_line():
+        verb, options = json.loads(line)
+        if verb == "leave":  # with all that it holds
+            return
+        try:
+            answer = {"answer": await getattr(worker, verb)(**options)}
+        except Exception as error:  # noqa: BLE001 - the parent judges it
+            answer = {"error": type(error).__name__, "detail": traceback.format_exc()}
+        say(answer)
+
+
+def say(answer: dict[str, Any]) -> None:
+    """One line of standard output."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    url, kind, options = json.loads(sys.argv[1])
+    flavour = Flavour(kind)
+    if flavour is Flavour.BLOCKING:
+        door = open_door(url, flavour, run_here, **options)
+
+        async def read() -> str:
+            return sys.stdin.readline()
+
+        run_now(serve(Worker(door, flavour), read))
+        return
+
+    async def serve_async() -> None:
+        door = open_door(url, flavour, run_here, **options)
+        loop = asyncio.get_running_loop()
+        await serve(Worker(door, flavour), lambda: loop.run_in_executor(None, sys.stdin.readline))
+
+    asyncio.run(serve_async())
+
+
+if __name__ == "__main__":
+    main()
