@@ -31,6 +31,8 @@ _MODES = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 LOOK_CAP = 1000
 """How many holders and waiters of one name are shown."""
 KEPT_SHAPES = 1024
+SIXTEEN_DIGITS = 10**15
+"""Microseconds since the epoch have so many, from 2001 to 2286."""
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 
 
@@ -44,7 +46,8 @@ class RedisBackend:
         wire = BlockingWire if runtime.blocking else AsyncWire
         self._wire: Any = wire(store.options.access, store.connections)
         self._wakeups: Any = self._wire.wakeups(self._keys.channel(secrets.token_hex(8)))
-        self._shapes: dict[tuple[Mode, int, int, bool, int], str] = {}
+        self._shapes: dict[tuple[Mode, int, int, float, bool, int], str] = {}
+        self._replicas = store.options.replicas
         self._requests = Requests(self._wire, store.options, self._moved)
         self._call = self._requests.call
 
@@ -54,14 +57,19 @@ class RedisBackend:
     # ---- taking
 
     def _claim_words(self, claim: Claim, join: bool, heard: int) -> str:
-        kind = (claim.mode, claim.weight, claim.limit, join, heard)
+        _, mode, weight, limit, ttl, owner, label = claim
+        kind = (mode, weight, limit, ttl, join, heard)
         shape = self._shapes.get(kind) or self._new_shape(*kind)
-        return (
-            f"{bulk(claim.owner)}{bulk(str(int(claim.ttl * 1000)))}{bulk(claim.label)}"
-            f"{bulk(str(int(self._wall() * 1_000_000)))}{shape}"
-        )
+        sent = int(self._wall() * 1_000_000)
+        # One look at the flag that the text is ASCII, where every character is a byte.
+        words = f"${len(owner)}\r\n{owner}\r\n${len(label)}\r\n{label}\r\n$16\r\n{sent}\r\n{shape}"
+        if words.isascii() and sent >= SIXTEEN_DIGITS:
+            return words
+        return f"{bulk(owner)}{bulk(label)}{bulk(str(sent))}{shape}"
 
-    def _new_shape(self, mode: Mode, weight: int, limit: int, join: bool, heard: int) -> str:
+    def _new_shape(
+        self, mode: Mode, weight: int, limit: int, ttl: float, join: bool, heard: int
+    ) -> str:
         if self.options.interop and mode is not Mode.EXCLUSIVE:
             raise Unsupported(f"{self.display} with interop=redis-py has exclusive locks only")
         channel = self._wakeups.channel if heard else "-"
@@ -69,15 +77,16 @@ class RedisBackend:
         words = f"{_MODES[mode]} {weight} {limit} {int(join)} {max_ttl} {channel}"
         if len(self._shapes) >= KEPT_SHAPES:
             self._shapes.clear()
-        shape = self._shapes[mode, weight, limit, join, heard] = bulk(words)
+        shape = bulk(str(milliseconds(ttl))) + bulk(words)
+        self._shapes[mode, weight, limit, ttl, join, heard] = shape
         return shape
 
     async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
-        keys, key = self._keys.of_claim(claim.name)
         script = self._scripts.acquire
+        start, key = self._keys.start(script, claim.name)
         heard: int = self._wakeups.hearing
-        packed = f"{script.head}{keys}{self._claim_words(claim, join, heard)}".encode()
-        if self.options.replicas:
+        packed = f"{start}{self._claim_words(claim, join, heard)}".encode()
+        if self._replicas:
             return await self._replicated(claim, Command(script, packed, key), heard)
         try:
             reply = await self._call(packed, key)
@@ -133,15 +142,17 @@ class RedisBackend:
         claim = grant.claim
         if self._doubtful and claim.owner in self._doubtful:
             return await self._abandon(claim)
-        keys, key = self._keys.of_name(claim.name)
         script = self._scripts.release
-        packed = f"{script.head}{keys}{bulk(claim.owner)}".encode()
+        start, key = self._keys.start(script, claim.name)
+        packed = f"{start}{bulk(claim.owner)}".encode()
         try:
             reply = await self._call(packed, key)
         except LinkBroken as error:
             # If the first one did arrive, the hold was ours and is gone by now.
             await self._requests.again(Command(script, packed, key), error)
             return True
+        if type(reply) is int:
+            return reply == 1
         if type(reply) is Refused:
             reply = await self._requests.amend(Command(script, packed, key), reply)
         return self._flag(reply)
@@ -152,13 +163,13 @@ class RedisBackend:
         return reply == 1
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        if self.options.replicas or grant.claim.owner in self._doubtful:
+        if self._replicas or grant.claim.owner in self._doubtful:
             return await self.release(grant), await self.attempt(claim, join=True)
-        keys, key = self._keys.of_claim(claim.name)
         script = self._scripts.exchange
+        start, key = self._keys.start(script, claim.name)
         heard: int = self._wakeups.hearing
         words = f"{bulk(grant.claim.owner)}{self._claim_words(claim, True, heard)}"
-        command = Command(script, f"{script.head}{keys}{words}".encode(), key)
+        command = Command(script, f"{start}{words}".encode(), key)
         sure = True
         try:
             reply = await self._call(command.packed, key)
@@ -177,18 +188,18 @@ class RedisBackend:
         await self._abandon(claim)
 
     async def _abandon(self, claim: Claim) -> bool:
-        keys, key = self._keys.of_name(claim.name)
         script = self._scripts.abandon
+        start, key = self._keys.start(script, claim.name)
         sent = bulk(str(int(self._wall() * 1_000_000)))
-        packed = f"{script.head}{keys}{bulk(claim.owner)}{sent}".encode()
+        packed = f"{start}{bulk(claim.owner)}{sent}".encode()
         was = self._flag(await self._requests.one(Command(script, packed, key)))
         self._doubtful.pop(claim.owner, None)
         return was
 
     async def revoke(self, name: str) -> list[int]:
-        keys, key = self._keys.of_name(name)
         script = self._scripts.revoke
-        reply = await self._requests.one(Command(script, f"{script.head}{keys}".encode(), key))
+        start, key = self._keys.start(script, name)
+        reply = await self._requests.one(Command(script, start.encode(), key))
         if reply and type(reply[0]) is not int:
             raise refusal(reply, self.display)
         return list(reply)
@@ -213,16 +224,16 @@ class RedisBackend:
         return Renewal(lost, unknown, forgotten)
 
     def _renewal(self, claim: Claim) -> Command:
-        keys, key = self._keys.of_name(claim.name)
         script = self._scripts.renew
+        start, key = self._keys.start(script, claim.name)
         words = f"{bulk(claim.owner)}{bulk(str(int(claim.ttl * 1000)))}"
-        return Command(script, f"{script.head}{keys}{words}".encode(), key)
+        return Command(script, f"{start}{words}".encode(), key)
 
     def _refreshing(self, claim: Claim, behind: int) -> Command:
-        keys, key = self._keys.of_name(claim.name)
         script = self._scripts.refresh
+        start, key = self._keys.start(script, claim.name)
         words = f"{bulk(claim.owner)}{bulk(str(behind))}"
-        return Command(script, f"{script.head}{keys}{words}".encode(), key)
+        return Command(script, f"{start}{words}".encode(), key)
 
     # ---- looking
 
@@ -237,8 +248,8 @@ class RedisBackend:
         script = self._scripts.look
         commands = []
         for name in names:
-            keys, key = self._keys.of_name(name)
-            packed = f"{script.head}{keys}{bulk(str(LOOK_CAP))}".encode()
+            start, key = self._keys.start(script, name)
+            packed = f"{start}{bulk(str(LOOK_CAP))}".encode()
             commands.append(Command(script, packed, key))
         replies = await self._requests.many(commands)
         for reply in replies:
@@ -249,17 +260,16 @@ class RedisBackend:
     # ---- records
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
-        keys, key = self._keys.of_record(grant.claim.name)
         script = self._scripts.record
+        start, key = self._keys.start(script, grant.claim.name)
         words = (grant.claim.owner, value, str(grant.token), str(milliseconds(keep_seconds)))
-        packed = f"{script.head}{keys}{''.join(map(bulk, words))}".encode()
+        packed = f"{start}{''.join(map(bulk, words))}".encode()
         return self._flag(await self._requests.one(Command(script, packed, key)))
 
     async def recall(self, name: str) -> Record | None:
-        key = self._keys.record(name)
         script = self._scripts.recall
-        command = Command(script, f"{script.head}{bulk(key)}".encode(), key)
-        reply = await self._requests.one(command)
+        start, key = self._keys.start(script, name)
+        reply = await self._requests.one(Command(script, start.encode(), key))
         if reply is None:
             return None
         value, token, age = reply
@@ -276,10 +286,9 @@ class RedisBackend:
 
     async def initialise(self) -> str:
         """Marks the server's data as whole, so that loss protection does not wait."""
-        key = self._keys.loss
         script = self._scripts.begin
-        command = Command(script, f"{script.head}{bulk(key)}".encode(), key)
-        reply = await self._requests.one(command)
+        start, key = self._keys.start(script, "")
+        reply = await self._requests.one(Command(script, start.encode(), key))
         return f"{self.display} is marked as new (run {reply.decode()[:8]}…)"
 
     def forget(self) -> None:
@@ -310,7 +319,7 @@ class RedisStore:
         self.connections = settings.connections
         self.doubtful: dict[str, None] = {}
         self.longest_ttl = options.max_ttl if loss_protection else LONGEST_TTL_SECONDS
-        self.keys = Keys(settings.namespace, loss_protection=loss_protection, interop=interop)
+        self.keys = Keys(settings.namespace)
         self.scripts = Scripts(
             loss_protection=loss_protection, interop=interop, cluster=options.cluster
         )

@@ -7,6 +7,7 @@ script (restarted, flushed, another node), the same body goes behind a head with
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.core.contract import (
@@ -66,13 +67,16 @@ local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
 
 
 class Script:
-    """One script with a fixed number of keys and arguments."""
+    """One script with its keys, in order, and a fixed number of arguments."""
 
-    def __init__(self, text: str, keys: int, arguments: int) -> None:
+    def __init__(self, text: str, keys: Sequence[str], arguments: int) -> None:
         digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        words = 3 + keys + arguments
-        count = bulk(str(keys))
+        words = 3 + len(keys) + arguments
+        count = bulk(str(len(keys)))
+        self.keys = keys
         self.head = f"*{words}\r\n{bulk('EVALSHA')}{bulk(digest)}{count}"
+        self.starts: dict[str, tuple[str, str]] = {}
+        """Commands up to their arguments, by name; see ``Keys.start``."""
         self._in_full = f"*{words}\r\n{bulk('EVAL')}{bulk(text)}{count}".encode()
         self._size = len(self.head)
 
@@ -85,25 +89,24 @@ class Scripts:
     """All scripts of one backend: their text depends on what the store was asked to do."""
 
     def __init__(self, *, loss_protection: bool, interop: bool, cluster: bool) -> None:
-        flags = ", ".join(
-            "true" if flag else "false" for flag in (loss_protection, interop, cluster)
-        )
+        flags = ", ".join(str(flag).lower() for flag in (loss_protection, interop, cluster))
         self._flags = f"local LOSS, INTEROP, CLUSTER = {flags}\n"
-        keys = 4 + interop
-        claim = 5
-        self.acquire = self._make("acquire", keys + loss_protection, claim)
-        self.exchange = self._make("exchange", keys + loss_protection, claim + 1)
+        of_name = ["state", "line", "held", "gone"]
+        keys = of_name + ["foreign"] * interop
+        of_claim = keys + ["loss"] * loss_protection
+        self.acquire = self._make("acquire", of_claim, 5)
+        self.exchange = self._make("exchange", of_claim, 6)
         self.release = self._make("release", keys, 1)
         self.renew = self._make("renew", keys, 2)
         self.refresh = self._make("refresh", keys, 2)
         self.abandon = self._make("abandon", keys, 2)
         self.revoke = self._make("revoke", keys, 0)
         self.look = self._make("look", keys, 1)
-        self.record = self._make("record", 5, 4)
-        self.recall = self._make("recall", 1, 0)
-        self.begin = self._make("begin", 1, 0)
+        self.record = self._make("record", [*of_name, "record"], 4)
+        self.recall = self._make("recall", ["record"], 0)
+        self.begin = self._make("begin", ["loss"], 0)
 
-    def _make(self, name: str, keys: int, arguments: int) -> Script:
+    def _make(self, name: str, keys: Sequence[str], arguments: int) -> Script:
         body = "\n".join(_part(part) for part in _PARTS[name])
         return Script(self._flags + _CONSTANTS + body, keys, arguments)
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
+from holdfast.backends.redis_scripts import Script
 from holdfast.claim import Busy, Claim
 from holdfast.core import admit
 from holdfast.core.contract import QUEUE_CAP
@@ -40,24 +41,13 @@ class Keys:
     redis-py Lock of that name.
     """
 
-    def __init__(self, namespace: str, *, loss_protection: bool, interop: bool) -> None:
+    def __init__(self, namespace: str) -> None:
         self._prefix = escape(namespace)
-        self._interop = interop
-        self.loss = f"{self._prefix}:loss"
-        self._loss = bulk(self.loss) if loss_protection else ""
         self._wake = f"{quote(namespace, safe='')}:wake:"
-        self._names: dict[str, tuple[str, str]] = {}
-        self._claims: dict[str, tuple[str, str]] = {}
 
     def channel(self, door: str) -> str:
         """Where a door listens; without blanks, which separate words in a stored entry."""
         return self._wake + door
-
-    def state(self, name: str) -> str:
-        return f"{self._prefix}:{{{escape(name)}}}"
-
-    def record(self, name: str) -> str:
-        return f"{self.state(name)}:record"
 
     def name(self, state: str) -> str:
         """The name whose state key this is."""
@@ -70,32 +60,23 @@ class Keys:
             literal = literal.replace(special, "\\" + special)
         return literal + "*}"
 
-    def of_name(self, name: str) -> tuple[str, str]:
-        """The packed keys of a name, and the one that routes it."""
-        found = self._names.get(name)
+    def start(self, script: Script, name: str) -> tuple[str, str]:
+        """A command up to its arguments, and the key that routes it; kept for the next time."""
+        found = script.starts.get(name)
         if found is None:
-            state = self.state(name)
-            packed = bulk(state) + "".join(
-                bulk(f"{state}:{what}") for what in ("line", "held", "gone")
-            )
-            if self._interop:
-                packed += bulk(name)
-            if len(self._names) >= KEPT_NAMES:
-                self._names.clear()
-            found = self._names[name] = packed, state
+            if len(script.starts) >= KEPT_NAMES:
+                script.starts.clear()
+            keys = [self._key(kind, name) for kind in script.keys]
+            found = script.starts[name] = script.head + "".join(map(bulk, keys)), keys[0]
         return found
 
-    def of_claim(self, name: str) -> tuple[str, str]:
-        """The same for a claim, which also looks at the mark of loss protection."""
-        if not self._loss:
-            return self.of_name(name)
-        packed, state = self.of_name(name)
-        return packed + self._loss, state
-
-    def of_record(self, name: str) -> tuple[str, str]:
-        state = self.state(name)
-        parts = [state, *(f"{state}:{what}" for what in ("line", "held", "gone", "record"))]
-        return "".join(map(bulk, parts)), state
+    def _key(self, kind: str, name: str) -> str:
+        if kind == "foreign":
+            return name  # the very key of a redis-py Lock
+        if kind == "loss":
+            return f"{self._prefix}:loss"
+        state = f"{self._prefix}:{{{escape(name)}}}"
+        return state if kind == "state" else f"{state}:{kind}"
 
 
 def busy_answer(claim: Claim, reply: Any, store: str, heard: int) -> Busy:

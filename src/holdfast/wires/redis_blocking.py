@@ -32,14 +32,12 @@ __all__ = ["BlockingLink", "BlockingPool"]
 
 READ_SIZE = 4096
 BATCH = 256
-# A connection that rested so long is looked at before it is used: the server may have closed it.
-RESTED_SECONDS = 1.0
 
 
 class BlockingLink:
     """One open connection. Whoever gets an exception from it closes it."""
 
-    __slots__ = ("_feed", "_gets", "_recv", "_seconds", "_send", "_sock", "address", "used")
+    __slots__ = ("_feed", "_gets", "_recv", "_seconds", "_send", "_sock", "address")
 
     def __init__(self, access: Access, address: Address, until: float | None = None) -> None:
         self.address = address
@@ -55,7 +53,6 @@ class BlockingLink:
         reader = new_reader()
         self._feed, self._gets = reader.feed, reader.gets
         self._send, self._recv = self._sock.sendall, self._sock.recv
-        self.used = time.monotonic()
 
     def limit(self, seconds: float) -> None:
         """Sets how long a read or write may take. The kernel watches over it where it can:
@@ -166,16 +163,12 @@ class BlockingPool:
             link = self._idle.pop()
         except IndexError:
             return self._fresh_call(packed)
-        started = time.monotonic()
         try:
-            if started - link.used > RESTED_SECONDS and not link.alive():
-                raise LinkBroken(f"redis at {self.address} had closed it", closed=True)
             reply = link.call(packed)
         except BaseException:
             self._drop(link)
             self.reset()  # the others were open as long: they are suspect too
             raise
-        link.used = started
         self._idle.append(link)
         if self._starved:
             self._notify()
@@ -261,7 +254,6 @@ class BlockingPool:
         return link
 
     def _give(self, link: BlockingLink) -> None:
-        link.used = time.monotonic()
         self._idle.append(link)
         if self._starved:
             self._notify()

@@ -146,8 +146,8 @@ local function claim(at)
   local mode, weight, want, join, max_ttl, channel =
     string.match(ARGV[at + 4], '^(%a) (%d+) (%d+) (%d) (%d+) (%S+)$')
   return {
-    owner = ARGV[at], ttl = tonumber(ARGV[at + 1]), label = ARGV[at + 2],
-    sent = tonumber(ARGV[at + 3]), mode = mode, weight = tonumber(weight), limit = want,
+    owner = ARGV[at], label = ARGV[at + 1], sent = tonumber(ARGV[at + 2]),
+    ttl = tonumber(ARGV[at + 3]), mode = mode, weight = tonumber(weight), limit = want,
     join = join == '1', max_ttl = tonumber(max_ttl), channel = channel,
   }
 end

@@ -51,11 +51,11 @@ end
 
 -- Ends a hold and gives its token, or nil if there was none.
 local function drop(owner)
+  if INTEROP and call('GET', KEYS[5]) == owner then call('DEL', KEYS[5]) end
   if x == owner then
     local alive = ends > now
     call('HDEL', state, 'x', 'xe', 'xl')
     x = false
-    if INTEROP and call('GET', KEYS[5]) == owner then call('DEL', KEYS[5]) end
     return alive and token or nil
   end
   if n == 0 or call('ZREM', held, owner) == 0 then return nil end
