@@ -33,11 +33,14 @@ class Entry(NamedTuple):
     """The store's own order of arrival."""
     changed: int
     """When it was last written, in the same order."""
+    token: int
     session: str
     mode: Mode
     limit: int
     weight: int
     held: bool
+    settled: bool
+    """Whether the entry itself says that it is a hold."""
     behind: int
     since: float
     slots: tuple[int, ...]
@@ -110,7 +113,7 @@ def standing(name: str, line: Iterable[Entry], remaining: dict[str, float]) -> S
         Holder(
             *read_label(entry.label),
             entry.mode,
-            entry.order,
+            entry.token,
             entry.slots,
             entry.since,
             remaining.get(entry.session, 0.0),

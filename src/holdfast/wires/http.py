@@ -26,7 +26,7 @@ __all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers"
 
 # A connection that idled longer is looked at before it is used: its server may have closed it.
 TRUSTED_IDLE_SECONDS = 0.02
-READ_BYTES = 262_144
+READ_BYTES = 16_384
 # Closes with a reset, so that what the kernel still had to send never reaches the server late.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -62,12 +62,15 @@ class Responses:
         self._body: list[bytes] = []
         self._index = 0
         self._done = False
+        self.lasting = True
+        """Whether the server keeps the connection open after the last answer."""
 
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
         self._done = True
+        self.lasting = self._parser.should_keep_alive()  # the parser knows it only now
 
     def feed(self, data: bytes) -> Reply | None:
         """The answer, once it is whole. Raises ``OSError`` for what is no HTTP."""
@@ -92,12 +95,6 @@ class Responses:
         """The status of the answer that is being read; 0 before its first line."""
         status: int = self._parser.get_status_code()
         return status
-
-    @property
-    def lasting(self) -> bool:
-        """Whether the server keeps the connection open."""
-        lasting: bool = self._parser.should_keep_alive()
-        return lasting
 
 
 class IndexedResponses(Responses):
@@ -270,6 +267,8 @@ class BlockingHttp:
                 raise
             servers.failed(connection.host)
             raise servers.unknown(connection.host, line, error) from error
+        if reply.status >= 500:  # a node without its leader: another may know one
+            servers.failed(connection.host)
         self._give(connection)
         return reply
 

@@ -105,6 +105,8 @@ class AsyncHttp:
                 raise
             servers.failed(connection.host)
             raise servers.unknown(connection.host, line, error) from error
+        if reply.status >= 500:  # a node without its leader: another may know one
+            servers.failed(connection.host)
         self._give(connection)
         return reply
 

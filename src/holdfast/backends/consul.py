@@ -1,0 +1,104 @@
+"""``consul://`` and ``consuls://``: locks on Consul's key-value store and sessions.
+
+Read in this order: ``consul_requests`` (what is stored), ``consul_backend`` (how claims are
+admitted), ``consul_sessions`` (what keeps them alive), ``consul_view`` (what people are shown).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from holdfast.backends.consul_backend import ConsulBackend
+from holdfast.backends.consul_requests import Names
+from holdfast.backends.consul_sessions import Ref
+from holdfast.backends.sessions import Sessions
+from holdfast.core.contract import Guarantee, Runtime, Settings
+from holdfast.url import Url
+from holdfast.wires.http import IndexedResponses, Servers, Tls
+
+__all__ = ["ConsulStore", "Held", "Place", "open_store"]
+
+DEFAULT_PORT = 8500
+DEFAULT_TLS_PORT = 8501
+SESSION_TTL_MIN = 10.0  # Consul's own default
+
+
+class Place(NamedTuple):
+    """A place in a line that this door has."""
+
+    order: int
+    changed: int
+    since: float
+    behind: int
+    front: tuple[str, ...]
+    """The entries that it has to wait for, in order. None is ever added."""
+
+
+class Held(NamedTuple):
+    """A grant that this door was given."""
+
+    token: int
+    slots: tuple[int, ...]
+
+
+class ConsulStore:
+    """One Consul datacenter, for one door."""
+
+    guarantees = frozenset(Guarantee)
+    longest_ttl = 86_400.0
+    whole_seconds = True
+
+    def __init__(self, servers: Servers, settings: Settings, shortest_ttl: float) -> None:
+        self.display = servers.display
+        self.servers, self.settings, self.shortest_ttl = servers, settings, shortest_ttl
+        self.names = Names(settings.namespace)
+        self.sessions = Sessions()
+        self.places: dict[str, Place] = {}
+        """By owner: the claims of this door that stand in a line."""
+        self.holds: dict[str, Held] = {}
+        self.moved: dict[str, Ref] = {}
+        """Holds that were bound to another session after their grant."""
+        self.backends: set[int] = set()
+        """Which backends are open: the last one to close ends the sessions."""
+
+    def backend(self, runtime: Runtime) -> ConsulBackend:
+        return ConsulBackend(self, runtime)
+
+    def forgotten(self, owner: str) -> None:
+        """Nothing more is known of a claim."""
+        self.places.pop(owner, None)
+        self.holds.pop(owner, None)
+        self.moved.pop(owner, None)
+
+
+def open_store(url: Url, settings: Settings) -> ConsulStore:
+    """``consul://[:token@]host[:8500],…``; ``consuls://`` with ``?ca=&cert=&key=``."""
+    url.refuse_unknown("ca", "cert", "key", "token", "session_ttl_min")
+    if url.path not in ("", "/"):
+        raise ValueError("consul:// has no path; a namespace keeps locks apart")
+    env = os.environ
+    token = url.options.get("token") or url.password or env.get("CONSUL_HTTP_TOKEN", "")
+    tls, default_port = None, DEFAULT_PORT
+    if url.scheme == "consuls":
+        default_port = DEFAULT_TLS_PORT
+        tls = Tls(
+            url.options.get("ca", env.get("CONSUL_CACERT", "")),
+            url.options.get("cert", env.get("CONSUL_CLIENT_CERT", "")),
+            url.options.get("key", env.get("CONSUL_CLIENT_KEY", "")),
+        )
+    elif url.options.keys() & {"ca", "cert", "key"}:
+        raise ValueError("certificates are for consuls://")
+    hosts = tuple((host, port or default_port) for host, port in url.hosts)
+    servers = Servers(
+        str(url),
+        hosts or (("localhost", default_port),),
+        tls=tls,
+        request_seconds=settings.request_seconds,
+        responses=IndexedResponses,
+    )
+    if token:
+        if not token.isascii() or not token.isprintable():
+            raise ValueError("a Consul token is printable ASCII")
+        servers.headers = b"X-Consul-Token: %b\r\n" % token.encode()
+    return ConsulStore(servers, settings, url.number("session_ttl_min", SESSION_TTL_MIN))

@@ -1,0 +1,81 @@
+"""Consul's HTTP API: transactions and sessions, and what a refusal means."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.wires.http import Http, Reply
+
+__all__ = ["Agent", "Refused", "SessionGone"]
+
+TXN = b"PUT /v1/txn"
+READ = b"PUT /v1/txn?consistent"
+
+
+class SessionGone(Exception):
+    """The session that a request was for has ended; nothing was changed."""
+
+
+class Refused(Exception):
+    """A transaction was not carried out; ``failed`` are the operations that did not fit."""
+
+    def __init__(self, failed: frozenset[int]) -> None:
+        super().__init__(f"operations {sorted(failed)}")
+        self.failed = failed
+
+
+class Agent:
+    """One backend's way to the store."""
+
+    def __init__(self, http: Http) -> None:
+        self.http = http
+        self.display = http.servers.display
+
+    async def txn(
+        self, body: bytes, *, line: bytes = TXN, until: float | None = None
+    ) -> list[dict[str, Any]]:
+        """What the operations answered. Raises ``Refused``, ``SessionGone`` or
+        ``BackendUnavailable``."""
+        reply = await self.http.ask(line, body, until)
+        if reply.status == 200:
+            results = self._read(line, reply)["Results"]
+            return [result["KV"] for result in results or ()]
+        if reply.status == 409:
+            errors = self._read(line, reply)["Errors"] or ()
+            if any("invalid session" in error["What"] for error in errors):
+                raise SessionGone
+            raise Refused(frozenset(int(error["OpIndex"]) for error in errors))
+        raise self._refusal(line, reply)
+
+    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Any:
+        """The answer's JSON; ``None`` for what does not exist."""
+        reply = await self.http.ask(line, body, until)
+        if reply.status == 404:
+            return None
+        if reply.status != 200:
+            raise self._refusal(line, reply)
+        return self._read(line, reply)
+
+    def _read(self, line: bytes, reply: Reply) -> Any:
+        try:
+            return json.loads(reply.body or b"null")
+        except ValueError:
+            raise BackendUnavailable(
+                f"{self.display}: {_said(line)}: status {reply.status}, with a text that is not "
+                "Consul's"
+            ) from None
+
+    def _refusal(self, line: bytes, reply: Reply) -> Exception:
+        text = reply.body[:200].decode(errors="replace").strip()
+        if "Invalid Session TTL" in text:
+            return Unsupported(f"{self.display} does not allow this ttl: {text}")
+        if reply.status == 403:
+            words = "the token is missing or may not do this"
+            return BackendUnavailable(f"{self.display}: {_said(line)}: {words} ({text})")
+        return BackendUnavailable(f"{self.display}: {_said(line)}: {text or reply.status}")
+
+
+def _said(line: bytes) -> str:
+    return line.decode().partition("?")[0]

@@ -1,0 +1,441 @@
+"""How ``consul://`` admits claims: one transaction joins a name's line and reads it.
+
+A Consul transaction knows no "else", so everybody joins first: who then fits holds at once,
+who does not says that it waits, and becomes a hold by its own later transaction, which goes
+through only if nobody is in front any more. A request whose answer was lost may still arrive
+at any time: what undoes it also moves its session's guard, and joining checks the guard, so it
+arrives in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from holdfast.backends import consul_requests as requests
+from holdfast.backends import consul_view as view
+from holdfast.backends.consul_agent import READ, Agent, Refused, SessionGone
+from holdfast.backends.consul_sessions import OPS, Ref, SessionKeeper
+from holdfast.backends.lines import Entry, Verdict, judge
+from holdfast.backends.sessions import Session
+from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.core.contract import (
+    GRACE_SECONDS,
+    QUEUE_CAP,
+    Finding,
+    Page,
+    Renewal,
+    Runtime,
+    Waiting,
+)
+from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
+
+if TYPE_CHECKING:
+    from holdfast.backends.consul import ConsulStore
+    from holdfast.wires.http import Http
+    from holdfast.wires.http_listen import Listening
+
+__all__ = ["ConsulBackend"]
+
+# How often an attempt starts over because the line changed under it.
+TRIES = 20
+REMEMBERED = 1024
+MOST_PERMITS = (OPS - 4) // 2
+"""Every slot takes two operations of the one transaction that grants them."""
+
+
+class ConsulBackend:
+    """Admits claims in one Consul datacenter."""
+
+    def __init__(self, store: ConsulStore, runtime: Runtime) -> None:
+        self.store, self.runtime = store, runtime
+        self.agent = Agent(_http(store, runtime))
+        self.keeper = SessionKeeper(store, self.agent, runtime)
+        self.listening = _listening(store, runtime)
+        self._absent: dict[tuple[str, int], float] = {}
+        """Since when somebody in front could hold and has not come."""
+        store.backends.add(id(self))
+
+    # Taking and giving back.
+
+    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        if claim.weight > MOST_PERMITS:
+            raise Unsupported(
+                f"{claim.weight} permits of {claim.name!r}: one transaction of "
+                f"{self.store.display} grants {MOST_PERMITS} at most"
+            )
+        for _ in range(TRIES):
+            session = await self.keeper.session(claim.ttl)
+            try:
+                answer = await self._attempt(claim, join, session)
+            except SessionGone:
+                self.store.sessions.ended(session.id)
+                continue
+            if answer is not None:
+                return answer
+        raise BackendUnavailable(f"{self.store.display}: the line of {claim.name!r} never rests")
+
+    async def _attempt(self, claim: Claim, join: bool, session: Session) -> Grant | Busy | None:
+        """The answer, or ``None`` to look again."""
+        owner = claim.owner
+        place = self.store.places.get(owner)
+        if place is not None and claim.mode is not Mode.SLOTS and len(place.front) < OPS - 2:
+            grant = await self._enter(claim, session, place.front)
+            if grant is not None:
+                return grant
+        known = place is not None or owner in self.store.holds
+        if known or owner in self.store.sessions.doubts:
+            line = await self.line(claim.name)
+            if any(entry.owner == owner for entry in line):
+                return await self._judge(claim, join, session, line)
+            self.store.places.pop(owner, None)
+            self.store.holds.pop(owner, None)
+        return await self._join(claim, join, session)
+
+    async def line(self, name: str) -> list[Entry]:
+        """Everybody who holds or waits, in order, by a consistent read."""
+        keys = self.store.names.of(name)
+        found = await self.agent.txn(requests.txn(requests.tree(keys.encoded)), line=READ)
+        return requests.line_of(found, keys.prefix)
+
+    async def _join(self, claim: Claim, join: bool, session: Session) -> Grant | Busy | None:
+        keys = self.store.names.of(claim.name)
+        key = keys.entry(claim)
+        value = requests.entry_value(claim, self.runtime.wall())
+        body = requests.txn(
+            self._guard(session),
+            requests.lock(key, value, session.id, requests.FRESH),
+            requests.tree(keys.encoded),
+        )
+        try:
+            found = await self._send(claim, session, body)
+        except Refused:
+            await self._learn_guard(session)
+            return None
+        # The first is what the lock answered; a check answers nothing where there is no key.
+        line = requests.line_of(found[-_tail(found, key) :], keys.prefix)
+        own = next(entry for entry in line if entry.owner == claim.owner)
+        if own.held and claim.mode is not Mode.SLOTS:
+            return self._granted(claim, session, own.token, ())
+        return await self._judge(claim, join, session, line)
+
+    def _guard(self, session: Session) -> bytes:
+        key = self.store.names.guard(session.id)
+        if session.generation:
+            return requests.same(key, session.generation)
+        return requests.absent(key)
+
+    async def _send(self, claim: Claim, session: Session, body: bytes) -> list[dict[str, Any]]:
+        try:
+            return await self.agent.txn(body)
+        except (Refused, SessionGone):
+            raise
+        except BaseException:  # it may have been carried out, or be so later
+            self.store.sessions.doubts[claim.owner] = session
+            raise
+
+    async def _learn_guard(self, session: Session) -> None:
+        key = self.store.names.guard(session.id)
+        try:
+            found = await self.agent.txn(requests.txn(requests.get(key)), line=READ)
+        except Refused:
+            session.generation = 0
+        else:
+            session.generation = int(found[0]["ModifyIndex"])
+
+    def _granted(self, claim: Claim, session: Session, token: int, slots: tuple[int, ...]) -> Grant:
+        from holdfast.backends.consul import Held
+
+        self.store.places.pop(claim.owner, None)
+        self.store.holds[claim.owner] = Held(token, slots)
+        key = self.store.names.of(claim.name).entry(claim).decode()
+        return Grant(claim, token, slots, session.since, Ref(key, session.id, session.ttl))
+
+    async def _judge(
+        self, claim: Claim, join: bool, session: Session, line: list[Entry]
+    ) -> Grant | Busy | None:
+        try:
+            verdict = judge(claim, line, self.store.display)
+        except LimitMismatch:
+            await self.abandon(claim)
+            raise
+        own, held = verdict.own, self.store.holds.get(claim.owner)
+        if own is None:
+            return None
+        if held is not None and own.held and own.token == held.token:
+            return self._granted(claim, session, held.token, held.slots)
+        if own.settled:  # the answer that said so was lost
+            return self._granted(claim, session, own.token, own.slots)
+        if verdict.fits:
+            return await self._enter(claim, session, (), verdict.slots)
+        retry = await self._pass_absent(verdict)
+        if retry == 0:
+            return None
+        if not join or verdict.place >= QUEUE_CAP:
+            reason = "" if not join else f"{QUEUE_CAP} already wait for {claim.name!r}"
+            if not join and claim.owner in self.store.places:
+                return Busy(verdict.place, retry, reason=reason)
+            await self.abandon(claim)
+            return Busy(verdict.place, 1.0 if join else retry, reason=reason)
+        return await self._stand(claim, session, own, verdict, line, retry)
+
+    async def _enter(
+        self, claim: Claim, session: Session, front: tuple[str, ...], slots: tuple[int, ...] = ()
+    ) -> Grant | None:
+        """Makes the own entry a hold, if nothing in front and none of the slots is there."""
+        keys = self.store.names.of(claim.name)
+        key = keys.entry(claim)
+        value = requests.entry_value(claim, self.runtime.wall())
+        ops = [requests.absent(name.encode()) for name in front]
+        for number in slots:
+            slot, owner = keys.slot(number), requests.slot_value(claim.owner)
+            ops.append(requests.absent(slot))
+            ops.append(requests.lock(slot, owner, session.id, requests.HELD))
+        ops += [requests.locked_by(key, session.id), requests.write(key, value, requests.HELD)]
+        try:
+            answer = await self._send(claim, session, requests.txn(*ops))
+        except Refused:
+            return None
+        return self._granted(claim, session, int(answer[-1]["ModifyIndex"]), slots)
+
+    async def _stand(
+        self,
+        claim: Claim,
+        session: Session,
+        own: Entry,
+        verdict: Verdict,
+        line: list[Entry],
+        retry: float | None,
+    ) -> Busy | None:
+        """Says in the own entry that it waits, and remembers what for."""
+        from holdfast.backends.consul import Place
+
+        changed, since = own.changed, own.since
+        if claim.owner not in self.store.places:
+            key, value = own.key.encode(), requests.entry_value(claim, own.since)
+            change = requests.rewrite(key, value, requests.WAITING, own.changed)
+            try:
+                answer = await self._send(claim, session, requests.txn(change))
+            except Refused:
+                return None
+            changed = int(answer[0]["ModifyIndex"])
+        front = tuple(
+            entry.key
+            for entry in line
+            if entry.order < own.order
+            and (claim.mode is not Mode.SHARED or entry.mode is not Mode.SHARED)
+        )
+        place = Place(own.order, changed, since, own.behind, front)
+        self.store.places[claim.owner] = place
+        index = next((e.changed for e in line if e.key == verdict.target), 0)
+        holders = tuple(entry.key for entry in line if entry.held) if not verdict.target else ()
+        return Busy(verdict.place, retry, (verdict.target, claim.name, index, holders))
+
+    async def _pass_absent(self, verdict: Verdict) -> float | None:
+        """Skips those in front whose grace is over. When to look again; 0: now."""
+        now = self.runtime.now()
+        if len(self._absent) > REMEMBERED:
+            self._absent.clear()
+        retry: float | None = None
+        for entry in verdict.absent:
+            since = self._absent.setdefault((entry.key, entry.changed), now)
+            left = since + GRACE_SECONDS - now
+            if left <= 0:
+                skip = requests.delete_same(entry.key.encode(), entry.changed)
+                with suppress(Refused):  # it has come
+                    await self.agent.txn(requests.txn(skip))
+                return 0
+            retry = left if retry is None else min(retry, left)
+        return retry
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        place = self.store.places.get(claim.owner)
+        session = self.store.sessions.current(claim.ttl)
+        mine = Ref(*grant.ref).key
+        if (
+            place is None
+            or session is None
+            or not session.fresh(self.runtime.now())
+            or any(key != mine for key in place.front)
+            or grant.claim.owner in self.store.sessions.doubts
+            or claim.mode is Mode.SLOTS
+        ):
+            return await self.release(grant), await self.attempt(claim, join=True)
+        # Nobody else was in front of it, and nobody can have come in front since.
+        key = self.store.names.of(claim.name).entry(claim)
+        value = requests.entry_value(claim, self.runtime.wall())
+        body = requests.txn(
+            requests.get(mine.encode()),
+            requests.delete(mine.encode()),
+            requests.locked_by(key, session.id),
+            requests.write(key, value, requests.HELD),
+        )
+        try:
+            answer = await self._send(claim, session, body)
+        except (Refused, SessionGone):
+            return await self.release(grant), await self.attempt(claim, join=True)
+        self.store.forgotten(grant.claim.owner)
+        return True, self._granted(claim, session, int(answer[-1]["ModifyIndex"]), ())
+
+    async def release(self, grant: Grant) -> bool:
+        slots = [self.store.names.of(grant.claim.name).slot(number) for number in grant.slots]
+        ours = await self._delete(grant.claim, Ref(*grant.ref).key.encode(), slots)
+        self.store.forgotten(grant.claim.owner)
+        return ours
+
+    async def abandon(self, claim: Claim) -> None:
+        await self._delete(claim, self.store.names.of(claim.name).entry(claim), [])
+        self.store.forgotten(claim.owner)
+        if claim.mode is Mode.SLOTS:
+            await self._delete_slots(claim)
+
+    async def _delete(self, claim: Claim, key: bytes, slots: list[bytes]) -> bool:
+        """Deletes an entry; answers whether it was there."""
+        doubts = self.store.sessions.doubts
+        session = doubts.get(claim.owner)
+        ends = [requests.get(key), requests.delete(key), *map(requests.delete, slots)]
+        if session is not None:
+            # A new value each time: only a change moves the index.
+            value = requests.slot_value(f"{self.runtime.now()}")
+            guard = self.store.names.guard(session.id)
+            body = requests.txn(requests.lock(guard, value, session.id, requests.HELD))
+            try:
+                answer = await self.agent.txn(body)
+                session.generation = int(answer[0]["ModifyIndex"])
+            except SessionGone:  # and with it the claim's entry, and whatever still comes
+                doubts.pop(claim.owner, None)
+                return False
+        try:
+            await self.agent.txn(requests.txn(*ends))
+            ours = True
+        except Refused:
+            ours = False
+        doubts.pop(claim.owner, None)
+        return ours
+
+    async def _delete_slots(self, claim: Claim) -> None:
+        """The slots of an entry that is gone: no new ones can be taken for it."""
+        keys = self.store.names.of(claim.name)
+        found = await self.agent.txn(requests.txn(requests.tree(keys.encoded)), line=READ)
+        value = requests.slot_value(claim.owner).decode()
+        slots = [kv["Key"].encode() for kv in found if kv["Value"] == value]
+        if slots:
+            await self.agent.txn(requests.txn(*map(requests.delete, slots)))
+
+    # Waiting.
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        if busy.ref is None:
+            await self._pause(until)
+            return
+        target, name, index, holders = busy.ref
+        path = target or self.store.names.of(name).prefix
+        try:
+            while index is not None:
+                index = await self._listen(claim, path, index, frozenset(holders), until)
+        except BackendUnavailable:
+            await self._pause(until)
+
+    async def _listen(
+        self, claim: Claim, path: str, index: int, holders: frozenset[str], until: float
+    ) -> int | None:
+        """One blocking query; the index to go on with, ``None`` when the wait is over."""
+        left = until - self.runtime.now()
+        if left <= 0:
+            return None
+        # Consul adds up to a sixteenth; the answer must come while somebody listens.
+        line = requests.query(path, index, int(left * 900), keys=bool(holders))
+        limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
+        call = await self.listening.begin(claim.owner, line, b"", limit)
+        if call is None:  # too many wait already: look again by ourselves
+            await self._pause(until, 0.3, 0.6)
+            return None
+        try:
+            await self.listening.rung(claim.owner, until)
+            reply = call.reply
+            if call.broken:
+                await self._pause(until)
+        finally:
+            self.listening.end(call)
+        if reply is None:
+            return None
+        return view.goes_on(reply, index, holders, claim.mode is Mode.SLOTS)
+
+    async def _pause(self, until: float, low: float = 0.05, high: float = 0.25) -> None:
+        now = self.runtime.now()
+        await self.runtime.sleep(max(0.0, min(until - now, self.runtime.between(low, high))))
+
+    def nudge(self, claim: Claim) -> None:
+        self.listening.nudge(claim.owner)
+
+    # Keeping, looking, ending: see the modules they are in.
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        return await self.keeper.renew(grants, waits, until)
+
+    async def revoke(self, name: str) -> list[int]:
+        return await view.revoke(self, name)
+
+    async def look(self, name: str) -> Standing:
+        return await view.look(self, name)
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        return await view.survey(self, prefix, cursor, limit)
+
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
+        return await view.record(self, grant, value, keep_seconds)
+
+    async def recall(self, name: str) -> Record | None:
+        return await view.recall(self, name)
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        await view.watch(self, name, seen, until)
+
+    async def probe(self) -> list[Finding]:
+        return await view.probe(self)
+
+    def forget(self) -> None:
+        self.store.sessions.forget()
+        for known in (self.store.places, self.store.holds, self.store.moved):
+            known.clear()
+        self.keeper.forget()
+        self.agent.http.forget()
+        self.listening.forget()
+
+    async def close(self) -> None:
+        if id(self) in self.store.backends:
+            self.store.backends.discard(id(self))
+            if not self.store.backends:
+                await self.keeper.end_all()
+        self.listening.close()
+        await self.agent.http.close()
+
+
+def _tail(found: list[dict[str, Any]], key: bytes) -> int:
+    """How many of a joining's answers belong to the tree that was read last."""
+    name = key.decode()
+    first = next(index for index, kv in enumerate(found) if kv["Key"] == name)
+    return len(found) - first - 1
+
+
+def _http(store: ConsulStore, runtime: Runtime) -> Http:
+    if runtime.blocking:
+        from holdfast.wires.http import BlockingHttp
+
+        return BlockingHttp(store.servers, store.settings.connections)
+    from holdfast.wires.http_async import AsyncHttp
+
+    return AsyncHttp(store.servers, store.settings.connections)
+
+
+def _listening(store: ConsulStore, runtime: Runtime) -> Listening:
+    if runtime.blocking:
+        from holdfast.wires.http_listen import BlockingListening
+
+        return BlockingListening(store.servers)
+    from holdfast.wires.http_listen_async import AsyncListening
+
+    return AsyncListening(store.servers)

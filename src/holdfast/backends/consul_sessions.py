@@ -1,0 +1,244 @@
+"""The Consul sessions of one door: opened when needed, renewed, and their holds looked at."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.backends import consul_requests as requests
+from holdfast.backends.consul_agent import READ, Agent, Refused, SessionGone
+from holdfast.backends.sessions import Session, whole
+from holdfast.claim import Claim, Grant
+from holdfast.core.contract import Renewal, Runtime, Waiting
+from holdfast.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from holdfast.backends.consul import ConsulStore
+
+__all__ = ["OPS", "Ref", "SessionKeeper"]
+
+CREATE = b"PUT /v1/session/create"
+RENEW = b"PUT /v1/session/renew/"
+DESTROY = b"PUT /v1/session/destroy/"
+INFO = b"GET /v1/session/info/"
+OPS = 64
+"""How many operations a transaction may have."""
+
+
+class Ref(NamedTuple):
+    """Where a hold is: its key, and the session it was bound to when it was granted."""
+
+    key: str
+    session: str
+    ttl: int
+
+
+class SessionKeeper:
+    """One backend's view of its store's sessions."""
+
+    def __init__(self, store: ConsulStore, agent: Agent, runtime: Runtime) -> None:
+        self.store, self.agent, self.runtime = store, agent, runtime
+        self.sessions = store.sessions
+        self._opening = threading.Lock()
+        self._opening_async: asyncio.Lock | None = None
+
+    async def session(self, ttl: float) -> Session:
+        """The current session of a ttl with enough certain time, opened or renewed if need be."""
+        session = self.sessions.current(ttl)
+        if session is not None and session.fresh(self.runtime.now()):
+            return session
+        if self.runtime.blocking:
+            with self._opening:
+                return await self._freshen(ttl)
+        if self._opening_async is None:
+            self._opening_async = _async_lock()
+        async with self._opening_async:
+            return await self._freshen(ttl)
+
+    async def _freshen(self, ttl: float) -> Session:
+        session = self.sessions.current(ttl)
+        if session is not None and (
+            session.fresh(self.runtime.now()) or await self.keep_alive(session.id) is not None
+        ):
+            return session
+        sent = self.runtime.now()
+        # No health checks: a node that flaps must not end holds. What dies ends by its ttl.
+        wish = {
+            "Name": f"holdfast {self.store.settings.namespace}",
+            "TTL": f"{whole(ttl)}s",
+            "Checks": [],
+            "NodeChecks": [],
+            "Behavior": "delete",
+            "LockDelay": "0s",
+        }
+        answer = await self.agent.ask(CREATE, json.dumps(wish).encode())
+        return self.sessions.install(Session(answer["ID"], whole(ttl), sent))
+
+    async def keep_alive(self, session_id: str, until: float | None = None) -> float | None:
+        """When the answered request was sent, or ``None`` if the session is gone."""
+        sent = self.runtime.now()
+        if await self.agent.ask(RENEW + session_id.encode(), b"", until) is None:
+            self.sessions.ended(session_id)
+            return None
+        self.sessions.answered(session_id, sent)
+        return sent
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], until: float
+    ) -> Renewal:
+        return await _Renewing(self, until).all(grants, waits)
+
+    async def end_all(self) -> None:
+        """Destroys what this door opened; what does not answer ends by itself."""
+        for session in self.sessions.all():
+            try:
+                line = DESTROY + session.id.encode()
+                await self.agent.ask(line, b"", self.runtime.now() + 1.0)
+            except BackendUnavailable:
+                continue
+        self.sessions.forget()
+
+    def forget(self) -> None:
+        self._opening, self._opening_async = threading.Lock(), None
+
+
+def _async_lock() -> asyncio.Lock:
+    import asyncio
+
+    return asyncio.Lock()
+
+
+class _Renewing:
+    """One batch: a renewal per session, and one question for 64 entries at a time."""
+
+    def __init__(self, keeper: SessionKeeper, until: float) -> None:
+        self._keeper, self._until = keeper, until
+        self._store = keeper.store
+        self._kept: dict[str, float | str | None] = {}
+        self.lost: dict[str, str] = {}
+        self.unknown: dict[str, str] = {}
+        self.forgotten: set[str] = set()
+        self._asked: list[tuple[Claim, bytes, Grant | None, int]] = []
+        self._since: float | None = None
+
+    async def all(self, grants: Sequence[Grant], waits: Sequence[Waiting]) -> Renewal:
+        for grant in grants:
+            await self._grant(grant)
+        for waiting in waits:
+            await self._waiting(waiting)
+        for start in range(0, len(self._asked), OPS):
+            await self._look(self._asked[start : start + OPS])
+        return Renewal(self.lost, self.unknown, frozenset(self.forgotten), self._since)
+
+    async def _keep(self, session_id: str) -> float | str | None:
+        """Since when a session is certain; the cause if unknown; None if gone."""
+        if session_id not in self._kept:
+            try:
+                since = await self._keeper.keep_alive(session_id, self._until)
+            except BackendUnavailable as error:
+                self._kept[session_id] = str(error)
+            else:
+                self._kept[session_id] = since
+                self._certain(since)
+        return self._kept[session_id]
+
+    def _certain(self, since: float | None) -> None:
+        if since is not None:
+            self._since = since if self._since is None else min(self._since, since)
+
+    async def _grant(self, grant: Grant) -> None:
+        owner, ref = grant.claim.owner, Ref(*grant.ref)
+        session = self._bound(grant).session
+        kept = await self._keep(session)
+        if kept is None:
+            self.lost[owner] = "its Consul session ran out or was destroyed"
+        elif isinstance(kept, str):
+            self.unknown[owner] = kept
+        else:
+            key = ref.key.encode()
+            self._asked.append((grant.claim, requests.locked_by(key, session), grant, 0))
+
+    async def _waiting(self, waiting: Waiting) -> None:
+        claim = waiting.claim
+        session = self._keeper.sessions.current(claim.ttl)
+        kept = None if session is None else await self._keep(session.id)
+        if session is None or kept is None:
+            self.forgotten.add(claim.owner)
+        elif not isinstance(kept, str):
+            key = self._store.names.of(claim.name).entry(claim)
+            op = requests.locked_by(key, session.id)
+            self._asked.append((claim, op, None, waiting.behind))
+
+    async def _look(self, asked: list[tuple[Claim, bytes, Grant | None, int]]) -> None:
+        body = requests.txn(*(op for _, op, _, _ in asked))
+        failed: frozenset[int] = frozenset()
+        try:
+            await self._keeper.agent.txn(body, line=READ, until=self._until)
+        except Refused as refused:
+            failed = refused.failed
+        except BackendUnavailable as error:
+            self.unknown |= {c.owner: str(error) for c, _, grant, _ in asked if grant is not None}
+            return
+        for index, (claim, _, grant, behind) in enumerate(asked):
+            if grant is None and index in failed:
+                self.forgotten.add(claim.owner)
+            elif index in failed:
+                self.lost[claim.owner] = "its entry in Consul is gone: the hold was broken"
+            elif grant is None:
+                await self._tell_behind(claim, behind)
+            elif self._bound(grant).ttl != whole(claim.ttl):
+                await self._move(grant, self._bound(grant))
+
+    async def _tell_behind(self, claim: Claim, behind: int) -> None:
+        """Writes how many wait behind an entry that was not granted meanwhile."""
+        place = self._store.places.get(claim.owner)
+        if place is None or place.behind == behind:
+            return
+        key = self._store.names.of(claim.name).entry(claim)
+        value = requests.entry_value(claim, place.since, behind=behind)
+        change = requests.rewrite(key, value, requests.WAITING, place.changed)
+        try:
+            answer = await self._keeper.agent.txn(requests.txn(change), until=self._until)
+        except (BackendUnavailable, Refused, SessionGone):
+            return
+        if self._store.places.get(claim.owner) is place:  # neither granted nor gone meanwhile
+            changed = int(answer[0]["ModifyIndex"])
+            self._store.places[claim.owner] = place._replace(behind=behind, changed=changed)
+
+    def _bound(self, grant: Grant) -> Ref:
+        """Where the hold is now."""
+        return self._store.moved.get(grant.claim.owner) or Ref(*grant.ref)
+
+    async def _move(self, grant: Grant, ref: Ref) -> None:
+        """Binds a hold whose ttl was changed to the session of its new ttl."""
+        claim, key = grant.claim, ref.key.encode()
+        try:
+            session = await self._keeper.session(claim.ttl)
+            value = requests.entry_value(claim, self._keeper.runtime.wall(), token=grant.token)
+            old, new = requests.unlock(key, ref.session), session.id
+            body = requests.txn(
+                requests.locked_by(key, ref.session),
+                old,
+                requests.lock(key, value, new, requests.HELD),
+                *self._slots(grant, ref.session, new),
+            )
+            await self._keeper.agent.txn(body, until=self._until)
+        except Refused:
+            self.lost[claim.owner] = "its entry in Consul is gone: the hold was broken"
+        except (BackendUnavailable, SessionGone) as error:
+            self.unknown[claim.owner] = str(error) or "the new session ended at once"
+        else:
+            self._store.moved[claim.owner] = Ref(ref.key, session.id, session.ttl)
+            self._certain(session.since)
+
+    def _slots(self, grant: Grant, old: str, new: str) -> list[bytes]:
+        keys = self._store.names.of(grant.claim.name)
+        ops: list[bytes] = []
+        for number in grant.slots:
+            key, owner = keys.slot(number), requests.slot_value(grant.claim.owner)
+            ops += [requests.unlock(key, old), requests.lock(key, owner, new, requests.HELD)]
+        return ops

@@ -1,0 +1,193 @@
+"""What ``consul://`` shows and keeps besides holds: looks, surveys, records, probes."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from holdfast.backends import consul_requests as requests
+from holdfast.backends.consul_agent import READ, Refused
+from holdfast.backends.consul_sessions import INFO, OPS, Ref
+from holdfast.backends.lines import Entry, escape, standing, unescape
+from holdfast.claim import Grant, Record, Standing
+from holdfast.core.contract import Finding, Page
+from holdfast.errors import BackendUnavailable
+from holdfast.wires.http import Reply
+
+if TYPE_CHECKING:
+    from holdfast.backends.consul_backend import ConsulBackend
+
+__all__ = ["goes_on", "look", "probe", "recall", "record", "revoke", "survey", "watch"]
+
+SWEEP_SHARE = 0.02
+"""How often writing a record also looks for some whose time is over."""
+SWEPT = 32
+
+
+def goes_on(reply: Reply, index: int, holders: frozenset[str], changes: bool) -> int | None:
+    """The index to go on listening with, or ``None`` if another attempt is worth it."""
+    if reply.status != 200:
+        return None
+    if holders:
+        there = set(json.loads(reply.body))
+        return reply.seen if holders <= there else None
+    (kv,) = json.loads(reply.body)
+    if changes and kv["Flags"] == requests.HELD:
+        return None
+    # Consul may start its indexes anew; it asks to start over then.
+    return reply.seen if reply.seen >= index else 0
+
+
+async def look(backend: ConsulBackend, name: str) -> Standing:
+    entries = await backend.line(name)
+    return standing(name, entries, await _remaining(backend, entries))
+
+
+async def _remaining(backend: ConsulBackend, entries: Iterable[Entry]) -> dict[str, float]:
+    """Consul does not tell how long it would still wait: at least the session's whole ttl."""
+    remaining: dict[str, float] = {}
+    for session in {entry.session for entry in entries if entry.held and entry.session}:
+        info = await backend.agent.ask(INFO + session.encode())
+        if info:
+            remaining[session] = float(str(info[0]["TTL"]).rstrip("s") or 0)
+    return remaining
+
+
+async def revoke(backend: ConsulBackend, name: str) -> list[int]:
+    tokens: list[int] = []
+    keys = backend.store.names.of(name)
+    for entry in await backend.line(name):
+        if not entry.held:
+            continue
+        key = entry.key.encode()
+        slots = [requests.delete(keys.slot(number)) for number in entry.slots]
+        with suppress(Refused):  # it has ended by itself
+            await backend.agent.txn(requests.txn(requests.get(key), requests.delete(key), *slots))
+            tokens.append(entry.token)
+    return tokens
+
+
+async def survey(backend: ConsulBackend, prefix: str, cursor: str | None, limit: int) -> Page:
+    """Consul has no pages: all names are listed, and the entries of some are read."""
+    names = backend.store.names
+    path = quote(names.root + escape(prefix))
+    line = f"GET /v1/kv/{path}?keys&separator=%2F&consistent".encode()
+    found: list[str] = await backend.agent.ask(line) or []
+    after = "" if cursor is None else f"{names.root}{escape(cursor)}/"
+    keys = sorted(key for key in found if key > after)
+    standings: list[Standing] = []
+    for start in range(0, min(limit, len(keys)), OPS):
+        standings += await _standings(backend, keys[start : min(start + OPS, limit)])
+    last = _name(backend, keys[limit - 1]) if len(keys) > limit else None
+    return Page(standings, last)
+
+
+def _name(backend: ConsulBackend, prefix: str) -> str:
+    return unescape(prefix[len(backend.store.names.root) : -1])
+
+
+async def _standings(backend: ConsulBackend, prefixes: list[str]) -> list[Standing]:
+    body = requests.txn(*(requests.tree(prefix.encode()) for prefix in prefixes))
+    found = await backend.agent.txn(body, line=READ)
+    standings: list[Standing] = []
+    for prefix in prefixes:
+        line = requests.line_of((kv for kv in found if kv["Key"].startswith(prefix)), prefix)
+        if line:
+            remaining = await _remaining(backend, line)
+            standings.append(standing(_name(backend, prefix), line, remaining))
+    return standings
+
+
+async def record(backend: ConsulBackend, grant: Grant, value: str, keep_seconds: float) -> bool:
+    """Checks the hold and writes the record in one transaction."""
+    store, owner = backend.store, grant.claim.owner
+    ref = store.moved.get(owner) or Ref(*grant.ref)
+    fields = [requests.PROTOCOL, grant.token, backend.runtime.wall(), keep_seconds, value]
+    text = b64encode(json.dumps(fields).encode())
+    try:
+        await backend.agent.txn(
+            requests.txn(
+                requests.locked_by(ref.key.encode(), ref.session),
+                requests.write(store.names.record(grant.claim.name), text, 0),
+            )
+        )
+    except Refused:
+        return False
+    if backend.runtime.between(0, 1) < SWEEP_SHARE:
+        await _sweep(backend)
+    return True
+
+
+async def _sweep(backend: ConsulBackend) -> None:
+    """Consul ends only what is bound to a session: records that nobody recalls end here."""
+    line = f"GET /v1/kv/{quote(backend.store.names.records)}?keys".encode()
+    keys: list[str] = await backend.agent.ask(line) or []
+    start = int(backend.runtime.between(0, max(0, len(keys) - SWEPT)))
+    for key in keys[start : start + SWEPT]:
+        await _recall(backend, key.encode())
+
+
+async def recall(backend: ConsulBackend, name: str) -> Record | None:
+    return await _recall(backend, backend.store.names.record(name))
+
+
+async def _recall(backend: ConsulBackend, key: bytes) -> Record | None:
+    try:
+        (found,) = await backend.agent.txn(requests.txn(requests.get(key)), line=READ)
+    except Refused:
+        return None
+    version, token, written, keep_seconds, value = json.loads(b64decode(found["Value"]))
+    if version != requests.PROTOCOL:
+        return None
+    age = backend.runtime.wall() - written
+    if age < keep_seconds:
+        return Record(value, token, age)
+    with suppress(Refused):  # a newer one has come
+        await backend.agent.txn(requests.txn(requests.delete_same(key, found["ModifyIndex"])))
+    return None
+
+
+async def watch(backend: ConsulBackend, name: str, seen: int | None, until: float) -> None:
+    """Listens to all of a name's keys from before they were read."""
+    prefix = backend.store.names.of(name).prefix
+    watcher = f"watch {backend.runtime.between(0, 1)}"
+    try:
+        first = await backend.agent.http.ask(requests.query(prefix, 0, 0, keys=True))
+        tokens = [entry.token for entry in await backend.line(name) if entry.held]
+        if max(tokens, default=None) != seen:
+            return
+        left = until - backend.runtime.now()
+        line = requests.query(prefix, max(1, first.seen), max(0, int(left * 900)), keys=True)
+        call = await backend.listening.begin(watcher, line, b"", until)
+        if call is None:
+            await backend._pause(until, 0.3, 0.6)
+            return
+        try:
+            await backend.listening.rung(watcher, until)
+        finally:
+            backend.listening.end(call)
+        if call.broken:
+            await backend._pause(until)
+    except BackendUnavailable:
+        await backend._pause(until)
+
+
+async def probe(backend: ConsulBackend) -> list[Finding]:
+    leader = await backend.agent.ask(b"GET /v1/status/leader")
+    if not leader:
+        return [Finding("leader", "Consul knows no leader", "broken")]
+    findings = [Finding("leader", "there is one")]
+    peers = await backend.agent.ask(b"GET /v1/status/peers") or []
+    if len(peers) < 3:
+        words = f"{len(peers)} server(s): with fewer than three, the locks go down with one"
+        findings.append(Finding("servers", words, "warning"))
+    await backend.line("holdfast probe")
+    findings.append(Finding("access", f"may read {backend.store.names.root}"))
+    session = await backend.keeper.session(max(10.0, backend.store.shortest_ttl))
+    words = "sessions can be made; Consul ends them one to two ttls after their last renewal"
+    findings.append(Finding("sessions", f"{words} ({session.ttl} s)"))
+    return findings

@@ -1,0 +1,113 @@
+"""Requests whose answers come late or never end, asyncio: the twin of ``http_listen``."""
+
+from __future__ import annotations
+
+from holdfast.wires.doorbell import AsyncDoorbell
+from holdfast.wires.http import Servers
+from holdfast.wires.http_async import AsyncConnection, abandon_transport, connect
+from holdfast.wires.http_listen import ROOM, Call
+
+__all__ = ["AsyncListening"]
+
+
+class ListeningConnection(AsyncConnection):
+    """Passes on what it hears as it comes."""
+
+    __slots__ = ("call", "doorbell")
+
+    def __init__(self, servers: Servers, host: int) -> None:
+        super().__init__(servers, host)
+        self.call: Call | None = None
+        self.doorbell: AsyncDoorbell | None = None
+
+    def data_received(self, data: bytes) -> None:
+        call = self.call
+        if call is None:
+            self.transport.abort()  # nobody asked
+            return
+        try:
+            call.reply = self.responses.feed(data)
+        except OSError as error:
+            self.fail(error)
+            self.transport.abort()
+            return
+        if call.stream:
+            call.pieces += self.responses.pieces()
+        if call.reply is not None or call.pieces:
+            self._ring(call)
+
+    def fail(self, error: OSError) -> None:
+        if self.call is not None and not self.call.broken:
+            self.call.broken = True
+            self._ring(self.call)
+
+    def _ring(self, call: Call) -> None:
+        if self.doorbell is not None:
+            self.doorbell.ring(call.owner)
+
+
+class AsyncListening:
+    """For tasks of one loop."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._doorbell = AsyncDoorbell()
+        self._idle: list[ListeningConnection] = []
+        self._calls: dict[Call, ListeningConnection] = {}
+        self._opening = 0
+
+    async def begin(
+        self, owner: str, line: bytes, body: bytes, until: float, *, stream: bool = False
+    ) -> Call | None:
+        if len(self._calls) + self._opening >= ROOM:
+            return None
+        self._opening += 1
+        try:
+            connection = await self._take(until)
+        finally:
+            self._opening -= 1
+        call = Call(owner, connection.host, stream)
+        connection.call, connection.doorbell = call, self._doorbell
+        self._calls[call] = connection
+        connection.transport.write(self._servers.request(connection.host, line, body))
+        return call
+
+    async def _take(self, until: float) -> ListeningConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.host == self._servers.turn and not connection.transport.is_closing():
+                return connection
+            connection.close()
+        return await connect(self._servers, until, ListeningConnection)
+
+    async def rung(self, owner: str, until: float) -> bool:
+        return await self._doorbell.wait(owner, until)
+
+    def end(self, call: Call) -> None:
+        connection = self._calls.pop(call, None)
+        if connection is None:
+            return
+        connection.call = None
+        if call.reply is not None and connection.responses.lasting and not call.broken:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        if call.broken:
+            self._servers.failed(call.host)
+
+    def nudge(self, owner: str) -> None:
+        self._doorbell.ring(owner)
+
+    def forget(self) -> None:
+        inherited = [*self._idle, *self._calls.values()]
+        self._idle, self._calls, self._doorbell = [], {}, AsyncDoorbell()
+        self._opening = 0
+        for connection in inherited:
+            abandon_transport(connection.transport)
+
+    def close(self) -> None:
+        for connection in (*self._idle, *self._calls.values()):
+            connection.call = None
+            connection.close()
+        self._idle, self._calls = [], {}
+        self._doorbell.ring_all()
