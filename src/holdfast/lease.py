@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 from holdfast.claim import Fence, Mode
 from holdfast.core.drive import run_now
@@ -37,9 +38,10 @@ class LeaseBase:
 
     def __init__(self, door: Door, hold: Hold, note: str) -> None:
         self._door, self._hold, self._note = door, hold, note
-        self._released = False
         self._stack: list[LeaseBase] | None = None
         self._scope: Scope | None = None
+        self._released = False
+        hold.handles.append(ref(self))
 
     @property
     def name(self) -> str:
@@ -96,9 +98,9 @@ class LeaseBase:
     @property
     def lost(self) -> bool:
         """Whether the hold ended, or may have ended, before it was released."""
-        if self._released:
+        if self._released or self._hold.state is not State.HELD:
             return self._hold.state is State.LOST
-        return self._hold.state is not State.HELD or self.remaining == 0
+        return self.remaining == 0
 
     @property
     def reason(self) -> str:
@@ -157,8 +159,7 @@ class LeaseBase:
             with suppress(ValueError):
                 self._stack.remove(self)
             self._stack = None
-        self._hold.handles -= 1
-        return self._hold.handles == 0
+        return not self._hold.handled()
 
     async def _release(self) -> bool | None:
         if self._released:
@@ -166,6 +167,12 @@ class LeaseBase:
         if not self._let_go():
             return self._hold.state is State.HELD and self._door.runtime.now() < self._hold.ends
         return await self._door.release(self._hold)
+
+    async def _release_block(self) -> bool:
+        """At the end of a block: false only if the hold is known to have been lost."""
+        if self._hold.state is State.RELEASED:  # inside the block, on purpose
+            self._released = True
+        return self._released or await self._release() is not False
 
     async def _extend(self, ttl: Duration | None) -> None:
         if self._released:

@@ -170,7 +170,7 @@ class MemoryBackend:
         elif queued := name.line.get(claim.owner):
             queued.refreshed = now
             queued.reserved_until = None
-            queued.signal = self.runtime.signal()
+            queued.signal.clear()  # the same one: somebody may be in its wait already
         ends = [held.ends for held in name.holds.values()]
         ends += [q.reserved_until for q in name.line.values() if q.reserved_until is not None]
         return Busy(place, max(0.0, min(ends) - now) if ends else None)

@@ -63,6 +63,7 @@ async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
             door.lines.leave(turn)
         except BaseException:  # an interrupt right here must not strand those behind
             door.lines.leave(turn)
+            door.keep.undo(claim)
             raise
 
 
@@ -71,6 +72,8 @@ async def _wait_for_turn(door: Door, turn: Turn, until: float | None, ask: Ask) 
     while not turn.first and turn.signal is not None:
         recheck = runtime.now() + runtime.between(*LOCAL_RECHECK_SECONDS)
         await runtime.wait(turn.signal, recheck if until is None else min(until, recheck))
+        door.enter()  # it may have been closed
+        turn.signal.clear()  # before the look at who is first: a call in between is not lost
         late = until is not None and runtime.now() >= until
         if late and not turn.first:
             raise await timed_out(door, turn.claim, ask, "")
@@ -126,7 +129,7 @@ class _Wait:
         if not turn.standing:
             self._started = now
             turn.standing = True
-            door.keep.stand(turn.claim, turn.waiting)
+            door.keep.stand(turn)
         if self._until is not None and now >= self._until:
             await self._give_up(busy)
         if not self._told and now - self._started > LONG_WAIT_SECONDS:

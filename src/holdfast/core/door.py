@@ -131,6 +131,9 @@ class Door:
 
     async def undo(self, claim: Claim) -> None:
         """Leaves no trace of a claim whose outcome is unknown, whatever happens to the caller."""
+        hold = self.keep.holds.get(claim.owner)
+        if hold is not None:
+            self.release_local(hold)
         if self.runtime.blocking:
             self.keep.undo(claim)  # at once, on the keeper's thread: an interrupt can't stop it
             return

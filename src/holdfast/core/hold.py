@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+from weakref import ref
 
 from holdfast.claim import Grant
 
-__all__ = ["Ask", "Hold", "State", "certain_seconds", "grace_seconds"]
+__all__ = ["Ask", "Handle", "Hold", "State", "certain_seconds", "grace_seconds"]
 
 DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
@@ -44,6 +45,12 @@ class State(enum.Enum):
     LOST = "lost"
 
 
+class Handle(Protocol):
+    """What a user has of a hold: a lease."""
+
+    _released: bool
+
+
 class Hold:
     """One hold, from its grant to its end."""
 
@@ -58,6 +65,7 @@ class Hold:
         "grant",
         "handles",
         "on_doubt",
+        "orphaned",
         "reason",
         "renew",
         "renew_at",
@@ -72,7 +80,9 @@ class Hold:
         self.cap = cap
         """Until when it may be kept at all (``max_hold``)."""
         self.state = State.HELD
-        self.handles = 1
+        self.handles: list[ref[Handle]] = []
+        self.orphaned: float | None = None
+        """When the keeper first saw it without a handle."""
         self.who: Hashable = None
         """The thread or task that took it."""
         self.block = False
@@ -110,6 +120,11 @@ class Hold:
         if callbacks and self.tell is not None:
             for callback in callbacks:
                 self.tell(callback, reason)
+
+    def handled(self) -> bool:
+        """Whether somebody still has a handle to end it with."""
+        handles = (handle() for handle in self.handles)
+        return any(handle is not None and not handle._released for handle in handles)
 
     def doubt(self, reason: str) -> None:
         """Little certain time is left: the block, if it can be stopped, is stopped now."""

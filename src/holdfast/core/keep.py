@@ -11,10 +11,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
+from weakref import ref
 
 from holdfast.claim import Claim
 from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
 from holdfast.core.hold import Hold, State
+from holdfast.core.line import Turn
 from holdfast.errors import HoldfastError
 
 __all__ = ["Keep"]
@@ -25,6 +27,10 @@ LINGER_SECONDS = 5.0
 """How long an idle keeper stays planned, so that a busy loop of short holds never wakes it."""
 UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 """An unknown outcome is undone at once and again later: a request may land after its undoing."""
+
+
+ORPHAN_SECONDS = 0.1
+"""How long after a hold was first seen without a handle it is looked at again."""
 
 
 class Undo(NamedTuple):
@@ -43,7 +49,7 @@ class Keep:
     def __init__(self, runtime: Runtime, backend: Backend, display: str) -> None:
         self.runtime, self.backend, self.display = runtime, backend, display
         self.holds: dict[str, Hold] = {}
-        self.waits: dict[str, Callable[[], Waiting]] = {}
+        self.waits: dict[str, tuple[Claim, ref[Turn]]] = {}
         self.dropped: deque[Hold] = deque()
         self.undoing: dict[str, Undo] = {}
         self.planned = float("inf")
@@ -75,11 +81,11 @@ class Keep:
         self.dropped.append(hold)
         self.plan(float("-inf"))
 
-    def stand(self, claim: Claim, waiting: Callable[[], Waiting]) -> None:
-        """Keeps a place in the line from now on."""
+    def stand(self, turn: Turn) -> None:
+        """Keeps a place in the store's line from now on, while somebody waits there."""
         if not self.waits:
             self.refreshed_at = self.runtime.now()
-        self.waits[claim.owner] = waiting
+        self.waits[turn.claim.owner] = turn.claim, ref(turn)
         self.plan(self.refreshed_at + REFRESH_SECONDS)
 
     def undo(self, claim: Claim, *, after: float = 0.0, landed: bool = False) -> None:
@@ -131,9 +137,19 @@ class Keep:
                 hold.block = False
                 log.warning("%r: its thread or task ended inside the block", self._named(hold))
                 self.dropped.append(hold)
+            elif not hold.handled():
+                self._find_orphan(hold, now)
             elif not hold.doubted and now >= hold.doubtful_at:
                 left = f"{hold.ends - now:.1f} s are left"
                 hold.doubt(f"renewal is overdue and {left}{_because(hold.cause)}")
+
+    def _find_orphan(self, hold: Hold, now: float) -> None:
+        # An interrupt can tear a release or a destructor apart. What nobody can end any more is
+        # not kept; one that was granted in this very moment has its handle by the next look.
+        if hold.orphaned is None:
+            hold.orphaned = now
+        elif now >= hold.orphaned + ORPHAN_SECONDS:
+            self.dropped.append(hold)
 
     def _run_out(self, hold: Hold, now: float) -> None:
         if hold.cap is not None and now >= hold.cap:
@@ -161,10 +177,22 @@ class Keep:
         if not refresh and not any(hold.renew_at <= now for hold in holds):
             return
         # What is due soon goes along: holds of one door end up in one batch per interval.
-        due = [hold for hold in holds if hold.renew_at <= now + hold.grant.claim.ttl / 6]
-        waits = [waiting() for waiting in list(self.waits.values())]
+        soon = [hold for hold in holds if hold.renew_at <= now + hold.grant.claim.ttl / 6]
+        due = [hold for hold in soon if hold.handled()]
+        waits = self._waiting()
         if due or waits:
             await self._renew(due, waits)
+
+    def _waiting(self) -> list[Waiting]:
+        """Who stands in the store's line; who is gone without a word is undone."""
+        waits = []
+        for owner, (claim, turn_ref) in list(self.waits.items()):
+            turn = turn_ref()
+            if turn is not None and not turn.gone:
+                waits.append(turn.waiting())
+            elif self.waits.pop(owner, None) is not None:
+                self.undo(claim)
+        return waits
 
     async def _renew(self, due: list[Hold], waits: list[Waiting]) -> None:
         sent = self.runtime.now()
@@ -223,11 +251,16 @@ class Keep:
                 self.undoing[owner] = undo._replace(at=now + UNDO_TIMES_SECONDS[times], times=times)
 
     def _next_at(self) -> float:
-        times = [hold.next_at() for hold in list(self.holds.values())]
+        times = [self._look_at(hold) for hold in list(self.holds.values())]
         times += [undo.at for undo in list(self.undoing.values())]
         if self.waits:
             times.append(self.refreshed_at + REFRESH_SECONDS)
         return min(times, default=float("inf"))
+
+    def _look_at(self, hold: Hold) -> float:
+        if hold.handled():
+            return hold.next_at()
+        return (hold.orphaned or self.runtime.now()) + ORPHAN_SECONDS
 
     def _named(self, hold: Hold) -> str:
         return f"{hold.grant.claim.name} on {self.display}"
@@ -239,7 +272,7 @@ class Keep:
                 hold.state = State.RELEASED
                 self.undoing[hold.grant.claim.owner] = Undo(hold.grant.claim, 0.0, 0, landed=True)
         claims = {owner: undo.claim for owner, undo in self.undoing.items()}
-        claims |= {owner: waiting().claim for owner, waiting in list(self.waits.items())}
+        claims |= {owner: claim for owner, (claim, _) in list(self.waits.items())}
         self.undoing.clear()
         for claim in claims.values():
             try:

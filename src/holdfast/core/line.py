@@ -8,21 +8,28 @@ lets two of one door stand in the store's line.
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
+from itertools import islice
+from weakref import ref
 
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Runtime, Signal, Waiting
 
 __all__ = ["Lines", "Turn"]
 
+LOOK_AHEAD = 64
+"""How many who are gone one look removes; the next look goes on."""
+
 
 class Turn:
     """One acquire that waits or is about to ask."""
 
-    __slots__ = ("answer", "claim", "gone", "line", "signal", "standing")
+    __slots__ = ("__weakref__", "answer", "claim", "gone", "key", "line", "signal", "standing")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.line: OrderedDict[Turn, None] | None = None
+        self.line: Line | None = None
+        self.key: ref[Turn] | None = None
         self.signal: Signal | None = None
         self.standing = False
         """Whether it has a place in the store's line."""
@@ -32,11 +39,24 @@ class Turn:
 
     @property
     def first(self) -> bool:
-        return self.line is not None and next(iter(self.line), None) is self
+        return self.line is not None and _first(self.line) is self
 
     def waiting(self) -> Waiting:
         """What the keeper refreshes."""
         return Waiting(self.claim, len(self.line) - 1 if self.line else 0)
+
+
+# Weak: an interrupt may tear an acquire apart before it can leave. Who is gone is not first.
+Line = OrderedDict[ref[Turn], None]
+
+
+def _first(line: Line) -> Turn | None:
+    for key in list(islice(line, LOOK_AHEAD)):
+        turn = key()
+        if turn is not None and not turn.gone:
+            return turn
+        line.pop(key, None)
+    return None
 
 
 class Lines:
@@ -44,7 +64,7 @@ class Lines:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._lines: dict[str, OrderedDict[Turn, None]] = {}
+        self._lines: dict[str, Line] = {}
 
     def join(self, turn: Turn) -> bool:
         """Joins the name's line; answers whether it is the first."""
@@ -52,13 +72,12 @@ class Lines:
         line = self._lines.get(name)
         if line is None:
             line = self._lines.setdefault(name, OrderedDict())
-        else:
+        if line:
             turn.signal = self._runtime.signal()
         turn.line = line
-        line[turn] = None
-        if next(iter(line)) is turn:
-            return True
-        if turn.signal is None:  # somebody made the line in the same moment
+        turn.key = ref(turn, partial(self._collected, line))
+        line[turn.key] = None
+        if turn.signal is None and not turn.first:  # somebody joined in the same moment
             turn.signal = self._runtime.signal()
         return turn.first
 
@@ -66,20 +85,30 @@ class Lines:
         """Leaves the line and lets the next one ask. May be called again."""
         turn.gone = True
         line = turn.line
-        if line is None:
+        if line is None or turn.key is None:
             return
-        line.pop(turn, None)
-        heir = next(iter(line), None)
-        if heir is None:
-            if self._lines.get(turn.claim.name) is line and not line:
+        line.pop(turn.key, None)
+        if not line:
+            if self._lines.get(turn.claim.name) is line:
                 self._lines.pop(turn.claim.name, None)
-        elif heir.signal is not None:
+            return
+        self._call_first(line)
+
+    def _call_first(self, line: Line) -> None:
+        heir = _first(line)
+        if heir is not None and heir.signal is not None:
             heir.signal.set()
+
+    def _collected(self, line: Line, key: ref[Turn]) -> None:
+        """In a destructor: an acquire ended without leaving."""
+        if key in line:
+            line.pop(key, None)
+            self._call_first(line)
 
     def standing(self, name: str) -> Turn | None:
         """Who of this door stands first in the store's line."""
         line = self._lines.get(name)
-        turn = next(iter(line), None) if line else None
+        turn = _first(line) if line else None
         return turn if turn is not None and turn.standing else None
 
     def clear(self) -> None:
@@ -88,4 +117,5 @@ class Lines:
 
     def all(self) -> list[Turn]:
         """Everybody who waits in this door."""
-        return [turn for line in list(self._lines.values()) for turn in list(line)]
+        turns = (key() for line in list(self._lines.values()) for key in list(line))
+        return [turn for turn in turns if turn is not None]

@@ -69,11 +69,12 @@ class ElectionBase(Generic[K]):
                 raise TimeoutError(f"the leader of {self.name!r} did not change in time")
 
     async def _resign(self) -> None:
-        leases = [lease for leases in list(self._campaign._blocks.values()) for lease in leases]
-        if not leases:
-            raise NotHeld(f"nobody leads {self.name!r} through this election")
-        for lease in leases:
-            await lease._release()
+        holds = list(self._door.keep.holds.values())
+        led = [hold for hold in holds if hold.block and hold.grant.claim.name == self.name]
+        if not led:
+            raise NotHeld(f"nobody leads {self.name!r} through this door")
+        for hold in led:
+            await self._door.release(hold)
 
 
 class Election(ElectionBase[Lock]):
@@ -102,5 +103,5 @@ class Election(ElectionBase[Lock]):
             seen = leader.token if leader else None
 
     def resign(self) -> None:
-        """Ends the leadership that was won through this object; its block goes on without it."""
+        """Ends the leadership that was won through this door; its block goes on without it."""
         run_now(self._resign())

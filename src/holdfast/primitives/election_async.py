@@ -38,5 +38,5 @@ class AsyncElection(ElectionBase[AsyncLock]):
             seen = leader.token if leader else None
 
     async def resign(self) -> None:
-        """Ends the leadership that was won through this object; its block goes on without it."""
+        """Ends the leadership that was won through this door; its block goes on without it."""
         await self._resign()

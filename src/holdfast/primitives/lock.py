@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from weakref import WeakKeyDictionary, ref
 
 from holdfast.claim import Claim, Mode
 from holdfast.core.acquire import acquire, attempt_once
@@ -15,6 +15,7 @@ from holdfast.core.hold import Ask, Hold, State
 from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import AlreadyHeld, LockTimeout, NotHeld
 from holdfast.lease import Lease, LeaseBase
+from holdfast.primitives.block import Block, WayOut
 from holdfast.primitives.decorate import Decorating
 
 if TYPE_CHECKING:
@@ -29,7 +30,17 @@ L = TypeVar("L", bound=LeaseBase)
 class LockBase(Decorating, Generic[L]):
     """What both doors' locks share: everything but the words ``with`` and ``await``."""
 
-    __slots__ = ("_bare", "_blocks", "_door", "_limit", "_mode", "_terms", "_weight", "name")
+    __slots__ = (
+        "_bare",
+        "_by_hand",
+        "_door",
+        "_entering",
+        "_limit",
+        "_mode",
+        "_terms",
+        "_weight",
+        "name",
+    )
 
     _lease: type[L]
 
@@ -39,7 +50,8 @@ class LockBase(Decorating, Generic[L]):
         self.name = name
         self._door, self._terms = door, terms
         self._mode, self._weight, self._limit = mode, weight, limit
-        self._blocks: dict[Hashable, list[L]] = {}
+        self._entering: dict[Hashable, ref[Block]] = {}
+        self._by_hand: list[L] = []
         self._bare: WeakKeyDictionary[Any, list[LeaseBase]] | None = None
 
     def __repr__(self) -> str:
@@ -69,18 +81,25 @@ class LockBase(Decorating, Generic[L]):
         ask = Ask(timeout, terms.renew, terms.max_hold, explain)
         hold = await (attempt_once if timeout == 0 else acquire)(door, claim, ask)
         hold.block = block  # kept alive from here on only while this thread or task lives
-        return self._lease(door, hold, terms.note)
+        try:
+            return self._lease(door, hold, terms.note)
+        except BaseException:
+            await door.undo(claim)
+            raise
 
     def _again(self, outer: Hold, timeout: float | None, explain: bool) -> Hold | None:
         """This thread or task has the name: re-enters, raises, or finds that it has it no more."""
         if outer.state is not State.HELD or self._door.runtime.now() >= outer.ends:
             self._door.disown(outer)
             return None
+        if not outer.handled():  # an interrupt tore its release apart
+            self._door.disown(outer)
+            self._door.keep.drop(outer)
+            return None
         claim = outer.grant.claim
         if claim.mode is Mode.SLOTS:
             return None  # the store tells that a semaphore is no lock
         if self._terms.reentrant and claim.mode is self._mode:
-            outer.handles += 1
             return outer
         if timeout == 0 and not explain:
             raise LockTimeout("", name=self.name)
@@ -126,30 +145,32 @@ class LockBase(Decorating, Generic[L]):
         modes = {holder.mode for holder in standing.holders}
         return bool(modes - {Mode.SHARED}) if self._mode is Mode.SHARED else bool(modes)
 
-    # Blocks: each thread or task has its own, newest last.
+    # Blocks. What is open belongs to its with statement; see primitives.block.
 
-    def _opened(self, lease: L) -> None:
-        self._blocks.setdefault(self._door.runtime.me(), []).append(lease)
+    def _begin(self) -> Block | None:
+        """The block that is being entered; none if ``__enter__`` was called by hand."""
+        made = self._entering.pop(self._door.runtime.me(), None)
+        return None if made is None else made()
 
-    def _closing(self) -> L:
+    def _opened(self, block: Block | None, lease: L) -> None:
+        if block is not None:
+            block.lease = lease
+        else:
+            self._by_hand.append(lease)
+
+    def _closing(self, lease: LeaseBase | None) -> L:
         """The lease of the block that is being left."""
+        if lease is not None:
+            return cast("L", lease)
         me = self._door.runtime.me()
-        if me not in self._blocks:
-            me = self._stray_block()
-        leases = self._blocks[me]
-        lease = leases.pop()
-        if not leases:
-            del self._blocks[me]
-        return lease
-
-    def _stray_block(self) -> Hashable:
-        """Whose block another thread or task leaves: a generator's that was closed elsewhere."""
-        alive = self._door.runtime.alive
-        others = list(self._blocks)
-        ended = [who for who in others if not alive(who)]
-        if len(others) == 1 or len(ended) == 1:
-            return (ended or others)[0]
-        raise NotHeld(f"this {self._door.who} has no open block of {self.name!r}")
+        mine = [lease for lease in self._by_hand if lease._hold.who == me]
+        if not mine and len(self._by_hand) == 1:
+            mine = self._by_hand  # entered in one thread or task, and left in another
+        if not mine:
+            raise NotHeld(f"this {self._door.who} has no open block of {self.name!r}")
+        newest = mine[-1]
+        self._by_hand.remove(newest)
+        return newest
 
 
 class _Unset:
@@ -181,18 +202,29 @@ class Lock(LockBase[Lease]):
         return run_now(self._locked())
 
     def __enter__(self) -> Lease:
+        block = self._begin()
         lease = run_now(self._take(self._terms.timeout, block=True))
-        self._opened(lease)
+        try:
+            self._opened(block, lease)
+        except BaseException:
+            lease._drop()
+            raise
         return lease
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        lease = self._closing()
+    def _leave(self, lease: LeaseBase | None, error: BaseException | None) -> None:
+        lease = self._closing(lease)
         lost = lease.lost
-        ours = True if lease._released else run_now(lease._release())
-        if error is None and (lost or ours is False):
+        ours = run_now(lease._release_block())
+        if error is None and (lost or not ours):
             raise lease._lost_error()
+
+    if TYPE_CHECKING:
+
+        def __exit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
+        ) -> None: ...
+    else:
+        __exit__ = WayOut()

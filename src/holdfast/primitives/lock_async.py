@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from holdfast.durations import Duration
-from holdfast.lease import AsyncLease
+from holdfast.lease import AsyncLease, LeaseBase
+from holdfast.primitives.block import WayOut
 from holdfast.primitives.lock import UNSET, LockBase
 from holdfast.primitives.scope import BlockScope
 
@@ -33,23 +35,30 @@ class AsyncLock(LockBase[AsyncLease]):
         return await self._locked()
 
     async def __aenter__(self) -> AsyncLease:
+        block = self._begin()
         lease = await self._take(self._terms.timeout, block=True)
-        self._opened(lease)
+        self._opened(block, lease)
         lease._scope = BlockScope(lease._hold)
         return lease
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        lease = self._closing()
+    async def _leave(self, lease: LeaseBase | None, error: BaseException | None) -> None:
+        lease = self._closing(lease)
         if isinstance(error, GeneratorExit):
             lease._drop()  # its loop is gone: nothing can be awaited here any more
             return
         lost = lease.lost
         stopped = lease._scope is not None and lease._scope.close(error)
-        ours = True if lease._released else await lease._release()
-        if stopped or (error is None and (lost or ours is False)):
+        ours = await lease._release_block()
+        if stopped or (error is None and (lost or not ours)):
             raise lease._lost_error() from error
+
+    if TYPE_CHECKING:
+
+        async def __aexit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
+        ) -> None: ...
+    else:
+        __aexit__ = WayOut()
