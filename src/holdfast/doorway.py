@@ -20,7 +20,7 @@ from holdfast.primitives.once_job import Errors, JobBase, make_plan
 from holdfast.primitives.rwlock import ReadWriteLock
 from holdfast.primitives.terms import Options, Terms, check_ttl, make_terms
 from holdfast.runtimes import lifetime
-from holdfast.runtimes.keeper import EXIT_SECONDS, KeeperThread
+from holdfast.runtimes.keeper import KeeperThread
 from holdfast.url import open_store
 
 __all__ = ["Doorway"]
@@ -69,7 +69,8 @@ class Doorway(Generic[K, M, E, J, V]):
         self._door = Door(
             store, runtime, self._keeper.keep, patience=seconds(patience, "patience"), epoch=epoch
         )
-        lifetime.watch(self)
+        self._door.on_fork.append(self._keeper.forked)
+        lifetime.at_fork(self._door)
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
@@ -201,17 +202,6 @@ class Doorway(Generic[K, M, E, J, V]):
         for hold in list(self._door.keep.holds.values()):
             message = f"{hold.grant.claim.name!r} was still held when its door was closed: released"
             warnings.warn(message, ResourceWarning, stacklevel=4)
-
-    def forked(self) -> None:
-        """In a forked child: holds nothing, touches nothing of the parent's, works anew."""
-        self._keeper.forked()
-        self._door.forked()
-
-    def exit(self) -> None:
-        """At the interpreter's end: what is held is released, within a second."""
-        if not self._door.closed:
-            self._door.closed = True
-            self._keeper.end(EXIT_SECONDS)
 
     def __del__(self) -> None:
         door = getattr(self, "_door", None)

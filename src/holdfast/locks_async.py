@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from holdfast.claim import Standing
 from holdfast.core.contract import Guarantee
+from holdfast.core.door import Door
 from holdfast.doorway import LONGEST_LIST, Doorway
 from holdfast.durations import Duration
 from holdfast.locks import Findings, Standings, find_url
@@ -20,6 +21,34 @@ from holdfast.primitives.once_async import AsyncOnce
 from holdfast.runtimes.aio import AsyncioRuntime
 
 __all__ = ["AsyncLocks", "connect_async"]
+
+
+class _LoopGuard:
+    """One door, one event loop at a time."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def enter(self, door: Door) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None:
+            if not self._loop.is_closed():
+                raise RuntimeError(
+                    f"this door to {door.store.display} is in use on another event loop: "
+                    "open a door per loop, or share a blocking one between threads"
+                )
+            door.backend.forget()  # its connections ended with their loop
+            door.lines.clear()
+        self._loop = loop
+
+    def tell(self, callback: Callable[[str], object], reason: str) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, reason)
+
+    def forked(self) -> None:
+        self._loop = None
 
 
 class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, AsyncEvery]):
@@ -34,28 +63,11 @@ class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, As
     def __init__(self, url: str | object, **settings: Any) -> None:
         self._runtime = AsyncioRuntime()
         super().__init__(url, self._runtime, **settings)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        guard = _LoopGuard()
         self._door.who = "task"
-        self._door.tell = self._tell_on_the_loop
-        self._door.on_enter = self._check_loop
-
-    def _check_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop is self._loop:
-            return
-        if self._loop is not None:
-            if not self._loop.is_closed():
-                raise RuntimeError(
-                    f"{self!r} is in use on another event loop: open a door per loop, "
-                    "or share a blocking one between threads"
-                )
-            self._door.backend.forget()  # its connections ended with their loop
-            self._door.lines.clear()
-        self._loop = loop
-
-    def _tell_on_the_loop(self, callback: Callable[[str], object], reason: str) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback, reason)
+        self._door.tell = guard.tell
+        self._door.on_enter = guard.enter
+        self._door.on_fork.append(guard.forked)
 
     async def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> Standings:
         """Names that are held or waited for, with their holders and waiters."""

@@ -37,7 +37,8 @@ class Door:
         self.tell: Callable[[Callable[[str], object], str], None] = _tell_here
         self.who = "thread"
         """What holds through this door: a thread or a task."""
-        self.on_enter: Callable[[], None] | None = None
+        self.on_enter: Callable[[Door], None] | None = None
+        self.on_fork: list[Callable[[], None]] = []
         self._labels: dict[tuple[str, str], str] = {}
         keep.nudge = self.nudge
         keep.alive = runtime.alive  # the keeper lives among threads, and can't judge tasks
@@ -47,7 +48,7 @@ class Door:
         if self.closed:
             raise HoldfastError(f"this door to {self.store.display} is closed")
         if self.on_enter is not None:
-            self.on_enter()
+            self.on_enter(self)
 
     def label(self, note: str) -> str:
         """Who asks, for the store to keep and to tell others."""
@@ -164,6 +165,8 @@ class Door:
             hold.lose("this process is a fork of the one that holds it")
         self.backend.forget()
         self.keep.backend.forget()
+        for hook in self.on_fork:
+            hook()
 
 
 def _tell_here(callback: Callable[[str], object], reason: str) -> None:

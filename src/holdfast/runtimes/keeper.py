@@ -7,6 +7,7 @@ import threading
 from holdfast.core.contract import Store
 from holdfast.core.drive import run_now
 from holdfast.core.keep import Keep
+from holdfast.runtimes import lifetime
 from holdfast.runtimes.blocking import BlockingRuntime
 
 __all__ = ["KeeperThread"]
@@ -28,12 +29,14 @@ class KeeperThread:
         if self._thread is None and not self.keep.closing:
             thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
             self._thread = thread
+            lifetime.at_exit(self)
             thread.start()
 
     def _run(self) -> None:
         run_now(self.keep.run())
         run_now(self.keep.finish())
         run_now(self.keep.backend.close())
+        lifetime.ended(self)
 
     def end(self, seconds: float | None) -> None:
         """Releases all that is held and ends the thread, within so many seconds."""
@@ -44,6 +47,10 @@ class KeeperThread:
         self.keep.signal.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
+
+    def exit(self) -> None:
+        """At the interpreter's end: what is held is released, within a second."""
+        self.end(EXIT_SECONDS)
 
     def forked(self) -> None:
         """In a forked child: the thread is the parent's; the next hold starts another."""
