@@ -15,8 +15,9 @@ from holdfast.backends.zookeeper_line import (
     digest,
     entry_prefix,
     slot_name,
+    write_data,
 )
-from holdfast.backends.zookeeper_look import Looking, write_data
+from holdfast.backends.zookeeper_look import Looking
 from holdfast.backends.zookeeper_records import Recording
 from holdfast.backends.zookeeper_renew import Renewing
 from holdfast.backends.zookeeper_store import Entry, ZooKeeperStore

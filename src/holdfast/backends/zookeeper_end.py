@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from holdfast.backends.zookeeper_line import SEQUENCE_LIMIT, Line, Place, digest
-from holdfast.backends.zookeeper_look import read_data, token_of
+from holdfast.backends.zookeeper_line import SEQUENCE_LIMIT, Line, Place, digest, read_data
+from holdfast.backends.zookeeper_look import token_of
 from holdfast.backends.zookeeper_store import deletion
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Claim, Grant, Mode
@@ -50,6 +50,8 @@ class Ending(Trips):
         key = entry.key if entry is not None else math.ceil(claim.ttl)
         if key not in self.store.sessions:
             return  # nothing was ever sent
+        # Should this fail, the session's thread goes on trying for as long as there is a session.
+        self.store.debts[claim.owner] = key, claim
         session = await self.ready(key)
         parent = self.store.parent(claim.name)
         listing = Listing(parent)
@@ -60,6 +62,7 @@ class Ending(Trips):
         if listing.error is None:
             line = Line(listing.value, self.where(claim.name))
             await self._delete(session, parent, line.of_owner(digest(claim.owner)))
+        self.store.debts.pop(claim.owner, None)
 
     async def _delete(self, session: Session, parent: str, places: Sequence[Place]) -> list[int]:
         """Deletes claims with whatever slots they have; the tokens of those that were there."""

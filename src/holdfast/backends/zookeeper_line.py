@@ -20,7 +20,18 @@ from holdfast.claim import Claim, Mode
 from holdfast.core import admit
 from holdfast.errors import Incompatible
 
-__all__ = ["Line", "Place", "decode_name", "digest", "encode_name", "entry_prefix", "slot_name"]
+__all__ = [
+    "Line",
+    "NodeData",
+    "Place",
+    "decode_name",
+    "digest",
+    "encode_name",
+    "entry_prefix",
+    "read_data",
+    "slot_name",
+    "write_data",
+]
 
 VERSION = "1"
 SEQUENCE_LIMIT = 2**31 - 2**20
@@ -53,6 +64,30 @@ def entry_prefix(claim: Claim) -> str:
 
 def slot_name(slot: int) -> str:
     return f"{VERSION}.{_SLOT}.{slot}"
+
+
+class NodeData(NamedTuple):
+    """What a claim's node carries beside its name."""
+
+    ttl: int
+    behind: int
+    slots: tuple[int, ...]
+    label: str
+
+
+def write_data(ttl: int, behind: int, slots: Iterable[int], label: str) -> bytes:
+    return f"{ttl} {behind} {','.join(map(str, slots))}\n{label}".encode()
+
+
+def read_data(data: bytes) -> NodeData:
+    """Reads a node's data; a damaged one says nothing, and raises nothing."""
+    head, _, label = data.decode(errors="replace").partition("\n")
+    try:
+        ttl, behind, slots = head.split(" ")
+        numbers = tuple(int(slot) for slot in slots.split(",") if slot)
+        return NodeData(int(ttl), int(behind), numbers, label)
+    except ValueError:
+        return NodeData(0, 0, (), label)
 
 
 class Place(NamedTuple):

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from holdfast.backends.zookeeper_line import Line, Place, decode_name
+from holdfast.backends.zookeeper_line import Line, NodeData, Place, decode_name, read_data
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.zookeeper_asks import Listing, Read, Stat, Sync
 
-__all__ = ["Looking", "NodeData", "read_data", "token_of", "write_data"]
+__all__ = ["Looking", "token_of"]
 
 MOST_SHOWN = 1000
 """Of a longer line the rest is not read."""
-
-
-class NodeData(NamedTuple):
-    """What a claim's node carries beside its name."""
-
-    ttl: int
-    behind: int
-    slots: tuple[int, ...]
-    label: str
-
-
-def write_data(ttl: int, behind: int, slots: Iterable[int], label: str) -> bytes:
-    return f"{ttl} {behind} {','.join(map(str, slots))}\n{label}".encode()
-
-
-def read_data(data: bytes) -> NodeData:
-    """Reads a node's data; a damaged one says nothing, and raises nothing."""
-    head, _, label = data.decode(errors="replace").partition("\n")
-    try:
-        ttl, behind, slots = head.split(" ")
-        numbers = tuple(int(slot) for slot in slots.split(",") if slot)
-        return NodeData(int(ttl), int(behind), numbers, label)
-    except ValueError:
-        return NodeData(0, 0, (), label)
 
 
 def token_of(mode: Mode, stat: Stat) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.backends.zookeeper_look import write_data
+from holdfast.backends.zookeeper_line import write_data
 from holdfast.backends.zookeeper_store import Entry
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Grant

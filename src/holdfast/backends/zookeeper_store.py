@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from holdfast.backends.zookeeper_line import Line, encode_name, slot_name
+from kazoo.exceptions import NoNodeError
+
+from holdfast.backends.zookeeper_line import Line, digest, encode_name, read_data, slot_name
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS, STALE_SECONDS, Guarantee, Runtime, Settings
 from holdfast.errors import Incompatible
 from holdfast.runtimes import clock
 from holdfast.wires.zookeeper import Options, Session
-from holdfast.wires.zookeeper_asks import Ask, Delete, Listing, Multi, pack_acl
+from holdfast.wires.zookeeper_asks import Ask, Delete, Listing, Multi, Read, pack_acl
 
 if TYPE_CHECKING:
     from holdfast.backends.zookeeper import ZooKeeperBackend
@@ -122,6 +124,8 @@ class ZooKeeperStore:
         self.acl = pack_acl(options.acl)
         self.sessions: dict[int, Session] = {}
         self.entries: dict[str, Entry] = {}
+        self.debts: dict[str, tuple[int, Claim]] = {}
+        """Claims, with their ttl's key, that are to leave no node: until none was seen."""
         self.records_purged = -math.inf
         self._floor: float | None = None
         self._mutex = threading.Lock()
@@ -149,6 +153,7 @@ class ZooKeeperStore:
         self._mutex = threading.Lock()
         self.sessions = {}
         self.entries = {}
+        self.debts = {}
 
     def session(self, key: int) -> Session:
         """The session for a ttl of so many seconds, opened if need be; 0 for one to look with."""
@@ -199,18 +204,38 @@ class ZooKeeperStore:
                 session.send(deletion(self.parent(entry.claim.name), entry.path, slots))
             elif entry.unattended(now):
                 self._call_up(session, owner, entry)
+        for owner, (key, claim) in list(self.debts.items()):
+            if self.sessions.get(key) is session:
+                self._settle(session, owner, claim)
 
     def _call_up(self, session: Session, owner: str, entry: Entry) -> None:
         parent = self.parent(entry.claim.name)
 
-        def answered(ask: Ask) -> None:
+        def answered(ask: Any) -> None:
             its_turn = ask.error is None and _is_its_turn(entry, ask.value, parent)
             if its_turn and self.entries.pop(owner, None) is entry:
                 session.send(Delete(entry.path))
 
-        listing = Listing(parent)
-        listing.call = answered
-        session.send(listing)
+        session.send(Listing(parent).then(answered))
+
+    def _settle(self, session: Session, owner: str, claim: Claim) -> None:
+        """Ends a claim that could not be abandoned when it should have been."""
+        parent = self.parent(claim.name)
+
+        def read(ask: Any) -> None:
+            if ask.error is None:
+                slots = read_data(ask.value[0]).slots
+                session.send(deletion(parent, ask.path, slots))
+
+        def listed(ask: Any) -> None:
+            nodes = ask.value if ask.error is None else []
+            own = [node for node in nodes if f".{digest(owner)}." in node]
+            if not own and (ask.error is None or isinstance(ask.error, NoNodeError)):
+                self.debts.pop(owner, None)
+            for node in own:
+                session.send(Read(f"{parent}/{node}").then(read))
+
+        session.send(Listing(parent).then(listed))
 
 
 def _is_its_turn(entry: Entry, nodes: list[str], where: str) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from kazoo.exceptions import EXCEPTIONS
 from kazoo.protocol.serialization import GetChildren
@@ -194,6 +194,11 @@ class Ask:
     def set_exception(self, error: Exception) -> None:
         self.error = error
         self._finish()
+
+    def then(self, callback: Callable[[Ask], None]) -> Self:
+        """Calls back on the connection's thread, which must not be kept waiting."""
+        self.call = callback
+        return self
 
     def _finish(self) -> None:
         call, self.call = self.call, None

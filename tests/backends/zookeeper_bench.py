@@ -1,0 +1,134 @@
+"""Three ZooKeeper servers whose links can be cut, and a holder that says what it believes."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import holdfast
+from holdfast.errors import HoldfastError
+from holdfast.runtimes.clock import now
+from servers.ensemble import Ensemble
+from servers.ports import free_port, give_back
+from servers.pump import Pump
+from servers.zookeeper import ZooKeeperServer
+
+__all__ = ["TICK_MS", "TICK_SECONDS", "Believer", "LinkedTrio"]
+
+TICK_MS = 200
+TICK_SECONDS = TICK_MS / 1000
+
+
+class LinkedServer(ZooKeeperServer):
+    """A server that reaches a leader elsewhere only through a link."""
+
+    def __init__(self, *, tick_ms: int = TICK_MS) -> None:
+        super().__init__(tick_ms=tick_ms)
+        self.links: dict[int, Pump] = {}
+
+    def link(self) -> None:
+        for other in self.members:
+            if other is not self:
+                self.links[other.number] = Pump(free_port(), (other.host, other.quorum_port))
+
+    def _configuration(self) -> list[str]:
+        lines = [line for line in super()._configuration() if not line.startswith("server.")]
+        for member in self.members:
+            pump = self.links.get(member.number)
+            port = member.quorum_port if pump is None else pump.port
+            lines.append(f"server.{member.number}={member.host}:{port}:{member.election_port}")
+        return lines
+
+    def close(self) -> None:
+        super().close()
+        for pump in self.links.values():
+            pump.do(lambda pump=pump: setattr(pump, "ending", True))  # type: ignore[misc]
+            pump.join()
+            give_back(pump.port)
+        self.links.clear()
+
+
+class LinkedTrio(Ensemble[LinkedServer]):
+    """Three servers in one ensemble."""
+
+    def __init__(self) -> None:
+        nodes = [LinkedServer() for _ in range(3)]
+        for node in nodes:
+            node.members = list(nodes)
+        for node in nodes:
+            node.link()
+        super().__init__(nodes)
+
+    @property
+    def url(self) -> str:
+        return f"zookeeper://{self.hosts}"
+
+    def leader(self) -> LinkedServer:
+        return self._in_mode("leader")
+
+    def follower(self) -> LinkedServer:
+        return self._in_mode("follower")
+
+    def _in_mode(self, mode: str) -> LinkedServer:
+        deadline = now() + 30
+        while now() < deadline:
+            for node in self.nodes:
+                with suppress(OSError):
+                    if node.alive and not node.paused and node.mode() == mode:
+                        return node
+        raise AssertionError(f"no {mode}")
+
+    def isolate(self, lonely: LinkedServer) -> None:
+        """Nothing passes between this server and the others; nobody is told."""
+        self._stall(lonely, True)
+
+    def join(self, lonely: LinkedServer) -> None:
+        self._stall(lonely, False)
+
+    def _stall(self, lonely: LinkedServer, stalled: bool) -> None:
+        for node in self.nodes:
+            for number, pump in node.links.items():
+                if node is lonely or number == lonely.number:
+                    pump.do(lambda pump=pump: setattr(pump, "stalled", stalled))  # type: ignore[misc]
+
+    def others(self, lonely: LinkedServer) -> str:
+        """The URL of the other servers."""
+        hosts = ",".join(f"{n.host}:{n.port}" for n in self.nodes if n is not lonely)
+        return f"zookeeper://{hosts}"
+
+
+class Believer:
+    """A thread that holds a lock and notes, until it knows better, that it does."""
+
+    def __init__(self, url: str, namespace: str, name: str, ttl: float) -> None:
+        self.locks = holdfast.connect(url, namespace=namespace, ttl=ttl)
+        self.lease = self.locks.lock(name, timeout=30).acquire()
+        assert self.lease is not None
+        self.token = self.lease.token
+        self.reason = ""
+        self.believed_until = 0.0
+        """The last moment at which it held by its own word."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._believe)
+        self._thread.start()
+
+    def _believe(self) -> None:
+        assert self.lease is not None
+        while not self._over.is_set() and self.lease.held:
+            self.believed_until = now()
+            self._over.wait(0.002)
+        if self.lease.lost:
+            self.reason = self.lease.reason
+
+    def lost(self, seconds: float) -> bool:
+        """Whether it has learnt within so many seconds that its hold is over."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive() and bool(self.lease is not None and self.lease.lost)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        with suppress(HoldfastError):
+            if self.lease is not None:
+                self.lease.release()
+        self.locks.close()
