@@ -1,0 +1,69 @@
+"""A cancelled acquire leaves no hold and no place in the line; for real, five hundred times."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+TIMES = 500
+
+
+async def _left(locks: holdfast.AsyncLocks, name: str) -> tuple[int, int]:
+    standing = await locks.inspect(name)
+    return len(standing.holders), len(standing.waiters)
+
+
+async def _cancel_many(url: str, *, contended: bool, seed: int) -> None:
+    draw = random.Random(seed)
+    async with (
+        holdfast.connect_async(url, ttl=60) as ours,
+        holdfast.connect_async(url, ttl=60) as theirs,
+    ):
+        for _ in range(TIMES):
+            holder = await theirs.lock("name").acquire() if contended else None
+            acquiring = asyncio.ensure_future(ours.lock("name").acquire())
+            for _ in range(draw.randrange(12)):  # somewhere between its first and last await
+                await asyncio.sleep(0)
+            if holder is not None:  # in the very moment of the hand-over
+                await holder.release()
+            acquiring.cancel()
+            lease = None
+            with contextlib.suppress(asyncio.CancelledError):
+                lease = await acquiring
+            if lease is not None:
+                assert await lease.release()
+            assert await _left(theirs, "name") == (0, 0)
+
+
+@pytest.mark.parametrize("contended", [False, True], ids=["idle", "at the hand-over"])
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_cancelled_acquires_leave_nothing(tmp_path: Path, store: str, contended: bool) -> None:
+    """Whatever await it is at, its claim is undone before the cancellation is told."""
+    url = f"memory://{contended}" if store == "memory" else f"sqlite://{tmp_path}/locks.db"
+    asyncio.run(_cancel_many(url, contended=contended, seed=7))
+
+
+def test_wait_for_works() -> None:
+    """``asyncio.wait_for(lock.acquire(), …)`` times out, or gives the lease: never neither."""
+
+    async def main() -> None:
+        async with holdfast.connect_async("memory://wait_for") as locks:
+            lease = await asyncio.wait_for(locks.lock("name").acquire(), 5)
+            assert lease is not None
+            assert lease.held
+
+            async def another() -> None:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(locks.lock("name").acquire(), 0.05)
+
+            await asyncio.create_task(another())
+            assert await _left(locks, "name") == (1, 0)
+            await lease.release()
+
+    asyncio.run(main())
