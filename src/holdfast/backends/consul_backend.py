@@ -17,11 +17,11 @@ from holdfast.backends import consul_requests as requests
 from holdfast.backends import consul_view as view
 from holdfast.backends.consul_agent import READ, Agent, Refused, SessionGone
 from holdfast.backends.consul_sessions import OPS, Ref, SessionKeeper
-from holdfast.backends.lines import Entry, Verdict, judge
+from holdfast.backends.consul_wait import Waits
+from holdfast.backends.lines import Entry, Patience, Verdict, judge
 from holdfast.backends.sessions import Session
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
-    GRACE_SECONDS,
     QUEUE_CAP,
     Finding,
     Page,
@@ -34,13 +34,11 @@ from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore
     from holdfast.wires.http import Http
-    from holdfast.wires.http_listen import Listening
 
 __all__ = ["ConsulBackend"]
 
 # How often an attempt starts over because the line changed under it.
 TRIES = 20
-REMEMBERED = 1024
 MOST_PERMITS = (OPS - 4) // 2
 """Every slot takes two operations of the one transaction that grants them."""
 
@@ -52,9 +50,8 @@ class ConsulBackend:
         self.store, self.runtime = store, runtime
         self.agent = Agent(_http(store, runtime))
         self.keeper = SessionKeeper(store, self.agent, runtime)
-        self.listening = _listening(store, runtime)
-        self._absent: dict[tuple[str, int], float] = {}
-        """Since when somebody in front could hold and has not come."""
+        self.waits = Waits(store, runtime)
+        self._patience = Patience()
         store.backends.add(id(self))
 
     # Taking and giving back.
@@ -169,8 +166,9 @@ class ConsulBackend:
             return self._granted(claim, session, own.token, own.slots)
         if verdict.fits:
             return await self._enter(claim, session, (), verdict.slots)
-        retry = await self._pass_absent(verdict)
-        if retry == 0:
+        absent, retry = self._patience.judge(verdict.absent, self.runtime.now())
+        if absent is not None:
+            await self._skip(absent)
             return None
         if not join or verdict.place >= QUEUE_CAP:
             reason = "" if not join else f"{QUEUE_CAP} already wait for {claim.name!r}"
@@ -232,22 +230,11 @@ class ConsulBackend:
         holders = tuple(entry.key for entry in line if entry.held) if not verdict.target else ()
         return Busy(verdict.place, retry, (verdict.target, claim.name, index, holders))
 
-    async def _pass_absent(self, verdict: Verdict) -> float | None:
-        """Skips those in front whose grace is over. When to look again; 0: now."""
-        now = self.runtime.now()
-        if len(self._absent) > REMEMBERED:
-            self._absent.clear()
-        retry: float | None = None
-        for entry in verdict.absent:
-            since = self._absent.setdefault((entry.key, entry.changed), now)
-            left = since + GRACE_SECONDS - now
-            if left <= 0:
-                skip = requests.delete_same(entry.key.encode(), entry.changed)
-                with suppress(Refused):  # it has come
-                    await self.agent.txn(requests.txn(skip))
-                return 0
-            retry = left if retry is None else min(retry, left)
-        return retry
+    async def _skip(self, absent: Entry) -> None:
+        """Takes its place from somebody who was let in and did not come."""
+        skip = requests.delete_same(absent.key.encode(), absent.changed)
+        with suppress(Refused):  # it has come
+            await self.agent.txn(requests.txn(skip))
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         place = self.store.places.get(claim.owner)
@@ -323,53 +310,13 @@ class ConsulBackend:
         if slots:
             await self.agent.txn(requests.txn(*map(requests.delete, slots)))
 
-    # Waiting.
+    # Waiting, keeping, looking, ending: see the modules they are in.
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        if busy.ref is None:
-            await self._pause(until)
-            return
-        target, name, index, holders = busy.ref
-        path = target or self.store.names.of(name).prefix
-        try:
-            while index is not None:
-                index = await self._listen(claim, path, index, frozenset(holders), until)
-        except BackendUnavailable:
-            await self._pause(until)
-
-    async def _listen(
-        self, claim: Claim, path: str, index: int, holders: frozenset[str], until: float
-    ) -> int | None:
-        """One blocking query; the index to go on with, ``None`` when the wait is over."""
-        left = until - self.runtime.now()
-        if left <= 0:
-            return None
-        # Consul adds up to a sixteenth; the answer must come while somebody listens.
-        line = requests.query(path, index, int(left * 900), keys=bool(holders))
-        limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
-        call = await self.listening.begin(claim.owner, line, b"", limit)
-        if call is None:  # too many wait already: look again by ourselves
-            await self._pause(until, 0.3, 0.6)
-            return None
-        try:
-            await self.listening.rung(claim.owner, until)
-            reply = call.reply
-            if call.broken:
-                await self._pause(until)
-        finally:
-            self.listening.end(call)
-        if reply is None:
-            return None
-        return view.goes_on(reply, index, holders, claim.mode is Mode.SLOTS)
-
-    async def _pause(self, until: float, low: float = 0.05, high: float = 0.25) -> None:
-        now = self.runtime.now()
-        await self.runtime.sleep(max(0.0, min(until - now, self.runtime.between(low, high))))
+        await self.waits.wait(claim, busy, until)
 
     def nudge(self, claim: Claim) -> None:
-        self.listening.nudge(claim.owner)
-
-    # Keeping, looking, ending: see the modules they are in.
+        self.waits.listening.nudge(claim.owner)
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
@@ -403,14 +350,14 @@ class ConsulBackend:
             known.clear()
         self.keeper.forget()
         self.agent.http.forget()
-        self.listening.forget()
+        self.waits.listening.forget()
 
     async def close(self) -> None:
         if id(self) in self.store.backends:
             self.store.backends.discard(id(self))
             if not self.store.backends:
                 await self.keeper.end_all()
-        self.listening.close()
+        self.waits.listening.close()
         await self.agent.http.close()
 
 
@@ -429,13 +376,3 @@ def _http(store: ConsulStore, runtime: Runtime) -> Http:
     from holdfast.wires.http_async import AsyncHttp
 
     return AsyncHttp(store.servers, store.settings.connections)
-
-
-def _listening(store: ConsulStore, runtime: Runtime) -> Listening:
-    if runtime.blocking:
-        from holdfast.wires.http_listen import BlockingListening
-
-        return BlockingListening(store.servers)
-    from holdfast.wires.http_listen_async import AsyncListening
-
-    return AsyncListening(store.servers)

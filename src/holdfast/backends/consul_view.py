@@ -16,30 +16,15 @@ from holdfast.backends.lines import Entry, escape, standing, unescape
 from holdfast.claim import Grant, Record, Standing
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import BackendUnavailable
-from holdfast.wires.http import Reply
 
 if TYPE_CHECKING:
     from holdfast.backends.consul_backend import ConsulBackend
 
-__all__ = ["goes_on", "look", "probe", "recall", "record", "revoke", "survey", "watch"]
+__all__ = ["look", "probe", "recall", "record", "revoke", "survey", "watch"]
 
 SWEEP_SHARE = 0.02
 """How often writing a record also looks for some whose time is over."""
 SWEPT = 32
-
-
-def goes_on(reply: Reply, index: int, holders: frozenset[str], changes: bool) -> int | None:
-    """The index to go on listening with, or ``None`` if another attempt is worth it."""
-    if reply.status != 200:
-        return None
-    if holders:
-        there = set(json.loads(reply.body))
-        return reply.seen if holders <= there else None
-    (kv,) = json.loads(reply.body)
-    if changes and kv["Flags"] == requests.HELD:
-        return None
-    # Consul may start its indexes anew; it asks to start over then.
-    return reply.seen if reply.seen >= index else 0
 
 
 async def look(backend: ConsulBackend, name: str) -> Standing:
@@ -156,24 +141,12 @@ async def watch(backend: ConsulBackend, name: str, seen: int | None, until: floa
     prefix = backend.store.names.of(name).prefix
     watcher = f"watch {backend.runtime.between(0, 1)}"
     try:
-        first = await backend.agent.http.ask(requests.query(prefix, 0, 0, keys=True))
+        first = await backend.agent.http.ask(requests.query(prefix, 0, 1, keys=True))
         tokens = [entry.token for entry in await backend.line(name) if entry.held]
-        if max(tokens, default=None) != seen:
-            return
-        left = until - backend.runtime.now()
-        line = requests.query(prefix, max(1, first.seen), max(0, int(left * 900)), keys=True)
-        call = await backend.listening.begin(watcher, line, b"", until)
-        if call is None:
-            await backend._pause(until, 0.3, 0.6)
-            return
-        try:
-            await backend.listening.rung(watcher, until)
-        finally:
-            backend.listening.end(call)
-        if call.broken:
-            await backend._pause(until)
+        if max(tokens, default=None) == seen:
+            await backend.waits.listen(watcher, prefix, max(1, first.seen), until, keys=True)
     except BackendUnavailable:
-        await backend._pause(until)
+        await backend.waits.pause(until)
 
 
 async def probe(backend: ConsulBackend) -> list[Finding]:

@@ -15,11 +15,11 @@ from holdfast.backends import etcd_requests as requests
 from holdfast.backends import etcd_view as view
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
 from holdfast.backends.etcd_leases import TXN, Leases, Ref
-from holdfast.backends.lines import Verdict, judge
+from holdfast.backends.etcd_stream import StreamWatches
+from holdfast.backends.lines import Entry, Patience, Verdict, judge
 from holdfast.backends.sessions import Session
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
-    GRACE_SECONDS,
     QUEUE_CAP,
     Finding,
     Page,
@@ -28,6 +28,7 @@ from holdfast.core.contract import (
     Waiting,
 )
 from holdfast.errors import BackendUnavailable
+from holdfast.wires.websocket import NoWebSocket
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd import EtcdStore
@@ -40,7 +41,6 @@ DELETE = b"POST /v3/kv/deleterange"
 RANGE = b"POST /v3/kv/range"
 # How often an attempt starts over because the line changed under it.
 TRIES = 20
-REMEMBERED = 1024
 
 
 class EtcdBackend:
@@ -51,8 +51,7 @@ class EtcdBackend:
         self.gateway = Gateway(_http(store, runtime), store.credentials)
         self.leases = Leases(store, self.gateway, runtime)
         self.watches = _watches(store, runtime)
-        self._absent: dict[tuple[str, int], float] = {}
-        """Since when somebody in front could hold and has not come."""
+        self._patience = Patience()
         store.backends.add(id(self))
 
     # Taking and giving back.
@@ -137,8 +136,9 @@ class EtcdBackend:
             return None
         if verdict.fits:
             return await self._settle(claim, session, verdict, revision)
-        retry = await self._pass_absent(verdict)
-        if retry == 0:
+        absent, retry = self._patience.judge(verdict.absent, self.runtime.now())
+        if absent is not None:
+            await self._skip(absent)
             return None
         if own is not None:
             known = self.store.places.get(claim.owner)
@@ -168,22 +168,11 @@ class EtcdBackend:
         order = order or int(answer["header"]["revision"])
         return self._granted(claim, session, key, order, verdict.slots)
 
-    async def _pass_absent(self, verdict: Verdict) -> float | None:
-        """Skips those in front whose grace is over. When to look again; 0: now."""
-        now = self.runtime.now()
-        if len(self._absent) > REMEMBERED:
-            self._absent.clear()
-        retry: float | None = None
-        for entry in verdict.absent:
-            since = self._absent.setdefault((entry.key, entry.changed), now)
-            left = since + GRACE_SECONDS - now
-            if left <= 0:
-                key = entry.key.encode()
-                same = b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, entry.changed)
-                await self.gateway.post(TXN, requests.txn([same], [requests.delete(key)]))
-                return 0
-            retry = left if retry is None else min(retry, left)
-        return retry
+    async def _skip(self, absent: Entry) -> None:
+        """Takes its place from somebody who was let in and did not come."""
+        key = absent.key.encode()
+        same = b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, absent.changed)
+        await self.gateway.post(TXN, requests.txn([same], [requests.delete(key)]))
 
     async def _learn_guard(self, session: Session) -> None:
         body = b'{"key":"%b"}' % self.store.names.guard(session.id)
@@ -262,7 +251,10 @@ class EtcdBackend:
                 await self._fired(watch, until)
             finally:
                 await self.watches.end(watch)
-        except BackendUnavailable:
+        except BackendUnavailable as error:
+            if isinstance(error.__cause__, NoWebSocket):
+                useless, self.watches = self.watches, _streams(self.store, self.runtime)
+                useless.close()
             await self._pause(until)
 
     async def _confirmed(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
@@ -356,7 +348,19 @@ def _http(store: EtcdStore, runtime: Runtime) -> Http:
     return AsyncHttp(store.servers, store.settings.connections)
 
 
+def _streams(store: EtcdStore, runtime: Runtime) -> Watches:
+    if runtime.blocking:
+        from holdfast.wires.http_listen import BlockingListening
+
+        return StreamWatches(BlockingListening(store.servers))
+    from holdfast.wires.http_listen_async import AsyncListening
+
+    return StreamWatches(AsyncListening(store.servers))
+
+
 def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
+    if store.credentials.user:
+        return _streams(store, runtime)
     if runtime.blocking:
         from holdfast.backends.etcd_watch import BlockingWatches
 

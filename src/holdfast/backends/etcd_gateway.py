@@ -70,6 +70,7 @@ class Gateway:
     async def _sign_in(self, until: float | None) -> None:
         credentials = self.credentials
         words = {"name": credentials.user, "password": credentials.password or ""}
+        self.http.servers.headers = b""  # with an old token even this would be refused
         reply = await self.http.ask(_SIGN_IN, json.dumps(words).encode(), until)
         if reply.status != 200:
             if b"authentication is not enabled" in reply.body:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -25,7 +25,7 @@ PATH = "/v3/watch"
 class Watch:
     """One watch of one waiter."""
 
-    __slots__ = ("began", "broken", "fired", "number", "owner", "reason")
+    __slots__ = ("began", "broken", "fired", "number", "owner")
 
     def __init__(self, number: int, owner: str) -> None:
         self.number, self.owner = number, owner
@@ -33,7 +33,15 @@ class Watch:
         """The revision up to which nothing is told."""
         self.fired = False
         self.broken = False
-        self.reason = ""
+
+    def learn(self, result: dict[str, Any]) -> None:
+        """Takes in one answer of etcd's about it."""
+        if result.get("canceled"):  # compaction, or no permission
+            self.broken = True
+        elif result.get("created"):
+            self.began = int(result["header"]["revision"])
+        if result.get("events"):
+            self.fired = True
 
 
 class Book:
@@ -61,13 +69,7 @@ class Book:
         watch = self._watches.get(int(result.get("watch_id", 0)))
         if watch is None:
             return None
-        if result.get("canceled"):  # compaction, or no permission
-            watch.broken = True
-            watch.reason = result.get("cancel_reason", "")
-        elif result.get("created"):
-            watch.began = int(result["header"]["revision"])
-        if result.get("events"):
-            watch.fired = True
+        watch.learn(result)
         return watch.owner
 
     def broke(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from holdfast.backends.etcd_watch import PATH, Book, Watch
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.doorbell import AsyncDoorbell
@@ -20,10 +22,12 @@ class AsyncWatches:
         self._doorbell = AsyncDoorbell()
         self._web: AsyncWebSocket | None = None
         self._book = Book()
+        self._opening = asyncio.Lock()
 
     async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
-        if self._web is None or self._web.over:
-            await self._open(until)
+        async with self._opening:  # many begin to wait at once: one of them opens it for all
+            if self._web is None or self._web.over:
+                await self._open(until)
         if self._web is None:
             raise BackendUnavailable(f"{self._servers.display}: {PATH}: the connection was closed")
         watch, request = self._book.create(owner, keys, ends_only)
@@ -32,9 +36,6 @@ class AsyncWatches:
 
     async def _open(self, until: float) -> None:
         web = await open_async(self._servers, PATH, until)
-        if self._web is not None and not self._web.over:
-            web.close()  # another task was faster
-            return
         book = self._book = Book()
         self._web = web
         web.heard = lambda message: self._heard(book, message)
@@ -62,6 +63,7 @@ class AsyncWatches:
     def forget(self) -> None:
         web, self._web = self._web, None
         self._doorbell, self._book = AsyncDoorbell(), Book()
+        self._opening = asyncio.Lock()
         if web is not None:
             abandon_transport(web.transport)
 

@@ -11,8 +11,11 @@ from urllib.parse import quote, unquote
 
 from holdfast.claim import Claim, Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.admit import Share, check_limit, fits, free_slots
+from holdfast.core.contract import GRACE_SECONDS
 
-__all__ = ["Entry", "Verdict", "escape", "judge", "standing", "unescape"]
+__all__ = ["Entry", "Patience", "Verdict", "escape", "judge", "standing", "unescape"]
+
+REMEMBERED = 1024
 
 
 def escape(text: str) -> str:
@@ -104,6 +107,25 @@ def _absent(holders: list[Entry], ahead: list[Entry]) -> tuple[Entry, ...]:
         absent.append(entry)
         taken.append(entry.share)
     return tuple(absent)
+
+
+class Patience:
+    """Since when those in front could hold and have not come, as one backend has seen it."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int], float] = {}
+
+    def judge(self, absent: Iterable[Entry], now: float) -> tuple[Entry | None, float | None]:
+        """Whom to skip because its grace is over, or else when to look again."""
+        if len(self._since) > REMEMBERED:
+            self._since.clear()
+        left: list[float] = []
+        for entry in absent:
+            since = self._since.setdefault((entry.key, entry.changed), now)
+            left.append(since + GRACE_SECONDS - now)
+            if left[-1] <= 0:
+                return entry, None
+        return None, min(left, default=None)
 
 
 def standing(name: str, line: Iterable[Entry], remaining: dict[str, float]) -> Standing:

@@ -26,6 +26,8 @@ __all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers"
 
 # A connection that idled longer is looked at before it is used: its server may have closed it.
 TRUSTED_IDLE_SECONDS = 0.02
+# How many hosts share the time of one request.
+MOST_SHARES = 3
 READ_BYTES = 16_384
 # Closes with a reset, so that what the kernel still had to send never reaches the server late.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -117,7 +119,9 @@ class Servers:
         request_seconds: float,
         responses: Callable[[], Responses] = Responses,
     ) -> None:
-        self.display, self.hosts, self.request_seconds = display, hosts, request_seconds
+        self.display, self.hosts = display, hosts
+        # A host that hangs, or lost what it was asked in an election, must leave time for others.
+        self.request_seconds = request_seconds / min(len(hosts), MOST_SHARES)
         self.responses = responses
         self.headers = b""
         """Header lines that every request carries (credentials)."""

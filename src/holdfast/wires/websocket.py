@@ -24,7 +24,11 @@ from holdfast.runtimes.clock import now
 from holdfast.wires import http
 from holdfast.wires.http import READ_BYTES, Servers
 
-__all__ = ["BlockingWebSocket", "Frames", "open_blocking"]
+__all__ = ["BlockingWebSocket", "Frames", "NoWebSocket", "open_blocking"]
+
+
+class NoWebSocket(ConnectionRefusedError):
+    """The server, or something before it, speaks HTTP but no WebSocket."""
 
 
 class Frames:
@@ -57,7 +61,7 @@ class Frames:
                 elif isinstance(event, Ping):
                     self.replies += self._wire.send(event.response())
                 elif isinstance(event, RejectConnection):
-                    raise ConnectionRefusedError(0, f"no WebSocket (status {event.status_code})")
+                    raise NoWebSocket(0, f"no WebSocket (status {event.status_code})")
                 elif isinstance(event, CloseConnection):
                     raise ConnectionResetError(0, "the WebSocket was closed")
         except ProtocolError as error:

@@ -1,0 +1,71 @@
+"""Watches without a WebSocket: one HTTP stream for each, blocking or asyncio.
+
+Needed where etcd asks for a password, since its gateway passes no credentials from a WebSocket
+on, and behind proxies that know no WebSockets.
+"""
+
+from __future__ import annotations
+
+import json
+
+from holdfast.backends.etcd_watch import Watch
+from holdfast.wires.http_listen import Call, Listening
+
+__all__ = ["StreamWatches"]
+
+WATCH = b"POST /v3/watch"
+
+
+class StreamWatches:
+    """As many watches as there is room for streams; the others are told to look again."""
+
+    def __init__(self, listening: Listening) -> None:
+        self._listening = listening
+        self._streams: dict[str, tuple[Watch, Call, bytearray]] = {}
+
+    async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
+        watch = Watch(0, owner)
+        filters = ',"filters":["NOPUT"]' if ends_only else ""
+        body = f'{{"create_request":{{{keys}{filters}}}}}'.encode()
+        call = await self._listening.begin(owner, WATCH, body, until, stream=True)
+        if call is None:
+            watch.broken = True
+        else:
+            self._streams[owner] = watch, call, bytearray()
+        return watch
+
+    async def rung(self, owner: str, until: float) -> bool:
+        stream = self._streams.get(owner)
+        if stream is None:
+            return True
+        rung = await self._listening.rung(owner, until)
+        _read(*stream)
+        return rung
+
+    async def end(self, watch: Watch) -> None:
+        stream = self._streams.pop(watch.owner, None)
+        if stream is not None:
+            self._listening.end(stream[1])
+
+    def nudge(self, owner: str) -> None:
+        self._listening.nudge(owner)
+
+    def forget(self) -> None:
+        self._streams.clear()
+        self._listening.forget()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def _read(watch: Watch, call: Call, rest: bytearray) -> None:
+    """Takes in what came: one JSON text per line."""
+    pieces, call.pieces = call.pieces, []
+    rest += b"".join(pieces)
+    *lines, tail = rest.split(b"\n")
+    rest[:] = tail
+    for line in lines:
+        if line:
+            watch.learn(json.loads(line).get("result") or {"canceled": True})
+    if call.broken or call.reply is not None:
+        watch.broken = True

@@ -1,0 +1,364 @@
+"""What is peculiar to etcd: leases, watches, the gateway, and letters that arrive late."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.backends.etcd import EtcdStore
+from holdfast.backends.etcd_backend import EtcdBackend
+from holdfast.claim import Busy, Claim, Grant, Mode, write_label
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from holdfast.url import open_store
+from holdfast.wires.http import Http, Reply
+from servers.etcd import EtcdServer
+from servers.proxy import Proxy
+from servers.registry import Servers
+
+SOON = 10.0
+
+
+@pytest.fixture
+def server(servers: Servers) -> EtcdServer:
+    return servers.of(EtcdServer)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+class Counting:
+    """Counts requests, and can lose one: it is kept, and may be delivered later."""
+
+    def __init__(self, http: Http) -> None:
+        self.http, self.servers = http, http.servers
+        self.asked: list[bytes] = []
+        self.lose = b""
+        self.lost: tuple[bytes, bytes] | None = None
+
+    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        self.asked.append(line)
+        if self.lose and self.lose in line:
+            self.lose, self.lost = b"", (line, body)
+            raise BackendUnavailable("lost on its way")
+        return await self.http.ask(line, body, until)
+
+    def forget(self) -> None:
+        self.http.forget()
+
+    async def close(self) -> None:
+        await self.http.close()
+
+
+class Peer:
+    """A store and a blocking backend with counted requests."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.store: Any = open_store(url, Settings(namespace=namespace))
+        assert isinstance(self.store, EtcdStore)
+        self.backend: EtcdBackend = self.store.backend(BlockingRuntime())
+        self.post = Counting(self.backend.gateway.http)
+        self.backend.gateway.http = self.post
+
+    def attempt(self, claim: Claim, join: bool = True) -> Grant | Busy:
+        return run_now(self.backend.attempt(claim, join=join))
+
+    def take(self, claim: Claim) -> Grant:
+        answer = self.attempt(claim)
+        assert isinstance(answer, Grant)
+        return answer
+
+
+@pytest.fixture
+def peer(server: EtcdServer, namespace: str) -> Iterator[Callable[[], Peer]]:
+    made: list[Peer] = []
+
+    def make() -> Peer:
+        made.append(Peer(server.url, namespace))
+        return made[-1]
+
+    yield make
+    for one in made:
+        run_now(one.backend.close())
+
+
+def _claim(
+    name: str = "name", mode: Mode = Mode.EXCLUSIVE, *, weight: int = 1, limit: int = 0
+) -> Claim:
+    label = write_label("host", 1, "thread", "")
+    return Claim(name, mode, weight, limit, 30.0, secrets.token_hex(16), label)
+
+
+def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
+    """Once the door has its lease, taking and releasing are one request each, in every mode."""
+    one = peer()
+    run_now(one.backend.release(one.take(_claim())))
+    for claim in (
+        _claim(),
+        _claim("read", Mode.SHARED),
+        _claim("slots", Mode.SLOTS, weight=2, limit=3),
+    ):
+        one.post.asked.clear()
+        run_now(one.backend.release(one.take(claim)))
+        assert len(one.post.asked) == 2
+
+
+def test_joining_is_one_request(peer: Callable[[], Peer]) -> None:
+    """Who does not get the name joins its line and knows whom to wait for in the same trip."""
+    ours, theirs = peer(), peer()
+    theirs.take(_claim("warm"))
+    grant = ours.take(_claim())
+    theirs.post.asked.clear()
+    claim = _claim()
+    busy = theirs.attempt(claim)
+    assert isinstance(busy, Busy)
+    assert busy.ref[0] == grant.ref.key
+    assert len(theirs.post.asked) == 1
+    run_now(ours.backend.release(grant))
+    theirs.take(claim)
+    assert len(theirs.post.asked) == 2
+
+
+def test_handing_over_in_a_door_is_one_request(peer: Callable[[], Peer]) -> None:
+    """The next waiter of the same door gets the name in the request that releases it."""
+    one = peer()
+    grant, claim = one.take(_claim()), _claim()
+    assert isinstance(one.attempt(claim), Busy)
+    one.post.asked.clear()
+    was_ours, answer = run_now(one.backend.exchange(grant, claim))
+    assert was_ours
+    assert isinstance(answer, Grant)
+    assert answer.token > grant.token
+    assert len(one.post.asked) == 1
+
+
+def test_any_number_of_holds_is_renewed_in_two_requests(peer: Callable[[], Peer]) -> None:
+    """One keep-alive, and one look at the keys that the lease has."""
+    one = peer()
+    grants = [one.take(_claim(f"name {number}")) for number in range(200)]
+    one.post.asked.clear()
+    renewal = run_now(one.backend.renew(grants, [], until=now() + SOON))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert len(one.post.asked) == 2
+
+
+def test_a_late_request_arrives_in_vain(peer: Callable[[], Peer], server: EtcdServer) -> None:
+    """A request that was given up and undone changes nothing when it arrives after all."""
+    one = peer()
+    one.take(_claim("warm"))
+    claim = _claim()
+    one.post.lose = b"/kv/txn"
+    with pytest.raises(BackendUnavailable):
+        one.attempt(claim)
+    run_now(one.backend.abandon(claim))
+    assert one.post.lost is not None
+    reply = run_now(one.post.http.ask(*one.post.lost))
+    assert reply.status == 200
+    assert run_now(one.backend.look("name")).holders == ()
+    one.take(_claim())  # the door itself goes on
+
+
+def test_a_late_request_after_a_release_arrives_in_vain(peer: Callable[[], Peer]) -> None:
+    """Also when the claim was granted meanwhile by a second request, and released."""
+    one = peer()
+    one.take(_claim("warm"))
+    claim = _claim()
+    one.post.lose = b"/kv/txn"
+    with pytest.raises(BackendUnavailable):
+        one.attempt(claim)
+    assert run_now(one.backend.release(one.take(claim))) is True
+    assert one.post.lost is not None
+    run_now(one.post.http.ask(*one.post.lost))
+    assert run_now(one.backend.look("name")).holders == ()
+
+
+def test_a_revoked_lease_loses_its_holds(peer: Callable[[], Peer], server: EtcdServer) -> None:
+    """All holds of a lease are lost at once, with the reason; a new lease adopts none."""
+    one = peer()
+    grants = [one.take(_claim(f"name {number}")) for number in range(3)]
+    server.ask("/v3/lease/revoke", {"ID": grants[0].ref.session})
+    renewal = run_now(one.backend.renew(grants, [], until=now() + SOON))
+    assert set(renewal.lost) == {grant.claim.owner for grant in grants}
+    assert all("lease" in reason for reason in renewal.lost.values())
+    again = one.take(_claim("name 0"))
+    assert again.ref.session != grants[0].ref.session
+    assert again.token > grants[0].token
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_a_wait_outlives_compaction(server: EtcdServer, namespace: str, flavour: Flavour) -> None:
+    """Compaction while somebody waits costs no wake-up."""
+    with holdfast.connect(server.url, namespace=namespace) as ours:
+        held = ours.lock("name").acquire()
+        assert held
+        got = threading.Event()
+        thread = threading.Thread(target=_get, args=(server.url, namespace, flavour, got))
+        thread.start()
+        while not ours.inspect("name").waiters:
+            pass
+        for _ in range(5):
+            server.ask("/v3/kv/put", {"key": "YQ==", "value": "YQ=="})
+        revision = server.ask("/v3/kv/put", {"key": "YQ==", "value": "YQ=="})["header"]["revision"]
+        server.ask("/v3/kv/compaction", {"revision": revision})
+        began = now()
+        assert held.release()
+        assert got.wait(SOON)
+        assert now() - began < 4, "only the re-check noticed"
+        thread.join()
+
+
+def _get(url: str, namespace: str, flavour: Flavour, got: threading.Event) -> None:
+    if flavour is Flavour.BLOCKING:
+        with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name"):
+            got.set()
+    else:
+        asyncio.run(_get_async(url, namespace, got))
+
+
+async def _get_async(url: str, namespace: str, got: threading.Event) -> None:
+    async with holdfast.connect_async(url, namespace=namespace) as locks, locks.lock("name"):
+        got.set()
+
+
+def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: EtcdServer) -> None:
+    """What another protocol has stored is neither ignored nor overwritten."""
+    one = peer()
+    grant = one.take(_claim())
+    server.ask("/v3/kv/put", {"key": grant.ref.key, "value": "WzJd", "ignore_lease": True})
+    with pytest.raises(Incompatible, match="name"):
+        one.attempt(_claim())
+
+
+def test_many_waiters_share_one_socket(server: EtcdServer, namespace: str) -> None:
+    """Two hundred tasks that wait for twenty names have three connections."""
+    with Proxy(server) as proxy:
+        asyncio.run(_crowd(server.url, proxy, namespace))
+
+
+async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
+    async with (
+        holdfast.connect_async(url, namespace=namespace) as ours,
+        holdfast.connect_async(proxy.url, namespace=namespace, connections=1) as theirs,
+    ):
+        held = [await ours.lock(f"name {number}").acquire() for number in range(20)]
+        tasks = [
+            asyncio.create_task(theirs.lock(f"name {number % 20}").acquire())
+            for number in range(200)
+        ]
+        deadline = now() + SOON
+        while sum(len(standing.waiters) for standing in await ours.list()) < 20:
+            assert now() < deadline
+            await asyncio.sleep(0.05)
+        assert proxy.open_connections <= 3  # requests, watches, the keeper
+        for lease in held:
+            assert lease
+            await lease.release()
+        taken = await asyncio.gather(*tasks[:20])
+        for task in tasks[20:]:
+            task.cancel()
+        await asyncio.gather(*tasks[20:], return_exceptions=True)
+        for lease in taken:
+            assert lease
+            assert await lease.release()
+
+
+def test_the_gateway_may_be_off(namespace: str) -> None:
+    """Then it says so, at once, and how to switch it on."""
+    with EtcdServer(version="3.5") as server:
+        server.stop()
+        server.arguments.append("--enable-grpc-gateway=false")
+        server.launch()
+        with holdfast.connect(server.url, namespace=namespace) as locks:
+            deadline = now() + SOON
+            error: Exception | None = None
+            while not isinstance(error, Unsupported):  # until it has started
+                assert now() < deadline
+                with pytest.raises((Unsupported, BackendUnavailable)) as caught:
+                    locks.lock("name", timeout=0.2).acquire()
+                error = caught.value
+        assert "--enable-grpc-gateway" in str(error)
+
+
+def test_tls(namespace: str, tmp_path: Path) -> None:
+    """The certificate is verified; waiters are woken over TLS too."""
+    with EtcdServer(tls=True) as server:
+        with holdfast.connect(server.url, namespace=namespace) as locks:
+            held = locks.lock("name").acquire()
+            assert held
+            got = threading.Event()
+            args = (server.url, namespace, Flavour.BLOCKING, got)
+            thread = threading.Thread(target=_get, args=args)
+            thread.start()
+            while not locks.inspect("name").waiters:
+                pass
+            assert held.release()
+            assert got.wait(4)
+            thread.join()
+            asyncio.run(_get_async(server.url, namespace, got))
+        bare = server.url.partition("?")[0]
+        with holdfast.connect(bare, namespace=namespace, patience=0.5) as locks:
+            with pytest.raises(BackendUnavailable, match="certificate"):
+                locks.lock("name", timeout=0.5).acquire()
+
+
+@pytest.fixture
+def guarded() -> Iterator[EtcdServer]:
+    """An etcd that asks for a password, and forgets tokens that were not used for two seconds."""
+    server = EtcdServer(arguments=["--auth-token-ttl", "2"])
+    with server:
+        for path, body in (
+            ("user/add", {"name": "root", "password": "secret-1"}),
+            ("role/add", {"name": "root"}),
+            ("user/grant", {"user": "root", "role": "root"}),
+            ("enable", {}),
+        ):
+            server.ask(f"/v3/auth/{path}", body)
+        yield server
+
+
+def test_passwords(guarded: EtcdServer, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the URL or the environment; refused or missing ones are told without being shown."""
+    host = f"{guarded.host}:{guarded.port}"
+    with holdfast.connect(f"etcd://{host}", namespace=namespace, patience=0.3) as locks:
+        with pytest.raises(BackendUnavailable, match="needs a user and a password"):
+            locks.lock("name", timeout=0.3).acquire()
+    with holdfast.connect(f"etcd://root:wrong-2@{host}", namespace=namespace) as locks:
+        with pytest.raises(BackendUnavailable, match="refused the password of 'root'") as caught:
+            locks.lock("name", timeout=0.3).acquire()
+        assert "wrong-2" not in str(caught.value)
+    monkeypatch.setenv("ETCDCTL_USER", "root:secret-1")
+    with holdfast.connect(f"etcd://{host}", namespace=namespace) as locks:
+        with locks.lock("name", timeout=SOON):
+            pass
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_waiting_with_a_password(guarded: EtcdServer, namespace: str, flavour: Flavour) -> None:
+    """Tokens that ran out are replaced, and waiters are woken without a WebSocket."""
+    url = f"etcd://root:secret-1@{guarded.host}:{guarded.port}"
+    with holdfast.connect(url, namespace=namespace, ttl=4) as locks:
+        held = locks.lock("name").acquire()
+        assert held
+        threading.Event().wait(3.5)
+        held.check()
+        got = threading.Event()
+        thread = threading.Thread(target=_get, args=(url, namespace, flavour, got))
+        thread.start()
+        while not locks.inspect("name").waiters:
+            pass
+        assert held.release()
+        assert got.wait(4)
+        thread.join()

@@ -1,0 +1,164 @@
+"""Three etcd nodes, and what happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+import holdfast
+from backends.etcd_bench import LinkedTrio
+from backends.zookeeper_bench import Believer
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from holdfast.testing.processes import Process
+from servers.missing import ServerMissing, required
+
+pytestmark = pytest.mark.faults
+
+TTL = 3.0
+ELECTION = 2.0
+BOUND = 2 * TTL + 2 * ELECTION + 2
+"""After what a name must be free again, whatever happened to its holder."""
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[LinkedTrio]:
+    trio = LinkedTrio()
+    try:
+        trio.start()
+    except ServerMissing as missing:
+        trio.close()
+        if required():
+            raise
+        pytest.skip(str(missing))
+    yield trio
+    trio.close()
+
+
+@pytest.fixture
+def trio(running: LinkedTrio) -> Iterator[LinkedTrio]:
+    yield running
+    running.mend()
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
+    """Takes the lock; the token, and when the block was entered."""
+    with holdfast.connect(url, namespace=namespace, ttl=TTL, patience=seconds) as locks:
+        with locks.lock("name", timeout=seconds) as lease:
+            return lease.token, now()
+
+
+def _loses(believer: Believer, url: str, namespace: str) -> None:
+    """The next one gets it within the bound, after the last one has stopped believing."""
+    with closing(believer):
+        token, entered = _next_token(url, namespace, BOUND)
+        assert token > believer.token
+        assert believer.lost(0.0), "two held at the same time"
+        assert believer.believed_until <= entered
+
+
+def test_a_hold_survives_its_leader(trio: LinkedTrio, namespace: str) -> None:
+    """A killed leader costs an election, not the hold."""
+    with closing(Believer(trio.url, namespace, "name", 20.0)) as believer:
+        trio.leader().kill()
+        with holdfast.connect(trio.url, namespace=namespace, ttl=TTL) as locks:
+            assert not locks.lock("name").acquire(timeout=2 * ELECTION)
+        assert believer.lease is not None
+        believer.lease.check(at_least=1.0)
+        assert believer.lease.release() is True
+    token, _ = _next_token(trio.url, namespace, BOUND)
+    assert token > believer.token
+
+
+def test_the_leader_stops(trio: LinkedTrio, namespace: str) -> None:
+    """A leader that hangs is replaced; whoever holds next, nobody holds at the same time."""
+    believer = Believer(trio.url, namespace, "name", TTL)
+    with closing(believer):
+        leader = trio.leader()
+        leader.pause()
+        url = trio.others(leader)
+        with holdfast.connect(url, namespace=namespace, ttl=TTL, patience=BOUND) as locks:
+            with locks.lock("other", timeout=BOUND) as lease:
+                assert lease.token > believer.token
+        leader.resume()
+        if not believer.lost(0.0):
+            assert believer.lease is not None
+            assert believer.lease.release() is True
+        token, entered = _next_token(trio.url, namespace, BOUND)
+        assert token > believer.token
+        assert believer.believed_until <= entered
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_a_minority_is_cut_off_with_its_client(trio: LinkedTrio, namespace: str, role: str) -> None:
+    """An old leader goes on answering keep-alives for a while; that proves nothing too much."""
+    lonely = trio.leader() if role == "leader" else trio.follower()
+    believer = Believer(lonely.url, namespace, "name", TTL)
+    trio.isolate(lonely)
+    _loses(believer, trio.others(lonely), namespace)
+
+
+def test_no_majority_for_three_ttls(trio: LinkedTrio, namespace: str) -> None:
+    """Nobody acquires, the holder learns it by its deadline, and work goes on afterwards."""
+    with closing(Believer(trio.url, namespace, "name", TTL)) as believer:
+        kept = trio.follower()
+        stopped = [node for node in trio.nodes if node is not kept]
+        for node in stopped:
+            node.pause()
+        began = now()
+        with holdfast.connect(trio.url, namespace=namespace, ttl=TTL, patience=3 * TTL) as locks:
+            with pytest.raises(BackendUnavailable):
+                locks.lock("free", timeout=None).acquire()
+        assert now() - began >= 2 * TTL
+        assert believer.lost(0.0)
+        assert believer.believed_until <= began + TTL + 0.05
+        for node in stopped:
+            node.resume()
+        token, _ = _next_token(trio.url, namespace, BOUND)
+        assert token > believer.token
+
+
+def test_a_client_is_stopped_past_its_session(trio: LinkedTrio, namespace: str) -> None:
+    """Its first word after it goes on is that the hold is lost."""
+    asyncio.run(_stopped_past_its_session(trio.url, namespace))
+
+
+async def _stopped_past_its_session(url: str, namespace: str) -> None:
+    process = Process(url, Flavour.BLOCKING, namespace=namespace, ttl=TTL)
+    try:
+        token = await process.ask("acquire", name="name")
+        process.stop()
+        later, _ = await asyncio.to_thread(_next_token, url, namespace, BOUND)
+        assert later > token
+        process.go_on()
+        state = await process.ask("state", name="name")
+        assert (state["held"], state["lost"]) == (False, True)
+        assert await process.ask("release", name="name") is False
+    finally:
+        process.go_on()
+        process.close()
+
+
+def test_one_node_after_the_other_is_restarted(trio: LinkedTrio, namespace: str) -> None:
+    """A rolling restart costs neither a hold nor the order of tokens."""
+    with holdfast.connect(trio.url, namespace=namespace, ttl=20) as locks:
+        kept = locks.lock("kept").acquire()
+        assert kept
+        tokens = []
+        for node in trio.nodes:
+            node.restart()
+            with locks.lock("name", timeout=BOUND) as lease:
+                tokens.append(lease.token)
+        assert tokens == sorted(set(tokens))
+        kept.check()
+        assert kept.release() is True
