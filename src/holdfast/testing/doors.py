@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -61,6 +62,12 @@ def _find_twin(kind: type) -> type | None:
     return None
 
 
+def _me() -> object:
+    """The current task; in a program without a loop, the thread."""
+    loop = asyncio._get_running_loop()
+    return threading.current_thread() if loop is None else asyncio.current_task(loop)
+
+
 class _Dressed:
     """A blocking object with the words of its twin."""
 
@@ -107,7 +114,7 @@ class _Dressed:
             return way_out, self._inner.__enter__()
 
         way_out, value = await self._run(enter)
-        self._ways_out.setdefault(asyncio.current_task(), []).append(way_out)
+        self._ways_out.setdefault(_me(), []).append(way_out)
         return self._dress(value)
 
     async def __aexit__(
@@ -116,7 +123,7 @@ class _Dressed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> Any:
-        way_out = self._ways_out[asyncio.current_task()].pop()
+        way_out = self._ways_out[_me()].pop()
         return await self._run(lambda: way_out(kind, error, trace))
 
     def __call__(self, function: Callable[..., Any]) -> Any:

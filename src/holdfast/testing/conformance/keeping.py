@@ -199,13 +199,13 @@ async def a_dropped_lease_is_released(bench: Bench) -> None:
         warnings.simplefilter("always")
         await _take_and_drop(ours)
 
-        async def freed() -> bool:
+        async def freed_and_told() -> bool:
             gc.collect()  # a lease and its lock refer to each other
-            return await bench.is_free(theirs, "name")
+            told = any("name" in str(one.message) for one in caught)
+            return told and await bench.is_free(theirs, "name")
 
-        await eventually(freed, SOON, "a dropped lease was not released")
-    texts = [str(told.message) for told in caught if told.category is ResourceWarning]
-    assert any("name" in text for text in texts), texts
+        await eventually(freed_and_told, SOON, "a dropped lease was not released and told")
+    assert {one.category for one in caught} == {ResourceWarning}
 
 
 async def _take_and_drop(door: AsyncLocks) -> None:
