@@ -43,11 +43,19 @@ async def attempt_once(door: Door, claim: Claim, ask: Ask) -> Hold:
 async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
     """Waits for its turn in the door, then in the store's line, until the timeout."""
     turn = Turn(claim)
-    until = None if ask.timeout is None else door.runtime.now() + ask.timeout
+    sent = door.runtime.now()
+    until = None if ask.timeout is None else sent + ask.timeout
     try:
         if not door.lines.join(turn):
             await _wait_for_turn(door, turn, until, ask)
-        return await _stand(door, turn, until, ask)
+            return await _stand(door, turn, until, ask, None)
+        # The usual way, without a step more than it needs: nobody waits and it is free.
+        try:
+            answer = await door.backend.attempt(claim, join=True)
+        except BackendUnavailable:  # perhaps a connection that went stale: _stand has patience
+            return await _stand(door, turn, until, ask, None)
+        hold = door.take(answer, sent, ask) if isinstance(answer, Grant) else None
+        return hold or await _stand(door, turn, until, ask, answer)
     except GeneratorExit:  # the loop is gone, and nothing can be awaited any more
         turn.gone = True
         door.keep.undo(claim)
@@ -79,10 +87,15 @@ async def _wait_for_turn(door: Door, turn: Turn, until: float | None, ask: Ask) 
             raise await timed_out(door, turn.claim, ask, "")
 
 
-async def _stand(door: Door, turn: Turn, until: float | None, ask: Ask) -> Hold:
-    """Asks the store, and waits where it says so, until it grants."""
+async def _stand(
+    door: Door, turn: Turn, until: float | None, ask: Ask, told: Grant | Busy | None
+) -> Hold:
+    """Waits where the store says so, and asks it again, until it grants."""
     outage: _Outage | None = None
     wait: _Wait | None = None
+    if isinstance(told, Busy):
+        wait = _Wait(door, turn, until, ask)
+        await wait.wait(told)
     while True:
         door.enter()
         try:

@@ -31,6 +31,7 @@ class LockBase(Decorating, Generic[L]):
     """What both doors' locks share: everything but the words ``with`` and ``await``."""
 
     __slots__ = (
+        "_ask",
         "_bare",
         "_by_hand",
         "_door",
@@ -49,6 +50,7 @@ class LockBase(Decorating, Generic[L]):
     ) -> None:
         self.name = name
         self._door, self._terms = door, terms
+        self._ask = Ask(terms.timeout, terms.renew, terms.max_hold)
         self._mode, self._weight, self._limit = mode, weight, limit
         self._entering: dict[Hashable, ref[Block]] = {}
         self._by_hand: list[L] = []
@@ -78,7 +80,9 @@ class LockBase(Decorating, Generic[L]):
             os.urandom(16).hex(),
             door.label(terms.note),
         )
-        ask = Ask(timeout, terms.renew, terms.max_hold, explain)
+        ask = self._ask
+        if not explain or timeout != ask.timeout:
+            ask = Ask(timeout, terms.renew, terms.max_hold, explain)
         hold = await (attempt_once if timeout == 0 else acquire)(door, claim, ask)
         hold.block = block  # kept alive from here on only while this thread or task lives
         try:
