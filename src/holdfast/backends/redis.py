@@ -191,8 +191,12 @@ class RedisBackend:
         script = self._scripts.abandon
         start, key = self._keys.start(script, claim.name)
         sent = bulk(str(int(self._wall() * 1_000_000)))
-        packed = f"{start}{bulk(claim.owner)}{sent}".encode()
-        was = self._flag(await self._requests.one(Command(script, packed, key)))
+        command = Command(script, f"{start}{bulk(claim.owner)}{sent}".encode(), key)
+        try:
+            was = self._flag(await self._requests.one(command, again=False))
+        except LinkBroken as error:
+            await self._requests.again(command, error)
+            was = True
         self._doubtful.pop(claim.owner, None)
         return was
 

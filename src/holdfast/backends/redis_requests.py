@@ -41,11 +41,13 @@ class Requests:
         patience = min(REPLICATION_SECONDS, options.access.request_seconds / 2)
         self._wait = pack("WAIT", options.replicas, milliseconds(patience))
 
-    async def one(self, command: Command) -> Any:
+    async def one(self, command: Command, *, again: bool = True) -> Any:
         """Sends one command and answers its reply."""
         try:
             reply = await self.call(command.packed, command.key)
         except LinkBroken as error:
+            if not again:
+                raise
             return await self.again(command, error)
         return await self.amend(command, reply) if type(reply) is Refused else reply
 

@@ -25,6 +25,10 @@ PROTOCOL = "1"
 DAY_SECONDS = 86_400.0
 REMEMBER_SECONDS = 30.0
 """How long an abandoned owner is remembered: longer than any request of its can be under way."""
+REMEMBER_BYTES = 10_000
+"""How much is spent on that: some two hundred owners, the newest."""
+PORTION = 256
+"""How many fields are read at once."""
 FOREIGN_SECONDS = 0.1
 """How often a hold of redis-py's Lock is looked at, as redis-py does itself."""
 
@@ -54,8 +58,8 @@ _PARTS = {
     "refresh": ("clock", "state", "refresh"),
     "abandon": ("clock", "state", "abandon"),
     "revoke": ("clock", "state", "revoke"),
-    "look": ("look",),
-    "record": ("record",),
+    "look": ("clock", "state", "look"),
+    "record": ("clock", "state", "record"),
     "recall": ("recall",),
     "begin": ("begin",),
 }
@@ -91,8 +95,7 @@ class Scripts:
     def __init__(self, *, loss_protection: bool, interop: bool, cluster: bool) -> None:
         flags = ", ".join(str(flag).lower() for flag in (loss_protection, interop, cluster))
         self._flags = f"local LOSS, INTEROP, CLUSTER = {flags}\n"
-        of_name = ["state", "line", "held", "gone"]
-        keys = of_name + ["foreign"] * interop
+        keys = ["state"] + ["foreign"] * interop
         of_claim = keys + ["loss"] * loss_protection
         self.acquire = self._make("acquire", of_claim, 5)
         self.exchange = self._make("exchange", of_claim, 6)
@@ -102,8 +105,8 @@ class Scripts:
         self.abandon = self._make("abandon", keys, 2)
         self.revoke = self._make("revoke", keys, 0)
         self.look = self._make("look", keys, 1)
-        self.record = self._make("record", [*of_name, "record"], 4)
-        self.recall = self._make("recall", ["record"], 0)
+        self.record = self._make("record", keys, 4)
+        self.recall = self._make("recall", ["state"], 0)
         self.begin = self._make("begin", ["loss"], 0)
 
     def _make(self, name: str, keys: Sequence[str], arguments: int) -> Script:
@@ -127,4 +130,5 @@ local VERSION, QUEUE = '{PROTOCOL}', {QUEUE_CAP}
 local KEEP, DAY = {_milliseconds(IDLE_COUNTER_SECONDS)}, {_milliseconds(DAY_SECONDS)}
 local STALE, GRACE = {_milliseconds(STALE_SECONDS)}, {_milliseconds(GRACE_SECONDS)}
 local FOREIGN, REMEMBER = {_milliseconds(FOREIGN_SECONDS)}, {_milliseconds(REMEMBER_SECONDS)}
+local REMEMBER_BYTES, PORTION = {REMEMBER_BYTES}, {PORTION}
 """

@@ -35,10 +35,9 @@ def unescape(text: str) -> str:
 
 
 class Keys:
-    """The keys of a name: ``namespace:{name}`` and what hangs on it, packed once per name.
+    """The key of a name, ``namespace:{name}``, packed once per name.
 
-    The tag is the name itself, so all keys of a name share a Cluster slot, and so does a
-    redis-py Lock of that name.
+    The hash tag is the name itself, so a redis-py Lock of that name lives in the same slot.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -75,8 +74,7 @@ class Keys:
             return name  # the very key of a redis-py Lock
         if kind == "loss":
             return f"{self._prefix}:loss"
-        state = f"{self._prefix}:{{{escape(name)}}}"
-        return state if kind == "state" else f"{state}:{kind}"
+        return f"{self._prefix}:{{{escape(name)}}}"
 
 
 def busy_answer(claim: Claim, reply: Any, store: str, heard: int) -> Busy:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import hiredis
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
@@ -55,7 +56,7 @@ class LinkBroken(BackendUnavailable):
     def __init__(self, message: str, *, closed: bool) -> None:
         super().__init__(message)
         self.closed = closed
-        """Whether the other side closed it, as a restarted server does with idle connections."""
+        """Whether the other side closed or refused it: at once, so that another try costs little."""
 
 
 class Address(NamedTuple):
@@ -181,7 +182,9 @@ def unreachable(address: Address, error: BaseException, seconds: float) -> LinkB
     if isinstance(error, TimeoutError | BlockingIOError):
         return LinkBroken(f"redis at {address} did not answer within {seconds:g} s", closed=False)
     if isinstance(error, RedisError):
-        return LinkBroken(f"redis at {address} can't be used: {error}", closed=False)
+        # Exactly this class: its subclasses are about logging in, which another try won't mend.
+        closed = type(error) is RedisConnectionError
+        return LinkBroken(f"redis at {address} can't be used: {error}", closed=closed)
     what = str(error) or type(error).__name__
     return LinkBroken(f"the connection to redis at {address} broke: {what}", closed=closed)
 

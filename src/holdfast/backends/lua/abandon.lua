@@ -4,10 +4,10 @@
 expire()
 local was = drop(ARGV[1])
 leave(ARGV[1])
-call('ZREMRANGEBYSCORE', gone, '-inf', time[1] * 1000000 + time[2] - REMEMBER * 1000)
-call('ZADD', gone, ARGV[2], ARGV[1])
-call('PEXPIRE', gone, REMEMBER)
-call('HSET', state, 'v', VERSION, 'd', now + REMEMBER, 'e', keep(0))
+local known = abandons_until and abandons_until > now and call('HGET', state, 'g') or ''
+local remembered = ' ' .. ARGV[1] .. '@' .. ARGV[2] .. string.sub(known, 1, REMEMBER_BYTES)
+call('HSET', state, 'v', VERSION, 'g', remembered, 'd', now + REMEMBER)
+keep(0)
 settle()
 save()
 return was and 1 or 0

@@ -2,31 +2,38 @@
 -- Answers the token, or {'slots', token, slot…}, or {'busy', place, retry ms, joined, barred until},
 -- or {'limit', in use}, or {'gone'} for a request that arrives after its own undoing.
 local function earliest()
-  local first = soonest
-  if x and (not first or ends < first) then first = ends end
-  if n > 0 then
-    local next_end = tonumber(call('ZRANGE', held, 0, 0, 'WITHSCORES')[2])
-    if next_end and (not first or next_end < first) then first = next_end end
+  local moment = soonest_reservation
+  if x and (not moment or ends < moment) then moment = ends end
+  if n > 0 and (not moment or soonest_end < moment) then moment = soonest_end end
+  return moment and math.max(0, moment - now) + 1 or -1
+end
+
+-- How many stand in front of a number: counted while that is cheap.
+local function place_of(number)
+  if number - first > PORTION then return number - first end
+  local count = 0
+  for _, owner in ipairs(numbered('l:', first, number - 1)) do
+    if owner then count = count + 1 end
   end
-  if not first then return -1 end
-  return math.max(0, first - now) + 1
+  return count
 end
 
 local function join_line(c, mine)
-  local place = mine and call('ZRANK', line, c.owner) or waiting
   if mine then
-    local _, _, _, _, behind, since = read_wait(c.owner)
-    write_wait(c.owner, c.mode, c.weight, now, 0, behind, since, c.channel, c.label)
-    return place, 1
+    local number, _, _, _, _, behind, since = read_wait(c.owner)
+    write_wait(c.owner, number, c.mode, c.weight, now, 0, behind, since, c.channel, c.label)
+    return place_of(tonumber(number)), 1
   end
+  local place = waiting
   if not c.join then return place, 0 end
   if waiting >= QUEUE then return place, 2 end
-  call('ZADD', line, call('HINCRBY', state, 'q', 1), c.owner)
-  call('PEXPIRE', line, KEEP + DAY)
-  write_wait(c.owner, c.mode, c.weight, now, 0, '0', whole(time[1] * 1000000 + time[2]),
-    c.channel, c.label)
+  last = last + 1
+  if waiting == 0 then first = last end
   waiting = waiting + 1
-  call('HSET', state, 'v', VERSION, 'k', limit, 'e', keep(0))
+  call('HSET', state, 'v', VERSION, 'k', limit, 'q', last, 'l:' .. whole(last), c.owner)
+  write_wait(c.owner, whole(last), c.mode, c.weight, now, 0, '0',
+    whole(time[1] * 1000000 + time[2]), c.channel, c.label)
+  keep(0)
   return place, 1
 end
 
@@ -36,11 +43,12 @@ local function busy(c, mine, retry, barred)
   return {'busy', place, retry or earliest(), joined, barred or 0}
 end
 
-local function pick_slots(weight)
+local function pick_slots(owner, weight)
   local taken = {}
   for _ = 1, weight do
     local at = string.find(slots, '0', 1, true) or #slots + 1
     slots = string.sub(slots, 1, at - 1) .. '1' .. string.sub(slots, at + 1)
+    call('HSET', state, 's:' .. at - 1, owner)
     taken[#taken + 1] = at - 1
   end
   return taken
@@ -49,18 +57,15 @@ end
 local function grant(c, mine)
   if mine then leave(c.owner) end
   token = math.max(token + 1, time[1] * 1000000 + time[2])
-  call('HSET', state, 'v', VERSION, 't', token, 'k', limit, 'e', keep(c.ttl))
+  call('HSET', state, 'v', VERSION, 't', token, 'k', limit)
+  keep(c.ttl)
   if c.mode == 'x' then
     call('HSET', state, 'x', c.owner, 'xe', now + c.ttl, 'xl', c.label)
     save()
     return token
   end
-  local taken = c.mode == 'n' and pick_slots(c.weight) or {}
-  local text = #taken > 0 and table.concat(taken, ',') or '-'
-  call('HSET', state, 'h:' .. c.owner,
-    c.mode .. ' ' .. c.weight .. ' ' .. whole(token) .. ' ' .. text .. ' ' .. c.label)
-  call('ZADD', held, now + c.ttl, c.owner)
-  call('PEXPIRE', held, math.max(c.ttl, KEEP) + DAY)
+  local taken = pick_slots(c.owner, c.weight)
+  write_hold(c.owner, c.mode, c.weight, now + c.ttl, token, table.concat(taken, ','), c.label)
   n = n + c.weight
   save()
   if c.mode == 's' then return token end
@@ -72,18 +77,19 @@ end
 -- A retry whose first answer was lost gets the same grant again, with its ttl renewed.
 local function again(c)
   if x == c.owner then
-    call('HSET', state, 'xe', now + c.ttl, 'e', keep(c.ttl))
-    if INTEROP then call('PEXPIRE', KEYS[5], c.ttl) end
+    call('HSET', state, 'xe', now + c.ttl)
+    if INTEROP then call('PEXPIRE', KEYS[2], c.ttl) end
+    keep(c.ttl)
     return token
   end
-  local mode, its_token, taken, _
-  if n > 0 then mode, _, its_token, taken = read_hold(c.owner) end
+  if n == 0 then return nil end
+  local mode, weight, _, its_token, its_slots, label = read_hold(c.owner)
   if not mode then return nil end
-  call('ZADD', held, now + c.ttl, c.owner)
-  call('HSET', state, 'e', keep(c.ttl))
-  if mode == 's' then return tonumber(its_token) end
-  local answer = {'slots', tonumber(its_token)}
-  for slot in string.gmatch(taken, '%d+') do answer[#answer + 1] = tonumber(slot) end
+  write_hold(c.owner, mode, weight, now + c.ttl, its_token, its_slots, label)
+  keep(c.ttl)
+  if mode == 's' then return its_token end
+  local answer = {'slots', its_token}
+  for slot in string.gmatch(its_slots, '%d+') do answer[#answer + 1] = tonumber(slot) end
   return answer
 end
 
@@ -101,20 +107,24 @@ end
 
 -- What redis-py's Lock sees. It wakes nobody, so its holds are looked at again soon.
 local function taken_elsewhere(c)
-  if call('SET', KEYS[5], c.owner, 'NX', 'PX', c.ttl) then return nil end
-  if call('GET', KEYS[5]) == c.owner then
-    call('PEXPIRE', KEYS[5], c.ttl)
+  if call('SET', KEYS[2], c.owner, 'NX', 'PX', c.ttl) then return nil end
+  if call('GET', KEYS[2]) == c.owner then
+    call('PEXPIRE', KEYS[2], c.ttl)
     return nil
   end
-  local left = call('PTTL', KEYS[5])
+  local left = call('PTTL', KEYS[2])
   return left >= 0 and math.min(left + 1, FOREIGN) or FOREIGN
 end
 
+local function abandoned(c)
+  if not abandons_until or abandons_until <= now then return false end
+  local known, mark = call('HGET', state, 'g') or '', ' ' .. c.owner .. '@'
+  local at = string.find(known, mark, 1, true)
+  return at and c.sent <= tonumber(string.match(known, '^%d+', at + #mark))
+end
+
 local function attempt(c)
-  if s[9] and tonumber(s[9]) > now then
-    local abandoned = call('ZSCORE', gone, c.owner)
-    if abandoned and c.sent <= tonumber(abandoned) then return {'gone'} end
-  end
+  if abandoned(c) then return {'gone'} end
   expire()
   local same = again(c)
   if same then
@@ -122,8 +132,8 @@ local function attempt(c)
     return same
   end
   local barred = LOSS and barred_until(c.max_ttl)
-  local mine = waiting > 0 and call('ZSCORE', line, c.owner)
-  local admitted, blocked = settle(mine and c.owner, c.mode, c.weight)
+  local mine = waiting > 0 and call('HEXISTS', state, 'w:' .. c.owner) == 1
+  local admitted, blocked = settle(mine and c.owner)
   if x or n > 0 or waiting > (mine and 1 or 0) then
     if limit ~= c.limit then
       save()

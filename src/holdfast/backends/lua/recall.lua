@@ -1,5 +1,7 @@
--- Reads a record. KEYS[1] is the record. Answers value, token, age ms, or nothing.
-local s = redis.call('HMGET', KEYS[1], 'value', 'token', 'at')
-if not s[1] then return false end
+-- Reads the record. Answers value, token, age ms, or nothing.
+local s = redis.call('HMGET', KEYS[1], 'v', 'rv', 'rt', 'ra', 're')
+if s[1] and s[1] ~= VERSION then return {'incompatible', s[1]} end
 local time = redis.call('TIME')
-return {s[1], s[2], math.max(0, time[1] * 1000 + (time[2] - time[2] % 1000) / 1000 - s[3])}
+local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
+if not s[2] or tonumber(s[5]) <= now then return false end
+return {s[2], s[3], math.max(0, now - s[4])}

@@ -1,15 +1,15 @@
 -- Keeps a place in line. ARGV: owner, how many wait behind it in its door.
 -- Answers 1, or 0 if it no longer stands there.
 expire()
-local mode, weight, _, reserved, _, since, channel, label
-if waiting > 0 then mode, weight, _, reserved, _, since, channel, label = read_wait(ARGV[1]) end
-if mode and reserved ~= '0' and tonumber(reserved) < now then
-  leave(ARGV[1])
-  mode = nil
-end
-if mode then
-  write_wait(ARGV[1], mode, weight, now, tonumber(reserved), ARGV[2], since, channel, label)
+local here = false
+if waiting > 0 then
+  local number, mode, weight, _, reserved, _, since, channel, label = read_wait(ARGV[1])
+  here = number and (reserved == '0' or tonumber(reserved) >= now)
+  if here then
+    write_wait(ARGV[1], number, mode, weight, now, tonumber(reserved), ARGV[2], since, channel,
+      label)
+  end
 end
 settle()
 save()
-return mode and 1 or 0
+return here and 1 or 0

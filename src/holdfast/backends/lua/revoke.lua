@@ -2,9 +2,7 @@
 expire()
 local tokens = {}
 if x then tokens[1] = drop(x) end
-if n > 0 then
-  for _, owner in ipairs(call('ZRANGE', held, 0, -1)) do tokens[#tokens + 1] = drop(owner) end
-end
+for _, owner in ipairs(holders()) do tokens[#tokens + 1] = drop(owner) end
 settle()
 save()
 return tokens

@@ -1,19 +1,21 @@
 -- All that is known about a name, and the rules: what runs out, who fits, who is woken.
--- A name's state is one hash:
---   v protocol version   t last token   k limit (0: a lock)   e when its key runs out
+-- A name is one hash, and nothing else: a cluster moves it in one piece.
+--   v protocol version   t last token   k limit (0: a lock)   e when the key runs out
 --   x xe xl              the exclusive holder: owner, end, label
---   h:OWNER n b          shared and slots holders, their weight, the slots as text of 0 and 1
---   w:OWNER w q          those in line, how many, the last number in line
---   d                    until when abandoned owners are remembered
--- beside it: `line` (owner by number), `held` (owner by end), `gone` (owner by when it abandoned).
+--   h:OWNER s:NUMBER     shared and slots holders; who has a slot (readers count as one each)
+--   n b f                their weight, the slots as text of 0 and 1, no end is earlier than this
+--   w:OWNER l:NUMBER     those in line; who has a number in it
+--   w i q                how many they are, no number is lower, the last number
+--   d g                  until when abandoned owners are remembered, and which
+--   rv rt ra re          the record: value, token, when it was written, its end
 -- Times are in ms, tokens in µs: both whole in a Lua number, and redis.call writes them out whole.
-local state, line, held, gone = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local s = call('HMGET', state, 'v', 't', 'k', 'x', 'xe', 'n', 'b', 'w', 'd', 'e')
+local state = KEYS[1]
+local s = call('HMGET', state, 'v', 't', 'k', 'x', 'xe', 'n', 'b', 'f', 'w', 'i', 'q', 'd', 'e')
 local version, token, limit = s[1], tonumber(s[2]) or 0, s[3] or '0'
 local x, ends = s[4], tonumber(s[5]) or 0
-local n, slots = tonumber(s[6]) or 0, s[7] or ''
-local waiting = tonumber(s[8]) or 0
-local n_stored, slots_stored, waiting_stored = n, slots, waiting
+local n, slots, soonest_end = tonumber(s[6]) or 0, s[7] or '', tonumber(s[8]) or 0
+local waiting, first, last = tonumber(s[9]) or 0, tonumber(s[10]) or 1, tonumber(s[11]) or 0
+local abandons_until, keeps_until = tonumber(s[12]), tonumber(s[13])
 
 if version and version ~= VERSION then
   return {'incompatible', version}
@@ -23,74 +25,129 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- Keys outlive what they hold, and names that nobody uses go in the end.
+-- The key outlives what it holds, and names that nobody uses go in the end. After the first
+-- write: a key that is not there yet takes no end.
 local function keep(ttl)
   local until_ms = now + math.max(ttl, KEEP)
-  if not s[10] or until_ms > tonumber(s[10]) then
-    call('PEXPIRE', state, until_ms - now + DAY)
-    return until_ms + DAY
+  if not keeps_until or until_ms > keeps_until then
+    keeps_until = until_ms + DAY
+    call('HSET', state, 'e', keeps_until)
+    call('PEXPIRE', state, keeps_until - now)
   end
-  return s[10]
 end
 
 -- Writes what changed in passing.
+local stored = {n = n, slots = slots, soonest_end = soonest_end, waiting = waiting, first = first}
 local function save()
-  if n ~= n_stored or slots ~= slots_stored then
-    if n > 0 then call('HSET', state, 'n', n, 'b', slots) else call('HDEL', state, 'n', 'b') end
+  if n ~= stored.n or slots ~= stored.slots or soonest_end ~= stored.soonest_end then
+    if n > 0 then
+      call('HSET', state, 'n', n, 'b', slots, 'f', soonest_end)
+    else
+      call('HDEL', state, 'n', 'b', 'f')
+    end
   end
-  if waiting ~= waiting_stored then
-    if waiting > 0 then call('HSET', state, 'w', waiting) else call('HDEL', state, 'w') end
+  if waiting ~= stored.waiting or first ~= stored.first then
+    if waiting > 0 then
+      call('HSET', state, 'w', waiting, 'i', first)
+    else
+      call('HDEL', state, 'w', 'i')
+    end
   end
-  n_stored, slots_stored, waiting_stored = n, slots, waiting
+  stored = {n = n, slots = slots, soonest_end = soonest_end, waiting = waiting, first = first}
+end
+
+-- Reads many numbered fields, in portions that Lua's stack can take.
+local function numbered(prefix, from, to)
+  local fields = {}
+  for number = from, to do fields[#fields + 1] = prefix .. whole(number) end
+  return #fields > 0 and call('HMGET', state, unpack(fields)) or {}
 end
 
 local function read_hold(owner)
   local entry = call('HGET', state, 'h:' .. owner)
-  if entry then return string.match(entry, '^(%a) (%d+) (%d+) (%S+) (.*)$') end
+  if entry then
+    local mode, weight, its_end, its_token, its_slots, label =
+      string.match(entry, '^(%a) (%d+) (%d+) (%d+) (%S+) (.*)$')
+    return mode, tonumber(weight), tonumber(its_end), tonumber(its_token), its_slots, label
+  end
+end
+
+local function write_hold(owner, mode, weight, its_end, its_token, its_slots, label)
+  call('HSET', state, 'h:' .. owner, mode .. ' ' .. weight .. ' ' .. whole(its_end) .. ' '
+    .. whole(its_token) .. ' ' .. its_slots .. ' ' .. label)
+  if soonest_end == 0 or its_end < soonest_end then soonest_end = its_end end
 end
 
 -- Ends a hold and gives its token, or nil if there was none.
 local function drop(owner)
-  if INTEROP and call('GET', KEYS[5]) == owner then call('DEL', KEYS[5]) end
+  if INTEROP and call('GET', KEYS[2]) == owner then call('DEL', KEYS[2]) end
   if x == owner then
-    local alive = ends > now
-    call('HDEL', state, 'x', 'xe', 'xl')
     x = false
-    return alive and token or nil
+    call('HDEL', state, 'x', 'xe', 'xl')
+    return ends > now and token or nil
   end
-  if n == 0 or call('ZREM', held, owner) == 0 then return nil end
-  local _, weight, its_token, taken = read_hold(owner)
+  if n == 0 then return nil end
+  local mode, weight, _, its_token, its_slots = read_hold(owner)
+  if not mode then return nil end
   call('HDEL', state, 'h:' .. owner)
-  n = n - weight
-  if n == 0 then slots = '' end
-  for slot in string.gmatch(n > 0 and taken or '', '%d+') do
+  for slot in string.gmatch(its_slots, '%d+') do
+    call('HDEL', state, 's:' .. slot)
     slots = string.sub(slots, 1, slot) .. '0' .. string.sub(slots, slot + 2)
   end
-  return tonumber(its_token)
+  n = n - weight
+  if n == 0 then slots, soonest_end = '', 0 end
+  return its_token
+end
+
+-- The owners of all slots that are taken, each once.
+local function holders()
+  local owners, seen = {}, {}
+  for from = 0, #slots - 1, PORTION do
+    for _, owner in ipairs(numbered('s:', from, math.min(from + PORTION, #slots) - 1)) do
+      if owner and not seen[owner] then
+        seen[owner] = true
+        owners[#owners + 1] = owner
+      end
+    end
+  end
+  return owners
 end
 
 local function expire()
   if x and ends <= now then drop(x) end
-  if n > 0 then
-    for _, owner in ipairs(call('ZRANGEBYSCORE', held, '-inf', now)) do drop(owner) end
+  if n == 0 or soonest_end > now then return end
+  local soonest = 0
+  for _, owner in ipairs(holders()) do
+    local _, _, its_end = read_hold(owner)
+    if its_end <= now then
+      drop(owner)
+    elseif soonest == 0 or its_end < soonest then
+      soonest = its_end
+    end
   end
-end
-
-local function leave(owner)
-  waiting = waiting - call('ZREM', line, owner)
-  call('HDEL', state, 'w:' .. owner)
+  soonest_end = soonest
 end
 
 local function read_wait(owner)
   local entry = call('HGET', state, 'w:' .. owner)
   if entry then
-    return string.match(entry, '^(%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+    return string.match(entry, '^(%d+) (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
   end
 end
 
-local function write_wait(owner, mode, weight, refreshed, reserved, behind, since, channel, label)
-  call('HSET', state, 'w:' .. owner, mode .. ' ' .. weight .. ' ' .. whole(refreshed) .. ' '
-    .. whole(reserved) .. ' ' .. behind .. ' ' .. since .. ' ' .. channel .. ' ' .. label)
+local function write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, channel,
+    label)
+  call('HSET', state, 'w:' .. owner, number .. ' ' .. mode .. ' ' .. weight .. ' '
+    .. whole(refreshed) .. ' ' .. whole(reserved) .. ' ' .. behind .. ' ' .. since .. ' '
+    .. channel .. ' ' .. label)
+end
+
+local function leave(owner)
+  local number = read_wait(owner)
+  if not number then return end
+  call('HDEL', state, 'w:' .. owner, 'l:' .. number)
+  waiting = waiting - 1
+  if tonumber(number) == first then first = first + 1 end
 end
 
 -- What holders take, and then those in line: whoever stands in front counts as if it held.
@@ -124,27 +181,20 @@ end
 
 -- Goes along the line while claims fit: reserves for them, wakes them, skips who is gone.
 -- Tells whether `me` fits in its place, and whether somebody who does not fit was met.
-local soonest
-local function settle(me, my_mode, my_weight)
-  local admitted, kept, size = false, 0, 4
-  soonest = nil
+local soonest_reservation
+local function settle(me)
+  local admitted, at_front, size, from = false, true, 4, first
+  soonest_reservation = nil
   count_holders()
-  while waiting > 0 and not full() do
-    local page = call('ZRANGE', line, kept, kept + size - 1)
-    if #page == 0 then
-      if kept == 0 then waiting = 0 end
-      break
-    end
-    size = math.min(size * 4, 256)
-    for _, owner in ipairs(page) do
-      local mode, weight, refreshed, reserved, behind, since, channel, label
-      local here = true
-      if owner == me then
-        mode, weight = my_mode, my_weight
-      else
-        mode, weight, refreshed, reserved, behind, since, channel, label = read_wait(owner)
+  while waiting > 0 and from <= last and not full() do
+    local owners = numbered('l:', from, math.min(from + size - 1, last))
+    for at, owner in ipairs(owners) do
+      local here, number, mode, weight, refreshed, reserved, behind, since, channel, label = owner
+      if here then
+        number, mode, weight, refreshed, reserved, behind, since, channel, label = read_wait(owner)
         reserved = tonumber(reserved)
-        here = mode and (reserved == 0 or reserved >= now) and refreshed + STALE >= now
+        here = owner == me
+          or (reserved == 0 or reserved >= now) and refreshed + STALE >= now
       end
       if here and not fits(mode, weight) then return admitted, true end
       if here and owner == me then
@@ -153,18 +203,24 @@ local function settle(me, my_mode, my_weight)
         reserved = now + GRACE
         here = wake(owner, channel)
         if here then
-          write_wait(owner, mode, weight, refreshed, reserved, behind, since, channel, label)
+          write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, channel, label)
         end
       end
       if here then
+        at_front = false
         take(mode, weight)
-        kept = kept + 1
-        if reserved and (not soonest or reserved < soonest) then soonest = reserved end
+        if owner ~= me and (not soonest_reservation or reserved < soonest_reservation) then
+          soonest_reservation = reserved
+        end
         if full() then return admitted, false end
       else
-        leave(owner)
+        if owner then leave(owner) end
+        if at_front then first = from + at end
       end
     end
+    from = from + #owners
+    size = math.min(size * 4, PORTION)
   end
+  if at_front and from > last then waiting = 0 end
   return admitted, false
 end

@@ -1,0 +1,71 @@
+"""A contract bench over any Redis URL, in either world, and a look into the server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from holdfast.core.contract import Settings
+from holdfast.testing import Flavour, Harness
+from holdfast.testing.contract import Bench, Peer
+from holdfast.url import open_store
+from servers.redis import RedisServer
+
+__all__ = ["LONGEST_SECONDS", "blocking_and_asyncio", "client_peer", "connections", "keys", "over"]
+
+LONGEST_SECONDS = 60.0
+blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
+
+
+class UrlHarness(Harness):
+    """A store that a test has started itself."""
+
+    name = "redis"
+
+    def __init__(self, url: str, proxied_url: str = "") -> None:
+        self.url = url
+        self._proxied = proxied_url or url
+
+    @property
+    def proxied_url(self) -> str:
+        return self._proxied
+
+
+def over(
+    url: str, flavour: Flavour, body: Callable[[Bench], Awaitable[None]], proxied_url: str = ""
+) -> None:
+    """Runs a test's body with a bench of its own."""
+
+    async def run() -> None:
+        bench = Bench(UrlHarness(url, proxied_url), flavour)
+        try:
+            async with asyncio.timeout(LONGEST_SECONDS):
+                await body(bench)
+        finally:
+            await bench.close()
+
+    asyncio.run(run())
+
+
+def client_peer(bench: Bench, client: Any, scheme: str = "redis") -> Peer:
+    """A peer that takes its settings from a user's own client."""
+    settings = dataclasses.replace(Settings(namespace=bench.namespace), client=client)
+    peer = Peer(open_store(f"{scheme}://", settings), bench.flavour, bench.workers)
+    bench._peers.append(peer)
+    return peer
+
+
+def keys(server: RedisServer, namespace: str) -> list[str]:
+    """The keys that a namespace has on a server."""
+    found = server.ask("KEYS", f"{namespace}:*")
+    assert isinstance(found, list)
+    return sorted(map(str, found))
+
+
+def connections(server: RedisServer) -> int:
+    """How many clients are connected, the asking one aside."""
+    return len(str(server.ask("CLIENT", "LIST")).splitlines()) - 1
