@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from holdfast.cli.exits import NOTHING, Refused
@@ -48,7 +47,5 @@ def _ask(locks: Locks, name: str) -> None:
     if not standing.holders:
         raise Refused(f"nobody holds {name}", NOTHING)
     print_holders(standing.holders)
-    write("end this hold? [y/N] ")
-    sys.stdout.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if input("end this hold? [y/N] ").strip().lower() not in ("y", "yes"):
         raise Refused("nothing was done", NOTHING)

@@ -13,11 +13,14 @@ __all__ = ["VERBS", "main"]
 VERBS: dict[str, tuple[str, str]] = {
     # verb: (module, what it does)
     "run": ("run", "run a command under a lock"),
+    "once": ("once", "run a command once per key, across the fleet"),
     "elect": ("elect", "run a command while this is the leader"),
     "ls": ("ls", "list the names that are held or waited for"),
     "show": ("show", "show who holds a name and who waits for it"),
     "break": ("break_", "end somebody's hold"),
     "check": ("check", "contact a store and verify what its guarantees rest on"),
+    "init": ("init", "mark a new deployment of a store as new"),
+    "schema": ("schema", "print the SQL that a database store needs"),
 }
 
 
@@ -26,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _verb(arguments)(arguments[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is, where the caller has closed it
+            sys.stdout.flush()
     except KeyboardInterrupt as interruption:
         code = 128 + int(getattr(interruption, "signum", 2))
     except BrokenPipeError:

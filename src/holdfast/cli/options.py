@@ -17,6 +17,14 @@ __all__ = ["Parser", "connect", "exit_code", "length", "seconds", "store_options
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Of a fixed width: argparse asks for the terminal's at every option, which takes longer
+    than all the rest."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=96)
+
+
 class Parser(argparse.ArgumentParser):
     """One verb's parser: errors are one line and end with the code for wrong usage."""
 
@@ -26,7 +34,7 @@ class Parser(argparse.ArgumentParser):
             usage=usage,
             description=description,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
         )
 
     def error(self, message: str) -> NoReturn:

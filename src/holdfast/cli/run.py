@@ -17,7 +17,7 @@ from holdfast.cli.text import since
 if TYPE_CHECKING:
     from holdfast import Lease, Locks, LockTimeout
 
-__all__ = ["answer", "environment", "main", "prepare", "split_command"]
+__all__ = ["answer", "conflict_option", "environment", "main", "prepare", "split_command"]
 
 EPILOG = """\
 The command runs without a shell, in a process group of its own, with HOLDFAST_NAME,
@@ -32,12 +32,16 @@ exit codes: the command's own; 128 + n if signal n ended it; 75 (or -E) not acqu
 def main(argv: list[str]) -> int:
     own, command = split_command(argv)
     options = _parser().parse_args(own)
+    if options.every and (options.shared or options.slots or options.wait is not None):
+        raise Refused("--every goes without -s, --slots and -w", USAGE)
     child = prepare(command, "run")
+    child.rest()
     try:
-        ending = _run(child, options)
+        if options.every:
+            return _run_every(child, options)
+        return answer(_run(child, options))
     finally:
         child.close()
-    return answer(ending)
 
 
 def prepare(command: list[str], verb: str, *, repeats: bool = False) -> Command:
@@ -69,21 +73,28 @@ def _parser() -> Parser:
     parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
     parser.add_argument("--note", metavar="TEXT", help="shown to others who look or wait")
     parser.add_argument(
+        "--every", metavar="TIME", type=length, help="run once per interval across the fleet"
+    )
+    conflict_option(parser)
+    store_options(parser)
+    return parser
+
+
+def conflict_option(parser: Parser) -> None:
+    """``-E``, as ``flock`` has it."""
+    parser.add_argument(
         *("-E", "--conflict-exit-code"),
         metavar="CODE",
         type=exit_code,
         default=NOT_ACQUIRED,
         help="exit code when it is not acquired (75)",
     )
-    store_options(parser)
-    return parser
 
 
 def _run(child: Command, options: argparse.Namespace) -> Ending:
     from holdfast.errors import LockLost, LockTimeout
 
     ending: Ending | None = None
-    child.rest()
     try:
         with (
             connect(options.url, options.namespace, options.ttl) as locks,
@@ -97,6 +108,14 @@ def _run(child: Command, options: argparse.Namespace) -> Ending:
             raise
         raise Refused(f"{error}; {_fate(ending)}", LOST) from error
     return ending
+
+
+def _run_every(child: Command, options: argparse.Namespace) -> int:
+    from holdfast.cli.jobs import run_job
+
+    with connect(options.url, options.namespace, options.ttl) as locks:
+        job = locks.every(options.every, options.name, note=options.note)
+        return run_job(child, job, options.conflict_exit_code)
 
 
 def _lock(locks: Locks, options: argparse.Namespace) -> AbstractContextManager[Lease]:

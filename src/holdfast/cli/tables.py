@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from holdfast.cli.text import neutral, write
+from holdfast.cli.text import is_terminal, neutral, write
 
 __all__ = ["print_table"]
 
 Row = Sequence[str]
 
+WIDEST = 10_000
+
 
 def print_table(headings: Row, rows: Sequence[Row]) -> None:
     """Prints rows under their headings; what others wrote is neutralised here, cell by cell."""
     clean = [[neutral(cell) for cell in row] for row in rows]
-    if not sys.stdout.isatty() or not _print_rich(headings, clean):
+    if not is_terminal(1) or not _print_rich(headings, clean):
         _print_plain(headings, clean)
 
 
@@ -27,12 +28,13 @@ def _print_rich(headings: Row, rows: Sequence[Row]) -> bool:
         from rich.text import Text
     except ImportError:
         return False
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # as it is: no markup in hostile text
-    Console().print(table)
+    # As wide as it has to be: a terminal wraps what does not fit, and nothing is left out.
+    Console(width=WIDEST).print(table)
     return True
 
 

@@ -72,5 +72,7 @@ def since(moment: float) -> str:
 
 def write(text: str) -> None:
     """Standard output, whatever its encoding can't show escaped."""
+    if sys.stdout is None:  # closed by the caller
+        return
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -1,0 +1,67 @@
+"""A command as a job whose outcome is recorded: for ``once`` and ``run --every``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.cli.child import Ending, run_command
+from holdfast.cli.exits import NOT_ACQUIRED, NOTHING, Refused
+from holdfast.cli.run import answer, environment
+from holdfast.cli.text import duration, is_terminal, say, since
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast import Lease
+    from holdfast.cli.command import Command
+    from holdfast.primitives.once_outcome import Outcome
+
+__all__ = ["CommandFailed", "run_job"]
+
+
+class Job(Protocol):
+    """What ``locks.once`` and ``locks.every`` give."""
+
+    def run(self, function: Callable[..., int], /) -> Outcome: ...
+
+
+class CommandFailed(Exception):
+    """The command did not end with 0; others read this text in the record."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(f"exit code {ending.code}")
+        self.ending = ending
+
+
+def run_job(child: Command, job: Job, conflict_code: int = NOT_ACQUIRED) -> int:
+    """Runs the command unless somebody has; answers its exit code, or 0 if it was done."""
+
+    def work(lease: Lease) -> int:
+        ending = run_command(child, lease, environment(lease))
+        if ending.cut or ending.code or not ending.guarded:
+            raise CommandFailed(ending)
+        return 0
+
+    try:
+        outcome = job.run(work)
+    except CommandFailed as failure:
+        return answer(failure.ending)
+    return 0 if outcome.ran else _not_run(outcome, conflict_code)
+
+
+def _not_run(outcome: Outcome, conflict_code: int) -> int:
+    key = repr(outcome.key)
+    if outcome.status == "failed":
+        when = duration(outcome.age_seconds)
+        raise Refused(f"{key} failed {when} ago: {outcome.error}", NOTHING)
+    if outcome.holder is not None:
+        who, when = str(outcome.holder), since(outcome.holder.since)
+        raise Refused(f"{key} is being run by {who}, since {when}", conflict_code)
+    if is_terminal(2):
+        due = outcome.next_seconds
+        say(
+            f"{key} was done {duration(outcome.age_seconds)} ago"
+            if due is None
+            else f"{key} is not due for {duration(due)}"
+        )
+    return 0

@@ -1,0 +1,46 @@
+"""``holdfast once KEY -- command``: runs a command once per key, across the fleet."""
+
+from __future__ import annotations
+
+from holdfast.cli.jobs import run_job
+from holdfast.cli.options import Parser, connect, length, store_options
+from holdfast.cli.run import conflict_option, prepare, split_command
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    own, command = split_command(argv)
+    parser = Parser(
+        "once",
+        "Runs a command unless it has been run for this key. Who finds it running waits for its\n"
+        "end. A run that crashed is taken over; one that failed is run again by the next caller.",
+        "holdfast once KEY [options] -- command …",
+    )
+    parser.add_argument("key", metavar="KEY", help="what is done once")
+    parser.add_argument("-n", "--nonblock", action="store_true", help="do not wait for another run")
+    parser.add_argument(
+        "--keep", metavar="TIME", type=length, default=7 * 86400.0, help="remember it so long (7d)"
+    )
+    parser.add_argument(
+        "--record-failure", action="store_true", help="a failed run counts, and is not run again"
+    )
+    parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
+    parser.add_argument("--note", metavar="TEXT", help="shown to others who look or wait")
+    conflict_option(parser)
+    store_options(parser)
+    options = parser.parse_args(own)
+    child = prepare(command, "once")
+    child.rest()
+    try:
+        with connect(options.url, options.namespace, options.ttl) as locks:
+            job = locks.once(
+                options.key,
+                keep=options.keep,
+                errors="record" if options.record_failure else "retry",
+                wait=not options.nonblock,
+                note=options.note,
+            )
+            return run_job(child, job, options.conflict_exit_code)
+    finally:
+        child.close()

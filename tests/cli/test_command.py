@@ -1,0 +1,105 @@
+"""The command as a whole: verbs, help, errors, what it loads, what it makes of text."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.processes import Cli
+from holdfast.cli import exits
+from holdfast.cli.main import VERBS
+from holdfast.cli.options import seconds
+from holdfast.cli.text import duration, neutral
+
+
+def test_help_names_every_verb(cli: Cli) -> None:
+    for result in (cli(), cli("--help"), cli("help")):
+        assert result.returncode == 0
+        assert all(f"\n  {verb} " in result.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(cli: Cli, verb: str) -> None:
+    result = cli(verb, "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"usage: holdfast {verb}")
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").stdout.startswith("holdfast ")
+
+
+def test_an_unknown_verb(cli: Cli) -> None:
+    result = cli("seize")
+    assert (result.returncode, result.stdout) == (64, "")
+    assert result.stderr.startswith("holdfast: there is no verb 'seize'; there are run, ")
+
+
+def test_a_store_that_cannot_be_reached_is_69(cli: Cli) -> None:
+    pytest.importorskip("redis")
+    for verb in (["run", "x", "-n"], ["show", "x"], ["check"]):
+        command = ["--", "true"] if verb[0] == "run" else []
+        result = cli(*verb, "--url", "redis://:s3cret@127.0.0.1:1", *command)
+        assert result.returncode == 69
+        assert all(line.startswith("holdfast: ") for line in result.stderr.splitlines())
+        assert "127.0.0.1:1" in result.stderr
+        assert "s3cret" not in result.stderr
+
+
+def test_debugging_shows_where(cli: Cli) -> None:
+    result = cli("run", "x", "--url", "nonsense", "--", "true", env={"HOLDFAST_DEBUG": "1"})
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("holdfast: ")
+
+
+def test_schema_of_postgresql(cli: Cli) -> None:
+    assert '"locks"' in cli("schema", "postgresql", "--schema", "locks").stdout
+    assert cli("schema", "oracle").returncode == 64
+
+
+def test_init_of_a_store_that_needs_none(cli: Cli) -> None:
+    assert cli("init").stdout == "nothing to do: this store needs no mark\n"
+
+
+def test_start_up_is_light(cli: Cli) -> None:
+    script = (
+        "import sys; from holdfast.cli import main; code = main(['run', 'x', '--', 'true']); "
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=cli.environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0
+    heavy = {"asyncio", "rich", "ssl", "subprocess", "redis", "psycopg", "kazoo", "http", "email"}
+    assert not heavy & set(result.stderr.split())
+
+
+def test_text_that_a_terminal_would_act_on() -> None:
+    assert neutral("order:42 ü 日本 [x]") == "order:42 ü 日本 [x]"
+    assert neutral("a\x1b[2Jb\tc\x9b") == r"a\x1b[2Jb\tc\x9b"
+    assert neutral("\u202eabc\u2066\u200b\ufeff") == r"\u202eabc\u2066\u200b\ufeff"
+    assert neutral("\ud800\U000e0041") == r"\ud800\U000e0041"
+
+
+def test_durations() -> None:
+    assert [seconds(text) for text in ("2", "1.5s", "250ms", "5m", "2h", "1d")] == [
+        *(2.0, 1.5, 0.25, 300.0, 7200.0, 86400.0)
+    ]
+    assert [duration(value) for value in (-3, 59.9, 60, 86399, 86400)] == [
+        *("0.0 s", "59 s", "1 m", "23 h", "1 d")
+    ]
+
+
+def test_the_reference_names_every_verb_option_and_code(cli: Cli) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+    for verb in VERBS:
+        assert f"| `{verb} " in page
+        for option in re.findall(r"(?<=\s)--[a-z-]+", cli(verb, "--help").stdout):
+            assert option in page, (verb, option)
+    for name in exits.__all__:
+        if name.isupper():
+            assert f"\n| {getattr(exits, name)} |" in page, name

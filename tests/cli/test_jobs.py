@@ -1,0 +1,71 @@
+"""``once``, ``run --every`` and ``elect``: the command as a job of the fleet."""
+
+from __future__ import annotations
+
+import signal
+
+from cli.processes import Cli, read_line, until
+
+
+def test_once_runs_once(cli: Cli) -> None:
+    first = cli("once", "invoice:1", "--", "echo", "ran")
+    assert (first.returncode, first.stdout, first.stderr) == (0, "ran\n", "")
+    again = cli("once", "invoice:1", "--", "echo", "ran")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert cli("once", "invoice:2", "--", "echo", "ran").stdout == "ran\n"
+
+
+def test_a_failed_run_is_run_again(cli: Cli) -> None:
+    assert cli("once", "k", "--", "sh", "-c", "exit 3").returncode == 3
+    assert cli("once", "k", "--", "echo", "ran").stdout == "ran\n"
+
+
+def test_a_recorded_failure_is_told(cli: Cli) -> None:
+    assert cli("once", "k", "--record-failure", "--", "sh", "-c", "exit 3").returncode == 3
+    again = cli("once", "k", "--", "echo", "ran")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "exit code 3" in again.stderr
+
+
+def test_another_run_is_waited_for_or_skipped(cli: Cli) -> None:
+    runner = cli.start("once", "k", "--", "sh", "-c", "echo up; read line")
+    assert read_line(runner) == "up\n"
+    skipped = cli("once", "k", "-n", "--", "echo", "ran")
+    assert (skipped.returncode, skipped.stdout) == (75, "")
+    assert f"pid {runner.pid}" in skipped.stderr
+    waiter = cli.start("once", "k", "--", "echo", "ran")
+    until(lambda: any(standing["waiters"] for standing in cli.listed()))
+    runner.communicate("\n")
+    assert waiter.communicate()[0] == ""
+    assert (runner.returncode, waiter.returncode) == (0, 0)
+
+
+def test_every_runs_once_per_interval(cli: Cli) -> None:
+    first = cli("run", "--every", "365d", "report", "--", "sh", "-c", "echo ran; exit 4")
+    assert (first.returncode, first.stdout) == (4, "ran\n")
+    again = cli("run", "--every", "365d", "report", "--", "echo", "ran")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert cli("run", "--every", "1h", "-s", "report", "--", "true").returncode == 64
+
+
+def test_elect_runs_while_leader_and_again(cli: Cli) -> None:
+    script = "echo lead; trap 'echo stop; exit 0' TERM; while :; do sleep 0.05; done"
+    leader = cli.start("elect", "boss", "--ttl", "1", "--", "sh", "-c", script)
+    assert read_line(leader) == "lead\n"
+    cli("break", "boss", "--reason", "test")
+    assert read_line(leader) == "lead\n"  # killed, and elected again
+    standby = cli.start("elect", "boss", "--", "echo", "lead too")
+    until(lambda: cli.show("boss")["waiters"])
+    leader.send_signal(signal.SIGTERM)
+    assert read_line(leader) == "stop\n"
+    assert leader.wait() == 0
+    assert standby.communicate()[0] == "lead too\n"
+
+
+def test_a_candidate_that_is_told_to_end_leaves_nothing(cli: Cli) -> None:
+    cli.hold("boss")
+    candidate = cli.start("elect", "boss", "--", "true")
+    until(lambda: cli.show("boss")["waiters"])
+    candidate.send_signal(signal.SIGTERM)
+    assert candidate.wait() == 128 + signal.SIGTERM
+    assert cli.show("boss")["waiters"] == []
