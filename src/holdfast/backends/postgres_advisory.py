@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Sequence
 
-from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
 
 from holdfast.backends.postgres_listen import make_listening
@@ -45,7 +43,6 @@ LOST = "its connection to the server is gone"
 
 _NEVER_RAN = ("57P01", "57P05")
 """The session had ended before the request was read: another one can be asked at once."""
-_COLLISION = "23505"
 
 
 def base_key(namespace: str, name: str) -> int:
@@ -75,7 +72,7 @@ class AdvisoryStatements(SharedStatements):
         self.behind = say("behind", "SELECT @note_behind($1)")
         self.record = say("record", "SELECT @durable(true), @keep_record($1, $2, $3, $4, $5)")
         self.touch = say("touch", "")
-        self.set_ttl = say("set_ttl", "SELECT set_config('idle_session_timeout', $1, false)")
+        self.set_ttl = say("set_ttl", "SELECT @set_ttl($1, $2, $3)")
         self.prepared = (
             self.take, self.take_slots, self.wait, self.wait_shared, self.unlock,
             self.unlock_shared, self.free_slots,
@@ -107,6 +104,16 @@ class AdvisoryBackend(SharedBackend):
         self._closed = False
 
     async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        # A waiter and whoever exchanges with it may ask at the same time: one of them does.
+        asking, mark = self.sessions.asking, object()
+        if asking.setdefault(claim.owner, mark) is not mark:
+            return Busy(0, RECHECK_SECONDS)
+        try:
+            return await self._attempt(claim, join)
+        finally:
+            del asking[claim.owner]
+
+    async def _attempt(self, claim: Claim, join: bool) -> Grant | Busy:
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
             answer = await self._go_on(session, claim)
@@ -151,17 +158,15 @@ class AdvisoryBackend(SharedBackend):
             statement, rest = self.statements.take, ()
         asked += [b"%.6f" % claim.ttl, claim.label.encode(), *flags, *rest]
         try:
-            answer = self._answered(claim, value(await self._ask(session, statement, asked)))
-        except LimitMismatch:
-            self._let_go(claim.owner, session, clean=not queued)
-            raise
-        except Refused as error:
-            self._let_go(claim.owner, session, clean=False)
-            if error.sqlstate == _COLLISION:
+            reply = value(await self._ask(session, statement, asked))
+            if reply == b"C":
                 raise Unsupported(
                     f"the key of {claim.name!r} on {self.display} is that of another name: "
                     "choose a different name"
-                ) from None
+                )
+            answer = self._answered(claim, reply)
+        except LimitMismatch:
+            self._let_go(claim.owner, session, clean=not queued)
             raise
         except BaseException:
             self._let_go(claim.owner, session, clean=False)
@@ -193,9 +198,9 @@ class AdvisoryBackend(SharedBackend):
         key = base_key(self._name, claim.name) + (2 if claim.mode is Mode.SLOTS else 0)
         try:
             session.connection.send(statement, [b"%d" % key])
-        except PsycopgError as error:
+        except BackendUnavailable:
             self.sessions.lose(claim.owner, session)
-            raise session.connection.dropped(error) from None
+            raise
         session.owed = True
 
     async def _go_on(self, session: Session, claim: Claim) -> Grant | Busy | None:
@@ -274,7 +279,7 @@ class AdvisoryBackend(SharedBackend):
             elif not session.mutex.acquire(blocking=False):
                 unknown[grant.claim.owner] = "its connection is in use"
             else:
-                asked[session] = self._touch(session, grant.claim.ttl)
+                asked[session] = self._touch(session, grant.claim)
                 renewed[session] = grant
         try:
             failed = await self.talk.ask_all(asked, until)
@@ -292,11 +297,12 @@ class AdvisoryBackend(SharedBackend):
                 lost[owner] = LOST
         return lost, unknown
 
-    def _touch(self, session: Session, ttl: float) -> tuple[Statement, Parameters]:
+    def _touch(self, session: Session, claim: Claim) -> tuple[Statement, Parameters]:
         """What keeps a session alive: anything; or what changes how long it may be idle."""
-        if session.grant is not None and session.grant.claim.ttl == ttl:
+        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
             return self.statements.touch, ()
-        return self.statements.set_ttl, (b"%d" % math.ceil(ttl * 1000),)
+        parameters = (self.namespace, claim.name.encode(), b"%.6f" % claim.ttl)
+        return self.statements.set_ttl, parameters
 
     async def _note_behind(self, waits: list[tuple[Session, int]], until: float) -> None:
         """For people who look: how many wait behind a waiter in its door."""
@@ -342,6 +348,9 @@ class AdvisoryBackend(SharedBackend):
         return self.statements.free_slots, asked
 
     async def abandon(self, claim: Claim) -> None:
+        patience = now() + self._seconds
+        while claim.owner in self.sessions.asking and now() < patience:
+            await self.runtime.sleep(0.005)  # behind whoever asks for it just now
         session = self.sessions.by_owner.pop(claim.owner, None)
         if session is not None:
             try:

@@ -51,8 +51,8 @@ CREATE OR REPLACE VIEW @keys AS
     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
 """
 
-# Takes the token of a lock that this session has, and notes who it is: 'G token', or 'M capacity'
-# if the name is in use as a semaphore.
+# Takes the token of a lock that this session has, and notes who it is: 'G token'; 'M capacity' if
+# the name is in use as a semaphore; 'C' if its key is that of another name.
 _COUNT = """
 CREATE OR REPLACE FUNCTION @count(
   ns text, nm text, key bigint, md text, ttl float8, lbl text) RETURNS text
@@ -79,13 +79,16 @@ BEGIN
       SELECT ns, nm, key, floor, moment,
         ARRAY[ROW(pg_backend_pid(), md, 1, NULL, floor, moment, ttl, lbl)::@session]
       WHERE NOT EXISTS (SELECT FROM @counter o WHERE o.namespace = ns AND o.name = nm)
-      ON CONFLICT (namespace, name) DO NOTHING RETURNING c.token INTO fence;
+      ON CONFLICT DO NOTHING RETURNING c.token INTO fence;
     IF FOUND THEN
       RETURN 'G ' || fence || ' ';
     END IF;
     SELECT c.capacity INTO other FROM @counter c
       WHERE c.namespace = ns AND c.name = nm FOR UPDATE;
-    CONTINUE WHEN NOT FOUND;
+    IF NOT FOUND AND EXISTS (SELECT FROM @counter c WHERE c.base = key) THEN
+      RETURN 'C';
+    END IF;
+    CONTINUE WHEN other IS NULL OR other = 0;
     -- It was a semaphore: may it be a lock now?
     IF NOT pg_try_advisory_xact_lock(key + 1) THEN
       PERFORM CASE WHEN md = 'shared' THEN pg_advisory_unlock_shared(key)
@@ -160,8 +163,11 @@ BEGIN
     SELECT * INTO c FROM @counter o WHERE o.namespace = ns AND o.name = nm FOR UPDATE;
     EXIT WHEN FOUND;
     INSERT INTO @counter (namespace, name, base, token, capacity, used)
-      VALUES (ns, nm, key, 0, lim, clock_timestamp()) ON CONFLICT (namespace, name) DO NOTHING;
+      VALUES (ns, nm, key, 0, lim, clock_timestamp()) ON CONFLICT DO NOTHING;
   END LOOP;
+  IF c.base IS NULL THEN
+    RETURN 'C';
+  END IF;
   IF c.capacity <> lim THEN
     -- What it was may have ended: its key, or its slots' common one, is then free.
     IF NOT pg_try_advisory_xact_lock(CASE WHEN c.capacity = 0 THEN key ELSE key + 1 END) THEN
@@ -249,6 +255,17 @@ BEGIN
   PERFORM @durable(false);
   PERFORM pg_advisory_unlock_all();
   DELETE FROM @queue q WHERE q.pid = pg_backend_pid();
+END $$;
+
+CREATE OR REPLACE FUNCTION @set_ttl(ns text, nm text, seconds float8) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM set_config('idle_session_timeout', ceil(seconds * 1000)::text, false);
+  PERFORM @durable(false);
+  UPDATE @counter c SET holders = ARRAY(
+      SELECT CASE WHEN h.pid = pg_backend_pid() THEN ROW(h.pid, h.mode, h.weight, h.slots,
+        h.token, h.since, seconds, h.label)::@session ELSE h END FROM unnest(c.holders) h)
+    WHERE c.namespace = ns AND c.name = nm;
 END $$;
 
 -- Ends one session, if it is still the one that was meant, and waits until it is gone.

@@ -57,43 +57,53 @@ class BlockingListening:
 
     def __init__(self, runtime: Runtime, dial: Dial, channel: str) -> None:
         self._runtime, self._dial, self._channel = runtime, dial, channel
+        self._closed = False
         self._reset()
 
     def _reset(self) -> None:
-        self._doorbell = BlockingDoorbell()
-        self._hanging = threading.Lock()
+        self._made: BlockingDoorbell | None = None
+        self._making = threading.Lock()
         self._deaf = False
+
+    def _doorbell(self) -> BlockingDoorbell:
+        """Made when it is first needed: a backend that never waits has none."""
+        doorbell = self._made
+        if doorbell is None:
+            with self._making:
+                doorbell = self._made = self._made or BlockingDoorbell()
+        return doorbell
 
     @property
     def detail(self) -> Finding:
         return _finding(self._deaf)
 
     async def wait(self, key: str, until: float) -> None:
-        if self._doorbell.bell is None and not self._deaf:
-            await self._hang(until)
+        if self._closed:
+            return
+        doorbell = self._doorbell()
+        if doorbell.bell is None and not self._deaf:
+            await self._hang(doorbell, until)
             return
         try:
             if self._deaf:
                 until = min(until, self._runtime.now() + self._runtime.between(*POLL_SECONDS))
-            self._doorbell.wait(key, until)
+            doorbell.wait(key, until)
         except (BackendUnavailable, OSError):
             await self._pause(until)
 
-    async def _hang(self, until: float) -> None:
-        with self._hanging:
-            if self._doorbell.bell is not None:
+    async def _hang(self, doorbell: BlockingDoorbell, until: float) -> None:
+        broken = False
+        with self._making:
+            if doorbell.bell is not None:
                 return
             try:
                 connection = _listen(self._dial, self._channel)
+                if connection is not None:
+                    doorbell.hang(ListenBell(connection))
+                self._deaf = connection is None
             except BackendUnavailable:
-                connection, broken = None, True
-            else:
-                broken = False
-                if connection is None:
-                    self._deaf = True
-                else:
-                    self._doorbell.hang(ListenBell(connection))
-        self._doorbell.ring(EVERYBODY)  # what was rung while it was broken is lost
+                broken = True
+        doorbell.ring(EVERYBODY)  # what was rung while it was broken is lost
         if broken:
             await self._pause(until)
 
@@ -102,20 +112,24 @@ class BlockingListening:
         await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*MEND_SECONDS))))
 
     def ring(self, key: str) -> None:
-        self._doorbell.ring(key)
+        self._doorbell().ring(key)
 
     def forget_ring(self, key: str) -> None:
-        self._doorbell.forget(key)
+        if self._made is not None:
+            self._made.forget(key)
 
     def forget(self) -> None:
-        bell = self._doorbell.bell
-        if isinstance(bell, ListenBell):
-            bell.forget()
-        self._doorbell.discard()
+        doorbell = self._made
         self._reset()
+        if doorbell is not None:
+            if isinstance(doorbell.bell, ListenBell):
+                doorbell.bell.forget()
+            doorbell.discard()
 
     def close(self) -> None:
-        self._doorbell.close()
+        self._closed = True
+        if self._made is not None:
+            self._made.close()
 
 
 class AsyncListening:

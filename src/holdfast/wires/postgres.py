@@ -11,6 +11,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from psycopg import Error as PsycopgError
@@ -105,21 +106,27 @@ class Connection:
 
     def send(self, statement: Statement, parameters: Sequence[bytes | None]) -> None:
         """Sends a request; its answer must be collected before the next."""
-        if statement.name in self.known:
-            self.pgconn.send_query_prepared(statement.name, parameters)
-        else:
-            self.pgconn.send_query_params(statement.sql, parameters)
+        try:
+            if statement.name in self.known:
+                self.pgconn.send_query_prepared(statement.name, parameters)
+            else:
+                self.pgconn.send_query_params(statement.sql, parameters)
+        except PsycopgError as error:
+            raise self.dropped(error) from None
 
     def collect(self) -> pq.abc.PGresult | None:
         """Reads what has come; the answer once it is complete."""
         pgconn = self.pgconn
-        pgconn.consume_input()
+        try:
+            pgconn.consume_input()
+        except PsycopgError as error:
+            raise self.dropped(error) from None
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
                 answer, self._answer = self._answer, None
                 if answer is None:
-                    raise self.broken("there was no answer")
+                    raise self.dropped("it ended without an answer")
                 return answer
             if self._answer is None or self._answer.status in _ROWS:
                 self._answer = result
@@ -134,8 +141,6 @@ class Connection:
             return self.checked(self._await(until))
         except Refused:
             raise
-        except PsycopgError as error:
-            raise self.dropped(error) from None
         except BaseException:  # also an interrupt: the answer is still to come
             self.close()
             raise
@@ -197,6 +202,12 @@ class Connection:
     def close(self) -> None:
         if self._made_in:
             self.pgconn.finish()
+
+    def sever(self) -> None:
+        """Ends it for whoever reads it, who then closes it. From any thread."""
+        if self.open:
+            with suppress(OSError), socket.socket(fileno=os.dup(self.pgconn.socket)) as ours:
+                ours.shutdown(socket.SHUT_RDWR)
 
     def forget(self) -> None:
         """In a forked child: lets go of the socket without a word to the server."""

@@ -27,7 +27,7 @@ T = TypeVar("T")
 class _Line:
     """A connection on the loop: one request at a time."""
 
-    __slots__ = ("connection", "future", "landed", "loop", "timer", "wire")
+    __slots__ = ("connection", "fileno", "future", "landed", "loop", "timer", "wire")
 
     def __init__(self, connection: Connection, wire: AsyncWire) -> None:
         self.connection, self.wire = connection, wire
@@ -37,7 +37,8 @@ class _Line:
         """Set when the request of a caller who was cancelled has been answered, or failed."""
         self.timer: asyncio.TimerHandle | None = None
         connection.pgconn.nonblocking = 1
-        self.loop.add_reader(connection.fileno(), self._readable)
+        self.fileno = connection.fileno()
+        self.loop.add_reader(self.fileno, self._readable)
 
     def request(
         self, statement: Statement, parameters: Sequence[bytes | None], seconds: float
@@ -47,8 +48,8 @@ class _Line:
         try:
             self.connection.send(statement, parameters)
             self._flush()
-        except PsycopgError as error:
-            self._fail(self.connection.broken(str(error)))
+        except BackendUnavailable as error:
+            self._fail(error)
         return future
 
     def _flush(self) -> None:
@@ -58,11 +59,10 @@ class _Line:
         except PsycopgError as error:
             self._fail(self.connection.broken(str(error)))
             return
-        fileno = self.connection.fileno()
         if left:
-            self.loop.add_writer(fileno, self._flush)
+            self.loop.add_writer(self.fileno, self._flush)
         else:
-            self.loop.remove_writer(fileno)
+            self.loop.remove_writer(self.fileno)
 
     def _readable(self) -> None:
         if self.future is None:  # nothing was asked: the session ended
@@ -75,8 +75,8 @@ class _Line:
             result: PGresult | Refused = self.connection.checked(answer)
         except Refused as error:
             result = error
-        except (PsycopgError, BackendUnavailable) as error:
-            self._fail(self.connection.broken(str(error)))
+        except BackendUnavailable as error:
+            self._fail(error)
             return
         self._settle(result)
 
@@ -104,11 +104,12 @@ class _Line:
             future.set_result(result)
 
     def end(self) -> None:
-        if self.connection.open:
-            fileno = self.connection.fileno()
-            self.loop.remove_reader(fileno)
-            self.loop.remove_writer(fileno)
-            self.connection.close()
+        """Right when it broke: the loop must not keep the number of a socket that is closed."""
+        if self.fileno >= 0 and not self.loop.is_closed():
+            self.loop.remove_reader(self.fileno)
+            self.loop.remove_writer(self.fileno)
+        self.fileno = -1
+        self.connection.close()
 
 
 class AsyncWire:

@@ -47,7 +47,8 @@ class AsyncListener:
         self._bell = ListenBell(connection)
         self._connection, self._doorbell = connection, doorbell
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(connection.fileno(), self._readable)
+        self._fileno = connection.fileno()
+        self._loop.add_reader(self._fileno, self._readable)
 
     @property
     def open(self) -> bool:
@@ -64,10 +65,10 @@ class AsyncListener:
             self._doorbell.ring(key)
 
     def close(self) -> None:
-        if self._connection.open:
-            if not self._loop.is_closed():
-                self._loop.remove_reader(self._connection.fileno())
-            self._connection.close()
+        if self._fileno >= 0 and not self._loop.is_closed():
+            self._loop.remove_reader(self._fileno)
+        self._fileno = -1
+        self._connection.close()
 
     def forget(self) -> None:
         self._connection.forget()

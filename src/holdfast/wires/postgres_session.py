@@ -20,7 +20,7 @@ from psycopg.pq.abc import PGresult
 from holdfast.claim import Grant
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.postgres import Connection, Dial, Refused, Statement
+from holdfast.wires.postgres import Connection, Dial, Dropped, Refused, Statement
 from holdfast.wires.postgres_async import in_thread
 
 __all__ = ["AsyncTalk", "BlockingTalk", "Parameters", "Session", "Sessions", "Talk"]
@@ -32,7 +32,17 @@ LONGEST_WAIT_SECONDS = 3600.0
 class Session:
     """One connection, and what it is for at the moment."""
 
-    __slots__ = ("__weakref__", "connection", "grant", "mutex", "nudged", "owed", "turn", "wake")
+    __slots__ = (
+        "__weakref__",
+        "connection",
+        "grant",
+        "mutex",
+        "nudged",
+        "owed",
+        "reader",
+        "turn",
+        "wake",
+    )
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -45,10 +55,17 @@ class Session:
         """Whether an answer is still to come: that of a wait, or of a renewal that was late."""
         self.nudged = False
         self.wake: Callable[[], None] | None = None
+        """Ends the wait of somebody who waits for this session's answer."""
+        self.reader: tuple[object, int] | None = None
+        """Whose callback the loop has for this session's socket, and the socket's number."""
 
     def nudge(self) -> None:
         """Ends the wait for an answer, or the next one."""
         self.nudged = True
+        self.stir()
+
+    def stir(self) -> None:
+        """Lets somebody who waits for an answer look again: another may have read it."""
         wake = self.wake
         if wake is not None:
             wake()
@@ -74,6 +91,8 @@ class Sessions:
         self.spare = spare
         self.by_owner: dict[str, Session] = {}
         self.idle: list[Session] = []
+        self.asking: dict[str, object] = {}
+        """The owners for whom somebody asks just now."""
         self.doomed: dict[str, list[Connection]] = {}
         """Connections that broke in the middle of a request: what they hold is unknown."""
         self.users = 0
@@ -101,7 +120,10 @@ class Sessions:
         """It broke: nobody uses it again, and what it may hold has to be ended by others."""
         if self.by_owner.get(owner) is session:
             del self.by_owner[owner]
-        session.connection.close()
+        if session.reader is None:
+            session.connection.close()
+        else:  # a loop watches its socket, which must not be closed under it
+            session.connection.sever()
         session.grant = None
         self.doomed.setdefault(owner, []).append(session.connection)
         while len(self.doomed) > 1000:  # nobody has asked for these: their timeout ends them
@@ -110,7 +132,7 @@ class Sessions:
     def forget(self) -> None:
         """In a forked child: they are the parent's."""
         inherited = [*self.by_owner.values(), *self.idle]
-        self.by_owner, self.idle, self.doomed = {}, [], {}
+        self.by_owner, self.idle, self.doomed, self.asking = {}, [], {}, {}
         for session in inherited:
             session.connection.forget()
 
@@ -171,17 +193,17 @@ class BlockingTalk:
             return session.connection.request(statement, parameters, until)
         finally:
             session.mutex.release()
+            session.stir()
 
     async def ask_all(self, asked: Asked, until: float) -> dict[Session, BackendUnavailable]:
         return _ask_all(asked, until)
 
     async def settle(self, session: Session, until: float) -> PGresult | None:
         with session.mutex:
-            try:
-                answer = session.connection.receive(until)
-            except PsycopgError as error:
-                raise session.connection.dropped(error) from None
-            return None if answer is None else _settled(session, answer)
+            answer = session.connection.receive(until)
+        if answer is not None:
+            session.stir()
+        return None if answer is None else _settled(session, answer)
 
     async def idle(self, session: Session, until: float) -> None:
         inside, outside = socket.socketpair()
@@ -223,6 +245,7 @@ class AsyncTalk:
             return await self._ask(session, statement, parameters, until)
         finally:
             session.mutex.release()
+            session.stir()
 
     async def _ask(
         self, session: Session, statement: Statement, parameters: Parameters, until: float
@@ -231,15 +254,14 @@ class AsyncTalk:
         try:
             if session.owed:
                 with suppress(Refused):  # whatever it was, it is answered
-                    _settled(session, await _receive(connection, until))
+                    _settled(session, await _receive(session, until))
             connection.send(statement, parameters)
             session.owed = True
-            return _settled(session, await _receive(connection, until))
+            return _settled(session, await _receive(session, until))
         except Refused:
             raise
-        except PsycopgError as error:
-            raise connection.dropped(error) from None
-        except BaseException:  # cancelled: the answer is still to come
+        except BaseException:  # late or cancelled: the answer is still to come
+            _remove_reader(session)
             connection.close()
             raise
 
@@ -258,20 +280,22 @@ class AsyncTalk:
         try:
             answer = connection.receive(0.0)
             if answer is None and until > now():
-                answer = await _receive(connection, until)
+                answer = await _receive(session, until)
             return None if answer is None else _settled(session, answer)
-        except PsycopgError as error:
-            raise connection.dropped(error) from None
+        except Dropped:
+            _remove_reader(session)
+            raise
         finally:
             session.mutex.release()
+            session.stir()
 
     async def idle(self, session: Session, until: float) -> None:
         if not session.connection.open:
             return
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
-        fileno = session.connection.fileno()
-        loop.add_reader(fileno, _set, ready)
+        if session.reader is None:  # else whoever reads now stirs us when it is done
+            _add_reader(session, ready, lambda: _set(ready))
         session.wake = lambda: _stir(loop, ready)
         try:
             if not session.nudged:
@@ -279,7 +303,7 @@ class AsyncTalk:
         finally:
             session.wake = None
             session.nudged = False
-            loop.remove_reader(fileno)
+            _remove_reader(session, ready)
 
 
 async def _lock(session: Session, until: float) -> None:
@@ -297,15 +321,31 @@ async def _lock(session: Session, until: float) -> None:
         raise session.connection.broken("an earlier request is still under way")
 
 
-async def _receive(connection: Connection, until: float) -> PGresult | None:
+def _add_reader(session: Session, who: object, callback: Callable[[], None]) -> None:
+    fileno = session.connection.fileno()
+    session.reader = who, fileno
+    asyncio.get_running_loop().add_reader(fileno, callback)
+
+
+def _remove_reader(session: Session, who: object = None) -> None:
+    """Unless somebody else has taken its place since. Before, or right when, it is closed: the
+    loop must not keep the number of a socket that another one may get."""
+    if session.reader is not None and who in (None, session.reader[0]):
+        asyncio.get_running_loop().remove_reader(session.reader[1])
+        session.reader = None
+
+
+async def _receive(session: Session, until: float) -> PGresult | None:
     """The answer, or nothing if it is not complete by then."""
     loop = asyncio.get_running_loop()
+    connection = session.connection
     future: asyncio.Future[PGresult | None] = loop.create_future()
 
     def readable() -> None:
         try:
             answer = connection.collect()
-        except (PsycopgError, BackendUnavailable) as error:
+        except BackendUnavailable as error:
+            _remove_reader(session)
             if not future.done():
                 future.set_exception(error)
             return
@@ -316,14 +356,13 @@ async def _receive(connection: Connection, until: float) -> PGresult | None:
         if not future.done():
             future.set_result(None)
 
-    fileno = connection.fileno()
-    loop.add_reader(fileno, readable)
+    _add_reader(session, future, readable)
     timer = loop.call_later(max(0.0, until - now()), late)
     try:
         return await future
     finally:
         timer.cancel()
-        loop.remove_reader(fileno)
+        _remove_reader(session, future)
 
 
 def _set(future: asyncio.Future[None]) -> None:
@@ -375,8 +414,8 @@ def _send(
 ) -> bool:
     try:
         session.connection.send(statement, parameters)
-    except PsycopgError as error:
-        failed[session] = session.connection.dropped(error)
+    except BackendUnavailable as error:
+        failed[session] = error
         return False
     session.owed = True
     return True
@@ -392,6 +431,4 @@ def _collected(session: Session, failed: dict[Session, BackendUnavailable]) -> b
         session.connection.checked(answer)
     except BackendUnavailable as error:
         failed[session] = error
-    except PsycopgError as error:
-        failed[session] = session.connection.dropped(error)
     return True
