@@ -1,12 +1,95 @@
-"""Locks that live in the caller's own SQL transaction, and what the SQL stores share."""
+"""Locks that live in the caller's own SQL transaction, and what the SQL stores share.
+
+with conn.transaction():
+    lock = transaction_lock(conn, "order:42")
+    ...  # alone until the transaction ends; lock.fence for everything outside of it
+"""
 
 from __future__ import annotations
 
+import importlib
 import re
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
 
-__all__ = ["check_identifier"]
+from holdfast.claim import Fence, Mode, check_name
+from holdfast.core.drive import run_now
+from holdfast.errors import Unsupported
+
+__all__ = ["TransactionLock", "check_identifier", "transaction_lock"]
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_DIALECTS = {
+    "postgresql": "holdfast.backends.postgres_transaction",
+    "mysql": "holdfast.backends.mysql_transaction",
+    "mariadb": "holdfast.backends.mysql_transaction",
+}
+
+
+class TransactionLock(NamedTuple):
+    """What ``transaction_lock`` took. It ends with the transaction, by itself."""
+
+    name: str
+    token: int
+    fence: Fence
+
+
+class Asked(NamedTuple):
+    """What a dialect's ``take`` is asked for. It answers the token."""
+
+    name: str
+    namespace: str
+    timeout: float | None
+    schema: str
+    """Where the tables are, on PostgreSQL; empty for the usual place."""
+    prefix: str
+
+
+def transaction_lock(
+    connection: Any,
+    name: str,
+    *,
+    timeout: float | None = None,
+    namespace: str = "holdfast",
+    epoch: int = 0,
+    schema: str = "",
+    prefix: str = "",
+) -> Any:
+    """Takes a lock that the caller's transaction holds until it ends, and answers its fence.
+
+    It waits for other transactions that have it, for at most ``timeout`` seconds, and raises
+    ``LockTimeout`` then; the transaction can go on. Take it before the first read. It excludes
+    other transaction locks of the name; on PostgreSQL also ``lock()`` of the same namespace and
+    name where the door is in advisory mode. It never excludes lease rows. On a connection of
+    asyncio it is awaited.
+
+    Raises ``Unsupported`` where there is no transaction (autocommit), or one whose reads would
+    be older than the lock (any isolation but read committed on PostgreSQL).
+    """
+    check_name(name)
+    for word, text in (("schema", schema), ("prefix", prefix)):
+        if text:
+            check_identifier(text, word)
+    from holdfast.fencing.sql_drivers import driver_of
+
+    driver = driver_of(connection)
+    work = _take(driver, Asked(name, namespace, timeout, schema, prefix), epoch)
+    return work if driver.asynchronous else run_now(work)
+
+
+async def _take(driver: Any, asked: Asked, epoch: int) -> TransactionLock:
+    if driver.dialect not in _DIALECTS:
+        raise Unsupported(f"{driver.dialect} has no transaction_lock; PostgreSQL and MySQL do")
+    if await driver.autocommit():
+        raise Unsupported(
+            f"transaction_lock({asked.name!r}) needs a transaction: in autocommit the lock would "
+            "end at once"
+        )
+    work: Coroutine[Any, Any, int] = importlib.import_module(_DIALECTS[driver.dialect]).take(
+        driver, asked
+    )
+    token = await work
+    return TransactionLock(asked.name, token, Fence(asked.name, Mode.EXCLUSIVE, (), epoch, token))
 
 
 def check_identifier(text: str, what: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.backends.postgres_advisory import AdvisoryBackend, AdvisoryStatements
+from holdfast.backends.postgres_advisory import AdvisoryBackend
+from holdfast.backends.postgres_advisory_requests import AdvisoryStatements
 from holdfast.backends.postgres_dial import LIBPQ_OPTIONS, Dialler, address_of
 from holdfast.backends.postgres_lease import LeaseBackend, LeaseStatements
 from holdfast.backends.postgres_schema import schema_sql

@@ -10,32 +10,27 @@ Waiters for slots queue for one key; the first of them, who has it, is rung by w
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Sequence
 
 from psycopg.pq.abc import PGresult
 
+from holdfast.backends.postgres_advisory_requests import AdvisoryStatements, base_key
 from holdfast.backends.postgres_listen import make_listening
 from holdfast.backends.postgres_look import findings
-from holdfast.backends.postgres_schema import Schema
-from holdfast.backends.postgres_shared import SharedBackend, SharedStatements, Wire, ring
+from holdfast.backends.postgres_shared import SharedBackend, Wire, ring
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.runtimes.clock import now
-from holdfast.wires.postgres import Dial, Dropped, Refused, Statement, value
-from holdfast.wires.postgres_session import (
-    AsyncTalk,
-    BlockingTalk,
-    Parameters,
-    Session,
-    Sessions,
-    Talk,
-)
+from holdfast.wires.postgres import Dial, Dropped, Refused, first_value
+from holdfast.wires.postgres_session import Session, Sessions
+from holdfast.wires.postgres_statement import Statement
+from holdfast.wires.postgres_talk import BlockingTalk, Parameters, Talk
+from holdfast.wires.postgres_talk_async import AsyncTalk
 
-__all__ = ["AdvisoryBackend", "AdvisoryStatements", "base_key"]
+__all__ = ["AdvisoryBackend"]
 
 RECHECK_SECONDS = 1.0
 """How often the first of those who wait for slots looks: a killed holder rings nobody."""
@@ -43,40 +38,6 @@ LOST = "its connection to the server is gone"
 
 _NEVER_RAN = ("57P01", "57P05")
 """The session had ended before the request was read: another one can be asked at once."""
-
-
-def base_key(namespace: str, name: str) -> int:
-    """The 64-bit key of a name; a few follow it for its slots."""
-    digest = hashlib.sha256(f"{namespace}\0{name}".encode()).digest()
-    key = int.from_bytes(digest[:8], signed=True)
-    return key if key < 2**63 - 2**32 else key - 2**32
-
-
-class AdvisoryStatements(SharedStatements):
-    """The requests, as they read in one schema."""
-
-    def __init__(self, schema: Schema) -> None:
-        super().__init__(schema, _LOOK, "terminate", "purge_counters")
-        say = schema.statement
-        self.take = say("take", "SELECT @take($1, $2, $3, $4, $5, $6, $7, $8)")
-        places = ", ".join(f"${number}" for number in range(1, 12))
-        self.take_slots = say("take_slots", f"SELECT @take_slots({places})")
-        self.wait = say("wait", "SELECT pg_advisory_lock($1)")
-        self.wait_shared = say("wait_shared", "SELECT pg_advisory_lock_shared($1)")
-        self.unlock = say("unlock", "SELECT pg_advisory_unlock($1)")
-        self.unlock_shared = say("unlock_shared", "SELECT pg_advisory_unlock_shared($1)")
-        self.free_slots = say("free_slots", "SELECT @free_slots($1, $2, $3, $4)")
-        self.leave = say("leave", "SELECT @leave()")
-        self.cancel = say("cancel", "SELECT pg_cancel_backend($1)")
-        self.end = say("end", "SELECT @end_session($1, $2)")
-        self.behind = say("behind", "SELECT @note_behind($1)")
-        self.record = say("record", "SELECT @durable(true), @keep_record($1, $2, $3, $4, $5)")
-        self.touch = say("touch", "")
-        self.set_ttl = say("set_ttl", "SELECT @set_ttl($1, $2, $3)")
-        self.prepared = (
-            self.take, self.take_slots, self.wait, self.wait_shared, self.unlock,
-            self.unlock_shared, self.free_slots,
-        )  # fmt: skip
 
 
 class AdvisoryBackend(SharedBackend):
@@ -158,7 +119,7 @@ class AdvisoryBackend(SharedBackend):
             statement, rest = self.statements.take, ()
         asked += [b"%.6f" % claim.ttl, claim.label.encode(), *flags, *rest]
         try:
-            reply = value(await self._ask(session, statement, asked))
+            reply = first_value(await self._ask(session, statement, asked))
             if reply == b"C":
                 raise Unsupported(
                     f"the key of {claim.name!r} on {self.display} is that of another name: "
@@ -329,7 +290,7 @@ class AdvisoryBackend(SharedBackend):
             if isinstance(error, Refused) and error.sqlstate.startswith("57P"):
                 return False  # the server had ended the session
             raise
-        ours = value(answer) == b"t"
+        ours = first_value(answer) == b"t"
         if ours:
             self.sessions.give_back(session)
         else:
@@ -374,14 +335,14 @@ class AdvisoryBackend(SharedBackend):
         await self._ask(session, self.statements.leave, ())
         self.sessions.give_back(session)
 
-    async def record(self, grant: Grant, value_: str, keep_seconds: float) -> bool:
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         session = self.sessions.by_owner.get(grant.claim.owner)
         if session is None or session.grant is None:
             return False
         parameters = (
             self.namespace,
             grant.claim.name.encode(),
-            value_.encode(),
+            value.encode(),
             b"%d" % grant.token,
             b"%.6f" % min(keep_seconds, 3e9),
         )
@@ -408,16 +369,3 @@ class AdvisoryBackend(SharedBackend):
             self.sessions.leave()
         self.listening.close()
         await self.wire.close()
-
-
-_LOOK = """
-SELECT l.name, l.capacity,
-  (SELECT json_agg(json_build_array(o.label, o.mode, o.token, o.slots,
-      extract(epoch FROM o.since), o.ttl - CASE WHEN a.state = 'idle'
-        THEN extract(epoch FROM clock_timestamp() - a.state_change) ELSE 0 END))
-    FROM @holding(l) o LEFT JOIN pg_stat_activity a ON a.pid = o.pid),
-  (SELECT json_agg(json_build_array(q.label, q.mode, extract(epoch FROM q.since), q.behind)
-      ORDER BY q.since)
-    FROM @queue q WHERE q.namespace = l.namespace AND q.name = l.name AND EXISTS (
-      SELECT FROM @keys k WHERE k.pid = q.pid AND k.key IN (l.base, l.base + 2)))
-FROM @counter l"""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from holdfast.backends.postgres_enter import enter
 from holdfast.backends.postgres_schema import Schema
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.runtimes.clock import now
 from holdfast.url import Url
-from holdfast.wires.postgres import Address, Connection, Refused, Statement, dial, value
+from holdfast.wires.postgres import Address, Connection, Refused, dial, first_value
+from holdfast.wires.postgres_statement import Statement
 
 __all__ = ["LIBPQ_OPTIONS", "Dialler", "address_of"]
 
@@ -73,7 +75,7 @@ class Dialler:
         until = now() + self.settings.request_seconds
         connection = self.greet(self.address, until)
         try:
-            self.schema.enter(connection, self.settings.namespace, self.mode, until)
+            enter(self.schema, connection, self.settings.namespace, self.mode, until)
             if not connection.pooled:
                 _prepare(connection, statements, until)
         except BaseException:
@@ -105,9 +107,9 @@ class Dialler:
         other = self.greet(self.address, until)
         try:
             for _ in range(POOLER_ROUNDS):
-                seen = {value(ours.script(_PID, until)), value(ours.script(_PID, until))}
-                theirs = value(other.script(b"BEGIN; " + _PID, until))
-                seen.add(value(ours.script(_PID, until)))
+                seen = {_pid(ours, until), _pid(ours, until)}
+                theirs = first_value(other.script(b"BEGIN; " + _PID, until))
+                seen.add(_pid(ours, until))
                 other.script(b"ROLLBACK", until)
                 if len(seen) > 1 or theirs in seen:
                     raise Unsupported(
@@ -117,6 +119,10 @@ class Dialler:
                     )
         finally:
             other.close()
+
+
+def _pid(connection: Connection, until: float) -> bytes:
+    return first_value(connection.script(_PID, until))
 
 
 def _watch_clients(connection: Connection, until: float) -> None:

@@ -16,7 +16,7 @@ from holdfast.backends.postgres_schema import Schema
 from holdfast.backends.postgres_shared import SharedBackend, SharedStatements, Wire, ints, ring
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
-from holdfast.wires.postgres import Dial, value
+from holdfast.wires.postgres import Dial, first_value
 
 __all__ = ["LeaseBackend", "LeaseStatements"]
 
@@ -59,7 +59,7 @@ class LeaseBackend(SharedBackend):
         parameters = (*self._asked(claim), b"t" if join else b"f")
         answer = await self.wire.request(self.statements.attempt, parameters, claim.owner)
         self._until_purge -= 1
-        return self._answered(claim, value(answer))
+        return self._answered(claim, first_value(answer))
 
     def _asked(self, claim: Claim) -> tuple[bytes, ...]:
         return (
@@ -87,7 +87,7 @@ class LeaseBackend(SharedBackend):
         namespace, name, *asked = self._asked(claim)
         parameters = (namespace, name, grant.claim.owner.encode(), *asked)
         answer = await self.wire.request(self.statements.exchange, parameters, claim.owner)
-        ours, rest = value(answer).split(b" ", 1)
+        ours, rest = first_value(answer).split(b" ", 1)
         return ours == b"1", self._answered(claim, rest)
 
     async def renew(
@@ -97,7 +97,7 @@ class LeaseBackend(SharedBackend):
         waiting = [(claim.owner, behind) for claim, behind in waits]
         parameters = (self.namespace, json.dumps(held).encode(), json.dumps(waiting).encode())
         answer = await self.wire.request(self.statements.renew, parameters, until=until)
-        lost, forgotten = value(answer).split(b";")
+        lost, forgotten = first_value(answer).split(b";")
         await self._purge(until)
         reason = "it ran out or was broken, and is no longer stored"
         return Renewal(
@@ -110,25 +110,25 @@ class LeaseBackend(SharedBackend):
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
         answer = await self.wire.request(self.statements.release, parameters, claim.owner)
         await self._purge()
-        return value(answer) == b"t"
+        return first_value(answer) == b"t"
 
     async def abandon(self, claim: Claim) -> None:
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
         await self.wire.request(self.statements.abandon, parameters, claim.owner)
         self.listening.forget_ring(ring(claim.owner).decode())
 
-    async def record(self, grant: Grant, value_: str, keep_seconds: float) -> bool:
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         claim = grant.claim
         parameters = (
             self.namespace,
             claim.name.encode(),
             claim.owner.encode(),
-            value_.encode(),
+            value.encode(),
             b"%d" % grant.token,
             b"%.6f" % min(keep_seconds, 3e9),
         )
         answer = await self.wire.request(self.statements.record, parameters)
-        return value(answer) == b"t"
+        return first_value(answer) == b"t"
 
     async def probe(self) -> list[Finding]:
         return await findings(self.wire.request, self.listening.detail)

@@ -10,7 +10,7 @@ from psycopg.pq.abc import PGresult
 
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Finding
-from holdfast.wires.postgres import Statement
+from holdfast.wires.postgres_statement import Statement
 
 __all__ = ["findings", "standing_of"]
 

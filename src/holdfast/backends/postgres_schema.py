@@ -1,7 +1,7 @@
 """What Holdfast keeps in PostgreSQL: its tables and functions, and the step that makes them.
 
-The step is idempotent, guarded by an advisory lock, and runs when the first connection finds
-nothing; ``schema_sql`` gives the same text to whoever may create things where we may not.
+``postgres_enter`` runs it where the first connection finds nothing; ``schema_sql`` gives the
+same text to whoever may create things where we may not. No client is needed for that.
 """
 
 from __future__ import annotations
@@ -12,21 +12,15 @@ from holdfast.backends.postgres_advisory_sql import ADVISORY
 from holdfast.backends.postgres_keep_sql import LEASE_KEEPING
 from holdfast.backends.postgres_lease_sql import LEASE_ADMISSION, LEASE_TABLES
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, QUEUE_CAP, STALE_SECONDS
-from holdfast.errors import Incompatible, Unsupported
 from holdfast.sql import check_identifier
-from holdfast.wires.postgres import NO_RIGHTS, Connection, Refused, Statement, value
+from holdfast.wires.postgres_statement import Statement
 
-__all__ = ["PROTOCOL", "Schema", "schema_sql"]
+__all__ = ["PROTOCOL", "REVISION", "Schema", "schema_sql"]
 
 PROTOCOL = 1
 """Grows when versions can't exclude each other any more. Kept for every namespace."""
 REVISION = 1
 """Grows with every change of the functions that older versions can live with."""
-CREATION_KEY = 7_019_267_233_085_447_000
-"""Two that create at once: one waits for the other."""
-
-_MISSING = frozenset({"42883", "42P01", "3F000"})
-
 _WORDS = {
     "cap": str(QUEUE_CAP),
     "fresh": "(q.reserved IS NULL OR q.reserved >= moment)"
@@ -117,49 +111,6 @@ class Schema:
         return create + self.filled(
             LEASE_TABLES + _COMMON + LEASE_ADMISSION + LEASE_KEEPING + ADVISORY
         )
-
-    def enter(self, connection: Connection, namespace: str, mode: str, until: float) -> None:
-        """Makes sure that everything is there and that we may share it; creates it if not."""
-        ask = self.statement("enter", "SELECT @enter($1, $2, $3)")
-        parameters = [namespace.encode(), mode.encode(), str(PROTOCOL).encode()]
-        try:
-            answer = value(connection.request(ask, parameters, until))
-        except Refused as error:
-            if error.sqlstate not in _MISSING:
-                raise
-            self._create(connection, until)
-            answer = value(connection.request(ask, parameters, until))
-        revision, version, kept_mode = answer.decode().split(" ")
-        if int(revision) < REVISION:
-            self._create(connection, until)
-        self._compare(connection.server, namespace, mode, int(version), kept_mode)
-
-    def _compare(self, server: str, namespace: str, mode: str, version: int, kept: str) -> None:
-        if version != PROTOCOL:
-            raise Incompatible(
-                f"the namespace {namespace!r} on {server} is used with protocol {version}, "
-                f"which this version (protocol {PROTOCOL}) can't share locks with"
-            )
-        if kept != mode:
-            raise Incompatible(
-                f"the namespace {namespace!r} on {server} is used in {kept} mode, whose locks do "
-                f"not exclude those of {mode} mode. Use another namespace, or, when nobody uses it "
-                f"any more, delete its row in {self.filled('@protocol')}"
-            )
-
-    def _create(self, connection: Connection, until: float) -> None:
-        script = f"BEGIN; SELECT pg_advisory_xact_lock({CREATION_KEY}); {self.sql()} COMMIT;"
-        try:
-            connection.script(script.encode(), until)
-        except Refused as error:
-            connection.script(b"ROLLBACK", until)
-            if error.sqlstate == NO_RIGHTS:
-                raise Unsupported(
-                    f"{error}. Holdfast's tables are missing and this role may not create them: "
-                    "let somebody who may run what `holdfast schema postgresql` prints, which is\n"
-                    f"{self.sql()}"
-                ) from None
-            raise
 
 
 def schema_sql(*, schema: str = "holdfast", prefix: str = "") -> str:

@@ -13,7 +13,8 @@ from holdfast.backends.postgres_schema import Schema
 from holdfast.claim import Busy, Claim, Grant, Record, Standing
 from holdfast.core.admit import check_limit
 from holdfast.core.contract import QUEUE_CAP, Page, Runtime
-from holdfast.wires.postgres import Statement, value
+from holdfast.wires.postgres import first_value
+from holdfast.wires.postgres_statement import Statement
 
 __all__ = ["RECALL", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
 
@@ -85,11 +86,11 @@ class SharedBackend:
         self._until_purge = PURGE_EVERY
         parameters = (self.namespace, self._purged_to, b"%d" % (2 * PURGE_EVERY))
         answer = await self.wire.request(self._shared.purge, parameters, until=until)
-        self._purged_to = value(answer)
+        self._purged_to = first_value(answer)
 
     async def revoke(self, name: str) -> list[int]:
         answer = await self.wire.request(self._shared.revoke, (self.namespace, name.encode()))
-        return ints(value(answer))
+        return ints(first_value(answer))
 
     async def look(self, name: str) -> Standing:
         answer = await self.wire.request(self._shared.look, (self.namespace, name.encode()))

@@ -18,10 +18,19 @@ from psycopg import Error as PsycopgError
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
+from holdfast.wires.postgres_statement import Statement
 
-__all__ = ["Address", "Connection", "Dial", "Dropped", "Refused", "Statement", "dial", "value"]
+__all__ = [
+    "Address",
+    "Connection",
+    "Dial",
+    "Dropped",
+    "Refused",
+    "dial",
+    "first_value",
+]
 
 READ_ONLY = "25006"
 NO_RIGHTS = "42501"
@@ -42,13 +51,6 @@ class Refused(BackendUnavailable):
 
 class Dropped(BackendUnavailable):
     """The connection ended, from whichever side: its session has ended or will."""
-
-
-class Statement(NamedTuple):
-    """A request whose parameters come with each use. Hot ones are prepared by name."""
-
-    name: bytes
-    sql: bytes
 
 
 class Address(NamedTuple):
@@ -223,7 +225,7 @@ Dial = Callable[[], Connection]
 """Opens, checks and prepares a connection, by blocking calls."""
 
 
-def value(answer: pq.abc.PGresult) -> bytes:
+def first_value(answer: pq.abc.PGresult) -> bytes:
     """The first column of the first row; empty for a null."""
     return answer.get_value(0, 0) or b""
 
@@ -285,10 +287,3 @@ def _finish_login(pgconn: pq.abc.PGconn, address: Address, until: float) -> None
             pgconn.finish()
             raise BackendUnavailable(f"{address.display} did not answer the login in time")
         step = pq.PollingStatus(pgconn.connect_poll())
-
-
-def told(error: Refused, what: str) -> Exception:
-    """What a refusal means to a caller: missing rights stay missing, the rest may pass."""
-    if error.sqlstate == NO_RIGHTS:
-        return Unsupported(f"{what}: {error}")
-    return error

@@ -17,7 +17,8 @@ from psycopg.pq.abc import PGresult
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.postgres import Connection, Dial, Refused, Statement
+from holdfast.wires.postgres import Connection, Dial, Refused
+from holdfast.wires.postgres_statement import Statement
 
 __all__ = ["AsyncWire", "in_thread"]
 

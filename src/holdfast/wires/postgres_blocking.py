@@ -10,7 +10,8 @@ from psycopg.pq.abc import PGresult
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.postgres import Connection, Dial, Statement
+from holdfast.wires.postgres import Connection, Dial
+from holdfast.wires.postgres_statement import Statement
 
 __all__ = ["BlockingWire"]
 

@@ -1,0 +1,57 @@
+"""What is asked of the server for advisory locks, and the keys that stand for names."""
+
+from __future__ import annotations
+
+import hashlib
+
+from holdfast.backends.postgres_schema import Schema
+from holdfast.backends.postgres_shared import SharedStatements
+
+__all__ = ["AdvisoryStatements", "base_key"]
+
+
+def base_key(namespace: str, name: str) -> int:
+    """The 64-bit key of a name; a few follow it for its slots."""
+    digest = hashlib.sha256(f"{namespace}\0{name}".encode()).digest()
+    key = int.from_bytes(digest[:8], signed=True)
+    return key if key < 2**63 - 2**32 else key - 2**32
+
+
+class AdvisoryStatements(SharedStatements):
+    """The requests, as they read in one schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__(schema, _LOOK, "terminate", "purge_counters")
+        say = schema.statement
+        self.take = say("take", "SELECT @take($1, $2, $3, $4, $5, $6, $7, $8)")
+        places = ", ".join(f"${number}" for number in range(1, 12))
+        self.take_slots = say("take_slots", f"SELECT @take_slots({places})")
+        self.wait = say("wait", "SELECT pg_advisory_lock($1)")
+        self.wait_shared = say("wait_shared", "SELECT pg_advisory_lock_shared($1)")
+        self.unlock = say("unlock", "SELECT pg_advisory_unlock($1)")
+        self.unlock_shared = say("unlock_shared", "SELECT pg_advisory_unlock_shared($1)")
+        self.free_slots = say("free_slots", "SELECT @free_slots($1, $2, $3, $4)")
+        self.leave = say("leave", "SELECT @leave()")
+        self.cancel = say("cancel", "SELECT pg_cancel_backend($1)")
+        self.end = say("end", "SELECT @end_session($1, $2)")
+        self.behind = say("behind", "SELECT @note_behind($1)")
+        self.record = say("record", "SELECT @durable(true), @keep_record($1, $2, $3, $4, $5)")
+        self.touch = say("touch", "")
+        self.set_ttl = say("set_ttl", "SELECT @set_ttl($1, $2, $3)")
+        self.prepared = (
+            self.take, self.take_slots, self.wait, self.wait_shared, self.unlock,
+            self.unlock_shared, self.free_slots,
+        )  # fmt: skip
+
+
+_LOOK = """
+SELECT l.name, l.capacity,
+  (SELECT json_agg(json_build_array(o.label, o.mode, o.token, o.slots,
+      extract(epoch FROM o.since), o.ttl - CASE WHEN a.state = 'idle'
+        THEN extract(epoch FROM clock_timestamp() - a.state_change) ELSE 0 END))
+    FROM @holding(l) o LEFT JOIN pg_stat_activity a ON a.pid = o.pid),
+  (SELECT json_agg(json_build_array(q.label, q.mode, extract(epoch FROM q.since), q.behind)
+      ORDER BY q.since)
+    FROM @queue q WHERE q.namespace = l.namespace AND q.name = l.name AND EXISTS (
+      SELECT FROM @keys k WHERE k.pid = q.pid AND k.key IN (l.base, l.base + 2)))
+FROM @counter l"""

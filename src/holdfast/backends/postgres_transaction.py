@@ -1,0 +1,101 @@
+"""``transaction_lock`` on PostgreSQL: an advisory lock and its counter, in the caller's hands.
+
+The key and the counter are those of advisory mode: the two exclude each other, and the tokens
+of both are in one order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.backends.postgres_advisory_requests import base_key
+from holdfast.backends.postgres_schema import Schema
+from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
+from holdfast.sql import Asked
+
+__all__ = ["take"]
+
+_NOT_IN_TIME = "55P03"
+
+_LOOK = """
+SELECT current_setting('transaction_isolation'), to_regclass(:counter) IS NOT NULL,
+  current_setting('lock_timeout')"""
+
+_COUNT = """
+INSERT INTO @counter AS c (namespace, name, base, token, used)
+  VALUES (:namespace, :name, :key, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+          clock_timestamp())
+  ON CONFLICT (namespace, name) DO UPDATE SET used = clock_timestamp(), holders = '{}',
+    token = greatest(c.token + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+  RETURNING c.token, c.capacity"""
+
+
+async def take(driver: Any, asked: Asked) -> int:
+    """Waits for the lock, counts, and answers the token."""
+    schema = Schema(asked.schema or "holdfast", asked.prefix)
+    answer = await driver.execute(_LOOK, {"counter": schema.filled("@counter")})
+    isolation, there, patience = answer.rows[0]
+    if isolation != "read committed":
+        raise Unsupported(
+            f"transaction_lock({asked.name!r}) in a transaction that is {isolation}: it would read "
+            "what was there before it waited. Use read committed"
+        )
+    if not there:
+        raise Unsupported(
+            "Holdfast's tables are missing in this database: run what `holdfast schema "
+            "postgresql` prints, or take any lock through a door once"
+        )
+    key = base_key(asked.namespace, asked.name)
+    await _lock(driver, asked, key, patience)
+    return await _count(driver, asked, key, schema)
+
+
+async def _lock(driver: Any, asked: Asked, key: int, patience: str) -> None:
+    if asked.timeout is None:
+        await driver.execute("SELECT pg_advisory_xact_lock(:key)", {"key": key})
+        return
+    answer = await driver.execute("SELECT pg_try_advisory_xact_lock(:key)", {"key": key})
+    if answer.rows[0][0]:
+        return
+    if asked.timeout <= 0 or not await _wait(driver, key, asked.timeout, patience):
+        raise LockTimeout(
+            f"{asked.name!r} was not locked within {asked.timeout:g} s: another transaction or "
+            "session has it",
+            name=asked.name,
+        )
+
+
+async def _wait(driver: Any, key: int, seconds: float, patience: str) -> bool:
+    """Within a savepoint, so that the caller's transaction survives a wait in vain."""
+    change = "SELECT set_config('lock_timeout', :patience, true)"
+    await driver.execute("SAVEPOINT holdfast_wait", {})
+    await driver.execute(change, {"patience": str(max(1, int(seconds * 1000)))})
+    try:
+        await driver.execute("SELECT pg_advisory_xact_lock(:key)", {"key": key})
+    except Exception as error:
+        if _state(error) != _NOT_IN_TIME:
+            raise
+        await driver.execute("ROLLBACK TO SAVEPOINT holdfast_wait", {})
+        await driver.execute("RELEASE SAVEPOINT holdfast_wait", {})
+        return False
+    await driver.execute(change, {"patience": patience})
+    await driver.execute("RELEASE SAVEPOINT holdfast_wait", {})
+    return True
+
+
+def _state(error: BaseException) -> str:
+    """The server's code for it, also inside an error of SQLAlchemy's."""
+    return str(getattr(getattr(error, "orig", error), "sqlstate", ""))
+
+
+async def _count(driver: Any, asked: Asked, key: int, schema: Schema) -> int:
+    given = {"namespace": asked.namespace, "name": asked.name, "key": key}
+    answer = await driver.execute(schema.filled(_COUNT), given)
+    token, capacity = answer.rows[0]
+    if capacity:  # it was a semaphore: may it be a lock now?
+        free = await driver.execute("SELECT pg_try_advisory_xact_lock(:key)", {"key": key + 1})
+        if not free.rows[0][0]:
+            raise LimitMismatch(f"{asked.name!r} is in use as a semaphore and can't be a lock")
+        update = "UPDATE @counter SET capacity = 0 WHERE namespace = :namespace AND name = :name"
+        await driver.execute(schema.filled(update), given)
+    return int(token)
