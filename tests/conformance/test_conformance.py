@@ -9,7 +9,7 @@ from holdfast.testing.conformance import Bench
 from holdfast.testing.guarantees import guarantees_of
 
 CASES = [
-    pytest.param(flavour, rule, id=f"{flavour}-{rule.name}")
+    pytest.param(flavour, rule, id=f"{flavour}-{rule.name}", marks=[pytest.mark.faults] * rule.slow)
     for flavour in Flavour
     for rule in conformance.RULES
     if flavour in rule.flavours

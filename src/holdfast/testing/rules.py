@@ -38,6 +38,9 @@ class Rule(Generic[B]):
     knobs: frozenset[Knob]
     between_processes: bool
     flavours: frozenset[Flavour]
+    slow: bool
+    """Whether it waits for long by nature (a request's time, a stale waiter's): for runs that
+    have the time."""
 
     def lacks(self, harness: Harness, guarantees: Collection[Guarantee]) -> str:
         """Why the rule does not apply to a store; empty if it does."""
@@ -69,6 +72,7 @@ class Catalogue(Generic[B]):
         knobs: Iterable[Knob] = (),
         between_processes: bool = False,
         flavours: Iterable[Flavour] = tuple(Flavour),
+        slow: bool = False,
     ) -> Callable[[Callable[[B], Awaitable[None]]], Callable[[B], Awaitable[None]]]:
         """Adds the decorated body under its own name."""
 
@@ -85,6 +89,7 @@ class Catalogue(Generic[B]):
                 frozenset(knobs),
                 between_processes,
                 frozenset(flavours),
+                slow,
             )
             return body
 

@@ -84,11 +84,11 @@ async def killed_in_the_middle_of_contention(bench: Bench) -> None:
     assert {process.name for process in processes[1:]} <= {hold.process for hold in holds}
 
 
-@conformance.rule(between_processes=True)
+@conformance.rule(between_processes=True, slow=True)
 async def killed_waiters_do_not_stall_the_line(bench: Bench) -> None:
     """Waiters that were killed at once are passed over; who waits behind them is served."""
     door = bench.door()
-    processes = [bench.process() for _ in range(3)]
+    processes = [bench.process(ttl=bench.ttl) for _ in range(3)]
     await asyncio.gather(*(process.ask("check") for process in processes))
     lease = await door.lock("name").acquire()
     assert lease is not None

@@ -78,7 +78,7 @@ async def _works_again(bench: Bench, door: AsyncLocks) -> None:
     assert await taken.release() is True
 
 
-@conformance.rule(knobs=[Knob.PAUSE], flavours=[Flavour.ASYNCIO])
+@conformance.rule(knobs=[Knob.PAUSE], flavours=[Flavour.ASYNCIO], slow=True)
 async def an_outage_stops_the_async_block(bench: Bench) -> None:
     """The block is cancelled while time is left, and tells why."""
     door = bench.door()
@@ -110,7 +110,7 @@ async def a_short_outage_is_survived(bench: Bench) -> None:
         assert await other.lock("name").acquire(blocking=False) is None
 
 
-@conformance.rule(knobs=[Knob.STALL])
+@conformance.rule(knobs=[Knob.STALL], slow=True)
 async def a_dead_store_is_told(bench: Bench) -> None:
     """An unreachable store is told within the timeout, or without one after ``patience``; the
     error says which store and what was tried."""
@@ -137,7 +137,7 @@ async def a_dead_store_is_told(bench: Bench) -> None:
     await bench.freed(bench.door(), "name", 2 * SOON)
 
 
-@conformance.rule(knobs=[Knob.STALL])
+@conformance.rule(knobs=[Knob.STALL], slow=True)
 async def a_failed_release_is_not_raised(bench: Bench) -> None:
     """Leaving a block while the store is away raises nothing but the body's own exception."""
     door, ttl = bench.door(proxied=True), max(bench.ttl, 3)
