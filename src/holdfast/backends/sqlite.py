@@ -75,11 +75,15 @@ class SqliteBackend:
     def _open(self) -> sqlite3.Connection:
         connection, marks = open_file(self._store.place, self._store.adopt)
         self._floor, self._high = marks
+        if chores.log_is_due(self._store.place.path):
+            self._chores_at = 0  # many programs that do little each: somebody has to do it
         return connection
 
     async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
         name = self._space + claim.name
-        if claim.mode is EXCLUSIVE and name not in self._crowded and self._high:
+        if not self._high:
+            await self._wire.run(_look_in)  # the marks must be known, the folder must be there
+        if claim.mode is EXCLUSIVE and name not in self._crowded:
             now, wall = now_seconds(), wall_seconds()
             token = int(wall * 1_000_000)
             if token < self._floor:
@@ -259,21 +263,22 @@ class SqliteBackend:
         if self._wire.ran < self._chores_at:
             return
         self._chores_at = self._wire.ran + chores.EVERY
-        try:
-            if self._runtime.blocking:
-                await self._tidy_up()
-            else:
-                import asyncio
+        if self._runtime.blocking:
+            self.tidy_up()
+        else:
+            import asyncio
 
-                await asyncio.to_thread(self._store.tidy_up)
-        except HoldfastError as error:
-            log.debug("%s: chores put off: %s", self._store.display, error)
+            await asyncio.to_thread(self._store.tidy_up)
 
-    async def _tidy_up(self) -> None:
+    def tidy_up(self) -> None:
+        """Does the chores, or puts them off if anybody is in the way."""
         path = self._store.place.path
-        await self._wire.run(chores.purge, now_seconds(), wall_seconds())
-        if chores.log_is_due(path):
-            await self._wire.run(chores.checkpoint, path)
+        try:
+            self._wire.once(chores.purge, now_seconds(), wall_seconds())
+            if chores.log_is_due(path):
+                self._wire.once(chores.checkpoint, path)
+        except (sqlite3.Error, HoldfastError) as error:
+            log.debug("%s: chores put off: %s", self._store.display, error)
 
     def forget(self) -> None:
         self._wire.forget()
@@ -283,6 +288,10 @@ class SqliteBackend:
     async def close(self) -> None:
         self._wakes.close()
         self._wire.close()
+
+
+def _look_in(cursor: sqlite3.Cursor) -> None:
+    cursor.execute("SELECT 1 FROM meta").fetchall()
 
 
 def _addresses(cursor: sqlite3.Cursor, name: str) -> list[str]:
@@ -316,11 +325,9 @@ class SqliteStore:
 
     def tidy_up(self) -> None:
         """The chores, over a connection of their own, from any thread."""
-        helper = self.backend(BlockingRuntime())
-        try:
-            run_now(helper._tidy_up())
-        finally:
-            run_now(helper.close())
+        backend = self.backend(BlockingRuntime())
+        backend.tidy_up()
+        run_now(backend.close())
 
 
 def open_store(url: Url, settings: Settings) -> SqliteStore:

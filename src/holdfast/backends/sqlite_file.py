@@ -94,7 +94,9 @@ class Place(NamedTuple):
         if _POSIX:
             self._check_file(found)
         if not os.access(self.path, os.R_OK | os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self.path)
+            read_only = _POSIX and os.statvfs(self.path).f_flag & os.ST_RDONLY
+            code = errno.EROFS if read_only else errno.EACCES
+            raise OSError(code, os.strerror(code), self.path)
 
     def _check_file(self, found: os.stat_result) -> None:
         mode = stat.S_IMODE(found.st_mode)

@@ -13,7 +13,6 @@ commit, far ahead; a new boot starts from there (``meta.floor``), whatever its c
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -130,9 +129,10 @@ def _is_new(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode=WAL")
+    """Before there is a log: all pages are in the file then, and a full disk can't keep the log
+    from being copied back over them."""
     connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("BEGIN EXCLUSIVE")
     if _one(connection, "SELECT count(*) FROM sqlite_master") == 0:  # nobody was faster
         for table in TABLES:
             connection.execute(table)
@@ -200,19 +200,19 @@ def note_clock(connection: sqlite3.Connection | sqlite3.Cursor) -> None:
 @contextmanager
 def synced(cursor: sqlite3.Cursor) -> Iterator[None]:
     """What is committed inside is on the disk before it counts as done."""
-    cursor.execute("PRAGMA synchronous=FULL")
+    connection = cursor.connection  # the cursor may be closed by then: see wires.sqlite
+    connection.execute("PRAGMA synchronous=FULL")
     try:
         yield
     finally:
-        if cursor.connection.in_transaction:
-            cursor.execute("ROLLBACK")
-        cursor.execute("PRAGMA synchronous=NORMAL")
+        connection.rollback()
+        connection.execute("PRAGMA synchronous=NORMAL")
 
 
 def raise_high(cursor: sqlite3.Cursor, token: int) -> int:
     """Raises the mark that all tokens are below, so that this token may be handed out."""
     with synced(cursor):
-        high = max(token, int(time.time() * 1_000_000)) + HIGH_STEP
+        high = max(token, int(clock.wall() * 1_000_000)) + HIGH_STEP
         cursor.execute("UPDATE meta SET high = ?1 WHERE high <= ?2", (high, token))
         row: tuple[int] = cursor.execute("SELECT high FROM meta").fetchone()
         return row[0]

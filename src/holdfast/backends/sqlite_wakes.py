@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import stat
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ class Wakes:
         self._doorbell: BlockingDoorbell | AsyncDoorbell | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retry_at = 0.0 if supported() else float("inf")
+        self._mutex = threading.Lock()
 
     def _make_folder(self, path: str) -> None:
         try:
@@ -57,14 +59,17 @@ class Wakes:
         bell = self._bell
         if bell is not None and (self._runtime.blocking or self._same_loop()):
             return bell.address
-        return self._bind()
+        with self._mutex:
+            return self._bind(instead_of=bell)
 
     def _same_loop(self) -> bool:
         import asyncio
 
         return self._loop is asyncio.get_running_loop()
 
-    def _bind(self) -> str:
+    def _bind(self, instead_of: DatagramBell | None) -> str:
+        if self._bell is not instead_of and self._bell is not None:
+            return self._bell.address  # another thread was faster
         if self._runtime.now() < self._retry_at:
             return ""
         self._unbind()
@@ -115,8 +120,9 @@ class Wakes:
             pause = min(until - runtime.now(), runtime.between(*POLL_SECONDS))
             await runtime.sleep(max(0.0, pause))
         elif not bell.reachable():
-            self._retry_at = 0.0
-            self._bind()  # the attempt that follows stores the new address
+            with self._mutex:
+                self._retry_at = 0.0
+                self._bind(instead_of=bell)  # the attempt that follows stores the new address
         elif isinstance(doorbell, BlockingDoorbell):
             self._wait_blocking(doorbell, owner, until)
         else:
@@ -164,6 +170,7 @@ class Wakes:
 
     def forget(self) -> None:
         """In a forked child: the sockets and the loop are the parent's."""
+        self._mutex = threading.Lock()
         bell, self._bell = self._bell, None
         doorbell, self._doorbell = self._doorbell, None
         self._loop = None

@@ -60,7 +60,7 @@ class SqliteWire:
         self._cursor: sqlite3.Cursor | None = None
         self._inode: tuple[int, int] | None = None
         self._look_at = 0.0
-        self._torn = False
+        self._torn = self._opening = False
         self._unusable = ""
         _open_wires.add(self)
 
@@ -104,7 +104,7 @@ class SqliteWire:
     ) -> T:
         """Runs some work on the cursor; if the file is locked, until time is over."""
         try:
-            return self._once(work, *args, **kwargs)
+            return self.once(work, *args, **kwargs)
         except sqlite3.Error as error:
             return await self._again(error, float("inf"), work, *args, **kwargs)
 
@@ -117,13 +117,14 @@ class SqliteWire:
     ) -> T:
         """Runs some work as one writing transaction, by ``until`` at the latest."""
         try:
-            return self._once(_transaction, work, args, kwargs)
+            return self.once(_transaction, work, args, kwargs)
         except sqlite3.Error as error:
             return await self._again(error, until, _transaction, work, args, kwargs)
 
-    def _once(
+    def once(
         self, work: Callable[Concatenate[sqlite3.Cursor, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
+        """Runs some work on the cursor. Raises SQLite's errors as they are."""
         try:
             with self._mutex:
                 cursor = self._ready()
@@ -156,14 +157,14 @@ class SqliteWire:
                 await self._runtime.sleep(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 1.6, LONGEST_PAUSE_SECONDS)
             try:
-                return self._once(work, *args, **kwargs)
+                return self.once(work, *args, **kwargs)
             except sqlite3.Error as again:
                 error = again
 
     def _relieve(self) -> bool:
         """A full disk may have room inside the file still: to renew and to release."""
         with suppress(sqlite3.Error):
-            self._once(self._relief)
+            self.once(self._relief)
         return True
 
     def _ready(self) -> sqlite3.Cursor:
@@ -177,11 +178,23 @@ class SqliteWire:
                 self.drop()  # somebody removed or replaced the file: what we have is nobody's
             self._look_at = now + LOOK_SECONDS
         if self._connection is None:
-            self._connection = self._opener()
-            self._inode = self._identify()
+            self._open()
+            assert self._connection is not None
         if self._cursor is None:
             self._cursor = self._connection.cursor()
         return self._cursor
+
+    def _open(self) -> None:
+        if self._opening:
+            raise BackendUnavailable(
+                f"{self.path} is just being opened, by what this signal handler interrupted"
+            )
+        self._opening = True
+        try:
+            self._connection = self._opener()
+            self._inode = self._identify()
+        finally:
+            self._opening = False
 
     def _identify(self) -> tuple[int, int] | None:
         try:
@@ -241,7 +254,7 @@ class SqliteWire:
 
     def _explained(self, error: sqlite3.Error) -> HoldfastError:
         code, primary = getattr(error, "sqlite_errorcode", 0), _code(error)
-        if _is_busy(error):
+        if _is_busy(error) and primary:
             return BackendUnavailable(
                 f"{self.path} was locked for {self._seconds:g} s by {self._writer()}: "
                 "stopped in the middle of a transaction?"
@@ -293,6 +306,10 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
+    """Whether another try is worth it: the file is locked, or a signal handler that struck in
+    the middle of a transaction has undone it for a request of its own."""
+    if isinstance(error, sqlite3.ProgrammingError):
+        return True
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 

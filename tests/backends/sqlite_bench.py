@@ -1,0 +1,128 @@
+"""What the tests of the embedded store have in common: claims, backends, processes of their own."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from holdfast.backends.sqlite import SqliteBackend, SqliteStore
+from holdfast.claim import Busy, Claim, Grant, Mode, write_label
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.url import open_store
+
+__all__ = ["Program", "backend_of", "claim", "grant", "store_of", "take", "try_to_take"]
+
+
+def store_of(path: Path, request_seconds: float = 5.0, options: str = "") -> SqliteStore:
+    """The store in a file, through its URL."""
+    store = open_store(f"sqlite://{path}{options}", Settings(request_seconds=request_seconds))
+    assert isinstance(store, SqliteStore)
+    return store
+
+
+@contextmanager
+def backend_of(
+    path: Path, request_seconds: float = 5.0, options: str = ""
+) -> Iterator[SqliteBackend]:
+    """A blocking backend of a file."""
+    backend = store_of(path, request_seconds, options).backend(BlockingRuntime())
+    try:
+        yield backend
+    finally:
+        run_now(backend.close())
+
+
+def claim(
+    name: str = "name",
+    mode: Mode = Mode.EXCLUSIVE,
+    weight: int = 1,
+    limit: int = 0,
+    ttl: float = 30.0,
+) -> Claim:
+    """A claim of a new owner."""
+    label = write_label("host", 1, "thread", "")
+    return Claim(name, mode, weight, limit, ttl, secrets.token_hex(16), label)
+
+
+def try_to_take(backend: SqliteBackend, asked: Claim, *, join: bool = True) -> Grant | Busy:
+    """One attempt."""
+    return run_now(backend.attempt(asked, join=join))
+
+
+def grant(answer: Grant | Busy) -> Grant:
+    """The answer, which must be a grant."""
+    assert isinstance(answer, Grant), answer
+    return answer
+
+
+def take(backend: SqliteBackend, asked: Claim | None = None) -> Grant:
+    """An attempt that must succeed."""
+    return grant(try_to_take(backend, asked or claim()))
+
+
+class Program:
+    """A Python process that runs some lines, says a word, and then does what it is told.
+
+    ``path`` and ``backend_of``, ``claim``, ``take``, ``try_to_take`` are there for its lines.
+    """
+
+    _PRELUDE = (
+        "import os, sqlite3, sys, time\n"
+        "from pathlib import Path\n"
+        "from backends.sqlite_bench import *\n"
+        "from holdfast.core.drive import run_now\n"
+        "path = Path(sys.argv[1])\n"
+    )
+
+    def __init__(self, path: Path, lines: str) -> None:
+        tests = Path(__file__).parents[1]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self._PRELUDE + lines, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tests,
+        )
+
+    def says(self) -> str:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        """Ends its ``input()``."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> int:
+        """Waits for its end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        code = self.process.wait(30)
+        self._close()
+        return code
+
+    def kill(self) -> None:
+        """As by ``kill -9``."""
+        self.process.kill()
+        self.process.wait(30)
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

@@ -1,0 +1,327 @@
+"""Processes that stop, die, fork or lose their disk while they use the embedded store."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from backends.sqlite_bench import Program, backend_of, claim, grant, take, try_to_take
+from holdfast.backends.sqlite import SqliteBackend
+from holdfast.claim import Busy, Grant
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+
+IN_A_TRANSACTION = """
+with backend_of(path) as backend:
+    take(backend, claim("name"))
+    backend._wire._connection.execute("BEGIN IMMEDIATE")
+    backend._wire._connection.execute("UPDATE name SET token = 9000000000000000000")
+    print("inside", flush=True)
+    input()
+"""
+HOLDER = """
+with backend_of(path) as backend:
+    print(take(backend, claim(ttl=0.5)).token, flush=True)
+    input()
+"""
+
+
+def test_a_process_stopped_in_a_transaction_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path, request_seconds=0.2) as backend, Program(path, IN_A_TRANSACTION) as other:
+        assert other.says() == "inside"
+        other.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(BackendUnavailable) as caught:
+            take(backend, claim("another name"))
+        assert str(path) in str(caught.value)
+        assert str(other.process.pid) in str(caught.value)
+        assert isinstance(run_now(backend.look("name")).holders, tuple)  # reading goes on
+        other.kill()
+        take(backend, claim("another name"))
+
+
+def test_a_process_killed_in_a_transaction_leaves_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        with Program(path, IN_A_TRANSACTION) as other:
+            assert other.says() == "inside"
+        assert isinstance(try_to_take(backend, claim(), join=False), Busy)
+        tokens = run_now(backend.revoke("name"))
+        assert tokens[0] < take(backend).token < 9e18
+
+
+def test_a_killed_holder_blocks_until_its_ttl_is_over(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        with Program(path, HOLDER) as holder:
+            token = int(holder.says())
+        asked = claim()
+        answer = try_to_take(backend, asked)
+        while isinstance(answer, Busy):
+            assert answer.retry_seconds is not None
+            assert answer.retry_seconds <= 0.5
+            run_now(backend.wait(asked, answer, now() + answer.retry_seconds + 0.01))
+            answer = try_to_take(backend, asked)
+        assert answer.token > token
+
+
+def test_a_renewal_gives_up_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        held = take(backend)
+        with Program(path, IN_A_TRANSACTION.replace('claim("name")', 'claim("other")')) as other:
+            assert other.says() == "inside"
+            started = now()
+            with pytest.raises(BackendUnavailable):
+                run_now(backend.renew([held], [], until=started + 0.2))
+            assert now() - started < 4  # request_seconds are five
+        assert not run_now(backend.renew([held], [], until=now() + 5)).lost
+
+
+def locked_by(path: Path, pid: int) -> bool:
+    """Whether the process has a lock of its own on the file, as the system tells."""
+    inode = str(path.stat().st_ino)
+    for line in Path("/proc/locks").read_text().splitlines():
+        fields = line.split()
+        if fields[5].endswith(f":{inode}") and fields[4] == str(pid):
+            return True
+    return False
+
+
+FORK = """
+with backend_of(path) as backend, backend_of(path) as keeper:
+    asked, held = claim(), take(backend)
+    try_to_take(backend, asked)
+    run_now(keeper.look("name"))
+    child = os.fork()
+    if child == 0:
+        backend.forget(); keeper.forget()
+        mine = take(backend, claim("the child's"))
+        print(os.getpid(), flush=True)
+        sys.stdin.readline()                     # the parent closes the file meanwhile
+        run_now(backend.release(mine))
+        print(take(backend, claim("the child's")).token > mine.token, flush=True)
+        print(isinstance(try_to_take(backend, claim("the other's"), join=False), Grant), flush=True)
+        sys.stdin.readline()
+        os._exit(0)
+    sys.stdin.readline()
+    print(run_now(backend.release(held)), flush=True)
+    take(backend, asked)
+print("closed", flush=True)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_forked_child_has_locks_of_its_own(tmp_path: Path) -> None:
+    """A connection that shares what SQLite believes of the parent's would lose its writes."""
+    path = tmp_path / "locks.db"
+    with Program(path, "from holdfast.claim import Grant\n" + FORK) as program:
+        child = int(program.says())
+        assert locked_by(path, child)
+        assert locked_by(path, program.process.pid)
+        program.go_on()
+        assert [program.says(), program.says()] == ["True", "closed"]
+        assert not locked_by(path, program.process.pid)
+        with backend_of(path) as other:
+            take(other, claim("the other's"))
+            program.go_on()
+            assert [program.says(), program.says()] == ["True", "False"]
+            # What the child wrote after its parent had closed the file is there for us.
+            assert isinstance(try_to_take(other, claim("the child's")), Busy)
+        program.go_on()
+        assert program.process.wait(30) == 0
+
+
+def test_forks_amid_requests_of_other_threads(tmp_path: Path) -> None:
+    """Whatever the threads are doing, the child's file works, and the parent's goes on."""
+    path = tmp_path / "locks.db"
+    stop = threading.Event()
+
+    def work(backend: SqliteBackend) -> None:
+        while not stop.is_set():
+            assert run_now(backend.release(take(backend, claim(str(threading.get_ident())))))
+
+    with backend_of(path) as backend:
+        threads = [threading.Thread(target=work, args=(backend,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        codes = []
+        for number in range(20):
+            child = os.fork()
+            if child == 0:
+                try:
+                    backend.forget()
+                    take(backend, claim(f"child {number}"))
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert codes == [0] * 20
+        assert len(run_now(backend.survey("child", None, 100)).standings) == 20
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_an_interrupt_in_a_request_leaves_no_lock_behind(tmp_path: Path) -> None:
+    """A storm of signals whose handler raises: the file's write lock is always given back."""
+    path = tmp_path / "locks.db"
+
+    class Interrupt(Exception):
+        pass
+
+    def strike(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, strike)
+    struck = 0
+    with backend_of(path) as backend, backend_of(path) as other:
+        take(other, claim("other"))
+        assert run_now(backend.release(take(backend)))
+        try:
+            for _ in range(1500):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0004))
+                    answer = try_to_take(backend, claim(ttl=0.05), join=False)
+                    if isinstance(answer, Grant):
+                        run_now(backend.release(answer))
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Interrupt:
+                    struck += 1
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert struck > 100
+        assert run_now(other.revoke("other"))  # nobody is left inside a transaction
+        take(other, claim("other"))
+        assert run_now(backend.look("other")).holders
+        assert run_now(backend.release(take(backend, claim("after"))))
+
+
+def test_a_signal_handler_may_use_the_store(tmp_path: Path) -> None:
+    """It strikes in the middle of a request of the same thread, and must not wait for itself."""
+    path = tmp_path / "locks.db"
+    said: list[bool] = []
+    with backend_of(path) as backend:
+
+        def strike(*_: object) -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            said.append(run_now(backend.release(take(backend, claim("handler")))))
+            signal.setitimer(signal.ITIMER_REAL, 0.0005)
+
+        assert run_now(backend.release(take(backend)))
+        before = signal.signal(signal.SIGALRM, strike)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005)
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                held = take(backend)
+                assert run_now(backend.record(held, "value", 60))
+                assert run_now(backend.release(held))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert len(said) > 50
+        assert run_now(backend.release(take(backend, claim("after"))))
+
+
+def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    """Who goes on with a removed file would hold locks that nobody else can see."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        held = take(backend)
+        for file in tmp_path.glob("locks.db*"):
+            if file.is_file():
+                file.unlink()
+        with backend_of(path) as other:
+            assert take(other).token > held.token
+            backend._wire._look_at = 0.0  # a second later
+            assert held.claim.owner in run_now(backend.renew([held], [], until=now() + 5)).lost
+            assert isinstance(try_to_take(backend, claim()), Busy)
+
+
+DISK_FULL = """
+import subprocess, sys
+from pathlib import Path
+from backends.sqlite_bench import *
+from holdfast.core.drive import run_now
+from holdfast.runtimes.clock import now
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", sys.argv[1]], check=True)
+path, ballast = Path(sys.argv[1]) / "folder" / "locks.db", Path(sys.argv[1]) / "ballast"
+
+def fill():
+    with ballast.open("ab", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while file.write(b"x" * size): pass
+            except OSError: pass
+
+if sys.argv[2] == "new":
+    fill()
+    try:
+        with backend_of(path) as backend: take(backend)
+    except Exception as error: print(type(error).__name__, error)
+    ballast.unlink()
+    with backend_of(path) as backend: print("then", take(backend).token > 0)
+else:
+    with backend_of(path) as backend:
+        held = take(backend)
+        fill()
+        for _ in range(300):
+            assert not run_now(backend.renew([held], [], until=now() + 5)).lost
+        print("renewed", run_now(backend.release(held)))
+        taken = 0
+        try:
+            for number in range(10000): taken = take(backend, claim(f"name-{number}")).token
+        except Exception as error: print(type(error).__name__, error)
+        ballast.unlink()
+        print("then", take(backend, claim("name-9999")).token > taken)
+"""
+
+
+def on_a_small_disk(folder: Path, case: str) -> list[str]:
+    enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    done = subprocess.run(
+        [*enter, sys.executable, "-c", DISK_FULL, str(folder), case],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_full_disk_says_so_and_recovers(tmp_path: Path) -> None:
+    refused, then = on_a_small_disk(tmp_path, "new")
+    assert refused.split()[0] in ("BackendUnavailable", "Unsupported")
+    assert "disk is full" in refused
+    assert then == "then True"
+
+
+def test_on_a_full_disk_holds_are_renewed_and_released(tmp_path: Path) -> None:
+    renewed, refused, then = on_a_small_disk(tmp_path, "used")
+    assert renewed == "renewed True"
+    assert refused.startswith("BackendUnavailable")
+    assert "disk is full" in refused
+    assert then == "then True"
+
+
+def test_grants_are_idempotent_by_owner(tmp_path: Path) -> None:
+    with backend_of(tmp_path / "locks.db") as backend:
+        asked = claim(ttl=0.2)
+        first = grant(try_to_take(backend, asked))
+        assert grant(try_to_take(backend, asked)) == first
+        time.sleep(0.25)
+        assert grant(try_to_take(backend, asked)).token > first.token

@@ -1,0 +1,268 @@
+"""Where the embedded store's file may be, and who may touch it."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.sqlite_bench import Program, backend_of, claim, store_of, take, try_to_take
+from holdfast.backends.sqlite_file import place_of
+from holdfast.backends.sqlite_host import file_system, refuse_network
+from holdfast.claim import Busy
+from holdfast.core.drive import run_now
+from holdfast.errors import GuaranteeNotMet, Unsupported
+from holdfast.url import parse_url
+
+GROUP = grp.getgrgid(os.getgid()).gr_name
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_everything_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "locks.db"
+    before = os.umask(0)
+    try:
+        with backend_of(path) as backend:
+            take(backend)
+            assert isinstance(try_to_take(backend, claim()), Busy)
+            sockets = Path(f"{path}-wake")
+            assert [mode_of(path), mode_of(path.parent), mode_of(sockets)] == [0o600, 0o700, 0o700]
+            assert [mode_of(each) for each in sockets.iterdir()] == [0o600]
+            assert {mode_of(each) for each in path.parent.glob("locks.db-[ws][ah][lm]")} == {0o600}
+    finally:
+        os.umask(before)
+
+
+def test_a_group_shares_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "locks.db"
+    before = os.umask(0o077)
+    try:
+        with backend_of(path, options=f"?group={GROUP}") as backend:
+            take(backend)
+            try_to_take(backend, claim())
+            sockets = Path(f"{path}-wake")
+            assert [mode_of(path), mode_of(path.parent)] == [0o660, 0o2770]
+            assert mode_of(sockets) == 0o2770
+            assert [mode_of(each) for each in sockets.iterdir()] == [0o660]
+            assert {mode_of(each) for each in path.parent.glob("locks.db-[ws][ah][lm]")} == {0o660}
+    finally:
+        os.umask(before)
+    with backend_of(path) as alone, pytest.raises(GuaranteeNotMet, match="open to others"):
+        take(alone)
+
+
+def test_a_private_file_is_not_shared_by_asking(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(0o700)
+    with backend_of(folder / "locks.db") as backend:
+        take(backend)
+    options = f"?group={GROUP}"
+    with (
+        backend_of(folder / "locks.db", options=options) as shared,
+        pytest.raises(GuaranteeNotMet, match="chmod 2770"),
+    ):
+        take(shared)
+    folder.chmod(0o2770)
+    with (
+        backend_of(folder / "locks.db", options=options) as shared,
+        pytest.raises(GuaranteeNotMet, match="chmod 660"),
+    ):
+        take(shared)
+
+
+def test_an_unknown_group_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such group"):
+        store_of(tmp_path / "locks.db", options="?group=no-such-group-here")
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere.db"
+    (tmp_path / "locks.db").symlink_to(target)
+    with (
+        backend_of(tmp_path / "locks.db") as backend,
+        pytest.raises(GuaranteeNotMet, match="symbolic link"),
+    ):
+        take(backend)
+    assert not target.exists()
+
+
+def test_a_folder_that_all_can_write_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    with (
+        backend_of(folder / "locks.db") as backend,
+        pytest.raises(GuaranteeNotMet, match="written by everybody"),
+    ):
+        take(backend)
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "locks.db").mkdir()
+    with (
+        backend_of(tmp_path / "locks.db") as backend,
+        pytest.raises(Unsupported, match="not a plain file"),
+    ):
+        take(backend)
+
+
+def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").touch()
+    with (
+        backend_of(tmp_path / "folder" / "locks.db") as backend,
+        pytest.raises(Unsupported, match=r"folder"),
+    ):
+        take(backend)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_s_file_is_not_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    with backend_of(folder / "locks.db") as backend:
+        take(backend)
+    lines = (
+        "import grp, pwd\n"
+        "os.setuid(pwd.getpwnam('nobody').pw_uid)\n"
+        "try:\n"
+        "    with backend_of(path) as backend: take(backend)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    for parent in (folder, *folder.parents):
+        if parent != Path(parent.anchor):
+            parent.chmod(mode_of(parent) | 0o005)
+    with Program(folder / "locks.db", lines) as program:
+        assert "Unsupported" in program.says()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_member_of_the_group_takes_turns(tmp_path: Path) -> None:
+    group = grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name
+    path, options = tmp_path / "shared" / "locks.db", f"?group={group}"
+    for parent in tmp_path.parents:
+        if parent != Path(parent.anchor) and parent.stat().st_uid == os.geteuid():
+            parent.chmod(mode_of(parent) | 0o005)
+    tmp_path.chmod(0o755)
+    lines = (
+        "import grp, pwd\n"
+        "nobody = pwd.getpwnam('nobody')\n"
+        "os.setgroups([]); os.setgid(nobody.pw_gid); os.setuid(nobody.pw_uid)\n"
+        f"with backend_of(path, options={options!r}) as backend:\n"
+        "    asked = claim()\n"
+        "    busy = try_to_take(backend, asked); print('waits', flush=True)\n"
+        "    run_now(backend.wait(asked, busy, backend._runtime.now() + 30))\n"
+        "    take(backend, asked); print('holds', flush=True)\n"
+    )
+    with backend_of(path, options=options) as backend:
+        held = take(backend)
+        with Program(path, lines) as program:
+            assert program.says() == "waits"
+            assert run_now(backend.release(held))
+            assert program.says() == "holds"
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        ("ext4", False), ("xfs", False), ("btrfs", False), ("tmpfs", False), ("overlay", False),
+        ("fuseblk", False), ("nfs4", True), ("nfs", True), ("cifs", True), ("9p", True),
+        ("fuse.sshfs", True), ("fuse", True), ("virtiofs", True), ("ceph", True),
+    ],
+)  # fmt: skip
+def test_network_file_systems_are_refused(kind: str, refused: bool) -> None:
+    mounts = (
+        "22 1 8:1 / / rw - ext4 /dev/a rw\n"
+        "23 22 8:2 / /srv rw shared:1 - xfs /dev/b rw\n"
+        f"24 23 0:9 / /srv/with\\040space rw - {kind} what rw\n"
+    )
+    assert file_system("/srv/other", mounts) == "xfs"
+    assert file_system("/srv/with space/deep", mounts) == kind
+    if refused:
+        with pytest.raises(GuaranteeNotMet, match=kind):
+            refuse_network("/srv/with space/deep", mounts)
+    else:
+        refuse_network("/srv/with space/deep", mounts)
+
+
+def test_the_later_mount_hides_the_earlier() -> None:
+    mounts = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:9 / / rw - nfs4 h:/ rw\n"
+    assert file_system("/any", mounts) == "nfs4"
+
+
+def test_local_is_in_the_user_s_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tmp_path.resolve()
+    monkeypatch.setenv("XDG_STATE_HOME", str(real / "state"))
+    assert place_of(parse_url("local")).path == str(real / "state/holdfast/locks.db")
+    monkeypatch.setenv("XDG_STATE_HOME", "not/absolute")
+    monkeypatch.setenv("HOME", str(real))
+    assert place_of(parse_url("local")).path == str(real / ".local/state/holdfast/locks.db")
+
+
+def test_without_home_the_user_database_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir).resolve()
+    assert place_of(parse_url("local")).path == str(home / ".local/state/holdfast/locks.db")
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(Unsupported, match="HOME is not set"):
+        place_of(parse_url("local"))
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("sqlite://host/path", "no host"),
+        ("sqlite:///", "needs a file"),
+        ("sqlite:///folder/", "needs a file"),
+        ("sqlite:///path?unknown=1", "no option"),
+        ("local://path", "no path"),
+    ],
+)
+def test_urls_that_say_nothing(url: str, told: str) -> None:
+    from holdfast.core.contract import Settings
+    from holdfast.url import open_store
+
+    with pytest.raises(ValueError, match=told):
+        open_store(url, Settings())
+
+
+READ_ONLY = """
+import subprocess, sys
+from backends.sqlite_bench import *
+from pathlib import Path
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", sys.argv[1]], check=True)
+path = Path(sys.argv[1]) / "folder" / "locks.db"
+if sys.argv[2] == "used":
+    with backend_of(path) as backend: take(backend)
+subprocess.run(["mount", "-o", "remount,ro", sys.argv[1]], check=True)
+try:
+    with backend_of(path) as backend: take(backend)
+except Exception as error: print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("state", ["new", "used"])
+def test_a_read_only_disk_says_so(tmp_path: Path, state: str) -> None:
+    enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    done = subprocess.run(
+        [*enter, sys.executable, "-c", READ_ONLY, str(tmp_path), state],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("Unsupported "), done.stdout
+    assert "read-only" in done.stdout

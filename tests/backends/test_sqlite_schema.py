@@ -1,0 +1,231 @@
+"""What is in the embedded store's file: versions, boots, hosts, and tokens that never repeat."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from backends.sqlite_bench import backend_of, claim, take, try_to_take
+from holdfast.backends import sqlite, sqlite_schema
+from holdfast.backends.sqlite_host import Machine, this_machine
+from holdfast.claim import Busy
+from holdfast.core.drive import run_now
+from holdfast.errors import GuaranteeNotMet, Incompatible, Unsupported
+from holdfast.runtimes import clock
+
+
+def becomes(monkeypatch: pytest.MonkeyPatch, boot: str, host: str = "here") -> None:
+    """This process belongs to another boot or host from now on."""
+    monkeypatch.setattr(sqlite_schema, "this_machine", lambda: Machine(boot, host))
+
+
+def set_wall(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(sqlite, "wall_seconds", lambda: seconds)
+    monkeypatch.setattr(clock, "wall", lambda: seconds)
+
+
+def edit(path: Path, statement: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(statement)
+    connection.close()
+
+
+def refuses(path: Path, kind: type[Exception], told: str) -> None:
+    """The store does not open the file, and leaves it as it is."""
+    before = path.read_bytes()
+    with backend_of(path) as backend, pytest.raises(kind, match=told):
+        take(backend)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_protocol_is_refused_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        take(backend)
+    edit(path, f"PRAGMA user_version={sqlite_schema.PROTOCOL + 1}")
+    refuses(path, Incompatible, "protocol 2, this version has 1")
+
+
+def test_the_file_of_something_else_is_refused_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    path.touch(0o600)
+    edit(path, "CREATE TABLE customers (name)")
+    refuses(path, Incompatible, "of something else")
+
+
+def test_what_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    path.write_text("a letter to a friend, longer than a hundred bytes " * 10)
+    path.chmod(0o600)
+    refuses(path, Incompatible, "damaged or no store of locks")
+
+
+def test_a_damaged_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        for number in range(200):
+            take(backend, claim(f"name-{number}"))
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\x55" * (len(content) - 4096)
+    path.write_bytes(content)
+    asked = [claim(f"name-{number}") for number in range(200)]
+    with backend_of(path) as backend, pytest.raises(Incompatible, match="damaged"):
+        list(map(partial(take, backend), asked))
+
+
+def test_too_old_a_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with (
+        backend_of(tmp_path / "locks.db") as backend,
+        pytest.raises(Unsupported, match=r"3\.35\.0 or newer"),
+    ):
+        take(backend)
+
+
+def test_the_file_can_be_told_by_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        take(backend)
+    assert path.read_bytes()[68:72] == b"HOLD"
+
+
+def test_after_a_reboot_every_hold_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "locks.db"
+    becomes(monkeypatch, "first")
+    with backend_of(path) as backend:
+        before = take(backend, claim(ttl=3600))
+        assert isinstance(try_to_take(backend, claim()), Busy)
+    becomes(monkeypatch, "second")
+    with backend_of(path) as backend:
+        assert not run_now(backend.look("name")).waiters
+        assert take(backend).token > before.token
+        assert not run_now(backend.release(before))
+
+
+def test_a_file_of_another_machine_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "locks.db"
+    becomes(monkeypatch, "first", "there")
+    with backend_of(path) as backend:
+        before = take(backend, claim(ttl=3600))
+    becomes(monkeypatch, "second", "here")
+    refuses(path, GuaranteeNotMet, "another machine")
+    with backend_of(path, options="?adopt=on") as backend:
+        assert take(backend).token > before.token
+    with backend_of(path) as backend:  # it is ours now
+        take(backend, claim("other"))
+
+
+def test_containers_of_one_kernel_share_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    becomes(monkeypatch, "boot", "container-a")
+    with backend_of(tmp_path / "locks.db") as one:
+        take(one)
+        becomes(monkeypatch, "boot", "container-b")
+        with backend_of(tmp_path / "locks.db") as other:
+            assert isinstance(try_to_take(other, claim()), Busy)
+
+
+def test_without_boot_ids_the_clock_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    becomes(monkeypatch, "", "")
+    real = clock.now
+    with backend_of(tmp_path / "locks.db") as backend:
+        take(backend, claim(ttl=3600))
+    with backend_of(tmp_path / "locks.db") as backend:
+        assert isinstance(try_to_take(backend, claim()), Busy)
+    monkeypatch.setattr(clock, "now", lambda: real() - 1e6)  # it started over
+    with backend_of(tmp_path / "locks.db") as backend:
+        assert not run_now(backend.look("name")).holders
+
+
+def test_this_machine_has_ids() -> None:
+    assert len(this_machine().boot) == 36
+
+
+def test_tokens_survive_a_power_cut_and_a_clock_that_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not synced is lost, and the new boot's clock is years behind."""
+    path, saved = tmp_path / "locks.db", tmp_path / "saved"
+    saved.mkdir()
+    becomes(monkeypatch, "first")
+    tokens: list[int] = []
+    with backend_of(path) as backend:
+        held = take(backend)
+        # The disk as the first grant left it. By another process: to close the file here would
+        # drop SQLite's locks.
+        subprocess.run(["cp", path, f"{path}-wal", saved], check=True)
+        for _ in range(1000):
+            assert run_now(backend.release(held))
+            held = take(backend)
+            tokens.append(held.token)
+    for file in saved.iterdir():
+        shutil.copy(file, tmp_path)
+    becomes(monkeypatch, "second")
+    set_wall(monkeypatch, 1e9)
+    with backend_of(path) as backend:
+        assert take(backend).token > max(tokens)
+
+
+def test_tokens_grow_while_the_clock_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens: list[int] = []
+    with backend_of(tmp_path / "locks.db") as backend:
+        for seconds in (2e9, 2e9 + 7200, 1e9, 1e9 + 1):
+            set_wall(monkeypatch, seconds)
+            held = take(backend)
+            tokens.append(held.token)
+            assert run_now(backend.release(held))
+    assert tokens == sorted(set(tokens))
+    assert tokens[0] == 2_000_000_000_000_000
+
+
+def test_every_token_is_below_a_synced_mark(tmp_path: Path) -> None:
+    """One synced commit serves an hour of tokens: only the first of these two needs one."""
+    path = tmp_path / "locks.db"
+    synced: list[str] = []
+    with backend_of(path) as backend:
+        take(backend)
+        connection = backend._wire._connection
+        assert connection is not None
+        connection.set_trace_callback(synced.append)
+        take(backend, claim("other"))
+        assert not [statement for statement in synced if "synchronous" in statement]
+        backend._high = 0
+        take(backend, claim("third"))
+        assert [statement for statement in synced if "synchronous=FULL" in statement]
+
+
+SHIFTED = """
+import sys
+from functools import partial
+from pathlib import Path
+from backends.sqlite_bench import *
+try:
+    with backend_of(Path(sys.argv[1])) as backend: take(backend)
+except Exception as error: print(type(error).__name__, error)
+"""
+
+
+def test_a_shifted_boot_clock_is_refused(tmp_path: Path) -> None:
+    enter = ["unshare", "-T", "--boottime", "1000", "--fork"]
+    if subprocess.run([*enter, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no time namespaces for this user")
+    done = subprocess.run(
+        [*enter, sys.executable, "-c", SHIFTED, str(tmp_path / "locks.db")],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("GuaranteeNotMet"), done.stdout + done.stderr
+    assert "time namespace" in done.stdout

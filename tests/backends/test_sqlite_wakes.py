@@ -1,0 +1,281 @@
+"""Wake-ups of the embedded store: addressed, never lost for good, not stopped by the dead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from backends.sqlite_bench import Program, backend_of, claim, store_of, take, try_to_take
+from holdfast.backends import sqlite_wakes
+from holdfast.backends.sqlite import SqliteBackend
+from holdfast.claim import Busy, Claim, Grant
+from holdfast.core.contract import GRACE_SECONDS, Waiting
+from holdfast.core.drive import run_now
+from holdfast.runtimes.aio import AsyncioRuntime
+from holdfast.runtimes.clock import now
+from holdfast.wires import datagram
+from holdfast.wires.datagram import Delivery, Folder
+
+WAITER = """
+with backend_of(path) as backend:
+    asked = claim()
+    busy = try_to_take(backend, asked); print("waits", flush=True)
+    run_now(backend.wait(asked, busy, backend._runtime.now() + 60))
+    print("woken", flush=True)
+    take(backend, asked); print("holds", flush=True)
+    input()
+"""
+HOLDER = """
+with backend_of(path) as backend:
+    take(backend); print("holds", flush=True)
+    input()
+"""
+MANY_WAITERS = """
+from contextlib import ExitStack
+with ExitStack() as stack:
+    for _ in range(100):
+        backend = stack.enter_context(backend_of(path))
+        asked = claim()
+        busy = try_to_take(backend, asked)
+    print("wait", flush=True)
+    input()
+"""
+
+
+def busy(backend: SqliteBackend, asked: Claim) -> Busy:
+    answer = try_to_take(backend, asked)
+    assert isinstance(answer, Busy), answer
+    return answer
+
+
+def sockets_of(path: Path) -> list[str]:
+    return sorted(found.name for found in Path(f"{path}-wake").iterdir())
+
+
+def test_a_release_wakes_the_first_in_line_alone(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend, Program(path, WAITER) as first:
+        held = take(backend)
+        second = claim()
+        # The program has joined before us: it said so.
+        assert first.says() == "waits"
+        reply = busy(backend, second)
+        assert reply.place == 1
+        assert run_now(backend.release(held))
+        assert [first.says(), first.says()] == ["woken", "holds"]
+        run_now(backend.wait(second, reply, now() + 0.2))
+        assert isinstance(try_to_take(backend, second), Busy)
+
+
+def test_killed_waiters_do_not_stall_the_next(tmp_path: Path) -> None:
+    """Five hundred of them, in front of one who lives: it holds at once, without any grace."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        held = take(backend)
+        programs = [Program(path, MANY_WAITERS) for _ in range(5)]
+        for program in programs:
+            assert program.says() == "wait"
+        last = claim()
+        assert busy(backend, last).place == 500
+        for program in programs:
+            program.kill()
+        assert len(sockets_of(path)) == 501
+        assert run_now(backend.release(held))
+        assert isinstance(try_to_take(backend, last), Grant)
+        assert len(sockets_of(path)) == 1
+
+
+def test_who_expires_in_front_of_the_dead_does_not_stall_either(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        with Program(path, HOLDER) as holder:
+            assert holder.says() == "holds"
+            with Program(path, WAITER) as waiter:
+                assert waiter.says() == "waits"
+                last = claim()
+                assert busy(backend, last).place == 1
+        connection = backend._wire._connection
+        assert connection is not None
+        connection.execute("UPDATE name SET ends = ?", (now(),))  # its ttl is over
+        assert isinstance(try_to_take(backend, last), Grant)
+
+
+def test_a_stopped_waiter_is_skipped_after_its_grace(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend, Program(path, WAITER) as waiter:
+        held = take(backend)
+        assert waiter.says() == "waits"
+        last = claim()
+        busy(backend, last)
+        waiter.process.send_signal(signal.SIGSTOP)
+        started = now()
+        assert run_now(backend.release(held))
+        answer = try_to_take(backend, last)
+        assert isinstance(answer, Busy)
+        assert answer.retry_seconds is not None
+        assert 0 < answer.retry_seconds <= GRACE_SECONDS
+        run_now(backend.wait(last, answer, started + GRACE_SECONDS + 0.05))
+        assert isinstance(try_to_take(backend, last), Grant)
+
+
+def test_a_full_socket_is_not_a_dead_one(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), lambda path: None, 0o600)
+    bell = folder.bind()
+    try:
+        deliveries = [folder.send(bell.address, f"key {number}") for number in range(2000)]
+        assert deliveries[0] is Delivery.SENT
+        assert deliveries[-1] is Delivery.FULL
+        assert Delivery.DEAD not in deliveries
+        assert Path(bell.path).exists()
+        keys = bell.read()
+        assert keys[0] == "key 0"
+        assert keys[-1] == ""  # everybody: some were turned away
+        assert folder.send(bell.address, "again") is Delivery.SENT
+    finally:
+        bell.close()
+        folder.close()
+    assert folder.send(bell.address, "gone") is Delivery.DEAD
+    folder.close()
+
+
+def test_leftovers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        take(backend)
+        with Program(path, WAITER) as waiter:
+            assert waiter.says() == "waits"
+            assert len(sockets_of(path)) == 1
+        old = Path(f"{path}-wake") / "1-x.sock.new"
+        old.touch()
+        os.utime(old, (0, 0))
+        busy(backend, claim())
+        assert len(sockets_of(path)) == 1
+        assert sockets_of(path)[0].startswith(f"{os.getpid()}-")
+    assert sockets_of(path) == []
+
+
+def test_a_program_s_end_leaves_no_socket(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    lines = "b = store_of(path).backend(BlockingRuntime()); take(b); try_to_take(b, claim())"
+    program = Program(path, "from holdfast.runtimes.blocking import BlockingRuntime\n" + lines)
+    assert program.end() == 0
+    assert sockets_of(path) == []
+
+
+def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
+    folder = tmp_path
+    while len(str(folder)) < 180:
+        folder = folder / "a-folder-with-a-long-name"
+    path = folder / "locks.db"
+    with backend_of(path) as backend, Program(path, WAITER) as waiter:
+        held = take(backend)
+        assert waiter.says() == "waits"
+        assert run_now(backend.release(held))
+        assert [waiter.says(), waiter.says()] == ["woken", "holds"]
+
+
+def test_without_sockets_waiters_look_for_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_wakes, "supported", lambda: False)
+    with backend_of(tmp_path / "locks.db") as backend:
+        held = take(backend)
+        asked = claim()
+        reply = busy(backend, asked)
+        assert run_now(backend.release(held))
+        run_now(backend.wait(asked, reply, now() + 60))  # comes back soon, unwoken
+        assert isinstance(try_to_take(backend, asked), Grant)
+        assert not Path(f"{tmp_path}/locks.db-wake").exists()
+
+
+def test_a_socket_that_cannot_be_bound_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        held = take(backend)
+        with monkeypatch.context() as elsewhere:  # a long path on a system without /proc
+            elsewhere.setattr(datagram, "LONGEST_ADDRESS_BYTES", 0)
+            elsewhere.setattr("sys.platform", "other")
+            asked, other = claim(), claim()
+            reply = busy(backend, asked)
+            busy(backend, other)
+        assert caplog.text.count("waiting by polling") == 1
+        assert run_now(backend.release(held))
+        run_now(backend.wait(asked, reply, now() + 60))
+        assert isinstance(try_to_take(backend, asked), Grant)
+
+
+def test_a_socket_that_was_swept_away_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend, backend_of(path) as other:
+        held = take(other)
+        asked = claim()
+        reply = busy(backend, asked)
+        for name in sockets_of(path):
+            (Path(f"{path}-wake") / name).unlink()
+        run_now(backend.wait(asked, reply, now() + 60))  # notices, and comes back at once
+        reply = busy(backend, asked)
+        assert reply.place == 0
+        threading.Timer(0.1, lambda: run_now(other.release(held))).start()
+        run_now(backend.wait(asked, reply, now() + 60))
+        assert isinstance(try_to_take(backend, asked), Grant)
+
+
+def test_a_lost_wake_up_is_sent_again_by_the_keeper(tmp_path: Path) -> None:
+    """The releaser dies between its commit and its datagram."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend, backend_of(path) as keeper:
+        held = take(keeper)
+        asked = claim()
+        reply = busy(backend, asked)
+        keeper._wakes.deliver = _nothing  # type: ignore[method-assign]
+        assert run_now(keeper.release(held))
+        del keeper._wakes.deliver
+        renewal = run_now(keeper.renew([], [Waiting(asked, 3)], until=now() + 5))
+        assert not renewal.forgotten
+        started = now()
+        run_now(backend.wait(asked, reply, now() + 60))
+        assert now() - started < 30
+        assert isinstance(try_to_take(backend, asked), Grant)
+
+
+async def _nothing(wakes: object) -> set[str]:
+    return set()
+
+
+def test_asyncio_waiters_are_woken_through_their_loop(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+
+    async def waits(held: Grant, other: SqliteBackend) -> Grant | Busy:
+        backend = store_of(path).backend(AsyncioRuntime())
+        try:
+            asked = claim()
+            reply = await backend.attempt(asked, join=True)
+            assert isinstance(reply, Busy)
+            asyncio.get_running_loop().call_later(0.05, run_now, other.release(held))
+            await backend.wait(asked, reply, now() + 60)
+            return await backend.attempt(asked, join=True)
+        finally:
+            await backend.close()
+
+    with backend_of(path) as other:
+        assert isinstance(asyncio.run(waits(take(other), other)), Grant)
+    assert sockets_of(path) == []
+
+
+def test_a_socket_of_another_kind_in_the_folder_hurts_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        take(backend)
+        Path(f"{path}-wake").mkdir(0o700)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+            stranger.bind(f"{path}-wake/stranger.sock")
+            busy(backend, claim())
+            assert "stranger.sock" in sockets_of(path)
