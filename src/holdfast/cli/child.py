@@ -107,6 +107,7 @@ class _Run:
             self._terminal.remember()
             if lends:
                 self._terminal.mark_lent()
+        self._command.detach()
         pairs = [f"{name}={value}" for name, value in self._environment.items()]
         self._command.tell(Order.START, "1" if lends else "0", *pairs)
 
@@ -148,7 +149,6 @@ class _Run:
     def _note(self, report: str, number: int) -> None:
         if report == Report.STARTED:
             self._group = number
-            self._command.detach()
         elif report == Report.FAILED:
             self._command.refuse(number)
         elif report == Report.STOPPED:

@@ -101,7 +101,8 @@ class Command:
         raise CannotRun(f"{self._name}: {os.strerror(number)}", 126)
 
     def detach(self) -> None:
-        """Lets go of the streams that are the command's now: others may wait for their end."""
+        """Lets go of the streams that the guardian gives to the command: others may wait for
+        their end."""
         if not self._repeats:
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, 0)
