@@ -24,6 +24,7 @@ from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
 from servers.process import wait_until
 from servers.redis import RedisServer
+from servers.redis_cluster import RedisCluster
 from servers.registry import Servers
 
 PROTECTED = "?loss_protection=on&max_ttl=3"
@@ -338,3 +339,13 @@ def test_interop_says_what_it_cannot_promise() -> None:
     missing = {Guarantee.FIFO, Guarantee.SHARED, Guarantee.SLOTS}
     assert not store.guarantees & missing
     assert Guarantee.FENCED in store.guarantees
+
+
+def test_interop_on_a_cluster_refuses_names_of_another_slot(servers: Servers) -> None:
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        assert isinstance(await peer.attempt(bench.claim(_name())), Grant)
+        with pytest.raises(Unsupported, match="redis-py"):
+            await peer.attempt(bench.claim("{user}:1"))
+
+    over(servers.of(RedisCluster).url + INTEROP, Flavour.BLOCKING, body)

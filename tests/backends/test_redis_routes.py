@@ -116,6 +116,22 @@ def test_a_user_with_only_the_rights_of_the_documentation(flavour: Flavour) -> N
         over(f"redis://worker:secret@{server.host}:{server.port}/0", flavour, body)
 
 
+@blocking_and_asyncio
+def test_a_user_with_few_rights_on_a_cluster(servers: Servers, flavour: Flavour) -> None:
+    cluster = servers.of(RedisCluster)
+    for node in cluster.nodes:
+        rights = f"on >secret resetchannels {ALLOWED} +cluster|slots +asking"
+        node.ask("ACL", "SETUSER", "worker", *rights.split())
+
+    async def body(bench: Bench) -> None:
+        bench.namespace = "locks"
+        await _everything(bench)
+        for node in cluster.nodes:
+            node.ask("FLUSHALL")
+
+    over(cluster.url.replace("://", "://worker:secret@"), flavour, body)
+
+
 def test_another_database(servers: Servers) -> None:
     server = servers.of(RedisServer)
 

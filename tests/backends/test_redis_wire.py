@@ -363,3 +363,23 @@ def test_a_full_line_says_so(server: RedisServer) -> None:
         assert "already wait" in busy.reason
 
     over(server.url, Flavour.BLOCKING, body)
+
+
+@blocking_and_asyncio
+def test_a_full_server_still_releases(flavour: Flavour) -> None:
+    with RedisServer() as server:
+
+        async def body(bench: Bench) -> None:
+            ours, theirs = bench.peer(), bench.peer()
+            grant = await ours.take(bench.claim())
+            claim = bench.claim()
+            await theirs.queue(claim)
+            await theirs.queue(claim)
+            server.ask("CONFIG", "SET", "maxmemory", "1")
+            with pytest.raises(BackendUnavailable, match="OOM"):
+                await theirs.attempt(bench.claim("other"))
+            assert await ours.release(grant) is True
+            server.ask("CONFIG", "SET", "maxmemory", "0")
+            assert isinstance(await theirs.attempt(claim), Grant)
+
+        over(server.url, flavour, body)

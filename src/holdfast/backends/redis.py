@@ -323,7 +323,7 @@ class RedisStore:
         self.connections = settings.connections
         self.doubtful: dict[str, None] = {}
         self.longest_ttl = options.max_ttl if loss_protection else LONGEST_TTL_SECONDS
-        self.keys = Keys(settings.namespace)
+        self.keys = Keys(settings.namespace, cluster=options.cluster)
         self.scripts = Scripts(
             loss_protection=loss_protection, interop=interop, cluster=options.cluster
         )

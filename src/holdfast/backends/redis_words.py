@@ -40,7 +40,8 @@ class Keys:
     The hash tag is the name itself, so a redis-py Lock of that name lives in the same slot.
     """
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, *, cluster: bool) -> None:
+        self._cluster = cluster
         self._prefix = escape(namespace)
         self._wake = f"{quote(namespace, safe='')}:wake:"
 
@@ -71,6 +72,8 @@ class Keys:
 
     def _key(self, kind: str, name: str) -> str:
         if kind == "foreign":
+            if self._cluster and escape(name) != name:
+                raise Unsupported(f"{name!r} can't be shared with redis-py's Lock on a cluster")
             return name  # the very key of a redis-py Lock
         if kind == "loss":
             return f"{self._prefix}:loss"

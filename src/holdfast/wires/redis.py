@@ -8,6 +8,7 @@ one node each; ``redis_topology`` knows which node.
 
 from __future__ import annotations
 
+import socket
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ class LinkBroken(BackendUnavailable):
     def __init__(self, message: str, *, closed: bool) -> None:
         super().__init__(message)
         self.closed = closed
-        """Whether the other side closed or refused it: at once, so that another try costs little."""
+        """Whether the other side closed or refused it: another try costs little then."""
 
 
 class Address(NamedTuple):
@@ -120,6 +121,14 @@ def link_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+# A subscription may be silent for hours: the kernel finds out in half a minute if it is dead.
+_KEEP_ALIVE = {
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+}
+
+
 class Access:
     """How to open a connection to any node: plain or TLS, as whom, to which database."""
 
@@ -139,7 +148,7 @@ class Access:
         if not address.port:
             where = {"path": address.host}
         else:
-            where["socket_keepalive"] = True
+            where |= {"socket_keepalive": True, "socket_keepalive_options": _KEEP_ALIVE}
         options = self.options
         if not self.tls or not address.port:
             options = {key: value for key, value in options.items() if not key.startswith("ssl_")}

@@ -102,7 +102,7 @@ class AsyncLink(Wired):
     def request(self, packed: bytes) -> asyncio.Future[Any]:
         """Sends one command; the future brings its reply, an error reply as a ``Refused``."""
         if self.broken is not None:
-            raise self.broken
+            raise LinkBroken(str(self.broken), closed=self.broken.closed)
         future = self._future()
         self._waiting.append(future)
         self._write(packed)
@@ -113,6 +113,8 @@ class AsyncLink(Wired):
 
     def data_received(self, data: bytes) -> None:
         waiting = self._waiting
+        if not waiting:  # whatever it is, it would be taken for the next reply
+            self.close()
         try:
             self._feed(data)
             while waiting:
@@ -205,6 +207,7 @@ class AsyncPool:
     async def alone(self, commands: Sequence[bytes]) -> list[Any]:
         """Sends commands that block their connection, so over one that nobody else uses."""
         async with self._lanes:
+            self._idle = [idle for idle in self._idle if idle.broken is None]
             link = self._idle.pop() if self._idle else await self._open()
             try:
                 futures = [link.request(command) for command in commands]

@@ -58,7 +58,7 @@ class BlockingLink:
         """Sets how long a read or write may take. The kernel watches over it where it can:
         Python's own timeouts cost a poll before every read and write."""
         self._seconds = seconds
-        if isinstance(self._sock, ssl.SSLSocket) or not hasattr(socket, "SO_RCVTIMEO"):
+        if isinstance(self._sock, ssl.SSLSocket) or os.name != "posix":
             self._sock.settimeout(self._seconds)
             return
         limit = struct.pack("@ll", int(self._seconds), int(self._seconds % 1 * 1_000_000))

@@ -6,6 +6,7 @@ as ``Refused`` values; routing errors are its own business.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -118,6 +119,7 @@ class SentinelRoute:
         self._sentinels, self._access, self._moved = list(sentinels), sentinel_access, moved
         self._pool: Pool | None = None
         self._sure = False
+        self._changing = threading.Lock()
 
     async def call(self, packed: bytes, key: str = "") -> Any:
         pool = self._pool if self._sure and self._pool is not None else await self._find()
@@ -156,12 +158,12 @@ class SentinelRoute:
     async def _find(self, until: float | None = None) -> Pool:
         """Asks the sentinels, the one that knew last first."""
         address = await self._master(until)
-        known = self._pool
-        if known is not None and known.address == address:
-            self._sure = True
-            return known
-        pool: Pool = self._wire.pool(address, self._greeting)
-        self._pool, self._sure = pool, True
+        with self._changing:
+            known, self._sure = self._pool, True
+            if known is not None and known.address == address:
+                return known
+            pool: Pool = self._wire.pool(address, self._greeting)
+            self._pool = pool
         if known is not None:
             await known.close()
             self._moved()
@@ -197,6 +199,7 @@ class SentinelRoute:
             self._pool.reset()
 
     def forget(self) -> None:
+        self._changing = threading.Lock()
         if self._pool is not None:
             self._pool.forget()
 
@@ -217,10 +220,11 @@ class ClusterRoute:
         self._owners: list[Address | None] = []
 
     def _pool(self, address: Address) -> Pool:
-        pool = self._pools.get(address)
-        if pool is None:
-            pool = self._pools[address] = self._wire.pool(address, self._greeting)
-        return pool
+        known = self._pools.get(address)
+        if known is not None:
+            return known
+        # Two threads may come here at once; a pool that is not used has opened nothing.
+        return self._pools.setdefault(address, self._wire.pool(address, self._greeting))
 
     async def call(self, packed: bytes, key: str = "") -> Any:
         slot = key_slot(key)
@@ -322,7 +326,7 @@ class ClusterRoute:
 
     async def _retire(self, owners: set[Address | None]) -> None:
         """Closes the connections to nodes that have no slots any more."""
-        for address in [address for address in self._pools if address not in owners]:
+        for address in [address for address in list(self._pools) if address not in owners]:
             await self._pools.pop(address).close()
 
     async def bell(self, channel: str) -> Any:
