@@ -26,6 +26,8 @@ BEGIN
   IF NOT FOUND THEN
     RETURN false;
   END IF;
+  -- Somebody may follow, whose grant is then on disk and all before it: no need to wait twice.
+  PERFORM @durable(NOT r.crowded);
   was := r;
   moment := clock_timestamp();
   FOR i IN 1 .. cardinality(r.holders) LOOP

@@ -140,15 +140,6 @@ BEGIN
   IF FOUND THEN
     RETURN 'G ' || fence || ' ' || coalesce(array_to_string(taking, ','), '');
   END IF;
-  INSERT INTO @lock AS l (namespace, name, token, capacity, used, holders)
-    SELECT ns, nm, floor, lim, moment,
-      ARRAY[ROW(own, md, wt, taking, floor, moment, ending, lbl)::@holder]
-    WHERE (lim = 0 OR wt <= lim)
-      AND NOT EXISTS (SELECT FROM @lock o WHERE o.namespace = ns AND o.name = nm)
-    ON CONFLICT DO NOTHING RETURNING l.token INTO fence;
-  IF FOUND THEN
-    RETURN 'G ' || fence || ' ' || coalesce(array_to_string(taking, ','), '');
-  END IF;
   RETURN @attempt_locked(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, joins);
 END $$;
 """
@@ -170,13 +161,23 @@ DECLARE
   soonest timestamptz;
   taking integer[];
 BEGIN
-  FOR i IN 1 .. 100 LOOP  -- again only if the row was purged right between the two
+  FOR i IN 1 .. 100 LOOP  -- again only if the row comes or goes right between the two
     SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
+    moment := clock_timestamp();
     EXIT WHEN FOUND;
-    INSERT INTO @lock (namespace, name, token, capacity, used)
-      VALUES (ns, nm, 0, lim, clock_timestamp()) ON CONFLICT DO NOTHING;
+    IF md = 'slots' THEN
+      taking := ARRAY(SELECT generate_series(0, wt - 1));
+    END IF;
+    INSERT INTO @lock AS l (namespace, name, token, capacity, used, holders)
+      SELECT ns, nm, f, lim, moment, ARRAY[ROW(own, md, wt, taking, f, moment,
+        moment + make_interval(secs => ttl), lbl)::@holder]
+      FROM (VALUES ((extract(epoch FROM moment) * 1000000)::bigint)) AS v (f)
+      WHERE lim = 0 OR wt <= lim
+      ON CONFLICT DO NOTHING RETURNING l.token INTO r.token;
+    IF FOUND THEN
+      RETURN 'G ' || r.token || ' ' || coalesce(array_to_string(taking, ','), '');
+    END IF;
   END LOOP;
-  moment := clock_timestamp();
   was := r;
   FOR i IN 1 .. cardinality(r.holders) LOOP
     h := r.holders[i];
