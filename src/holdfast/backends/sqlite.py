@@ -12,14 +12,12 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.backends import sqlite_chores as chores
-from holdfast.backends import sqlite_view as view
 from holdfast.backends.sqlite_file import Place, place_of
 from holdfast.backends.sqlite_line import Line, Moment, Wake
 from holdfast.backends.sqlite_schema import open_file, raise_high, synced
-from holdfast.backends.sqlite_wakes import Wakes
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.core.drive import run_now
@@ -29,6 +27,9 @@ from holdfast.runtimes.clock import now as now_seconds
 from holdfast.runtimes.clock import wall as wall_seconds
 from holdfast.url import Url
 from holdfast.wires.sqlite import SqliteWire
+
+if TYPE_CHECKING:  # most programs never wait, so they never load this
+    from holdfast.backends.sqlite_wakes import Wakes
 
 __all__ = ["SqliteBackend", "SqliteStore", "open_store"]
 
@@ -54,6 +55,10 @@ _RENEW_ALONE = "UPDATE name SET ends = ?1 WHERE name = ?2 AND owner = ?3 AND end
 _RENEW_SHARED = (
     "UPDATE claim SET ends = ?1 WHERE name = ?2 AND owner = ?3 AND ends > ?4 AND token > 0"
 )
+_HOLDS = (
+    "SELECT 1 FROM name WHERE name = ?1 AND owner = ?2 AND ends > ?3 UNION ALL "
+    "SELECT 1 FROM claim WHERE name = ?1 AND owner = ?2 AND ends > ?3 AND token > 0"
+)
 _ADDRESSES = "SELECT DISTINCT address FROM claim WHERE name = ? AND token = 0 AND address <> ''"
 _GONE = "it ran out or was broken, and is no longer stored"
 
@@ -67,7 +72,7 @@ class SqliteBackend:
         path = store.place.path
         relief = partial(chores.checkpoint, path=path)
         self._wire = SqliteWire(path, self._open, relief, runtime, store.request_seconds)
-        self._wakes = Wakes(store.place, runtime)
+        self._own_wakes: Wakes | None = None
         self._floor = self._high = 0
         self._crowded: set[str] = set()
         self._chores_at = chores.EVERY
@@ -78,6 +83,14 @@ class SqliteBackend:
         if chores.log_is_due(self._store.place.path):
             self._chores_at = 0  # many programs that do little each: somebody has to do it
         return connection
+
+    @property
+    def _wakes(self) -> Wakes:
+        if self._own_wakes is None:
+            from holdfast.backends.sqlite_wakes import Wakes
+
+            self._own_wakes = Wakes(self._store.place, self._runtime)
+        return self._own_wakes
 
     async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
         name = self._space + claim.name
@@ -113,8 +126,13 @@ class SqliteBackend:
         """Lets no token out that a power cut could take back: see ``sqlite_schema``."""
         if grant.token >= self._high:
             self._high = await self._wire.run(raise_high, grant.token)
-        self._wakes.quiet(grant.claim.owner)
+        self._quiet(grant.claim)
         return grant
+
+    def _quiet(self, claim: Claim) -> None:
+        """Drops a wake-up that nobody will ask for."""
+        if self._own_wakes is not None:
+            self._own_wakes.quiet(claim.owner)
 
     async def _change(
         self, name: str, work: Callable[[Line], T], address: str = ""
@@ -156,7 +174,8 @@ class SqliteBackend:
         await self._wakes.wait(claim.owner, until)
 
     def nudge(self, claim: Claim) -> None:
-        self._wakes.ring(claim.owner)
+        if self._own_wakes is not None:
+            self._own_wakes.ring(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         def swap(line: Line) -> tuple[bool, Grant | Busy]:
@@ -218,16 +237,20 @@ class SqliteBackend:
 
     async def abandon(self, claim: Claim) -> None:
         await self._change(self._space + claim.name, lambda line: line.abandon(claim.owner))
-        self._wakes.quiet(claim.owner)
+        self._quiet(claim)
 
     async def revoke(self, name: str) -> list[int]:
         tokens, _ = await self._change(self._space + name, Line.clear)
         return tokens
 
     async def look(self, name: str) -> Standing:
+        from holdfast.backends import sqlite_view as view
+
         return await self._wire.run(view.standing, self._space + name, name, now_seconds())
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        from holdfast.backends import sqlite_view as view
+
         now = now_seconds()
         return await self._wire.run(view.survey, self._space, prefix, cursor or "", limit, now)
 
@@ -240,15 +263,17 @@ class SqliteBackend:
         name, wall = self._space + grant.claim.name, wall_seconds()
         with synced(cursor):
             cursor.execute("BEGIN IMMEDIATE")
-            held = view.holds(cursor, name, grant.claim.owner, now_seconds())
+            held = cursor.execute(_HOLDS, (name, grant.claim.owner, now_seconds())).fetchone()
             if held:
                 until = wall + keep_seconds
                 row = (name, value, grant.token, wall, until)
                 cursor.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?)", row)
             cursor.execute("COMMIT")
-        return held
+        return held is not None
 
     async def recall(self, name: str) -> Record | None:
+        from holdfast.backends import sqlite_view as view
+
         return await self._wire.run(view.recall, self._space + name, wall_seconds())
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
@@ -256,6 +281,8 @@ class SqliteBackend:
         await self._runtime.sleep(max(0.0, min(left, self._runtime.between(0.5, 1.0))))
 
     async def probe(self) -> list[Finding]:
+        from holdfast.backends import sqlite_view as view
+
         return await self._wire.run(view.probe, self._store.place)
 
     async def _do_chores(self) -> None:
@@ -282,11 +309,13 @@ class SqliteBackend:
 
     def forget(self) -> None:
         self._wire.forget()
-        self._wakes.forget()
+        if self._own_wakes is not None:
+            self._own_wakes.forget()
         self._crowded.clear()
 
     async def close(self) -> None:
-        self._wakes.close()
+        if self._own_wakes is not None:
+            self._own_wakes.close()
         self._wire.close()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import NamedTuple
@@ -116,7 +115,7 @@ class Place(NamedTuple):
 
     def _make_file(self) -> None:
         """Makes the empty file under another name: it must never be seen with other rights."""
-        draft = Path(f"{self.path}.{secrets.token_hex(8)}")
+        draft = Path(f"{self.path}.{os.urandom(8).hex()}")
         draft.touch(0o600, exist_ok=False)
         try:
             if self.group:

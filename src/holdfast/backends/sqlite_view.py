@@ -12,7 +12,7 @@ from holdfast.claim import Holder, Mode, Record, Standing, Waiter, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.wires.datagram import supported
 
-__all__ = ["holds", "probe", "recall", "standing", "survey"]
+__all__ = ["probe", "recall", "standing", "survey"]
 
 # Idle names are in the way of a survey: it looks at so many rows, then hands out a cursor.
 MOST_ROWS = 2000
@@ -22,10 +22,6 @@ _HELD = "SELECT label, token, since, ends, owner FROM name WHERE name = ?"
 _CROWD = (
     "SELECT mode, capacity, token, slots, label, since, ends, reserved, behind "
     "FROM claim WHERE name = ? ORDER BY place"
-)
-_HOLDS = (
-    "SELECT 1 FROM name WHERE name = ?1 AND owner = ?2 AND ends > ?3 UNION ALL "
-    "SELECT 1 FROM claim WHERE name = ?1 AND owner = ?2 AND ends > ?3 AND token > 0"
 )
 _NAMES = (
     "SELECT name, ends > ? OR crowd > 0 FROM name WHERE name > ? AND name >= ? "
@@ -83,11 +79,6 @@ def survey(
     cursor.execute("COMMIT")
     more = bool(rows) and rows[-1][0] != space + seen and len(standings) >= limit
     return Page(standings, seen if more or len(rows) == MOST_ROWS else None)
-
-
-def holds(cursor: sqlite3.Cursor, key: str, owner: str, now: float) -> bool:
-    """Whether the owner holds the name now. For use inside a transaction."""
-    return cursor.execute(_HOLDS, (key, owner, now)).fetchone() is not None
 
 
 def recall(cursor: sqlite3.Cursor, key: str, wall: float) -> Record | None:

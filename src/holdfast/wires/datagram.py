@@ -11,7 +11,6 @@ import atexit
 import enum
 import errno
 import os
-import secrets
 import socket
 import sys
 import time
@@ -105,7 +104,7 @@ class Folder:
     def bind(self) -> DatagramBell:
         """A new address of our own; leftovers of the dead are cleared away."""
         self._make(self.path)
-        address = f"{os.getpid()}-{secrets.token_hex(8)}.sock"
+        address = f"{os.getpid()}-{os.urandom(8).hex()}.sock"
         draft = f"{address}.new"  # a socket refuses for an instant before it listens
         bound = _datagram_socket()
         try:
