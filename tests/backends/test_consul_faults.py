@@ -66,9 +66,11 @@ def _others(trio: ConsulTrio, lonely: ConsulServer) -> str:
 
 def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
     """Takes the lock; the token, and when the block was entered."""
-    with holdfast.connect(url, namespace=namespace, ttl=TTL, patience=seconds) as locks:
-        with locks.lock("name", timeout=seconds) as lease:
-            return lease.token, now()
+    with (
+        holdfast.connect(url, namespace=namespace, ttl=TTL, patience=seconds) as locks,
+        locks.lock("name", timeout=seconds) as lease,
+    ):
+        return lease.token, now()
 
 
 def test_a_hold_survives_its_leader(trio: ConsulTrio, namespace: str) -> None:
@@ -76,9 +78,11 @@ def test_a_hold_survives_its_leader(trio: ConsulTrio, namespace: str) -> None:
     with closing(Believer(_url(*trio.nodes), namespace, "name", 20.0)) as believer:
         leader = trio.leader()
         leader.kill()
-        with holdfast.connect(_others(trio, leader), namespace=namespace, ttl=TTL) as locks:
-            with locks.lock("other", timeout=BOUND):
-                assert not locks.lock("name").acquire(timeout=0)
+        with (
+            holdfast.connect(_others(trio, leader), namespace=namespace, ttl=TTL) as locks,
+            locks.lock("other", timeout=BOUND),
+        ):
+            assert not locks.lock("name").acquire(timeout=0)
         assert believer.lease is not None
         believer.lease.check(at_least=1.0)
         assert believer.lease.release() is True
@@ -108,9 +112,11 @@ def test_no_majority_for_three_ttls(trio: ConsulTrio, namespace: str) -> None:
         for node in stopped:
             node.pause()
         began = now()
-        with holdfast.connect(url, namespace=namespace, ttl=TTL, patience=3 * TTL) as locks:
-            with pytest.raises(BackendUnavailable):
-                locks.lock("free", timeout=None).acquire()
+        with (
+            holdfast.connect(url, namespace=namespace, ttl=TTL, patience=3 * TTL) as locks,
+            pytest.raises(BackendUnavailable),
+        ):
+            locks.lock("free", timeout=None).acquire()
         assert now() - began >= 2 * TTL
         assert believer.lost(0.0)
         assert believer.believed_until <= began + TTL + 0.05

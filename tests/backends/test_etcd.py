@@ -117,10 +117,15 @@ def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
 
 
 def test_joining_is_one_request(peer: Callable[[], Peer]) -> None:
-    """Who does not get the name joins its line and knows whom to wait for in the same trip."""
+    """Who does not get a name that is in demand joins its line and learns in the same trip whom
+    to wait for; only the first surprise costs a request more."""
     ours, theirs = peer(), peer()
-    theirs.take(_claim("warm"))
     grant = ours.take(_claim())
+    theirs.post.asked.clear()
+    surprised = _claim()
+    assert isinstance(theirs.attempt(surprised), Busy)
+    assert len(theirs.post.asked) == 3  # and the lease
+    run_now(theirs.backend.abandon(surprised))
     theirs.post.asked.clear()
     claim = _claim()
     busy = theirs.attempt(claim)
@@ -309,9 +314,11 @@ def test_tls(namespace: str, tmp_path: Path) -> None:
             thread.join()
             asyncio.run(_get_async(server.url, namespace, got))
         bare = server.url.partition("?")[0]
-        with holdfast.connect(bare, namespace=namespace, patience=0.5) as locks:
-            with pytest.raises(BackendUnavailable, match="certificate"):
-                locks.lock("name", timeout=0.5).acquire()
+        with (
+            holdfast.connect(bare, namespace=namespace, patience=0.5) as locks,
+            pytest.raises(BackendUnavailable, match="certificate"),
+        ):
+            locks.lock("name", timeout=0.5).acquire()
 
 
 @pytest.fixture
@@ -332,17 +339,21 @@ def guarded() -> Iterator[EtcdServer]:
 def test_passwords(guarded: EtcdServer, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the URL or the environment; refused or missing ones are told without being shown."""
     host = f"{guarded.host}:{guarded.port}"
-    with holdfast.connect(f"etcd://{host}", namespace=namespace, patience=0.3) as locks:
-        with pytest.raises(BackendUnavailable, match="needs a user and a password"):
-            locks.lock("name", timeout=0.3).acquire()
+    with (
+        holdfast.connect(f"etcd://{host}", namespace=namespace, patience=0.3) as locks,
+        pytest.raises(BackendUnavailable, match="needs a user and a password"),
+    ):
+        locks.lock("name", timeout=0.3).acquire()
     with holdfast.connect(f"etcd://root:wrong-2@{host}", namespace=namespace) as locks:
         with pytest.raises(BackendUnavailable, match="refused the password of 'root'") as caught:
             locks.lock("name", timeout=0.3).acquire()
         assert "wrong-2" not in str(caught.value)
     monkeypatch.setenv("ETCDCTL_USER", "root:secret-1")
-    with holdfast.connect(f"etcd://{host}", namespace=namespace) as locks:
-        with locks.lock("name", timeout=SOON):
-            pass
+    with (
+        holdfast.connect(f"etcd://{host}", namespace=namespace) as locks,
+        locks.lock("name", timeout=SOON),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))

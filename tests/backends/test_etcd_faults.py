@@ -53,9 +53,11 @@ def namespace() -> str:
 
 def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
     """Takes the lock; the token, and when the block was entered."""
-    with holdfast.connect(url, namespace=namespace, ttl=TTL, patience=seconds) as locks:
-        with locks.lock("name", timeout=seconds) as lease:
-            return lease.token, now()
+    with (
+        holdfast.connect(url, namespace=namespace, ttl=TTL, patience=seconds) as locks,
+        locks.lock("name", timeout=seconds) as lease,
+    ):
+        return lease.token, now()
 
 
 def _loses(believer: Believer, url: str, namespace: str) -> None:
@@ -87,9 +89,11 @@ def test_the_leader_stops(trio: LinkedTrio, namespace: str) -> None:
         leader = trio.leader()
         leader.pause()
         url = trio.others(leader)
-        with holdfast.connect(url, namespace=namespace, ttl=TTL, patience=BOUND) as locks:
-            with locks.lock("other", timeout=BOUND) as lease:
-                assert lease.token > believer.token
+        with (
+            holdfast.connect(url, namespace=namespace, ttl=TTL, patience=BOUND) as locks,
+            locks.lock("other", timeout=BOUND) as lease,
+        ):
+            assert lease.token > believer.token
         leader.resume()
         if not believer.lost(0.0):
             assert believer.lease is not None
@@ -116,9 +120,11 @@ def test_no_majority_for_three_ttls(trio: LinkedTrio, namespace: str) -> None:
         for node in stopped:
             node.pause()
         began = now()
-        with holdfast.connect(trio.url, namespace=namespace, ttl=TTL, patience=3 * TTL) as locks:
-            with pytest.raises(BackendUnavailable):
-                locks.lock("free", timeout=None).acquire()
+        with (
+            holdfast.connect(trio.url, namespace=namespace, ttl=TTL, patience=3 * TTL) as locks,
+            pytest.raises(BackendUnavailable),
+        ):
+            locks.lock("free", timeout=None).acquire()
         assert now() - began >= 2 * TTL
         assert believer.lost(0.0)
         assert believer.believed_until <= began + TTL + 0.05

@@ -7,6 +7,7 @@ admitted), ``consul_sessions`` (what keeps them alive), ``consul_view`` (what pe
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from holdfast.backends.consul_backend import ConsulBackend
@@ -21,6 +22,7 @@ __all__ = ["ConsulStore", "Held", "Place", "open_store"]
 
 DEFAULT_PORT = 8500
 DEFAULT_TLS_PORT = 8501
+REMEMBERED = 10_000
 SESSION_TTL_MIN = 10.0  # Consul's own default
 
 
@@ -56,6 +58,8 @@ class ConsulStore:
         self.sessions = Sessions()
         self.places: dict[str, Place] = {}
         """By owner: the claims of this door that stand in a line."""
+        self.waiting: dict[tuple[str, int], None] = {}
+        """Entries of anybody's that did not fit when they came, by key and order."""
         self.holds: dict[str, Held] = {}
         self.moved: dict[str, Ref] = {}
         """Holds that were bound to another session after their grant."""
@@ -64,6 +68,13 @@ class ConsulStore:
 
     def backend(self, runtime: Runtime) -> ConsulBackend:
         return ConsulBackend(self, runtime)
+
+    def remember(self, waiting: Iterable[tuple[str, int]]) -> None:
+        """Who was seen to wait holds only once it says so."""
+        for entry in waiting:
+            self.waiting[entry] = None
+        while len(self.waiting) > REMEMBERED:
+            self.waiting.pop(next(iter(self.waiting), ("", 0)), None)
 
     def forgotten(self, owner: str) -> None:
         """Nothing more is known of a claim."""

@@ -94,7 +94,7 @@ class ConsulBackend:
         """Everybody who holds or waits, in order, by a consistent read."""
         keys = self.store.names.of(name)
         found = await self.agent.txn(requests.txn(requests.tree(keys.encoded)), line=READ)
-        return requests.line_of(found, keys.prefix)
+        return requests.line_of(found, keys.prefix, self.store.waiting)
 
     async def _join(self, claim: Claim, join: bool, session: Session) -> Grant | Busy | None:
         keys = self.store.names.of(claim.name)
@@ -102,7 +102,7 @@ class ConsulBackend:
         value = requests.entry_value(claim, self.runtime.wall())
         body = requests.txn(
             self._guard(session),
-            requests.lock(key, value, session.id, requests.FRESH),
+            requests.lock(key, value, session.id),
             requests.tree(keys.encoded),
         )
         try:
@@ -111,10 +111,10 @@ class ConsulBackend:
             await self._learn_guard(session)
             return None
         # The first is what the lock answered; a check answers nothing where there is no key.
-        line = requests.line_of(found[-_tail(found, key) :], keys.prefix)
+        line = requests.line_of(found[-_tail(found, key) :], keys.prefix, self.store.waiting)
         own = next(entry for entry in line if entry.owner == claim.owner)
         if own.held and claim.mode is not Mode.SLOTS:
-            return self._granted(claim, session, own.token, ())
+            return self._granted(claim, session, own.changed, ())
         return await self._judge(claim, join, session, line)
 
     def _guard(self, session: Session) -> bytes:
@@ -160,15 +160,16 @@ class ConsulBackend:
         own, held = verdict.own, self.store.holds.get(claim.owner)
         if own is None:
             return None
-        if held is not None and own.held and own.token == held.token:
+        if held is not None and own.held and own.details.token == held.token:
             return self._granted(claim, session, held.token, held.slots)
-        if own.settled:  # the answer that said so was lost
-            return self._granted(claim, session, own.token, own.slots)
+        if own.details.settled:  # the answer that said so was lost
+            return self._granted(claim, session, own.details.token, own.details.slots)
         if verdict.fits:
             return await self._enter(claim, session, (), verdict.slots)
+        self.store.remember((entry.key, entry.order) for entry in line if not entry.held)
         absent, retry = self._patience.judge(verdict.absent, self.runtime.now())
         if absent is not None:
-            await self._skip(absent)
+            await self._skip(claim.name, absent)
             return None
         if not join or verdict.place >= QUEUE_CAP:
             reason = "" if not join else f"{QUEUE_CAP} already wait for {claim.name!r}"
@@ -176,65 +177,63 @@ class ConsulBackend:
                 return Busy(verdict.place, retry, reason=reason)
             await self.abandon(claim)
             return Busy(verdict.place, 1.0 if join else retry, reason=reason)
-        return await self._stand(claim, session, own, verdict, line, retry)
+        return self._stand(claim, own, verdict, line, retry)
 
     async def _enter(
         self, claim: Claim, session: Session, front: tuple[str, ...], slots: tuple[int, ...] = ()
     ) -> Grant | None:
         """Makes the own entry a hold, if nothing in front and none of the slots is there."""
         keys = self.store.names.of(claim.name)
-        key = keys.entry(claim)
-        value = requests.entry_value(claim, self.runtime.wall())
         ops = [requests.absent(name.encode()) for name in front]
         for number in slots:
-            slot, owner = keys.slot(number), requests.slot_value(claim.owner)
-            ops.append(requests.absent(slot))
-            ops.append(requests.lock(slot, owner, session.id, requests.HELD))
-        ops += [requests.locked_by(key, session.id), requests.write(key, value, requests.HELD)]
+            slot, owner = keys.slot(number), requests.plain(claim.owner)
+            ops += [requests.absent(slot), requests.lock(slot, owner, session.id)]
+        ops += self._marking(claim, session)
         try:
             answer = await self._send(claim, session, requests.txn(*ops))
         except Refused:
             return None
         return self._granted(claim, session, int(answer[-1]["ModifyIndex"]), slots)
 
-    async def _stand(
-        self,
-        claim: Claim,
-        session: Session,
-        own: Entry,
-        verdict: Verdict,
-        line: list[Entry],
-        retry: float | None,
-    ) -> Busy | None:
-        """Says in the own entry that it waits, and remembers what for."""
+    def _marking(self, claim: Claim, session: Session) -> list[bytes]:
+        """Marks an entry that is still there as a hold; the mark's index is the token."""
+        keys = self.store.names.of(claim.name)
+        since = requests.plain(f"{self.runtime.wall():.3f}")
+        return [
+            requests.locked_by(keys.entry(claim), session.id),
+            requests.lock(keys.mark(claim.owner), since, session.id),
+        ]
+
+    def _stand(
+        self, claim: Claim, own: Entry, verdict: Verdict, line: list[Entry], retry: float | None
+    ) -> Busy:
+        """Remembers what the claim waits for."""
         from holdfast.backends.consul import Place
 
-        changed, since = own.changed, own.since
-        if claim.owner not in self.store.places:
-            key, value = own.key.encode(), requests.entry_value(claim, own.since)
-            change = requests.rewrite(key, value, requests.WAITING, own.changed)
-            try:
-                answer = await self._send(claim, session, requests.txn(change))
-            except Refused:
-                return None
-            changed = int(answer[0]["ModifyIndex"])
-        front = tuple(
-            entry.key
-            for entry in line
-            if entry.order < own.order
-            and (claim.mode is not Mode.SHARED or entry.mode is not Mode.SHARED)
-        )
-        place = Place(own.order, changed, since, own.behind, front)
+        ahead = [entry for entry in line if entry.order < own.order]
+        if claim.mode is Mode.SHARED:
+            ahead = [entry for entry in ahead if entry.mode is not Mode.SHARED]
+        front, said = tuple(entry.key for entry in ahead), own.details
+        place = Place(own.order, own.changed, said.since, said.behind, front)
         self.store.places[claim.owner] = place
-        index = next((e.changed for e in line if e.key == verdict.target), 0)
-        holders = tuple(entry.key for entry in line if entry.held) if not verdict.target else ()
-        return Busy(verdict.place, retry, (verdict.target, claim.name, index, holders))
+        if claim.mode is not Mode.SLOTS:
+            last = ahead[-1]
+            return Busy(verdict.place, retry, (last.key, last.changed, (), ""))
+        # A slot's predecessor moves on by being let in; without one, any holder's end counts.
+        keys = self.store.names.of(claim.name)
+        target = next((entry for entry in ahead if entry.key == verdict.target), None)
+        gone = (
+            tuple(entry.key for entry in ahead if entry.held) if target is None else (target.key,)
+        )
+        come = "" if target is None else keys.mark(target.owner).decode()
+        return Busy(verdict.place, retry, (keys.prefix, 0, gone, come))
 
-    async def _skip(self, absent: Entry) -> None:
+    async def _skip(self, name: str, absent: Entry) -> None:
         """Takes its place from somebody who was let in and did not come."""
+        mark = self.store.names.of(name).mark(absent.owner)
         skip = requests.delete_same(absent.key.encode(), absent.changed)
         with suppress(Refused):  # it has come
-            await self.agent.txn(requests.txn(skip))
+            await self.agent.txn(requests.txn(requests.absent(mark), skip))
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         place = self.store.places.get(claim.owner)
@@ -250,13 +249,12 @@ class ConsulBackend:
         ):
             return await self.release(grant), await self.attempt(claim, join=True)
         # Nobody else was in front of it, and nobody can have come in front since.
-        key = self.store.names.of(claim.name).entry(claim)
-        value = requests.entry_value(claim, self.runtime.wall())
+        mark = self.store.names.of(grant.claim.name).mark(grant.claim.owner)
         body = requests.txn(
             requests.get(mine.encode()),
             requests.delete(mine.encode()),
-            requests.locked_by(key, session.id),
-            requests.write(key, value, requests.HELD),
+            requests.delete(mark),
+            *self._marking(claim, session),
         )
         try:
             answer = await self._send(claim, session, body)
@@ -266,46 +264,48 @@ class ConsulBackend:
         return True, self._granted(claim, session, int(answer[-1]["ModifyIndex"]), ())
 
     async def release(self, grant: Grant) -> bool:
-        slots = [self.store.names.of(grant.claim.name).slot(number) for number in grant.slots]
-        ours = await self._delete(grant.claim, Ref(*grant.ref).key.encode(), slots)
-        self.store.forgotten(grant.claim.owner)
+        claim, keys = grant.claim, self.store.names.of(grant.claim.name)
+        await self._move_guard(claim)
+        key = Ref(*grant.ref).key.encode()
+        ends = [key, keys.mark(claim.owner), *map(keys.slot, grant.slots)]
+        try:
+            await self.agent.txn(requests.txn(requests.get(key), *map(requests.delete, ends)))
+        except Refused:
+            ours = False
+        else:
+            ours = True
+        self._over(claim)
         return ours
 
     async def abandon(self, claim: Claim) -> None:
-        await self._delete(claim, self.store.names.of(claim.name).entry(claim), [])
-        self.store.forgotten(claim.owner)
+        keys = self.store.names.of(claim.name)
+        await self._move_guard(claim)
+        ends = [keys.entry(claim), keys.mark(claim.owner)]
+        await self.agent.txn(requests.txn(*map(requests.delete, ends)))
         if claim.mode is Mode.SLOTS:
             await self._delete_slots(claim)
+        self._over(claim)
 
-    async def _delete(self, claim: Claim, key: bytes, slots: list[bytes]) -> bool:
-        """Deletes an entry; answers whether it was there."""
-        doubts = self.store.sessions.doubts
-        session = doubts.get(claim.owner)
-        ends = [requests.get(key), requests.delete(key), *map(requests.delete, slots)]
-        if session is not None:
-            # A new value each time: only a change moves the index.
-            value = requests.slot_value(f"{self.runtime.now()}")
-            guard = self.store.names.guard(session.id)
-            body = requests.txn(requests.lock(guard, value, session.id, requests.HELD))
-            try:
-                answer = await self.agent.txn(body)
-                session.generation = int(answer[0]["ModifyIndex"])
-            except SessionGone:  # and with it the claim's entry, and whatever still comes
-                doubts.pop(claim.owner, None)
-                return False
-        try:
-            await self.agent.txn(requests.txn(*ends))
-            ours = True
-        except Refused:
-            ours = False
-        doubts.pop(claim.owner, None)
-        return ours
+    def _over(self, claim: Claim) -> None:
+        self.store.forgotten(claim.owner)
+        self.store.sessions.doubts.pop(claim.owner, None)
+
+    async def _move_guard(self, claim: Claim) -> None:
+        """If a request for this claim may still be on its way, it shall arrive in vain."""
+        session = self.store.sessions.doubts.get(claim.owner)
+        if session is None:
+            return
+        guard = self.store.names.guard(session.id)
+        value = requests.plain(f"{self.runtime.now()}")  # only a change moves the index
+        with suppress(SessionGone):  # and with it the claim's entry, and whatever still comes
+            answer = await self.agent.txn(requests.txn(requests.lock(guard, value, session.id)))
+            session.generation = int(answer[0]["ModifyIndex"])
 
     async def _delete_slots(self, claim: Claim) -> None:
         """The slots of an entry that is gone: no new ones can be taken for it."""
         keys = self.store.names.of(claim.name)
         found = await self.agent.txn(requests.txn(requests.tree(keys.encoded)), line=READ)
-        value = requests.slot_value(claim.owner).decode()
+        value = requests.plain(claim.owner).decode()
         slots = [kv["Key"].encode() for kv in found if kv["Value"] == value]
         if slots:
             await self.agent.txn(requests.txn(*map(requests.delete, slots)))

@@ -1,50 +1,53 @@
 """The requests of ``consul://`` as bytes, and the entries of its answers. No network here.
 
 Under ``<namespace>/locks/<name>/`` every claim has one key, locked by its door's session:
-``l/w/<owner>`` for a writer, ``l/r/<owner>`` for a reader, ``s/<limit>/<owner>`` for slots, and
-``n/<number>`` for every slot that is held. The order of arrival is the CreateIndex. A key's
-flags say what it is: FRESH ones hold if they fit where they stand, WAITING ones have said that
-they wait, HELD ones have said that they hold. The token is the ModifyIndex of the write that
-made it a hold.
+``l/w/<owner>`` for a writer, ``l/r/<owner>`` for a reader, ``s/<limit>/<owner>`` for slots. The
+order of arrival is its CreateIndex. Who fits at its arrival holds; who does not waits, and once
+it is let in writes ``h/<owner>`` beside it, and ``n/<number>`` for every slot that it takes. The
+token is the ModifyIndex of the write that made it a hold.
 """
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from holdfast.backends.lines import Entry, escape, unescape
+from holdfast.backends.lines import Details, Entry, escape, unescape
 from holdfast.claim import Claim, Mode
-from holdfast.core.admit import Share, fits
 from holdfast.errors import Incompatible
 
-__all__ = ["FRESH", "HELD", "WAITING", "NameKeys", "Names", "entry_value", "line_of"]
+__all__ = ["NameKeys", "Names", "entry_value", "line_of"]
 
 PROTOCOL = 1
-FRESH, WAITING, HELD = 0, 1, 2
 _MODES = {"w": Mode.EXCLUSIVE, "r": Mode.SHARED}
 
 
 def entry_value(claim: Claim, since: float, *, behind: int = 0, token: int = 0) -> bytes:
-    """What stands in an entry: version, weight, behind, since, label, and the token of a hold
-    that was written again after its grant."""
-    fields = [PROTOCOL, claim.weight, behind, round(since, 3), claim.label, token]
-    return b64encode(json.dumps(fields).encode())
+    """What stands in an entry: version, behind, since, label, and the token of a hold that was
+    written again after its grant."""
+    text = f"[{PROTOCOL},{behind},{since:.3f},{quoted(claim.label)},{token}]"
+    return b64encode(text.encode())
+
+
+@lru_cache(1024)
+def quoted(label: str) -> str:
+    """A door has few labels and many claims."""
+    return json.dumps(label)
 
 
 def txn(*ops: bytes) -> bytes:
     return b'[{"KV":%b}]' % b'},{"KV":'.join(ops)
 
 
-def lock(key: bytes, value: bytes, session: str, flags: int) -> bytes:
-    return b'{"Verb":"lock","Key":"%b","Value":"%b","Flags":%d,"Session":"%b"}' % (
+def lock(key: bytes, value: bytes, session: str) -> bytes:
+    return b'{"Verb":"lock","Key":"%b","Value":"%b","Session":"%b"}' % (
         key,
         value,
-        flags,
         session.encode(),
     )
 
@@ -53,17 +56,12 @@ def unlock(key: bytes, session: str) -> bytes:
     return b'{"Verb":"unlock","Key":"%b","Session":"%b"}' % (key, session.encode())
 
 
-def write(key: bytes, value: bytes, flags: int) -> bytes:
-    return b'{"Verb":"set","Key":"%b","Value":"%b","Flags":%d}' % (key, value, flags)
+def write(key: bytes, value: bytes) -> bytes:
+    return b'{"Verb":"set","Key":"%b","Value":"%b"}' % (key, value)
 
 
-def rewrite(key: bytes, value: bytes, flags: int, index: int) -> bytes:
-    return b'{"Verb":"cas","Key":"%b","Value":"%b","Flags":%d,"Index":%d}' % (
-        key,
-        value,
-        flags,
-        index,
-    )
+def rewrite(key: bytes, value: bytes, index: int) -> bytes:
+    return b'{"Verb":"cas","Key":"%b","Value":"%b","Index":%d}' % (key, value, index)
 
 
 def get(key: bytes) -> bytes:
@@ -109,10 +107,14 @@ class NameKeys(NamedTuple):
     def entry(self, claim: Claim) -> bytes:
         """The claim's own key."""
         if claim.mode is Mode.SLOTS:
-            kind = f"s/{claim.limit:010d}/"
+            kind = f"s/{claim.limit:010d}.{claim.weight}/"
         else:
             kind = "l/r/" if claim.mode is Mode.SHARED else "l/w/"
         return f"{self.prefix}{kind}{claim.owner}".encode()
+
+    def mark(self, owner: str) -> bytes:
+        """What stands beside the entry of one who was let in after it had waited."""
+        return f"{self.prefix}h/{owner}".encode()
 
     def slot(self, number: int) -> bytes:
         return f"{self.prefix}n/{number:010d}".encode()
@@ -140,60 +142,104 @@ class Names:
         return f"{self._guards}{session}".encode()
 
 
-def line_of(kvs: Iterable[dict[str, Any]], prefix: str) -> list[Entry]:
-    """The entries of a tree, in order of arrival, each with the slots that it holds."""
-    slots: dict[str, list[int]] = {}
+def line_of(
+    kvs: Iterable[dict[str, Any]], prefix: str, waiting: Collection[tuple[str, int]] = ()
+) -> list[Entry]:
+    """The entries of a tree, in order of arrival. ``waiting`` are those of whom it is known, by
+    key and order, that they did not fit when they came."""
+    marks: dict[str, _Mark] = {}
     rows: list[dict[str, Any]] = []
     for kv in kvs:
-        if kv["Key"].startswith("n/", len(prefix)):
-            owner = b64decode(kv["Value"] or "").decode()
-            slots.setdefault(owner, []).append(int(kv["Key"][len(prefix) + 2 :]))
+        kind, _, rest = kv["Key"][len(prefix) :].partition("/")
+        if kind == "h":
+            marks.setdefault(rest, _Mark()).read(kv)
+        elif kind == "n":
+            marks.setdefault(b64decode(kv["Value"] or "").decode(), _Mark()).slots.append(int(rest))
         else:
             rows.append(kv)
     rows.sort(key=lambda kv: int(kv["CreateIndex"]))
-    line: list[Entry] = []
-    taken: list[Share] = []
-    for kv in rows:
-        entry = _entry(kv, prefix, slots, taken)
-        line.append(entry)
-        taken.append(entry.share)
-    return line
+    crowd = _Crowd()
+    return [_entry(kv, prefix, marks, waiting, crowd) for kv in rows]
+
+
+class _Crowd:
+    """All that stands before an entry, as far as it decides whether that one fits."""
+
+    __slots__ = ("readers_only", "weight")
+
+    def __init__(self) -> None:
+        self.weight = 0
+        self.readers_only = True
+
+    def lets_in(self, mode: Mode, weight: int, limit: int) -> bool:
+        if mode is Mode.SLOTS:
+            return self.weight + weight <= limit
+        return self.readers_only if mode is Mode.SHARED else self.weight == 0
+
+    def add(self, mode: Mode, weight: int) -> None:
+        self.weight += weight
+        self.readers_only = self.readers_only and mode is Mode.SHARED
+
+
+class _Mark:
+    """What stands beside an entry that was let in."""
+
+    __slots__ = ("since", "slots", "token")
+
+    def __init__(self) -> None:
+        self.token = 0
+        self.since = 0.0
+        self.slots: list[int] = []
+
+    def read(self, kv: dict[str, Any]) -> None:
+        self.token = int(kv["ModifyIndex"])
+        with suppress(ValueError):
+            self.since = float(b64decode(kv["Value"] or ""))
 
 
 def _entry(
-    kv: dict[str, Any], prefix: str, slots: dict[str, list[int]], taken: Sequence[Share]
+    kv: dict[str, Any],
+    prefix: str,
+    marks: dict[str, _Mark],
+    waiting: Collection[tuple[str, int]],
+    crowd: _Crowd,
 ) -> Entry:
+    key, order, changed = kv["Key"], int(kv["CreateIndex"]), int(kv["ModifyIndex"])
     try:
-        family, kind, owner = kv["Key"][len(prefix) :].split("/")
+        family, kind, owner = key[len(prefix) :].split("/")
+        limit, weight = map(int, kind.split(".")) if family == "s" else (0, 1)
         mode = Mode.SLOTS if family == "s" else _MODES[kind]
-        limit = int(kind) if family == "s" else 0
-        version, weight, behind, since, label, token = json.loads(b64decode(kv["Value"] or ""))
+    except (ValueError, KeyError):
+        raise _foreign(prefix) from None
+    mark = marks.get(owner)
+    settled = mark is not None and mark.token > 0
+    held = settled or ((key, order) not in waiting and crowd.lets_in(mode, weight, limit))
+    crowd.add(mode, weight)
+    token, since = (mark.token, mark.since) if mark is not None and settled else (changed, 0.0)
+    slots = tuple(sorted(mark.slots)) if mark is not None else ()
+    said = Details(token, weight, held, settled, 0, since, slots, "")
+    read = partial(_details, kv, prefix, said)
+    return Entry(key, owner, order, changed, kv.get("Session", ""), mode, limit, read, held)
+
+
+def _details(kv: dict[str, Any], prefix: str, said: Details) -> Details:
+    try:
+        version, behind, since, label, token = json.loads(b64decode(kv["Value"] or ""))
         if version != PROTOCOL:
             raise ValueError(f"version {version}")
-    except (ValueError, KeyError, TypeError):
-        where = unescape(prefix.rstrip("/").rpartition("/")[2])
-        raise Incompatible(
-            f"{where!r} is in use by a version of Holdfast that this one does not understand"
-        ) from None
-    flags, changed = kv["Flags"], int(kv["ModifyIndex"])
-    return Entry(
-        kv["Key"],
-        owner,
-        int(kv["CreateIndex"]),
-        changed,
-        token or changed,
-        kv.get("Session", ""),
-        mode,
-        limit,
-        weight,
-        flags == HELD or (flags == FRESH and fits(mode, weight, limit, taken)),
-        flags == HELD,
-        behind,
-        since,
-        tuple(sorted(slots.get(owner, ()))),
-        label,
+    except (ValueError, TypeError):
+        raise _foreign(prefix) from None
+    since, token = said.since or since, token or said.token
+    return said._replace(behind=behind, since=since, label=label, token=token)
+
+
+def _foreign(prefix: str) -> Incompatible:
+    where = unescape(prefix.rstrip("/").rpartition("/")[2])
+    return Incompatible(
+        f"{where!r} is in use by a version of Holdfast that this one does not understand"
     )
 
 
-def slot_value(owner: str) -> bytes:
-    return b64encode(owner.encode())
+def plain(text: str) -> bytes:
+    """A value that is just a text."""
+    return b64encode(text.encode())

@@ -200,7 +200,7 @@ class _Renewing:
             return
         key = self._store.names.of(claim.name).entry(claim)
         value = requests.entry_value(claim, place.since, behind=behind)
-        change = requests.rewrite(key, value, requests.WAITING, place.changed)
+        change = requests.rewrite(key, value, place.changed)
         try:
             answer = await self._keeper.agent.txn(requests.txn(change), until=self._until)
         except (BackendUnavailable, Refused, SessionGone):
@@ -219,12 +219,14 @@ class _Renewing:
         try:
             session = await self._keeper.session(claim.ttl)
             value = requests.entry_value(claim, self._keeper.runtime.wall(), token=grant.token)
-            old, new = requests.unlock(key, ref.session), session.id
+            mark = self._store.names.of(claim.name).mark(claim.owner)
             body = requests.txn(
                 requests.locked_by(key, ref.session),
-                old,
-                requests.lock(key, value, new, requests.HELD),
-                *self._slots(grant, ref.session, new),
+                requests.unlock(key, ref.session),
+                requests.lock(key, value, session.id),
+                requests.delete(mark),
+                requests.lock(mark, b"", session.id),
+                *self._slots(grant, ref.session, session.id),
             )
             await self._keeper.agent.txn(body, until=self._until)
         except Refused:
@@ -239,6 +241,6 @@ class _Renewing:
         keys = self._store.names.of(grant.claim.name)
         ops: list[bytes] = []
         for number in grant.slots:
-            key, owner = keys.slot(number), requests.slot_value(grant.claim.owner)
-            ops += [requests.unlock(key, old), requests.lock(key, owner, new, requests.HELD)]
+            key, owner = keys.slot(number), requests.plain(grant.claim.owner)
+            ops += [requests.unlock(key, old), requests.lock(key, owner, new)]
         return ops

@@ -49,10 +49,11 @@ async def revoke(backend: ConsulBackend, name: str) -> list[int]:
         if not entry.held:
             continue
         key = entry.key.encode()
-        slots = [requests.delete(keys.slot(number)) for number in entry.slots]
+        ends = [key, keys.mark(entry.owner), *map(keys.slot, entry.details.slots)]
         with suppress(Refused):  # it has ended by itself
-            await backend.agent.txn(requests.txn(requests.get(key), requests.delete(key), *slots))
-            tokens.append(entry.token)
+            body = requests.txn(requests.get(key), *map(requests.delete, ends))
+            await backend.agent.txn(body)
+            tokens.append(entry.details.token)
     return tokens
 
 
@@ -97,7 +98,7 @@ async def record(backend: ConsulBackend, grant: Grant, value: str, keep_seconds:
         await backend.agent.txn(
             requests.txn(
                 requests.locked_by(ref.key.encode(), ref.session),
-                requests.write(store.names.record(grant.claim.name), text, 0),
+                requests.write(store.names.record(grant.claim.name), text),
             )
         )
     except Refused:
@@ -142,7 +143,7 @@ async def watch(backend: ConsulBackend, name: str, seen: int | None, until: floa
     watcher = f"watch {backend.runtime.between(0, 1)}"
     try:
         first = await backend.agent.http.ask(requests.query(prefix, 0, 1, keys=True))
-        tokens = [entry.token for entry in await backend.line(name) if entry.held]
+        tokens = [entry.details.token for entry in await backend.line(name) if entry.held]
         if max(tokens, default=None) == seen:
             await backend.waits.listen(watcher, prefix, max(1, first.seen), until, keys=True)
     except BackendUnavailable:

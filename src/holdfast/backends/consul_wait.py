@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING
 
 from holdfast.backends import consul_requests as requests
-from holdfast.claim import Busy, Claim, Mode
+from holdfast.claim import Busy, Claim
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.http import Reply
@@ -32,13 +32,11 @@ class Waits:
         if busy.ref is None:
             await self.pause(until)
             return
-        target, name, index, holders = busy.ref
-        path = target or self.store.names.of(name).prefix
-        front, slots = frozenset(holders), claim.mode is Mode.SLOTS
+        path, index, gone, come = busy.ref
         try:
             while index is not None:
-                reply = await self.listen(claim.owner, path, index, until, keys=bool(front))
-                index = None if reply is None else _goes_on(reply, index, front, slots)
+                reply = await self.listen(claim.owner, path, index, until, keys=bool(gone))
+                index = None if reply is None else _goes_on(reply, index, gone, come)
         except BackendUnavailable:
             await self.pause(until)
 
@@ -70,16 +68,15 @@ class Waits:
         await self.runtime.sleep(max(0.0, min(until - now, self.runtime.between(low, high))))
 
 
-def _goes_on(reply: Reply, index: int, holders: frozenset[str], slots: bool) -> int | None:
-    """The index to go on listening with, or ``None`` if another attempt is worth it."""
+def _goes_on(reply: Reply, index: int, gone: tuple[str, ...], come: str) -> int | None:
+    """The index to go on listening with, or ``None`` if another attempt is worth it: the key
+    that was listened to, or one that must go, has gone, or the one that must come has come."""
     if reply.status != 200:
         return None
-    if holders:
+    if gone:
         there = set(json.loads(reply.body))
-        return reply.seen if holders <= there else None
-    (kv,) = json.loads(reply.body)
-    if slots and kv["Flags"] == requests.HELD:
-        return None  # the one in front has got its slots: ours may be there too
+        if come in there or not there.issuperset(gone):
+            return None
     # Consul may start its indexes anew; the query has to start over then.
     return reply.seen if reply.seen >= index else 0
 

@@ -76,25 +76,40 @@ class EtcdBackend:
         guard = self._guard(session)
         slots = range(claim.weight) if claim.mode is Mode.SLOTS else ()
         held = requests.entry_value(claim, since, held=True, slots=slots)
-        waiting = requests.entry_value(claim, since, held=False)
-        otherwise = [keys.listing]
-        if join:
-            entering = requests.put(key, waiting, session.id)
-            otherwise.insert(0, requests.nested([guard, *keys.joinable(claim, key)], [entering]))
-        if place is None:
-            free = keys.free_for(claim, key)
-        elif claim.mode is Mode.SLOTS:
-            free = [requests.created_at(key, 0)]  # never: which slots are free must be read
-        else:
-            free = keys.first_for(claim, key, place.order)
+        waiting = b""
+        otherwise: list[bytes] = []
+        # Joining doubles what etcd has to read: it is asked for only where it may be needed.
+        if keys.crowded or place is not None or not join:
+            otherwise = [keys.listing]
+            if join:
+                waiting = requests.entry_value(claim, since, held=False)
+                entering = requests.put(key, waiting, session.id)
+                line = requests.nested([guard, *keys.joinable(claim, key)], [entering])
+                otherwise.insert(0, line)
+        free = self._free(claim, key)
         body = requests.txn([guard, *free], [requests.put(key, held, session.id)], otherwise)
         answer = await self._send(claim, session, body)
         revision = int(answer["header"]["revision"])
         if answer.get("succeeded"):
-            order = revision if place is None else place.order
-            return self._granted(claim, session, key, order, tuple(slots))
+            if place is None:
+                keys.crowded = False
+                return self._granted(claim, session, key, revision, tuple(slots))
+            return self._granted(claim, session, key, place.order, tuple(slots))
+        keys.crowded = True
+        if not otherwise:
+            return None
         found = answer["responses"][-1]["response_range"]
         return await self._judge(claim, join, session, found, revision, (waiting, since))
+
+    def _free(self, claim: Claim, key: bytes) -> list[bytes]:
+        """Holds if the claim can be granted at once."""
+        keys = self.store.names.of(claim.name)
+        place = self.store.places.get(claim.owner)
+        if place is None:
+            return keys.free_for(claim, key)
+        if claim.mode is Mode.SLOTS:
+            return [requests.created_at(key, 0)]  # never: which slots are free must be read
+        return keys.first_for(claim, key, place.order)
 
     def _guard(self, session: Session) -> bytes:
         key = self.store.names.guard(session.id)
@@ -130,7 +145,7 @@ class EtcdBackend:
         verdict = judge(claim, line, self.store.display)
         own, key = verdict.own, keys.entry(claim)
         if own is not None and own.held:
-            return self._granted(claim, session, key, own.order, own.slots)
+            return self._granted(claim, session, key, own.order, own.details.slots)
         if join and own is None:
             await self._learn_guard(session)
             return None
@@ -144,7 +159,7 @@ class EtcdBackend:
             known = self.store.places.get(claim.owner)
             value, since = (known.value, known.since) if known else written
             front = frozenset(entry.key for entry in line if entry.order < own.order)
-            place = _place(own.order, value, since, own.behind, front)
+            place = _place(own.order, value, since, own.details.behind, front)
             self.store.places[claim.owner] = place
             if verdict.place >= QUEUE_CAP:
                 await self.abandon(claim)

@@ -55,7 +55,7 @@ class Gateway:
 
     def _read(self, line: bytes, reply: Reply) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = json.loads(reply.body)
+            answer: dict[str, Any] = json.loads(reply.body.decode())
         except ValueError:
             raise self._strange(line, reply) from None
         if "error" in answer:  # a stream answers 200 before it knows

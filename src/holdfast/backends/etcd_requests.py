@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from holdfast.backends.lines import Entry, escape, unescape
+from holdfast.backends.lines import Details, Entry, escape, unescape
 from holdfast.claim import Claim, Mode
 from holdfast.errors import Incompatible
 
@@ -40,8 +40,15 @@ def entry_value(
     claim: Claim, since: float, *, held: bool, slots: Sequence[int] = (), behind: int = 0
 ) -> bytes:
     """What stands in an entry: version, weight, held, behind, since, slots, label."""
-    fields = [PROTOCOL, claim.weight, int(held), behind, round(since, 3), list(slots), claim.label]
-    return b64encode(json.dumps(fields).encode())
+    numbers = ",".join(map(str, slots))
+    text = f"[{PROTOCOL},{claim.weight},{held:d},{behind},{since:.3f},[{numbers}],"
+    return b64encode(f"{text}{quoted(claim.label)}]".encode())
+
+
+@lru_cache(1024)
+def quoted(label: str) -> str:
+    """A door has few labels and many claims."""
+    return json.dumps(label)
 
 
 def put(key: bytes, value: bytes, lease: str) -> bytes:
@@ -89,6 +96,8 @@ class NameKeys:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
+        self.crowded = False
+        """Whether somebody was in the way when it was last asked for."""
         self.all = span(prefix)
         self.writers = span(prefix + "l/w/")
         self.locks = span(prefix + "l/")
@@ -162,31 +171,30 @@ def _entry(kv: dict[str, str], prefix: str) -> Entry:
     try:
         family, kind, owner = key[len(prefix) :].split("/")
         mode = Mode.SLOTS if family == "s" else _MODES[kind]
+        limit = int(kind) if family == "s" else 0
+    except (ValueError, KeyError):
+        raise _foreign(prefix) from None
+    order, changed = int(kv["create_revision"]), int(kv["mod_revision"])
+    lease = kv.get("lease", "0")
+    read = partial(_details, kv, order, prefix)
+    return Entry(kv["key"], owner, order, changed, lease, mode, limit, read)
+
+
+def _details(kv: dict[str, str], order: int, prefix: str) -> Details:
+    try:
         version, weight, held, behind, since, slots, label = json.loads(b64decode(kv["value"]))
         if version != PROTOCOL:
             raise ValueError(f"version {version}")
-        return Entry(
-            kv["key"],
-            owner,
-            int(kv["create_revision"]),
-            int(kv["mod_revision"]),
-            int(kv["create_revision"]),
-            kv.get("lease", "0"),
-            mode,
-            int(kind) if family == "s" else 0,
-            weight,
-            bool(held),
-            bool(held),
-            behind,
-            since,
-            tuple(slots),
-            label,
-        )
     except (ValueError, KeyError, TypeError):
-        where = unescape(prefix.rstrip("/").rpartition("/")[2])
-        raise Incompatible(
-            f"{where!r} is in use by a version of Holdfast that this one does not understand"
-        ) from None
+        raise _foreign(prefix) from None
+    return Details(order, weight, bool(held), bool(held), behind, since, tuple(slots), label)
+
+
+def _foreign(prefix: str) -> Incompatible:
+    where = unescape(prefix.rstrip("/").rpartition("/")[2])
+    return Incompatible(
+        f"{where!r} is in use by a version of Holdfast that this one does not understand"
+    )
 
 
 _MODES = {"w": Mode.EXCLUSIVE, "r": Mode.SHARED}

@@ -5,7 +5,7 @@ For stores that keep an entry per claim, ordered by the store itself (etcd, Cons
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -13,7 +13,7 @@ from holdfast.claim import Claim, Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.admit import Share, check_limit, fits, free_slots
 from holdfast.core.contract import GRACE_SECONDS
 
-__all__ = ["Entry", "Patience", "Verdict", "escape", "judge", "standing", "unescape"]
+__all__ = ["Details", "Entry", "Patience", "Verdict", "escape", "judge", "standing", "unescape"]
 
 REMEMBERED = 1024
 
@@ -27,19 +27,10 @@ def unescape(segment: str) -> str:
     return unquote(segment)
 
 
-class Entry(NamedTuple):
-    """One claim as it is stored."""
+class Details(NamedTuple):
+    """What an entry says, beyond what its key tells."""
 
-    key: str
-    owner: str
-    order: int
-    """The store's own order of arrival."""
-    changed: int
-    """When it was last written, in the same order."""
     token: int
-    session: str
-    mode: Mode
-    limit: int
     weight: int
     held: bool
     settled: bool
@@ -49,9 +40,56 @@ class Entry(NamedTuple):
     slots: tuple[int, ...]
     label: str
 
+
+class Entry:
+    """One claim as it is stored. It is read only as far as somebody asks: lines may be long."""
+
+    __slots__ = (
+        "_details",
+        "_held",
+        "_read",
+        "changed",
+        "key",
+        "limit",
+        "mode",
+        "order",
+        "owner",
+        "session",
+    )
+
+    def __init__(
+        self,
+        key: str,
+        owner: str,
+        order: int,
+        changed: int,
+        session: str,
+        mode: Mode,
+        limit: int,
+        read: Callable[[], Details],
+        held: bool | None = None,
+    ) -> None:
+        self.key, self.owner, self.session = key, owner, session
+        self.mode, self.limit = mode, limit
+        self.order, self.changed = order, changed
+        """The store's own order, of its arrival and of its last change."""
+        self._read, self._held = read, held
+        self._details: Details | None = None
+
+    @property
+    def details(self) -> Details:
+        if self._details is None:
+            self._details = self._read()
+        return self._details
+
+    @property
+    def held(self) -> bool:
+        return self.details.held if self._held is None else self._held
+
     @property
     def share(self) -> Share:
-        return Share(self.mode, self.weight, self.slots)
+        details = self.details
+        return Share(self.mode, details.weight, details.slots)
 
 
 class Verdict(NamedTuple):
@@ -72,41 +110,47 @@ class Verdict(NamedTuple):
 def judge(claim: Claim, line: Sequence[Entry], store: str) -> Verdict:
     """Judges a line in order. Raises ``LimitMismatch`` if the name is in use as something else."""
     own = next((entry for entry in line if entry.owner == claim.owner), None)
-    others = [entry for entry in line if entry is not own]
-    if others:
-        slots = others[0].mode is Mode.SLOTS
-        check_limit(claim, others[0].limit, slots=slots, store=store)
-    holders = [entry for entry in others if entry.held]
-    ahead = [e for e in others if not e.held and (own is None or e.order < own.order)]
-    taken = [entry.share for entry in (*holders, *ahead)]
-    fit = fits(claim.mode, claim.weight, claim.limit, taken)
+    ahead = [e for e in line if e is not own and (own is None or e.order < own.order)]
+    first = next((entry for entry in line if entry is not own), None)
+    if first is not None:
+        _ = first.details  # raises what is to be said of a foreign version
+        check_limit(claim, first.limit, slots=first.mode is Mode.SLOTS, store=store)
+    front = _Front(ahead)
+    fit = not front.closed and fits(claim.mode, claim.weight, claim.limit, front.taken)
     numbers: tuple[int, ...] = ()
     if fit and claim.mode is Mode.SLOTS:
-        numbers = free_slots(claim.weight, claim.limit, (entry.share for entry in holders))
-    target = "" if fit else _target(claim, holders, ahead)
-    return Verdict(own, fit, len(ahead), numbers, target, _absent(holders, ahead))
+        shares = (entry.share for entry in line if entry is not own)
+        numbers = free_slots(claim.weight, claim.limit, shares)
+    target = "" if fit else _target(claim, ahead, front)
+    return Verdict(own, fit, len(ahead) - front.held, numbers, target, tuple(front.absent))
 
 
-def _target(claim: Claim, holders: list[Entry], ahead: list[Entry]) -> str:
+class _Front:
+    """Those in front, read up to the first that does not fit: behind it nobody can hold."""
+
+    def __init__(self, ahead: Iterable[Entry]) -> None:
+        self.taken: list[Share] = []
+        self.absent: list[Entry] = []
+        self.held = 0
+        self.closed = False
+        for entry in ahead:
+            if entry.held:
+                self.held += 1
+            elif fits(entry.mode, entry.details.weight, entry.limit, self.taken):
+                self.absent.append(entry)
+            else:
+                self.closed = True
+                return
+            self.taken.append(entry.share)
+
+
+def _target(claim: Claim, ahead: list[Entry], front: _Front) -> str:
     """The one in front: for readers the last writer, for slots the last waiter or any holder."""
     if claim.mode is Mode.SHARED:
-        front = [entry for entry in (*holders, *ahead) if entry.mode is not Mode.SHARED]
+        ahead = [entry for entry in ahead if entry.mode is not Mode.SHARED]
     elif claim.mode is Mode.SLOTS:
-        front = ahead
-    else:
-        front = [*holders, *ahead]
-    return max(front, key=lambda entry: entry.order).key if front else ""
-
-
-def _absent(holders: list[Entry], ahead: list[Entry]) -> tuple[Entry, ...]:
-    taken = [entry.share for entry in holders]
-    absent = []
-    for entry in ahead:
-        if not fits(entry.mode, entry.weight, entry.limit, taken):
-            break
-        absent.append(entry)
-        taken.append(entry.share)
-    return tuple(absent)
+        ahead = ahead if front.closed else front.absent
+    return ahead[-1].key if ahead else ""
 
 
 class Patience:
@@ -130,22 +174,15 @@ class Patience:
 
 def standing(name: str, line: Iterable[Entry], remaining: dict[str, float]) -> Standing:
     """What people are shown; ``remaining`` is by session."""
-    line = list(line)
-    holders = tuple(
-        Holder(
-            *read_label(entry.label),
-            entry.mode,
-            entry.token,
-            entry.slots,
-            entry.since,
-            remaining.get(entry.session, 0.0),
-        )
-        for entry in line
-        if entry.held
-    )
-    waiters = tuple(
-        Waiter(*read_label(entry.label), entry.mode, entry.since, entry.behind)
-        for entry in line
-        if not entry.held
-    )
-    return Standing(name, line[0].limit if line else 0, holders, waiters)
+    holders: list[Holder] = []
+    waiters: list[Waiter] = []
+    limit = 0
+    for entry in line:
+        limit, said = entry.limit, entry.details
+        who = read_label(said.label)
+        if said.held:
+            left = remaining.get(entry.session, 0.0)
+            holders.append(Holder(*who, entry.mode, said.token, said.slots, said.since, left))
+        else:
+            waiters.append(Waiter(*who, entry.mode, said.since, said.behind))
+    return Standing(name, limit, tuple(holders), tuple(waiters))
