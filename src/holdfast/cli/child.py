@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from holdfast.cli.command import Command
 from holdfast.cli.group import ProcessGroup, end_group_of_lost_guardian
@@ -18,7 +17,25 @@ from holdfast.cli.guardian import Order, Report, now
 from holdfast.cli.terminal import Terminal
 from holdfast.cli.text import say
 
-__all__ = ["Ending", "Hold", "run_command"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    class Hold(Protocol):
+        """What is needed of a lease: how long it is certain, and to be told when it is lost."""
+
+        @property
+        def ttl(self) -> float: ...
+        @property
+        def remaining(self) -> float: ...
+        @property
+        def doubtful(self) -> bool: ...
+        @property
+        def lost(self) -> bool: ...
+        def on_lost(self, callback: Callable[[str], object], /) -> object: ...
+
+
+__all__ = ["Ending", "run_command"]
 
 # How long before the end of certain time the command is asked to end, and when it is killed.
 GRACE_SECONDS = 5.0
@@ -28,33 +45,30 @@ LONGEST_LOOK_SECONDS = 1.0
 SHORTEST_LOOK_SECONDS = 0.01
 
 
-class Hold(Protocol):
-    """What is needed of a lease: how long it is certain, and to be told when it is lost."""
+class Ending:
+    """How a command ended. A plain class: a named tuple takes longer to make than to start."""
 
-    @property
-    def ttl(self) -> float: ...
-    @property
-    def remaining(self) -> float: ...
-    @property
-    def doubtful(self) -> bool: ...
-    @property
-    def lost(self) -> bool: ...
-    def on_lost(self, callback: Callable[[str], object], /) -> object: ...
+    __slots__ = ("code", "cut", "guarded", "interrupted", "lent")
 
-
-class Ending(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    """Its own exit code, or 128 + n if signal n ended it."""
-    cut: bool = False
-    """Whether it was made to end because the lock was no longer certain."""
-    interrupted: bool = False
-    """Whether Ctrl-C on our terminal ended it."""
-    lent: bool = False
-    """Whether the terminal was lent to it when it ended: our own job saw no Ctrl-C then."""
-    guarded: bool = True
-    """Whether its guardian lived to tell; else it was killed."""
+    def __init__(
+        self,
+        code: int,
+        *,
+        cut: bool = False,
+        interrupted: bool = False,
+        lent: bool = False,
+        guarded: bool = True,
+    ) -> None:
+        self.code = code
+        """Its own exit code, or 128 + n if signal n ended it."""
+        self.cut = cut
+        """Whether it was made to end because the lock was no longer certain."""
+        self.interrupted = interrupted
+        """Whether Ctrl-C on our terminal ended it."""
+        self.lent = lent
+        """Whether the terminal was lent to it when it ended: our own job saw no Ctrl-C then."""
+        self.guarded = guarded
+        """Whether its guardian lived to tell; else it was killed."""
 
 
 def run_command(command: Command, hold: Hold, environment: dict[str, str]) -> Ending:
@@ -165,7 +179,8 @@ class _Run:
         status = self._status or 0
         code = 128 - status if status < 0 else status
         pressed = self._was_lent or (self._terminal is not None and self._passed_interrupt)
-        return Ending(code, cut, pressed and status == -signal.SIGINT, self._was_lent)
+        interrupted = pressed and status == -signal.SIGINT
+        return Ending(code, cut=cut, interrupted=interrupted, lent=self._was_lent)
 
     # Stopping and going on
 
