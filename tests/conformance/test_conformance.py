@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.testing import Flavour, Harness, Rule, conformance
-from holdfast.testing.conformance import Bench
-from holdfast.testing.guarantees import guarantees_of
+from holdfast.testing import Case, Harness, conformance
 
 CASES = [
-    pytest.param(flavour, rule, id=f"{flavour}-{rule.name}", marks=[pytest.mark.faults] * rule.slow)
-    for flavour in Flavour
-    for rule in conformance.RULES
-    if flavour in rule.flavours
+    pytest.param(case, id=str(case), marks=[pytest.mark.faults] * case.rule.slow)
+    for case in conformance.cases()
 ]
 
 
-@pytest.mark.parametrize(("flavour", "rule"), CASES)
-def test_conformance(harness: Harness, flavour: Flavour, rule: Rule[Bench]) -> None:
-    if lack := rule.lacks(harness, guarantees_of(harness)):
+@pytest.mark.parametrize("case", CASES)
+def test_conformance(harness: Harness, case: Case) -> None:
+    if lack := case.lacks(harness):
         pytest.skip(lack)
-    conformance.run(rule, harness, flavour)
+    case.run(harness)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.testing import Flavour, Harness, Rule, contract
-from holdfast.testing.contract import Bench
-from holdfast.testing.guarantees import guarantees_of
+from holdfast.testing import Case, Harness, contract
 
 
-@pytest.mark.parametrize("rule", list(contract.RULES), ids=lambda rule: rule.name)
-@pytest.mark.parametrize("flavour", list(Flavour))
-def test_contract(harness: Harness, flavour: Flavour, rule: Rule[Bench]) -> None:
-    if lack := rule.lacks(harness, guarantees_of(harness)):
+@pytest.mark.parametrize("case", contract.cases(), ids=str)
+def test_contract(harness: Harness, case: Case) -> None:
+    if lack := case.lacks(harness):
         pytest.skip(lack)
-    contract.run(rule, harness, flavour)
+    case.run(harness)

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from holdfast.testing.guarantees import GUARANTEES
 from holdfast.testing.harness import Harness, Knob, KnobMissing
-from holdfast.testing.rules import Catalogue, Flavour, Rule
+from holdfast.testing.rules import Case, Catalogue, Flavour, Rule
 
-__all__ = ["GUARANTEES", "Catalogue", "Flavour", "Harness", "Knob", "KnobMissing", "Rule"]
+__all__ = ["GUARANTEES", "Case", "Catalogue", "Flavour", "Harness", "Knob", "KnobMissing", "Rule"]

@@ -2,22 +2,24 @@
 
 A body is a coroutine over a bench, whichever door or backend stands behind it. What a rule
 needs of the store and of its harness is said where the rule is written, and nothing else
-decides whether it runs.
+decides whether it runs. A ``Case`` is a rule in one of the two worlds: what a test runner runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.contract import Guarantee
+from holdfast.testing.guarantees import guarantees_of
 from holdfast.testing.harness import Harness, Knob
 
-__all__ = ["Catalogue", "Flavour", "Rule"]
+__all__ = ["Case", "Catalogue", "Flavour", "Rule"]
 
-B = TypeVar("B")
+LONGEST_RULE_SECONDS = 120.0
 
 
 class Flavour(enum.StrEnum):
@@ -25,6 +27,15 @@ class Flavour(enum.StrEnum):
 
     BLOCKING = "blocking"
     ASYNCIO = "asyncio"
+
+
+class Closing(Protocol):
+    """What a bench must be able to do: end what a rule has begun."""
+
+    async def close(self) -> None: ...
+
+
+B = TypeVar("B", bound=Closing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +62,31 @@ class Rule(Generic[B]):
         return f"{harness.name} has no {', '.join(missing)}" if missing else ""
 
 
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A rule in one world. ``str()`` is its name in a report."""
+
+    rule: Rule[Any]
+    flavour: Flavour
+    _run: Callable[[Rule[Any], Harness, Flavour], None]
+
+    def lacks(self, harness: Harness) -> str:
+        """Why it does not apply to a running store; empty if it does."""
+        return self.rule.lacks(harness, guarantees_of(harness))
+
+    def run(self, harness: Harness) -> None:
+        """Runs it on a running store; raises what it found."""
+        self._run(self.rule, harness, self.flavour)
+
+    def __str__(self) -> str:
+        return f"{self.flavour}-{self.rule.name}"
+
+
 class Catalogue(Generic[B]):
     """The rules of one level, in the order in which they were written."""
 
-    def __init__(self) -> None:
+    def __init__(self, bench: Callable[[Harness, Flavour], B]) -> None:
+        self._bench = bench
         self._rules: dict[str, Rule[B]] = {}
 
     def __iter__(self) -> Iterator[Rule[B]]:
@@ -65,6 +97,29 @@ class Catalogue(Generic[B]):
 
     def __getitem__(self, name: str) -> Rule[B]:
         return self._rules[name]
+
+    def cases(self) -> list[Case]:
+        """Every rule in every world that it is for."""
+        return [
+            Case(rule, flavour, self.run)
+            for flavour in Flavour
+            for rule in self
+            if flavour in rule.flavours
+        ]
+
+    def run(self, rule: Rule[B], harness: Harness, flavour: Flavour) -> None:
+        """Runs one rule on a running store; raises what it found."""
+        asyncio.run(self._play(rule, harness, flavour))
+
+    async def _play(self, rule: Rule[B], harness: Harness, flavour: Flavour) -> None:
+        bench = self._bench(harness, flavour)
+        try:
+            async with asyncio.timeout(LONGEST_RULE_SECONDS):
+                await rule.body(bench)
+        finally:
+            if rule.knobs:
+                harness.heal()
+            await bench.close()
 
     def rule(
         self,

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from holdfast.testing.conformance import (
     cancelling,
     closing,
@@ -26,12 +24,11 @@ from holdfast.testing.conformance import (
     waiting,
 )
 from holdfast.testing.conformance.bench import Bench, conformance
-from holdfast.testing.harness import Harness
-from holdfast.testing.rules import Flavour, Rule
 
-__all__ = ["RULES", "Bench", "run"]
+__all__ = ["RULES", "Bench", "cases", "run"]
 
 RULES = conformance
+cases, run = RULES.cases, RULES.run
 _THEMES = (
     holding,
     waiting,
@@ -47,21 +44,3 @@ _THEMES = (
     failing,
     crashing,
 )
-
-LONGEST_RULE_SECONDS = 120.0
-
-
-def run(rule: Rule[Bench], harness: Harness, flavour: Flavour) -> None:
-    """Runs one rule on a running store through one door; raises what it found."""
-    asyncio.run(_run(rule, harness, flavour))
-
-
-async def _run(rule: Rule[Bench], harness: Harness, flavour: Flavour) -> None:
-    bench = Bench(harness, flavour)
-    try:
-        async with asyncio.timeout(LONGEST_RULE_SECONDS):
-            await rule.body(bench)
-    finally:
-        if rule.knobs:
-            harness.heal()
-        await bench.close()

@@ -132,4 +132,4 @@ class raises:  # noqa: N801 - reads as the word it is
         return issubclass(kind, self._kind)
 
 
-conformance: Catalogue[Bench] = Catalogue()
+conformance: Catalogue[Bench] = Catalogue(Bench)

@@ -187,4 +187,4 @@ class Bench:
         self.workers.close()
 
 
-contract: Catalogue[Bench] = Catalogue()
+contract: Catalogue[Bench] = Catalogue(Bench)
