@@ -1,0 +1,144 @@
+"""The one rule of the resource's half: which fence is refused, given what is remembered.
+
+Every guard keeps this rule: those that run Python use it, those that run SQL or Lua say the same
+and are tested against it. Nothing here touches the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from holdfast.claim import Fence, Mode, check_name
+from holdfast.errors import InvalidName, StaleFence
+from holdfast.lease import LeaseBase
+
+__all__ = ["NOBODY", "Memory", "Stamp", "as_fence", "check_resource", "enter", "refusal", "stale"]
+
+
+class Stamp(NamedTuple):
+    """What fences are compared by: the deployment's epoch first."""
+
+    epoch: int
+    token: int
+
+
+NOBODY = Stamp(-1, -1)
+LARGEST = 2**63 - 1
+
+
+class Memory(NamedTuple):
+    """What a resource remembers. It belongs to one lock, and to one kind of it."""
+
+    name: str
+    """The lock's name."""
+    writer: Stamp = NOBODY
+    """The highest exclusive fence that entered."""
+    highest: Stamp = NOBODY
+    """The highest exclusive or shared fence that entered."""
+    slots: Mapping[int, Stamp] = {}
+    """Of a semaphore: the highest fence that entered, slot by slot."""
+
+
+def stamp(fence: Fence) -> Stamp:
+    return Stamp(fence.epoch, fence.token)
+
+
+def refusal(memory: Memory | None, fence: Fence) -> Fence | None:
+    """The fence that stands against this one, or ``None`` if it may enter.
+
+    An exclusive fence is refused below any that entered, a shared one below the highest writer
+    only, one of a semaphore below the highest of its own slots. Equal is never refused.
+    """
+    if memory is None:
+        return None
+    semaphore = fence.mode is Mode.SLOTS
+    if memory.name != fence.name or (semaphore and memory.highest != NOBODY):
+        mode = Mode.SLOTS if memory.slots else Mode.EXCLUSIVE
+        return Fence(memory.name, mode, (), *max(memory.highest, *memory.slots.values(), NOBODY))
+    if semaphore:
+        return _slot_refusal(memory, fence)
+    if memory.slots:
+        return Fence(memory.name, Mode.SLOTS, tuple(memory.slots), *max(memory.slots.values()))
+    against = memory.writer if fence.mode is Mode.SHARED else memory.highest
+    if stamp(fence) >= against:
+        return None
+    mode = Mode.EXCLUSIVE if against == memory.writer else Mode.SHARED
+    return Fence(memory.name, mode, (), *against)
+
+
+def _slot_refusal(memory: Memory, fence: Fence) -> Fence | None:
+    for slot in fence.slots:
+        entered = memory.slots.get(slot, NOBODY)
+        if stamp(fence) < entered:
+            return Fence(memory.name, Mode.SLOTS, (slot,), *entered)
+    return None
+
+
+def enter(memory: Memory | None, fence: Fence) -> Memory:
+    """What is remembered once the fence has entered; the same object if that changes nothing."""
+    memory = Memory(fence.name) if memory is None else memory
+    mine = stamp(fence)
+    if fence.mode is Mode.SLOTS:
+        if all(memory.slots.get(slot) == mine for slot in fence.slots):
+            return memory
+        return memory._replace(slots={**memory.slots, **dict.fromkeys(fence.slots, mine)})
+    writer = mine if fence.mode is Mode.EXCLUSIVE else memory.writer
+    highest = max(memory.highest, mine)
+    if (writer, highest) == (memory.writer, memory.highest):
+        return memory
+    return memory._replace(writer=writer, highest=highest)
+
+
+def stale(resource: str, fence: Fence, against: Fence) -> StaleFence:
+    """The error, in words that a person understands."""
+    return StaleFence(
+        f"{resource!r} refused {_told(fence)}: {_why(fence, against)}",
+        fence=fence,
+        highest=against,
+    )
+
+
+def _why(fence: Fence, against: Fence) -> str:
+    if fence.name != against.name:
+        return f"it is guarded by the lock {against.name!r}, and this is another one"
+    if (fence.mode is Mode.SLOTS) != (against.mode is Mode.SLOTS):
+        used = "a semaphore" if against.mode is Mode.SLOTS else "a lock"
+        asked = "a semaphore" if fence.mode is Mode.SLOTS else "a lock"
+        return f"it is guarded by {against.name!r} as {used}, and can't be by it as {asked}"
+    who = "reader" if against.mode is Mode.SHARED else "holder"
+    if fence.epoch < against.epoch:
+        return f"a {who} of the later epoch {against.epoch} (token {against.token}) was here"
+    where = f" in slot {against.slots[0]}" if against.slots else ""
+    return f"a later {who}{where}, with token {against.token}, has been here since"
+
+
+def _told(fence: Fence) -> str:
+    epoch = f" of epoch {fence.epoch}" if fence.epoch else ""
+    return f"token {fence.token}{epoch} of {fence.name!r} ({fence.mode})"
+
+
+def as_fence(source: Any) -> Fence:
+    """The fence of a lease, or the fence itself, also as the text that a header carries."""
+    if isinstance(source, LeaseBase):
+        return source.fence
+    if isinstance(source, str):
+        source = Fence.parse(source)
+    if not isinstance(source, Fence):
+        hint = "; of a MultiLease give one of .leases" if hasattr(source, "leases") else ""
+        raise TypeError(f"a guard takes a lease or a fence, not {type(source).__name__}{hint}")
+    if (source.mode is Mode.SLOTS) != bool(source.slots):
+        raise ValueError(f"not a fence: {str(source)!r} (a semaphore's has slots, and no other)")
+    if max(source.epoch, source.token, *source.slots) > LARGEST:
+        raise ValueError(f"not a fence: {str(source)!r} (a number over 63 bits)")
+    return source
+
+
+def check_resource(resource: str) -> str:
+    """A resource's name is any text that a lock's name could be."""
+    if not isinstance(resource, str):
+        raise TypeError(f"a resource's name is text, not {type(resource).__name__}")
+    try:
+        return check_name(resource)
+    except InvalidName as error:
+        raise InvalidName(str(error).replace("a lock's name", "a resource's name")) from None

@@ -1,0 +1,134 @@
+"""How a fence enters a resource in SQL: the path of ``fencing.sql.guard``, once for all drivers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from holdfast.claim import Fence, Mode
+from holdfast.errors import StaleFence, Unsupported
+from holdfast.fencing.rule import NOBODY, Memory, Stamp, refusal, stale
+from holdfast.fencing.sql_drivers import Answer, Driver
+from holdfast.fencing.sql_table import ensure_table, forget_table, is_missing, make_table, no_table
+from holdfast.fencing.sql_text import LOCK_ROW, Statements
+
+__all__ = ["enter"]
+
+REMEMBERED_READERS = 4096
+ENTERED, REFUSED = 1, 2
+
+_readers: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+"""Readers that entered from this process: when they come again, they take their row shared."""
+
+
+async def enter(driver: Driver, asked: Statements, resource: str, fence: Fence) -> None:
+    """Enters, or raises ``StaleFence``; nothing that it leaves behind outlives a rollback."""
+    if await driver.autocommit():
+        raise Unsupported(
+            f"{resource!r} can't be guarded outside a transaction: with autocommit every statement "
+            "is a transaction of its own, and a stale holder could come between them"
+        )
+    await driver.begin(fence.mode is not Mode.SHARED)
+    await ensure_table(driver, asked)
+    for slot in sorted(fence.slots) or [LOCK_ROW]:
+        await Row(driver, asked, resource, fence, slot).enter()
+
+
+class Row:
+    """One row of a resource: the lock's, or that of a semaphore's slot."""
+
+    def __init__(
+        self, driver: Driver, asked: Statements, resource: str, fence: Fence, slot: int
+    ) -> None:
+        self._driver, self._asked, self._resource, self._fence = driver, asked, resource, fence
+        self._values: dict[str, Any] = {
+            "resource": _stored(asked, resource),
+            "name": _stored(asked, fence.name),
+            "slot": slot,
+            "epoch": fence.epoch,
+            "token": fence.token,
+        }
+
+    async def enter(self) -> None:
+        asked, fence = self._asked, self._fence
+        if fence.mode is Mode.SHARED:
+            if await self._again():
+                return
+            answer = await self._ask(asked.read)
+        else:
+            answer = await self._ask(asked.write)
+        if asked.dialect == "mysql":
+            refused = answer.inserted == REFUSED
+            if answer.inserted != ENTERED and not refused:  # a new row: is it ours to make?
+                refused = bool((await self._ask(asked.other)).rows)
+        else:
+            refused = answer.changed != 1
+        if refused:
+            raise await self._refusal()
+        if fence.mode is Mode.SHARED:
+            _note(self._key())
+
+    async def _again(self) -> bool:
+        """Whether a reader that has entered before is let in again, beside other readers."""
+        if self._key() not in _readers or not self._driver.shares:
+            return False
+        rows = (await self._ask(self._asked.share)).rows
+        if not rows:  # its first transaction was rolled back
+            return False
+        name, epoch, token = rows[0]
+        memory = Memory(_text(name), Stamp(epoch, token), Stamp(epoch, token))
+        against = refusal(memory, self._fence)
+        if against is not None:
+            raise stale(self._resource, self._fence, against)
+        return True
+
+    def _key(self) -> tuple[str, str, str]:
+        return self._asked.create, self._resource, str(self._fence)
+
+    async def _ask(self, sql: str) -> Answer:
+        wanted = {word: value for word, value in self._values.items() if f":{word}" in sql}
+        try:
+            return await self._driver.execute(sql, wanted)
+        except Exception as error:
+            forget_table(self._driver, self._asked)
+            if not is_missing(self._asked, error):
+                raise
+            if self._asked.dialect == "mysql":
+                raise no_table(self._asked) from error
+        await make_table(self._driver, self._asked)
+        return await self._driver.execute(sql, wanted)
+
+    async def _refusal(self) -> StaleFence:
+        for sql in (self._asked.own, self._asked.other):
+            for row in (await self._ask(sql)).rows:
+                against = refusal(_memory(row), self._fence)
+                if against is not None:
+                    return stale(self._resource, self._fence, against)
+        return StaleFence(
+            f"{self._resource!r} refused token {self._fence.token} of {self._fence.name!r}",
+            fence=self._fence,
+        )
+
+
+def _memory(row: tuple[Any, ...]) -> Memory:
+    slot, name, epoch, token, highest_epoch, highest_token = row
+    if slot == LOCK_ROW:
+        return Memory(_text(name), Stamp(epoch, token), Stamp(highest_epoch, highest_token))
+    return Memory(_text(name), NOBODY, NOBODY, {slot: Stamp(epoch, token)})
+
+
+def _stored(asked: Statements, text: str) -> str | bytes:
+    return text.encode() if asked.dialect == "mysql" else text
+
+
+def _text(stored: str | bytes) -> str:
+    return stored if isinstance(stored, str) else bytes(stored).decode()
+
+
+def _note(key: tuple[str, str, str]) -> None:
+    _readers[key] = None
+    while len(_readers) > REMEMBERED_READERS:
+        try:
+            _readers.popitem(last=False)
+        except KeyError:  # another thread was faster
+            return

@@ -1,0 +1,66 @@
+"""The table of fences: made on first use, in the caller's transaction where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from holdfast.errors import Unsupported
+from holdfast.fencing.sql_drivers import Driver
+from holdfast.fencing.sql_text import Statements
+
+__all__ = ["ensure_table", "forget_table", "is_missing", "make_table", "no_table"]
+
+CREATION_KEY = 7_019_267_233_085_447_001
+"""Two that create at once in PostgreSQL: one waits for the other."""
+NO_SUCH_TABLE = 1146
+
+_present: set[Hashable] = set()
+"""Databases in which the table was seen."""
+
+
+async def ensure_table(driver: Driver, asked: Statements) -> None:
+    """In PostgreSQL a statement that fails takes the transaction with it: looked at before."""
+    if asked.dialect != "postgresql":
+        return
+    place = driver.place(), asked.create
+    if place in _present:
+        return
+    if (await driver.execute(asked.exists, {})).rows:
+        _present.add(place)
+    else:
+        await make_table(driver, asked)  # a rollback takes it away again: not noted yet
+
+
+async def make_table(driver: Driver, asked: Statements) -> None:
+    """Makes the table; running it again changes nothing."""
+    try:
+        if asked.dialect == "postgresql":
+            await driver.execute(f"SELECT pg_advisory_xact_lock({CREATION_KEY})", {})
+        await driver.execute(asked.create, {})
+    except Exception as error:
+        raise Unsupported(
+            f"the table of fences is missing and could not be made ({error}): let somebody who may "
+            f"create tables run what fencing.sql.schema({asked.dialect!r}) gives, which is\n"
+            f"{asked.create}"
+        ) from error
+
+
+def forget_table(driver: Driver, asked: Statements) -> None:
+    """A statement has failed: the table may have been dropped, or rolled back after all."""
+    _present.discard((driver.place(), asked.create))
+
+
+def is_missing(asked: Statements, error: Exception) -> bool:
+    """Whether this is MySQL's or SQLite's word for a missing table."""
+    cause = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
+    if asked.dialect == "mysql":
+        return cause.args[:1] == (NO_SUCH_TABLE,)
+    return asked.dialect == "sqlite" and str(cause).startswith("no such table")
+
+
+def no_table(asked: Statements) -> Unsupported:
+    """What to do where making the table would end the transaction."""
+    return Unsupported(
+        "the table of fences is missing: run fencing.sql.create(connection) once, before the "
+        f"transaction (in MySQL making a table ends it), or let a DBA run\n{asked.create}"
+    )

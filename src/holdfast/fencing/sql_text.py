@@ -1,0 +1,214 @@
+"""The statements of ``fencing.sql``, for each database.
+
+One row per resource, and for a semaphore one per slot of it. A statement compares and writes in
+one step and keeps the row locked until the transaction ends; it says the same as
+``fencing.rule``. Parameters are written ``:name``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["DIALECTS", "Statements", "statements"]
+
+LOCK_ROW = -1
+"""The row of a resource that a lock guards; a semaphore's rows have its slots' numbers."""
+
+
+class Statements(NamedTuple):
+    """What is asked of one database."""
+
+    dialect: str
+    create: str
+    exists: str
+    """Answers a row if the table is there. PostgreSQL's only: elsewhere failing is harmless."""
+    write: str
+    """Lets an exclusive fence, or one of a slot, enter."""
+    read: str
+    """Lets a shared fence enter."""
+    share: str
+    """Finds and share-locks the row if a shared fence has entered before."""
+    own: str
+    """What the row remembers that has refused a fence."""
+    other: str
+    """A row by which the resource is another lock's, or this one's in its other kind."""
+
+
+_COLUMNS = "resource, slot, name, epoch, token, highest_epoch, highest_token"
+
+_SHARE = """
+SELECT name, epoch, token FROM {table} WHERE resource = :resource AND slot = :slot
+AND (highest_epoch > :epoch OR (highest_epoch = :epoch AND highest_token >= :token))"""
+
+_OWN = """
+SELECT slot, name, epoch, token, highest_epoch, highest_token
+FROM {table} WHERE resource = :resource AND slot = :slot"""
+
+_OTHER = """
+SELECT slot, name, epoch, token, highest_epoch, highest_token
+FROM {table} WHERE resource = :resource AND (name <> :name OR (slot < 0) <> (:slot < 0))
+ORDER BY slot LIMIT 1"""
+
+_POSTGRESQL_CREATE = """
+CREATE TABLE IF NOT EXISTS {table} (
+  resource text COLLATE "C" NOT NULL,
+  slot bigint NOT NULL,
+  name text COLLATE "C" NOT NULL,
+  epoch bigint NOT NULL,
+  token bigint NOT NULL,
+  highest_epoch bigint NOT NULL,
+  highest_token bigint NOT NULL,
+  PRIMARY KEY (resource, slot)
+)"""
+
+_SQLITE_CREATE = """
+CREATE TABLE IF NOT EXISTS {table} (
+  resource TEXT NOT NULL,
+  slot INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  token INTEGER NOT NULL,
+  highest_epoch INTEGER NOT NULL,
+  highest_token INTEGER NOT NULL,
+  PRIMARY KEY (resource, slot)
+)"""
+
+# Names are bytes: text of MySQL ignores trailing blanks, and often case and accents.
+_MYSQL_CREATE = """
+CREATE TABLE IF NOT EXISTS {table} (
+  resource VARBINARY(512) NOT NULL,
+  slot BIGINT NOT NULL,
+  name VARBINARY(512) NOT NULL,
+  epoch BIGINT NOT NULL,
+  token BIGINT NOT NULL,
+  highest_epoch BIGINT NOT NULL,
+  highest_token BIGINT NOT NULL,
+  verdict INT NOT NULL,
+  PRIMARY KEY (resource, slot)
+) ENGINE=InnoDB"""
+
+# The resource is another lock's, or this one's in its other kind: seen where a row is made.
+_OTHERS = """NOT EXISTS (SELECT 1 FROM {table} other WHERE other.resource = {resource}
+  AND (other.name <> {name} OR (other.slot < 0) <> ({slot} < 0)))"""
+
+# PostgreSQL and SQLite share the upsert; the types are for PostgreSQL, SQLite takes them too.
+_UPSERT = (
+    """
+INSERT INTO {table} AS kept ("""
+    + _COLUMNS
+    + """)
+SELECT {resource}, {slot}, {name}, {writer}, {epoch}, {token} WHERE """
+    + _OTHERS
+    + """
+ON CONFLICT (resource, slot) DO UPDATE SET """
+)
+
+_WRITE = (
+    _UPSERT
+    + """
+  epoch = excluded.epoch, token = excluded.token,
+  highest_epoch = excluded.highest_epoch, highest_token = excluded.highest_token
+WHERE kept.name = excluded.name
+  AND (kept.highest_epoch, kept.highest_token) <= (excluded.epoch, excluded.token)"""
+)
+
+_READ = (
+    _UPSERT
+    + """
+  highest_epoch = CASE WHEN (kept.highest_epoch, kept.highest_token)
+    < (excluded.highest_epoch, excluded.highest_token)
+    THEN excluded.highest_epoch ELSE kept.highest_epoch END,
+  highest_token = CASE WHEN (kept.highest_epoch, kept.highest_token)
+    < (excluded.highest_epoch, excluded.highest_token)
+    THEN excluded.highest_token ELSE kept.highest_token END
+WHERE kept.name = excluded.name
+  AND (kept.epoch, kept.token) <= (excluded.highest_epoch, excluded.highest_token)"""
+)
+
+_TYPED = {
+    "resource": "CAST(:resource AS text)",
+    "name": "CAST(:name AS text)",
+    "slot": "CAST(:slot AS bigint)",
+    "epoch": "CAST(:epoch AS bigint)",
+    "token": "CAST(:token AS bigint)",
+}
+_WRITER = {"writer": f"{_TYPED['epoch']}, {_TYPED['token']}"}
+_READER = {"writer": "CAST(-1 AS bigint), CAST(-1 AS bigint)"}
+
+# The verdict travels in the OK packet: 1 entered, 2 refused, 0 a new row. Assignments are made
+# from left to right and see what was assigned before them.
+_MYSQL_UPSERT = (
+    """
+INSERT INTO {table} ("""
+    + _COLUMNS
+    + """, verdict)
+VALUES (:resource, :slot, :name, {writer}, :epoch, :token, 0)
+ON DUPLICATE KEY UPDATE verdict = LAST_INSERT_ID(IF(name = :name AND
+  ({kept}epoch < :epoch OR ({kept}epoch = :epoch AND {kept}token <= :token)), 1, 2)),
+"""
+)
+
+_MYSQL_WRITE = (
+    _MYSQL_UPSERT
+    + """  epoch = IF(verdict = 1, :epoch, epoch), token = IF(verdict = 1, :token, token),
+  highest_epoch = IF(verdict = 1, :epoch, highest_epoch),
+  highest_token = IF(verdict = 1, :token, highest_token)"""
+)
+
+_MYSQL_READ = (
+    _MYSQL_UPSERT
+    + """  highest_token = IF(verdict = 1 AND (highest_epoch < :epoch
+    OR (highest_epoch = :epoch AND highest_token < :token)), :token, highest_token),
+  highest_epoch = IF(verdict = 1, GREATEST(highest_epoch, :epoch), highest_epoch)"""
+)
+
+
+def _postgresql(table: str) -> Statements:
+    names = {"table": table, **_TYPED}
+    return Statements(
+        "postgresql",
+        _POSTGRESQL_CREATE.format(table=table),
+        f"SELECT 1 WHERE to_regclass('{table}') IS NOT NULL",
+        _WRITE.format(**names, **_WRITER),
+        _READ.format(**names, **_READER),
+        _SHARE.format(table=table) + " FOR SHARE",
+        _OWN.format(table=table),
+        _OTHER.format(table=table),
+    )
+
+
+def _sqlite(table: str) -> Statements:
+    names = {"table": table, **_TYPED}
+    return Statements(
+        "sqlite",
+        _SQLITE_CREATE.format(table=table),
+        "",
+        _WRITE.format(**names, **_WRITER),
+        _READ.format(**names, **_READER),
+        _SHARE.format(table=table),
+        _OWN.format(table=table),
+        _OTHER.format(table=table),
+    )
+
+
+def _mysql(table: str) -> Statements:
+    return Statements(
+        "mysql",
+        _MYSQL_CREATE.format(table=table),
+        "",
+        _MYSQL_WRITE.format(table=table, writer=":epoch, :token", kept="highest_"),
+        _MYSQL_READ.format(table=table, writer="-1, -1", kept=""),
+        _SHARE.format(table=table) + " LOCK IN SHARE MODE",
+        _OWN.format(table=table) + " FOR UPDATE",  # it is locked already; this sees it as it is
+        _OTHER.format(table=table),
+    )
+
+
+DIALECTS = {"postgresql": _postgresql, "mysql": _mysql, "mariadb": _mysql, "sqlite": _sqlite}
+
+
+def statements(dialect: str, table: str) -> Statements:
+    """What is asked of a database of this kind; raises ``ValueError`` for an unknown one."""
+    if dialect not in DIALECTS:
+        raise ValueError(f"no guard for {dialect!r}: there are {', '.join(DIALECTS)}")
+    return DIALECTS[dialect](table)

@@ -1,0 +1,76 @@
+"""The guards, each with an account behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+from fencing import accounts
+from fencing.accounts import Account
+from servers.mysql import MySQLServer
+from servers.postgres import PostgresServer
+from servers.redis import RedisServer
+from servers.registry import Servers
+
+Make = Callable[[Servers, Path], Account]
+
+
+def _postgres(servers: Servers) -> str:
+    return servers.of(PostgresServer).url
+
+
+def _mysql(servers: Servers) -> str:
+    return servers.of(MySQLServer).url
+
+
+def _redis(servers: Servers) -> str:
+    return servers.of(RedisServer).url
+
+
+def _driver(url: str, driver: str) -> str:
+    scheme, rest = url.split("://")
+    return f"{scheme}+{driver}://{rest}"
+
+
+GUARDS: dict[str, Make] = {
+    "sqlite3": lambda servers, folder: accounts.sqlite_account(folder / "account.db"),
+    "psycopg": lambda servers, folder: accounts.Blocking(
+        lambda: accounts.postgres_connection(_postgres(servers))
+    ),
+    "psycopg-async": lambda servers, folder: accounts.async_postgres_account(_postgres(servers)),
+    "pymysql": lambda servers, folder: accounts.Blocking(
+        lambda: accounts.mysql_connection(_mysql(servers))
+    ),
+    "asyncmy": lambda servers, folder: accounts.asyncmy_account(_mysql(servers)),
+    "sqlalchemy-sqlite": lambda servers, folder: accounts.Core(f"sqlite:///{folder}/a.db"),
+    "sqlalchemy-psycopg": lambda servers, folder: accounts.Core(
+        _driver(_postgres(servers), "psycopg")
+    ),
+    "sqlalchemy-session": lambda servers, folder: accounts.Core(
+        _driver(_postgres(servers), "psycopg"), session=True
+    ),
+    "sqlalchemy-pymysql": lambda servers, folder: accounts.Core(
+        _driver(_mysql(servers), "pymysql")
+    ),
+    "sqlalchemy-async": lambda servers, folder: accounts.AsyncCore(
+        _driver(_postgres(servers), "psycopg")
+    ),
+    "sqlalchemy-async-session": lambda servers, folder: accounts.AsyncCore(
+        _driver(_mysql(servers), "asyncmy"), session=True
+    ),
+    "redis": lambda servers, folder: accounts.Redis(redis.Redis.from_url(_redis(servers))),
+    "redis-async": lambda servers, folder: accounts.AsyncRedis(
+        lambda: redis.asyncio.Redis.from_url(_redis(servers), decode_responses=True)
+    ),
+    "file": lambda servers, folder: accounts.InFile(folder / "account"),
+}
+
+
+@pytest.fixture(params=list(GUARDS))
+def account(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Iterator[Account]:
+    made = GUARDS[request.param](servers, tmp_path)
+    yield made
+    made.close()

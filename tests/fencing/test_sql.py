@@ -1,0 +1,373 @@
+"""What is peculiar to guards in SQL: transactions, rows that stay locked, the table."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pymysql
+import pymysql.cursors
+import pytest
+import sqlalchemy
+from psycopg.rows import dict_row
+
+from fencing.accounts import mysql_settings
+from holdfast import Fence, InvalidName, Mode, StaleFence, Unsupported
+from holdfast.fencing import sql, sql_table
+from holdfast.fencing.sql_drivers import driver_of
+from servers.mysql import MySQLServer
+from servers.postgres import PostgresServer
+from servers.registry import Servers
+
+Connect = Callable[..., Any]
+
+
+def fence(token: int, mode: Mode = Mode.EXCLUSIVE, *slots: int, name: str = "lock") -> Fence:
+    return Fence(name, mode, slots, 0, token)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def connect(
+    request: pytest.FixtureRequest, servers: Servers, tmp_path: Path
+) -> Iterator[Callable[[], Any]]:
+    """Opens connections to one database without a table of fences."""
+    opened: list[Any] = []
+    kinds: dict[str, Connect] = {
+        "sqlite": lambda: sqlite3.connect(tmp_path / "a.db", check_same_thread=False),
+        "postgresql": lambda: psycopg.connect(
+            servers.of(PostgresServer).url, options="-c lock_timeout=20s"
+        ),
+        "mysql": lambda: pymysql.connect(**mysql_settings(servers.of(MySQLServer).url)),
+    }
+
+    def open_one() -> Any:
+        opened.append(kinds[request.param]())
+        return opened[-1]
+
+    sql_table._present.clear()
+    first = open_one()
+    first.cursor().execute("DROP TABLE IF EXISTS holdfast_fence")
+    first.commit()
+    yield open_one
+    for connection in opened:
+        connection.close()
+
+
+def ready(connect: Connect) -> Any:
+    connection = connect()
+    sql.create(connection)
+    connection.commit()
+    return connection
+
+
+def refused(connection: Any, asked: Fence, why: str | None = None, **options: Any) -> None:
+    """A refusal leaves the row locked until the transaction ends, as an entry does."""
+    with pytest.raises(StaleFence, match=why):
+        sql.guard(connection, "r", asked, **options)
+    connection.rollback()
+
+
+def dialect(connection: Any) -> str:
+    return driver_of(connection).dialect
+
+
+def test_the_table_is_made_on_first_use(connect: Connect) -> None:
+    """Except in MySQL, where that would end the transaction: it says what to do."""
+    connection = connect()
+    if dialect(connection) == "mysql":
+        with pytest.raises(Unsupported, match=r"fencing\.sql\.create(.|\n)*CREATE TABLE"):
+            sql.guard(connection, "r", fence(1))
+        sql.create(connection)
+    sql.guard(connection, "r", fence(2))
+    connection.commit()
+    refused(connect(), fence(1))
+    sql.create(connection)  # again: nothing happens
+    refused(connection, fence(1))
+
+
+def test_a_rollback_takes_everything_back(connect: Connect) -> None:
+    connection = connect()
+    if dialect(connection) == "mysql":
+        sql.create(connection)
+    for _ in range(2):
+        sql.guard(connection, "r", fence(9))
+        connection.rollback()
+    sql.guard(connection, "r", fence(3))
+    connection.commit()
+
+
+def test_a_table_that_went_away_is_made_again(servers: Servers) -> None:
+    with psycopg.connect(servers.of(PostgresServer).url) as connection:
+        for _ in range(2):  # the second one finds it, in the same transaction
+            sql.guard(connection, "r", fence(9))
+        connection.execute("DROP TABLE holdfast_fence")
+        connection.commit()
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            sql.guard(connection, "r", fence(9))
+        connection.rollback()
+        sql.guard(connection, "r", fence(8))
+        connection.rollback()
+
+
+def test_autocommit_is_refused(connect: Connect) -> None:
+    connection = ready(connect)
+    if dialect(connection) == "sqlite":
+        connection.isolation_level = None
+    elif dialect(connection) == "mysql":
+        connection.autocommit(True)
+    else:
+        connection.autocommit = True
+    with pytest.raises(Unsupported, match="outside a transaction"):
+        sql.guard(connection, "r", fence(1))
+    connection.cursor().execute("BEGIN")
+    sql.guard(connection, "r", fence(1))
+    connection.cursor().execute("COMMIT")
+    with pytest.raises(Unsupported, match="outside a transaction"):
+        sql.guard(connection, "r", fence(1))
+
+
+def test_the_row_is_held_until_the_end(connect: Connect) -> None:
+    """A stale holder that comes while a fresh one works waits, and is then refused."""
+    fresh, stale = ready(connect), connect()
+    sql.guard(fresh, "r", fence(2))
+    outcome: list[object] = []
+
+    def late() -> None:
+        try:
+            sql.guard(stale, "r", fence(1))
+            outcome.append("let in")
+        except StaleFence as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    time.sleep(0.3)
+    assert not outcome
+    fresh.commit()
+    thread.join(20)
+    assert isinstance(outcome[0], StaleFence)
+    stale.rollback()
+
+
+def test_a_fresh_holder_waits_for_a_stale_ones_transaction(connect: Connect) -> None:
+    """What the stale one had begun is whole and committed before the fresh one reads."""
+    stale, fresh = ready(connect), connect()
+    stale.cursor().execute("DROP TABLE IF EXISTS log")
+    stale.cursor().execute("CREATE TABLE log (word VARCHAR(20))")
+    stale.commit()
+    sql.guard(stale, "r", fence(1))
+    seen: list[int] = []
+
+    def later() -> None:
+        sql.guard(fresh, "r", fence(2))
+        cursor = fresh.cursor()
+        cursor.execute("SELECT COUNT(*) FROM log")
+        seen.append(cursor.fetchone()[0])
+        fresh.commit()
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    time.sleep(0.2)
+    stale.cursor().execute("INSERT INTO log VALUES ('stale')")
+    assert not seen
+    stale.commit()
+    thread.join(20)
+    assert seen == [1]
+
+
+def test_readers_that_came_before_work_side_by_side(connect: Connect) -> None:
+    first, second, writer = ready(connect), connect(), connect()
+    for connection, token in ((first, 4), (second, 5)):
+        sql.guard(connection, "r", fence(token, Mode.SHARED))
+        connection.commit()
+    sql.guard(first, "r", fence(4, Mode.SHARED))
+    sql.guard(second, "r", fence(5, Mode.SHARED))  # both are open at once
+    first.commit()
+    second.commit()
+    sql.guard(writer, "r", fence(6))
+    writer.commit()
+    refused(first, fence(4, Mode.SHARED))
+
+
+def test_a_reader_whose_first_entry_was_rolled_back_enters_anew(connect: Connect) -> None:
+    connection = ready(connect)
+    sql.guard(connection, "r", fence(7, Mode.SHARED))
+    connection.rollback()
+    sql.guard(connection, "r", fence(7, Mode.SHARED))
+    connection.commit()
+    refused(connection, fence(6), "reader")
+
+
+@pytest.mark.parametrize("connect", ["postgresql", "mysql"], indirect=True)
+def test_permits_work_side_by_side(connect: Connect) -> None:
+    """Not in SQLite, which has one writer at a time."""
+    first, second = ready(connect), connect()
+    for _ in range(2):
+        sql.guard(first, "r", fence(4, Mode.SLOTS, 0))
+        sql.guard(second, "r", fence(5, Mode.SLOTS, 1))
+        first.commit()
+        second.commit()
+
+
+def test_one_statement(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = ready(connect)
+    for _ in range(2):  # the first entry makes the row, and looks for the table
+        sql.guard(connection, "r", fence(4))
+        connection.commit()
+    asked: list[str] = []
+    kind = type(driver_of(connection))
+    real = kind.execute
+
+    async def counting(self: Any, text: str, parameters: Any) -> Any:
+        asked.append(text)
+        return await real(self, text, parameters)
+
+    monkeypatch.setattr(kind, "execute", counting)
+    for token in (4, 5):
+        sql.guard(connection, "r", fence(token))
+        connection.commit()
+    assert len(asked) == 2
+
+
+def test_names_are_compared_byte_by_byte(connect: Connect) -> None:
+    connection = ready(connect)
+    names = ["a", "A", "a ", "ä", "a\u0308", "€" * 170, "%s :name 'x' \\ {}"]
+    for number, name in enumerate(names):
+        sql.guard(connection, name, fence(10 + number, name=name))
+    for number, name in enumerate(names):
+        sql.guard(connection, name, fence(10 + number, name=name))
+        with pytest.raises(StaleFence):
+            sql.guard(connection, name, fence(9, name=name))
+    connection.rollback()
+
+
+def test_a_table_of_ones_own(connect: Connect) -> None:
+    connection = connect()
+    sql.create(connection, table="our_fences")
+    connection.commit()
+    sql.guard(connection, "r", fence(5), table="our_fences")
+    connection.commit()
+    refused(connection, fence(4), table="our_fences")
+    connection.cursor().execute("DROP TABLE our_fences")
+    connection.commit()
+    for table in ("Robert'); DROP TABLE students", "a.b.c", ""):
+        with pytest.raises(ValueError, match="table"):
+            sql.guard(connection, "r", fence(4), table=table)
+
+
+def test_rows_of_another_shape(connect: Connect) -> None:
+    """A connection may give dictionaries; ours are our own."""
+    connection = ready(connect)
+    if dialect(connection) == "postgresql":
+        connection.row_factory = dict_row
+    elif dialect(connection) == "mysql":
+        connection.cursorclass = pymysql.cursors.DictCursor
+    else:
+        connection.row_factory = sqlite3.Row
+    sql.guard(connection, "r", fence(5, Mode.SHARED))
+    connection.commit()
+    sql.guard(connection, "r", fence(5, Mode.SHARED))
+    connection.commit()
+    refused(connection, fence(4), "token 5")
+
+
+def test_bad_input(connect: Connect) -> None:
+    connection = ready(connect)
+    with pytest.raises(InvalidName, match="resource's name can't be empty"):
+        sql.guard(connection, "", fence(1))
+    with pytest.raises(TypeError, match="a lease or a fence, not int"):
+        sql.guard(connection, "r", 7)
+    with pytest.raises(ValueError, match="not a fence"):
+        sql.guard(connection, "r", "7")
+    with pytest.raises(ValueError, match="has slots"):
+        sql.guard(connection, "r", fence(1, Mode.SLOTS))
+    with pytest.raises(TypeError, match=r"not builtins\.int"):
+        sql.guard(7, "r", fence(1))
+    with pytest.raises(TypeError, match=r"not sqlalchemy.*Engine"):
+        sql.guard(sqlalchemy.create_engine("sqlite://"), "r", fence(1))
+    sql.guard(connection, "r", str(fence(1)))
+    connection.rollback()
+
+
+def test_no_right_to_create(servers: Servers) -> None:
+    url = servers.of(PostgresServer).url
+    with psycopg.connect(url) as admin:
+        admin.execute("DROP TABLE IF EXISTS holdfast_fence")
+        admin.execute("DROP ROLE IF EXISTS humble")
+        admin.execute("CREATE ROLE humble LOGIN")
+        admin.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    with psycopg.connect(url.replace("//holdfast@", "//humble@")) as humble:
+        with pytest.raises(Unsupported, match=r"permission denied(.|\n)*CREATE TABLE"):
+            sql.guard(humble, "r", fence(1))
+        humble.rollback()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_stricter_isolation(servers: Servers, level: str) -> None:
+    """Who waited behind another's entry gets the database's own error, never a stale read."""
+    url = servers.of(PostgresServer).url
+    with psycopg.connect(url) as fresh, psycopg.connect(url) as stale:
+        fresh.execute("DROP TABLE IF EXISTS holdfast_fence")
+        sql.create(fresh)
+        sql.guard(fresh, "r", fence(1))
+        fresh.commit()
+        sql.guard(fresh, "r", fence(3))
+        stale.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        errors: list[BaseException] = []
+
+        def late() -> None:
+            try:
+                sql.guard(stale, "r", fence(2))
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=late)
+        thread.start()
+        time.sleep(0.2)
+        fresh.commit()
+        thread.join(20)
+        assert isinstance(errors[0], StaleFence | psycopg.errors.SerializationFailure)
+        stale.rollback()
+
+
+def test_autocommit_under_sqlalchemy(servers: Servers, tmp_path: Path) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    url = servers.of(PostgresServer).url.replace("://", "+psycopg://")
+    engines = [
+        sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT"),
+        sqlalchemy.create_engine(url).execution_options(isolation_level="AUTOCOMMIT"),
+        sqlalchemy.create_engine(url, connect_args={"autocommit": True}),
+        sqlalchemy.create_engine(
+            f"sqlite:///{tmp_path}/a.db", connect_args={"isolation_level": None}
+        ),
+    ]
+    for engine in engines:
+        with (
+            engine.connect() as connection,
+            pytest.raises(Unsupported, match="outside a transaction"),
+        ):
+            sql.guard(connection, "r", fence(1))
+        engine.dispose()
+
+    async def asynchronous() -> None:
+        engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
+        async with engine.connect() as connection:
+            with pytest.raises(Unsupported, match="outside a transaction"):
+                await sql.guard(connection, "r", fence(1))
+        await engine.dispose()
+
+    asyncio.run(asynchronous())
+
+
+def test_the_schema_can_be_read() -> None:
+    for name in ("postgresql", "mysql", "sqlite"):
+        assert "CREATE TABLE IF NOT EXISTS ours" in sql.schema(name, table="ours")
+    with pytest.raises(ValueError, match="no guard for 'oracle'"):
+        sql.schema("oracle")
