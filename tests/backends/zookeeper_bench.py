@@ -1,9 +1,10 @@
-"""Three ZooKeeper servers whose links can be cut, and a holder that says what it believes."""
+"""ZooKeeper servers with more knobs, and a holder that says what it believes."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import holdfast
 from holdfast.errors import HoldfastError
@@ -11,12 +12,64 @@ from holdfast.runtimes.clock import now
 from servers.ensemble import Ensemble
 from servers.ports import free_port, give_back
 from servers.pump import Pump
+from servers.tls import Certificate, make_certificate
 from servers.zookeeper import ZooKeeperServer
 
-__all__ = ["TICK_MS", "TICK_SECONDS", "Believer", "LinkedTrio"]
+__all__ = ["TICK_MS", "TICK_SECONDS", "Believer", "LinkedTrio", "QuickServer", "SecureServer"]
 
+_MISSING_JARS = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar"
 TICK_MS = 200
 TICK_SECONDS = TICK_MS / 1000
+
+
+class QuickServer(ZooKeeperServer):
+    """Short ticks, and names that nobody uses are deleted soon."""
+
+    def __init__(self, *, tick_ms: int = TICK_MS) -> None:
+        super().__init__(tick_ms=tick_ms)
+
+    def command(self) -> list[str | Path]:
+        java, *rest = super().command()
+        return [java, "-Dznode.container.checkIntervalMs=500", *rest]
+
+    def connections(self) -> int:
+        """How many clients are connected, but for this question."""
+        return len([line for line in self.ask("cons").splitlines() if "sid=" in line])
+
+
+class SecureServer(QuickServer):
+    """Speaks TLS on a second port, and asks its clients for a certificate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secure_port = self.another_port()
+
+    @property
+    def certificate(self) -> Certificate:
+        return make_certificate(self.folder)
+
+    def command(self) -> list[str | Path]:
+        # Debian's zookeeper.jar names only some of the jars that TLS needs.
+        command = super().command()
+        path = command.index("-cp") + 1
+        command[path] = f"{command[path]}:{_MISSING_JARS}"
+        return command
+
+    def _configuration(self) -> list[str]:
+        made = self.certificate
+        both = self.folder / "both.pem"
+        both.write_text(made.key.read_text() + made.certificate.read_text())
+        return [
+            *super()._configuration(),
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+            f"secureClientPort={self.secure_port}",
+            f"secureClientPortAddress={self.host}",
+            f"ssl.keyStore.location={both}",
+            "ssl.keyStore.type=PEM",
+            f"ssl.trustStore.location={made.certificate}",
+            "ssl.trustStore.type=PEM",
+            "ssl.clientAuth=need",
+        ]
 
 
 class LinkedServer(ZooKeeperServer):

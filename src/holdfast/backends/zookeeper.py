@@ -12,12 +12,14 @@ from holdfast.backends.zookeeper_end import Ending, was_ours
 from holdfast.backends.zookeeper_line import (
     SEQUENCE_LIMIT,
     Line,
+    NodeData,
     digest,
     entry_prefix,
+    read_data,
     slot_name,
     write_data,
 )
-from holdfast.backends.zookeeper_look import Looking
+from holdfast.backends.zookeeper_look import Looking, token_of
 from holdfast.backends.zookeeper_records import Recording
 from holdfast.backends.zookeeper_renew import Renewing
 from holdfast.backends.zookeeper_store import Entry, ZooKeeperStore
@@ -95,7 +97,7 @@ class ZooKeeperBackend(Ending, Renewing, Looking, Recording):
         claim = entry.claim
         parent = self.store.parent(claim.name)
         prefix = f"{parent}/{entry_prefix(claim)}"
-        data = write_data(entry.key, 0, (), claim.label)
+        data = write_data(NodeData(entry.key, 0, (), 0, claim.label))
         self.store.entries[claim.owner] = entry
         entry.asked = True
         for _ in range(TRIES):
@@ -201,31 +203,32 @@ class ZooKeeperBackend(Ending, Renewing, Looking, Recording):
         entry.taking = True
         try:
             for _ in range(TRIES):
-                slots = line.free_slots(entry.claim.weight, entry.claim.limit)
-                grant = await self._try_slots(session, entry, slots)
+                grant = await self._try_slots(session, entry, line)
                 if grant is not None:
                     return grant
-                listing = Listing(self.store.parent(entry.claim.name))
-                await self.ask(session, listing)
-                if listing.error is not None:
+                read, listing = Read(entry.path), Listing(self.store.parent(entry.claim.name))
+                await self.ask(session, read, listing)
+                if read.error is not None or listing.error is not None:
                     return None
+                data, stat = read_data(read.value[0]), read.value[1]
+                if data.slots:  # an earlier try was not answered, but done
+                    token = token_of(Mode.SLOTS, data, stat)
+                    return self._grant(entry, token, data.slots, since)
+                entry.version = stat.version
                 line = Line(listing.value, self.where(entry.claim.name))
-                if line.index(entry.node) is None:
-                    return None
             return Busy(0, 0.05)
         finally:
             entry.taking = False
 
-    async def _try_slots(
-        self, session: Session, entry: Entry, slots: tuple[int, ...]
-    ) -> Grant | None:
+    async def _try_slots(self, session: Session, entry: Entry, line: Line) -> Grant | None:
+        slots = line.free_slots(entry.claim.weight, entry.claim.limit)
         if len(slots) < entry.claim.weight:
             return None
-        parent = self.store.parent(entry.claim.name)
-        data = write_data(entry.key, 0, slots, entry.claim.label)
-        own, acl = digest(entry.claim.owner).encode(), self.store.acl
-        parts = [Ephemeral(f"{parent}/{slot_name(slot)}", own, acl) for slot in slots]
-        multi = Multi([Write(entry.path, data), *parts])
+        parent, acl = self.store.parent(entry.claim.name), self.store.acl
+        data = write_data(NodeData(entry.key, 0, slots, 0, entry.claim.label))
+        parts = [Ephemeral(f"{parent}/{slot_name(slot)}", b"", acl) for slot in slots]
+        # With its version, so that of two tries of which one was not answered one is done.
+        multi = Multi([Write(entry.path, data, entry.version), *parts])
         sent = self.runtime.now()
         await self.ask(session, multi)
         if multi.failed:
@@ -309,17 +312,17 @@ class ZooKeeperBackend(Ending, Renewing, Looking, Recording):
     # Handing over
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        session, ending = self.ending(grant)
+        key, ending = self.ending(grant)
         entry = self._attend(claim)
         try:
-            if session is None or entry.key != grant.ref[0] or (entry.asked and not entry.path):
-                if session is not None:
-                    await self.ask(await self.ready(grant.ref[0]), *ending)
-                mine = await self.ready(entry.key)
-                return bool(ending) and was_ours(ending[0]), await self._attempt(mine, entry, True)
-            session = await self.ready(entry.key)
-            answer = await self._attempt(session, entry, True, *ending)
-            return was_ours(ending[0]), answer
+            session = await self.ready(key)
+            if entry.key != key or (entry.asked and not entry.path):
+                if ending:
+                    await self.ask(session, *ending)
+                answer = await self._attempt(await self.ready(entry.key), entry, True)
+            else:
+                answer = await self._attempt(session, entry, True, *ending)
+            return bool(ending) and was_ours(ending[0]), answer
         finally:
             entry.attended = self.runtime.now()
 

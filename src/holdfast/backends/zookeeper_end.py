@@ -26,29 +26,32 @@ class Ending(Trips):
     """The part of the backend that gives back."""
 
     async def release(self, grant: Grant) -> bool:
-        session, ending = self.ending(grant)
-        if session is None:
+        key, ending = self.ending(grant)
+        if not ending:
             return False
-        await self.ask(await self.ready(grant.ref[0]), *ending)
+        await self.ask(await self.ready(key), *ending)
         return was_ours(ending[0])
 
-    def ending(self, grant: Grant) -> tuple[Session | None, list[Ask]]:
-        """The requests that end a hold; no session if it has ended with its own."""
+    def ending(self, grant: Grant) -> tuple[int, list[Ask]]:
+        """The key of the hold's session, and what ends it: nothing if the session has."""
         key, number, path = grant.ref
-        self.store.entries.pop(grant.claim.owner, None)
+        entry = self.store.entries.pop(grant.claim.owner, None)
+        if entry is not None and entry.grant is not None:
+            key, number = entry.key, entry.session
         session = self.store.sessions.get(key)
         if session is None or session.id != number:
-            return None, []
+            return key, []
         parent = self.store.parent(grant.claim.name)
         ending = [deletion(parent, path, grant.slots)]
         if not 0 <= int(path[path.rindex(".") + 1 :]) < SEQUENCE_LIMIT:
             ending.append(Delete(parent))  # fails while somebody is there
-        return session, ending
+        return key, ending
 
     async def abandon(self, claim: Claim) -> None:
         entry = self.store.entries.pop(claim.owner, None)
         key = entry.key if entry is not None else math.ceil(claim.ttl)
-        if key not in self.store.sessions:
+        known = self.store.sessions.get(key)
+        if known is None or not known.used:
             return  # nothing was ever sent
         # Should this fail, the session's thread goes on trying for as long as there is a session.
         self.store.debts[claim.owner] = key, claim
@@ -73,9 +76,9 @@ class Ending(Trips):
         ends: dict[int, Ask] = {}
         for place, read in zip(places, reads, strict=True):
             if read.error is None:
-                data, stat = read.value
-                token = token_of(place.mode, stat)
-                ends[token] = deletion(parent, read.path, read_data(data).slots)
+                data = read_data(read.value[0])
+                token = token_of(place.mode, data, read.value[1])
+                ends[token] = deletion(parent, read.path, data.slots)
         if ends:
             await self.ask(session, *ends.values())
         return [token for token, end in ends.items() if was_ours(end)]

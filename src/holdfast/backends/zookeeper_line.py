@@ -72,22 +72,25 @@ class NodeData(NamedTuple):
     ttl: int
     behind: int
     slots: tuple[int, ...]
+    token: int
+    """Where it is not the zxid of the node: after a move to another session."""
     label: str
 
 
-def write_data(ttl: int, behind: int, slots: Iterable[int], label: str) -> bytes:
-    return f"{ttl} {behind} {','.join(map(str, slots))}\n{label}".encode()
+def write_data(data: NodeData) -> bytes:
+    slots = ",".join(map(str, data.slots))
+    return f"{data.ttl} {data.behind} {slots} {data.token}\n{data.label}".encode()
 
 
 def read_data(data: bytes) -> NodeData:
     """Reads a node's data; a damaged one says nothing, and raises nothing."""
     head, _, label = data.decode(errors="replace").partition("\n")
     try:
-        ttl, behind, slots = head.split(" ")
+        ttl, behind, slots, token = head.split(" ")
         numbers = tuple(int(slot) for slot in slots.split(",") if slot)
-        return NodeData(int(ttl), int(behind), numbers, label)
+        return NodeData(int(ttl), int(behind), numbers, int(token), label)
     except ValueError:
-        return NodeData(0, 0, (), label)
+        return NodeData(0, 0, (), 0, label)
 
 
 class Place(NamedTuple):

@@ -17,9 +17,9 @@ MOST_SHOWN = 1000
 """Of a longer line the rest is not read."""
 
 
-def token_of(mode: Mode, stat: Stat) -> int:
+def token_of(mode: Mode, data: NodeData, stat: Stat) -> int:
     """When it came, or when it took its slots: after that a holder's node does not change."""
-    return stat.mzxid if mode is Mode.SLOTS else stat.czxid
+    return data.token or (stat.mzxid if mode is Mode.SLOTS else stat.czxid)
 
 
 class Looking(Trips):
@@ -85,7 +85,7 @@ class Looking(Trips):
         self, label: tuple[str, int, str, str], place: Place, data: NodeData, stat: Stat
     ) -> Holder:
         since = stat.mtime if place.mode is Mode.SLOTS else stat.ctime
-        token = token_of(place.mode, stat)
+        token = token_of(place.mode, data, stat)
         # The ensemble does not tell when it last heard of a session: this is the most.
         return Holder(*label, place.mode, token, data.slots, since / 1000, float(data.ttl))
 

@@ -4,159 +4,204 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.backends.zookeeper_line import write_data
+from holdfast.backends.zookeeper_line import NodeData, write_data
+from holdfast.backends.zookeeper_move import ENDED, Moving
 from holdfast.backends.zookeeper_store import Entry
-from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Grant
 from holdfast.core.contract import Renewal, Waiting
-from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.errors import BackendUnavailable
 from holdfast.wires.zookeeper import Session
-from holdfast.wires.zookeeper_asks import Ask, Check, Exists, Multi, Write
+from holdfast.wires.zookeeper_asks import Call, Check, Exists, Multi, Write
 
 __all__ = ["Renewing"]
 
 BATCH = 1000
 TRIES = 4
 GONE = "its node is gone: it ran out or was broken"
-ENDED = "its ZooKeeper session has ended"
 
 
 class _Batch:
-    """What one session has to keep."""
+    """What one session has to keep, and the request that keeps it."""
+
+    def __init__(self, key: int, session: Session) -> None:
+        self.key, self.session = key, session
+        self.grants: list[tuple[Grant, Entry]] = []
+        self.waits: list[tuple[Waiting, Entry]] = []
+        self.sent = 0.0
+        self.check: Multi | None = None
+        self.call: Call | None = None
+
+    def paths(self) -> list[str]:
+        held = [entry.path for _, entry in self.grants]
+        return held + [entry.path for _, entry in self.waits]
+
+
+class _Answer:
+    """What becomes of the whole batch of a door."""
 
     def __init__(self) -> None:
-        self.grants: list[Grant] = []
-        self.waits: list[Waiting] = []
+        self.lost: dict[str, str] = {}
+        self.unknown: dict[str, str] = {}
+        self.forgotten: set[str] = set()
+        self.starts: list[float] = []
+
+    def renewal(self) -> Renewal:
+        since = min(self.starts, default=None)
+        return Renewal(self.lost, self.unknown, frozenset(self.forgotten), since)
 
 
-class Renewing(Trips):
+class Renewing(Moving):
     """The part of the backend that the keeper calls."""
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
     ) -> Renewal:
-        lost: dict[str, str] = {}
-        unknown: dict[str, str] = {}
-        forgotten: set[str] = set()
-        starts: list[float] = []
-        batches = self._sort(grants, waits, lost, forgotten)
-        # Sessions that answer come first: one that is away must not make the others late.
-        for key in sorted(batches, key=lambda key: not self.store.session(key).up):
-            batch = batches[key]
+        answer = _Answer()
+        batches = await self._sort(grants, waits, answer, until)
+        # To all sessions at once: one that is away must not make the others late.
+        for batch in batches:
+            if batch.session.up:
+                self._start(batch)
+        for batch in batches:
             try:
-                session = await self.ready(key, until)
-                starts.append(await self._renew(session, batch, lost, forgotten, until))
+                await self._renew(batch, answer, until)
             except BackendUnavailable as error:
-                unknown |= {grant.claim.owner: str(error) for grant in batch.grants}
-        since = min(starts, default=None)
-        return Renewal(lost, unknown, frozenset(forgotten), since)
+                answer.unknown |= {grant.claim.owner: str(error) for grant, _ in batch.grants}
+        return answer.renewal()
 
-    def _sort(
-        self,
-        grants: Sequence[Grant],
-        waits: Sequence[Waiting],
-        lost: dict[str, str],
-        forgotten: set[str],
-    ) -> dict[int, _Batch]:
+    async def _sort(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], answer: _Answer, until: float
+    ) -> list[_Batch]:
         """By session; what is known to be gone is told without asking."""
         batches: dict[int, _Batch] = {}
         for grant in grants:
-            key, number, _ = grant.ref
-            if grant.claim.ttl > key:
-                raise Unsupported(
-                    f"{self.where(grant.claim.name)} was taken with a ttl of {key} s; "
-                    "ZooKeeper can't keep it for longer than that"
-                )
-            session = self.store.sessions.get(key)
-            if session is None or session.id != number:
-                lost[grant.claim.owner] = ENDED
-            elif grant.claim.owner not in self.store.entries:
-                lost[grant.claim.owner] = GONE
-            else:
-                batches.setdefault(key, _Batch()).grants.append(grant)
+            entry = await self._placed(grant, answer, until)
+            if entry is not None:
+                self._batch(batches, entry).grants.append((grant, entry))
         for waiting in waits:
-            entry = self.store.entries.get(waiting.claim.owner)
-            if entry is None or not entry.path:
-                forgotten.add(waiting.claim.owner)
+            found = self.store.entries.get(waiting.claim.owner)
+            if found is None or not found.path:
+                answer.forgotten.add(waiting.claim.owner)
             else:
-                batches.setdefault(entry.key, _Batch()).waits.append(waiting)
-        return batches
+                self._batch(batches, found).waits.append((waiting, found))
+        return list(batches.values())
 
-    async def _renew(
+    def _batch(self, batches: dict[int, _Batch], entry: Entry) -> _Batch:
+        if entry.key not in batches:
+            batches[entry.key] = _Batch(entry.key, self.store.session(entry.key))
+        return batches[entry.key]
+
+    async def _placed(self, grant: Grant, answer: _Answer, until: float) -> Entry | None:
+        """The hold's entry, on a session that lasts long enough for its ttl."""
+        owner = grant.claim.owner
+        entry = self.store.entries.get(owner)
+        if entry is None or entry.grant is None:
+            answer.lost[owner] = GONE
+            return None
+        try:
+            if entry.moving:
+                await self.find_session(entry, until)
+            if grant.claim.ttl > entry.key:
+                await self.move(entry, grant.claim, until)
+        except BackendUnavailable as error:
+            answer.unknown[owner] = str(error)
+            return None
+        session = self.store.sessions.get(entry.key)
+        if session is None or session.id != entry.session:
+            answer.lost[owner] = ENDED
+            self.store.entries.pop(owner, None)
+            return None
+        return entry
+
+    def _start(self, batch: _Batch) -> None:
+        paths = batch.paths()[:BATCH]
+        batch.sent, batch.call = self.runtime.now(), self._call()
+        batch.check = Multi([Check(path) for path in paths])
+        batch.session.start(batch.call, batch.check)
+
+    async def _renew(self, batch: _Batch, answer: _Answer, until: float) -> None:
+        """One write proves that all nodes are there."""
+        session = batch.session
+        if batch.check is None:
+            await self.ready(
+                batch.grants[0][1].key if batch.grants else batch.waits[0][1].key, until
+            )
+            self._start(batch)
+        assert batch.call is not None
+        assert batch.check is not None
+        await session.finish(batch.call, self.seconds(until), batch.check)
+        paths = batch.paths()
+        gone = set()
+        if batch.check.failed:
+            gone |= await self._missing(session, paths[:BATCH], until)
+        for start in range(BATCH, len(paths), BATCH):
+            gone |= await self._missing(session, paths[start : start + BATCH], until)
+        since = session.since(batch.sent)
+        answer.starts.append(since)
+        for grant, entry in batch.grants:
+            self._keep(session, grant, entry, since, gone, answer)
+        await self._refresh(session, batch.waits, gone, answer.forgotten, until)
+
+    def _keep(
         self,
         session: Session,
-        batch: _Batch,
-        lost: dict[str, str],
-        forgotten: set[str],
-        until: float,
-    ) -> float:
-        """One write proves that all nodes are there; answers since when that is certain."""
-        paths: dict[str, str] = {}
-        for grant in batch.grants:
-            paths[grant.ref[2]] = grant.claim.owner
-        for waiting in batch.waits:
-            entry = self.store.entries.get(waiting.claim.owner)
-            if entry is not None:
-                paths[entry.path] = waiting.claim.owner
-        sent = self.runtime.now()
-        gone = {paths[path] for path in await self._missing(session, list(paths), until)}
-        since = session.since(sent)
-        for grant in batch.grants:
-            owner = grant.claim.owner
-            entry = self.store.entries.get(owner)
-            if session.id != grant.ref[1]:
-                lost[owner] = ENDED
-            elif owner in gone or entry is None or not entry.kept(since + grant.claim.ttl):
-                lost[owner] = GONE
-                self.store.entries.pop(owner, None)
-            elif self.store.entries.get(owner) is not entry:
-                lost[owner] = GONE  # given up in the same moment
-        await self._refresh(session, batch.waits, gone, forgotten, until)
-        return since
+        grant: Grant,
+        entry: Entry,
+        since: float,
+        gone: set[str],
+        answer: _Answer,
+    ) -> None:
+        owner = grant.claim.owner
+        entry.ends = since + grant.claim.ttl
+        if session.id != entry.session:
+            answer.lost[owner] = ENDED
+        elif entry.path in gone or self.store.entries.get(owner) is not entry:
+            answer.lost[owner] = GONE  # the latter: given up in this moment
+        else:
+            return
+        self.store.entries.pop(owner, None)
 
-    async def _missing(self, session: Session, paths: list[str], until: float) -> list[str]:
+    async def _missing(self, session: Session, paths: list[str], until: float) -> set[str]:
         """The nodes that are gone; all others are there by the word of a majority."""
-        gone: list[str] = []
-        for start in range(0, len(paths), BATCH):
-            some = paths[start : start + BATCH]
-            for _ in range(TRIES):
-                check = Multi([Check(path) for path in some])
+        gone: set[str] = set()
+        for _ in range(TRIES):
+            # A failed check tells the first only: a look tells all, the rest is proven anew.
+            looks = [Exists(path) for path in paths]
+            await self.ask(session, *looks, until=until)
+            there = [
+                path for path, look in zip(paths, looks, strict=True) if look.value is not None
+            ]
+            gone |= set(paths) - set(there)
+            check = Multi([Check(path) for path in there])
+            if there:
                 await self.ask(session, check, until=until)
-                if not check.failed:
-                    break
-                # It tells the first only: a look tells all, and what is left is proven anew.
-                looks = [Exists(path) for path in some]
-                await self.ask(session, *looks, until=until)
-                there = {p for p, look in zip(some, looks, strict=True) if look.value is not None}
-                gone += [path for path in some if path not in there]
-                some = [path for path in some if path in there]
-                if not some:
-                    break
-            else:
-                raise BackendUnavailable(f"{self.store.display}: too much changes to be renewed")
-        return gone
+            if not there or not check.failed:
+                return gone
+            paths = there
+        raise BackendUnavailable(f"{self.store.display}: too much changes to be renewed")
 
     async def _refresh(
         self,
         session: Session,
-        waits: Sequence[Waiting],
+        waits: Sequence[tuple[Waiting, Entry]],
         gone: set[str],
         forgotten: set[str],
         until: float,
     ) -> None:
-        writes: list[Ask] = []
-        for claim, behind in waits:
-            entry = self.store.entries.get(claim.owner)
-            if entry is None or claim.owner in gone or entry.session != session.id:
+        told: list[tuple[Entry, Write]] = []
+        for (claim, behind), entry in waits:
+            standing = self.store.entries.get(claim.owner) is entry
+            if not standing or entry.path in gone or entry.session != session.id:
                 forgotten.add(claim.owner)
                 continue
             entry.refreshed = self.runtime.now()
             if entry.behind != behind and entry.grant is None and not entry.taking:
                 # It wakes the one behind for nothing: only when there is something to tell.
                 entry.behind = behind
-                writes.append(self._told(entry, behind))
-        if writes:
-            await self.ask(session, *writes, until=until)
-
-    def _told(self, entry: Entry, behind: int) -> Write:
-        return Write(entry.path, write_data(entry.key, behind, (), entry.claim.label))
+                data = write_data(NodeData(entry.key, behind, (), 0, claim.label))
+                told.append((entry, Write(entry.path, data)))
+        if told:
+            await self.ask(session, *(write for _, write in told), until=until)
+        for entry, write in told:
+            if write.error is None:
+                entry.version = write.value.version

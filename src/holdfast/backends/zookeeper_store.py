@@ -42,11 +42,13 @@ class Entry:
         "ends",
         "grant",
         "key",
+        "moving",
         "path",
         "refreshed",
         "session",
         "taking",
         "token",
+        "version",
     )
 
     def __init__(self, claim: Claim, key: int, now: float) -> None:
@@ -65,14 +67,13 @@ class Entry:
         self.path = ""
         self.session = 0
         self.token = 0
+        self.version = 0
+        """Of the node's data, as far as known."""
+        self.moving = 0
+        """The key of the session that an unanswered request moves it to."""
         self.grant: Grant | None = None
         self.ends = math.inf
         """Until when its last renewal keeps it, once it is granted."""
-
-    def kept(self, ends: float) -> bool:
-        """A renewal keeps it until then; false if it is not granted."""
-        self.ends = ends
-        return self.grant is not None
 
     @property
     def node(self) -> str:
@@ -151,6 +152,8 @@ class ZooKeeperStore:
     def forget(self) -> None:
         """In a forked child. kazoo's clients are dropped without a word: they hang there."""
         self._mutex = threading.Lock()
+        for session in self.sessions.values():
+            session.forget()
         self.sessions = {}
         self.entries = {}
         self.debts = {}

@@ -60,12 +60,16 @@ class Trips:
                 return await self.ready(key)
         return await self.ready(0)
 
+    def seconds(self, until: float | None) -> float:
+        """How long a request may take."""
+        seconds = self.store.settings.request_seconds
+        return seconds if until is None else min(seconds, until - self.runtime.now())
+
     async def ask(self, session: Session, *asks: Ask, until: float | None = None) -> None:
         """One trip: requests back to back, and all their answers."""
-        seconds = self.store.settings.request_seconds
-        if until is not None:
-            seconds = min(seconds, until - self.runtime.now())
-        await session.ask(self._call(), seconds, *asks)
+        call = self._call()
+        session.start(call, *asks)
+        await session.finish(call, self.seconds(until), *asks)
 
     async def make(self, session: Session, path: str, leaf: type[Create] = Container) -> None:
         """Makes a node where it is missing, and what is missing above it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import ssl
 from typing import Any
 
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, make_acl, make_digest_acl
@@ -27,9 +28,9 @@ def read_options(url: Url, settings: Settings) -> Options:
     if "//" in url.path or any(part in (".", "..") for part in url.path.split("/")):
         raise ValueError(f"not a ZooKeeper path: {url.path!r}")
     tls = _tls(url)
-    hosts = ",".join(_host(name, port, bool(tls)) for name, port in url.hosts)
+    hosts = ",".join(_host(name, port, tls is not None) for name, port in url.hosts)
     client, acl = _access(url)
-    return Options(hosts, str(url), settings.request_seconds, acl, client | tls)
+    return Options(hosts, str(url), settings.request_seconds, acl, client, tls)
 
 
 def _host(name: str, port: int | None, tls: bool) -> str:
@@ -37,18 +38,26 @@ def _host(name: str, port: int | None, tls: bool) -> str:
     return f"{shown}:{port or (TLS_PORT if tls else PORT)}"
 
 
-def _tls(url: Url) -> dict[str, Any]:
-    files = {"ca": "ca", "cert": "certfile", "key": "keyfile"}
-    chosen: dict[str, Any] = {files[k]: v for k, v in url.options.items() if k in files}
-    if not url.flag("tls", default=bool(chosen)):
-        if chosen:
+def _tls(url: Url) -> ssl.SSLContext | None:
+    """What to trust and what to show; files are read now, so that a wrong one is told now."""
+    files = {key: url.options[key] for key in ("ca", "cert", "key") if key in url.options}
+    if not url.flag("tls", default=bool(files)):
+        if files:
             raise ValueError("ca, cert and key are for tls=on")
-        return {}
+        return None
     verify = url.flag("verify", default=True)
     check = url.flag("check_hostname", default=verify)
     if check and not verify:
         raise ValueError("check_hostname=on needs verify=on")
-    return chosen | {"use_ssl": True, "verify_certs": verify, "check_hostname": check}
+    try:
+        context = ssl.create_default_context(cafile=files.get("ca"))
+        if "cert" in files:
+            context.load_cert_chain(files["cert"], files.get("key"))
+    except OSError as error:
+        raise ValueError(f"the files for TLS can't be read: {error}") from error
+    context.check_hostname = check
+    context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
+    return context
 
 
 def _access(url: Url) -> tuple[dict[str, Any], tuple[ACL, ...]]:

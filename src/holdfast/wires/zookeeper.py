@@ -13,6 +13,8 @@ with a reserve over the ttl that pays for this delay.
 from __future__ import annotations
 
 import logging
+import os
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,14 +29,13 @@ from kazoo.exceptions import (
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
-    UnimplementedError,
 )
 from kazoo.security import ACL, OPEN_ACL_UNSAFE
 
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.runtimes.clock import now
 from holdfast.wires.zookeeper_asks import Ask, Call, Exists
-from holdfast.wires.zookeeper_kazoo import Handler, Quiet, make_client, say_goodbye
+from holdfast.wires.zookeeper_kazoo import Handler, Quiet, drop, make_client, say_goodbye
 
 __all__ = ["Chores", "Options", "Session"]
 
@@ -43,7 +44,7 @@ log = logging.getLogger("holdfast")
 BEATS_PER_TTL = 10
 KEPT_MARKS = 64
 SLACK_SECONDS = 0.05
-_ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError, UnimplementedError)
+_ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class Options:
     request_seconds: float
     acl: Sequence[ACL] = field(default=tuple(OPEN_ACL_UNSAFE))
     client: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What kazoo needs for TLS and authentication."""
+    """What kazoo needs to show who we are."""
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
 
 
 class Session:
@@ -66,6 +68,8 @@ class Session:
         self.id = 0
         """The session's number on the servers; 0 where there is none."""
         self.up = False
+        self.used = False
+        """Whether it was ever connected: before that nothing can have been sent."""
         self.timeout = 0.0
         """What the server granted."""
         self.proven = float("-inf")
@@ -86,6 +90,7 @@ class Session:
         self._log = Quiet()
         self._client: KazooClient | None = None
         self._mutex = threading.Lock()
+        self._process = os.getpid()
 
     # Opening and ending
 
@@ -98,7 +103,7 @@ class Session:
             patience = max(0.2, min(seconds, self.ttl) / 2)
             self._client = make_client(
                 self,
-                Handler(patience),
+                Handler(patience, self.options.tls),
                 self._log,
                 hosts=self.options.hosts,
                 timeout=max(self.ttl, 1.0),
@@ -112,6 +117,11 @@ class Session:
         client = self._client
         if client is not None:
             say_goodbye(client, seconds)
+
+    def forget(self) -> None:
+        """In a forked child, where kazoo's thread is not: not a word to the servers."""
+        if self._client is not None and os.getpid() != self._process:
+            drop(self._client)
 
     # What kazoo's thread says
 
@@ -144,6 +154,7 @@ class Session:
         self.id, self.timeout = client._session_id or 0, granted
         self._base, self._beat_at, self._beating = began, began, None
         self.up = not self.refusal
+        self.used = self.used or self.up
         self._ring(self._arrivals)
 
     def disconnected(self, *, ended: bool) -> None:
@@ -231,23 +242,25 @@ class Session:
         for ask in asks:
             client._call(ask.request, ask)
 
-    async def ask(self, call: Call, seconds: float, *asks: Ask) -> None:
-        """Sends requests back to back and waits for all answers.
+    def start(self, call: Call, *asks: Ask) -> None:
+        """Sends requests back to back; ``finish`` waits for them."""
+        asks[-1].call = call
+        self.send(*asks)
+
+    async def finish(self, call: Call, seconds: float, *asks: Ask) -> None:
+        """Waits for all answers of what was started.
 
         A request that failed keeps its ``error`` where that is an answer; anything else is
         raised as ``BackendUnavailable``. What was not sent when the time is over never is.
         """
-        asks[-1].call = call
-        self.send(*asks)
+        answered = False
         try:
             answered = await call.wait(seconds)
-        except BaseException:
-            for ask in asks:
-                ask.withdraw()
-            raise
+        finally:
+            if not answered:
+                for ask in asks:
+                    ask.withdraw()
         if not answered:
-            for ask in asks:
-                ask.withdraw()
             raise BackendUnavailable(
                 f"{self.options.display} did not answer within {max(0.0, seconds):.1f} s"
             )

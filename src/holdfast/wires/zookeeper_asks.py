@@ -285,8 +285,8 @@ class Write(Ask):
     __slots__ = ()
     kind = 5
 
-    def __init__(self, path: str, data: bytes) -> None:
-        super().__init__(_text(path) + _data(data) + _INT.pack(ANY_VERSION))
+    def __init__(self, path: str, data: bytes, version: int = ANY_VERSION) -> None:
+        super().__init__(_text(path) + _data(data) + _INT.pack(version))
 
     def read(self, buffer: bytes, offset: int) -> Stat:
         return Stat._make(_STAT.unpack_from(buffer, offset))

@@ -9,8 +9,10 @@ moments are ours: the session's heartbeat runs there.
 from __future__ import annotations
 
 import select
+import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
@@ -22,7 +24,7 @@ from kazoo.protocol.serialization import CloseInstance, Connect
 
 from holdfast.runtimes.clock import now
 
-__all__ = ["Connection", "Handler", "Listener", "Quiet", "make_client", "say_goodbye"]
+__all__ = ["Connection", "Handler", "Listener", "Quiet", "drop", "make_client", "say_goodbye"]
 
 CHUNK_BYTES = 65_536
 SEND_SECONDS = 5.0
@@ -84,10 +86,10 @@ class Wire:
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Callbacks run where they arise; waiting costs one system call."""
 
-    def __init__(self, connect_seconds: float) -> None:
+    def __init__(self, connect_seconds: float, tls: ssl.SSLContext | None) -> None:
         super().__init__()
         self.listener: Listener | None = None
-        self._connect_seconds = connect_seconds
+        self._connect_seconds, self._tls = connect_seconds, tls
         self._poll: Any = None
         self._polled: tuple[int, ...] = ()
 
@@ -100,11 +102,20 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
 
-    def create_connection(self, *args: Any, **options: Any) -> Wire:
+    def create_connection(
+        self, address: tuple[str, int], hostname: str = "", timeout: float = 0.0, **_: Any
+    ) -> Wire:
         # kazoo allows a silent host the whole session: the others would never be tried.
-        seconds = options.get("timeout") or self._connect_seconds
-        options["timeout"] = min(seconds, self._connect_seconds)
-        return Wire(super().create_connection(*args, **options))
+        seconds = min(timeout or self._connect_seconds, self._connect_seconds)
+        sock = socket.create_connection(address, seconds)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_hostname=hostname)
+        except BaseException:
+            sock.close()
+            raise
+        return Wire(sock)
 
     def select(
         self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None
@@ -182,6 +193,12 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         self._listener.connected(began, read_ms * 1.5 / 1000)
         return read_ms, connect_ms
 
+    def zk_loop(self) -> None:
+        try:
+            super().zk_loop()
+        finally:
+            self.close()  # whoever said goodbye may not have waited for it
+
     def _shortest_session(self, host: str, hostip: str, port: int) -> float:
         """Asks a server for a session of a millisecond, and gives it back.
 
@@ -189,18 +206,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         """
         client = self.client
         with self._socket_error_handling():
-            wire = self.handler.create_connection(
-                address=(hostip, port),
-                hostname=host,
-                timeout=client._session_timeout / 1000,
-                use_ssl=client.use_ssl,
-                keyfile=client.keyfile,
-                certfile=client.certfile,
-                ca=client.ca,
-                keyfile_password=client.keyfile_password,
-                verify_certs=client.verify_certs,
-                check_hostname=client.check_hostname,
-            )
+            wire = self.handler.create_connection((hostip, port), host)
         try:
             self._socket = wire
             hello = Connect(0, 0, 1, 0, b"\0" * 16, False)
@@ -242,6 +248,14 @@ def say_goodbye(client: KazooClient, seconds: float) -> None:
     client._queue.append((CloseInstance, None))
     wake = connection._write_sock
     if wake is not None:
-        wake.send(b"\0")
-    if connection.connection_stopped.wait(seconds):
-        client.close()
+        with suppress(OSError):  # closed in this moment
+            wake.send(b"\0")
+    connection.connection_stopped.wait(seconds)
+
+
+def drop(client: KazooClient) -> None:
+    """In a forked child: closes the handles that it inherited, which the parent keeps."""
+    connection = client._connection
+    for wire in (connection._socket, connection._read_sock, connection._write_sock):
+        if wire is not None:
+            wire.close()

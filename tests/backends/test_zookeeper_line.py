@@ -1,0 +1,122 @@
+"""The line of a ZooKeeper name, read from the names of its nodes alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.backends.zookeeper_line import (
+    Line,
+    NodeData,
+    decode_name,
+    digest,
+    encode_name,
+    entry_prefix,
+    read_data,
+    slot_name,
+    write_data,
+)
+from holdfast.claim import Claim, Mode
+from holdfast.core import admit
+from holdfast.core.admit import Share
+from holdfast.errors import Incompatible, LimitMismatch
+
+
+def _claim(owner: str, mode: Mode = Mode.EXCLUSIVE, weight: int = 1, limit: int = 0) -> Claim:
+    return Claim("name", mode, weight, limit, 30.0, owner, "[]")
+
+
+def _node(sequence: int, mode: Mode = Mode.EXCLUSIVE, weight: int = 1, limit: int = 0) -> str:
+    claim = _claim(str(sequence), mode, weight, limit)
+    return f"{entry_prefix(claim)}{sequence:010d}"
+
+
+def test_names_tell_no_owner() -> None:
+    """A node shows a digest: it finds the owner's node and does not release it."""
+    assert "secret" not in entry_prefix(_claim("secret"))
+    assert digest("secret") in entry_prefix(_claim("secret"))
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_any_name_is_one_node(name: str) -> None:
+    """Encoding is one to one, and never gives what ZooKeeper refuses."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return
+    node = encode_name(name)
+    assert decode_name(node) == name
+    assert "/" not in node
+    assert node not in (".", "..")
+    assert node.isascii()
+    assert node.isprintable()
+
+
+@given(st.integers(0, 999), st.lists(st.integers(0, 99)), st.text(max_size=50))
+def test_data_comes_back(behind: int, slots: list[int], label: str) -> None:
+    """What a node carries is read as it was written."""
+    data = NodeData(30, behind, tuple(slots), 7, label.encode(errors="replace").decode())
+    assert read_data(write_data(data)) == data
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"1 2\nlabel", b"x y z w\n"])
+def test_damaged_data_says_nothing(damaged: bytes) -> None:
+    """Somebody else's bytes are no reason to fail."""
+    assert read_data(damaged).slots == ()
+
+
+def test_the_counter_may_run_over() -> None:
+    """ZooKeeper's sequence is a signed 32-bit number: behind its end comes its beginning."""
+    sequences = [2**31 - 2, 2**31 - 1, -(2**31), -(2**31) + 1]
+    line = Line([_node(sequence) for sequence in reversed(sequences)], "here")
+    assert [place.sequence for place in line.places] == sequences
+
+
+_shares = st.one_of(
+    st.lists(st.sampled_from([Mode.EXCLUSIVE, Mode.SHARED]).map(lambda mode: (mode, 1, 0))),
+    st.lists(st.integers(1, 3).map(lambda weight: (Mode.SLOTS, weight, 4))),
+)
+
+
+@given(_shares)
+def test_admission_is_the_rule_of_all_stores(asked: list[tuple[Mode, int, int]]) -> None:
+    """Who is admitted by position is who fits beside all in front."""
+    line = Line([_node(number, *share) for number, share in enumerate(asked)], "here")
+    taken: list[Share] = []
+    fit = 0
+    for mode, weight, limit in asked:
+        if not admit.fits(mode, weight, limit, taken):
+            break
+        taken.append(Share(mode, weight))
+        fit += 1
+    assert line.admitted == fit
+
+
+def test_everybody_watches_one_in_front() -> None:
+    """A writer the one in front, a reader the last writer, the first for slots any change."""
+    x, s = Mode.EXCLUSIVE, Mode.SHARED
+    nodes = [_node(0, x), _node(1, s), _node(2, x), _node(3, s), _node(4, s), _node(5, x)]
+    line = Line(nodes, "here")
+    assert [line.before(index) for index in range(1, 6)] == [nodes[i] for i in (0, 1, 2, 2, 4)]
+    slots = [_node(number, Mode.SLOTS, 1, 2) for number in range(4)]
+    line = Line([*slots, slot_name(0), slot_name(1)], "here")
+    assert line.before(2) is None
+    assert line.before(3) == slots[2]
+    assert line.free_slots(1, 2) == ()
+    assert line.free_slots(2, 5) == (2, 3)
+
+
+def test_another_use_of_the_name_is_refused() -> None:
+    """By those who come later, whatever they are."""
+    line = Line([_node(0, Mode.SLOTS, 1, 3), _node(1)], "here")
+    with pytest.raises(LimitMismatch):
+        line.check(_claim("1"), 1, "zookeeper://here")
+    line.check(_claim("0", Mode.SLOTS, 1, 3), 0, "zookeeper://here")
+
+
+def test_another_version_is_refused() -> None:
+    """Two versions that can't exclude each other don't run together."""
+    with pytest.raises(Incompatible, match="version 2"):
+        Line([_node(0), "2.whatever"], "here")
+    assert len(Line([_node(0), "put here by hand"], "here").places) == 1
