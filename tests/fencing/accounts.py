@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
+
+import holdfast
 from holdfast import Fence, Mode
-from holdfast.fencing import file, redis, sql
+from holdfast.fencing import file, http, redis, sql
 
 RESOURCE = "account:7"
 READ = "SELECT value FROM account"
@@ -307,3 +310,84 @@ class InFile(Account):
 
     def peek(self) -> int:
         return int(self.path.read_text())
+
+
+class OverHttp(Account):
+    """An account behind a WSGI application without a transaction: a gate guards it."""
+
+    def __init__(self, url: str) -> None:
+        self.value = 0
+        self.locks = holdfast.connect(url)
+        app = http.WsgiFence(
+            self.serve, resource=lambda environ: RESOURCE, gate=http.Gate(self.locks)
+        )
+        self.client = httpx.Client(transport=httpx.WSGITransport(app), base_url="http://account")
+
+    def serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        if environ["REQUEST_METHOD"] == "PUT":
+            self.value = int(environ["wsgi.input"].read())
+        start_response("200 OK", [])
+        return [str(self.value).encode()]
+
+    def read(self, fence: Fence) -> int:
+        return int(self.send("GET", fence))
+
+    def write(self, fence: Fence, value: int) -> None:
+        self.send("PUT", fence, str(value))
+
+    def peek(self) -> int:
+        return self.value
+
+    def send(self, method: str, fence: Fence, content: str = "") -> str:
+        headers = http.headers(fence)
+        answer = self.client.request(method, "/", headers=headers, content=content)
+        return http.raise_for_stale(answer).raise_for_status().text
+
+    def close(self) -> None:
+        self.client.close()
+        self.locks.close()
+
+
+class OverAsgi(Account):
+    """The same behind an ASGI application."""
+
+    def __init__(self, url: str) -> None:
+        self.value = 0
+        self.runner = asyncio.Runner()
+
+        async def setup() -> None:
+            self.locks = holdfast.connect_async(url)
+            app = http.AsgiFence(
+                self.serve, resource=lambda scope: RESOURCE, gate=http.Gate(self.locks)
+            )
+            transport = httpx.ASGITransport(app)
+            self.client = httpx.AsyncClient(transport=transport, base_url="http://account")
+
+        self.runner.run(setup())
+
+    async def serve(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "PUT":
+            self.value = int((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": str(self.value).encode()})
+
+    def read(self, fence: Fence) -> int:
+        return int(self.runner.run(self.send("GET", fence)))
+
+    def write(self, fence: Fence, value: int) -> None:
+        self.runner.run(self.send("PUT", fence, str(value)))
+
+    def peek(self) -> int:
+        return self.value
+
+    async def send(self, method: str, fence: Fence, content: str = "") -> str:
+        answer = await self.client.request(method, "/", auth=http.carry(fence), content=content)
+        return http.raise_for_stale(answer).raise_for_status().text
+
+    def close(self) -> None:
+        async def end() -> None:
+            await self.client.aclose()
+            await self.locks.close()
+
+        self.runner.run(end())
+        self.runner.close()

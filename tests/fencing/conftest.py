@@ -66,6 +66,8 @@ GUARDS: dict[str, Make] = {
         lambda: redis.asyncio.Redis.from_url(_redis(servers), decode_responses=True)
     ),
     "file": lambda servers, folder: accounts.InFile(folder / "account"),
+    "http": lambda servers, folder: accounts.OverHttp(f"memory://{folder.name}"),
+    "http-asgi": lambda servers, folder: accounts.OverAsgi(f"memory://{folder.name}-asgi"),
 }
 
 

@@ -1,7 +1,8 @@
 """The resource's half of fencing: a resource remembers the highest fence that entered it, and
 refuses a lower one.
 
-``fencing.sql``, ``.redis`` and ``.file`` guard resources. Each is imported when it is first used.
+``fencing.sql``, ``.redis``, ``.file`` and ``.http`` guard resources. Each is imported when it is
+first used.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.fencing import file, redis, sql
+    from holdfast.fencing import file, http, redis, sql
 
-__all__ = ["file", "redis", "sql"]
+__all__ = ["file", "http", "redis", "sql"]
 
 
 def __getattr__(name: str) -> Any:

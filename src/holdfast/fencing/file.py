@@ -11,7 +11,6 @@ all: a crash at any point leaves the old content or the new one. Beside ``ledger
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -20,13 +19,11 @@ from typing import Any
 
 from holdfast.claim import Fence, Mode
 from holdfast.durations import Duration, timeout_seconds
-from holdfast.errors import Incompatible, NotHeld, Unsupported
+from holdfast.errors import NotHeld, Unsupported
 from holdfast.fencing.file_lock import FileLock
-from holdfast.fencing.rule import Memory, Stamp, as_fence, enter, refusal, stale
+from holdfast.fencing.rule import Memory, as_fence, enter, pack, refusal, stale, unpack
 
 __all__ = ["File", "Guard", "guard"]
-
-FORMAT = 1
 
 
 def guard(path: str | os.PathLike[str], lease: Any, *, timeout: Duration | None = None) -> Guard:
@@ -86,7 +83,7 @@ class Guard:
         if entered is memory:
             return False
         if write:
-            replace(self._kept, _packed(entered))
+            replace(self._kept, pack(entered).encode())
         return True
 
     def __exit__(
@@ -184,26 +181,9 @@ def _keep_rights(path: Path, file: int) -> None:
     os.fchmod(file, status.st_mode & 0o7777)
 
 
-def _packed(memory: Memory) -> bytes:
-    fields: dict[str, Any] = {"format": FORMAT, **memory._asdict()}
-    fields["slots"] = {str(slot): entered for slot, entered in memory.slots.items()}
-    return json.dumps(fields).encode()
-
-
 def _read(path: Path) -> Memory | None:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         return None
-    try:
-        fields = json.loads(text)
-        if fields["format"] != FORMAT:
-            raise ValueError(f"format {fields['format']}")
-        slots = {int(slot): Stamp(*entered) for slot, entered in fields["slots"].items()}
-        stamps = Stamp(*fields["writer"]), Stamp(*fields["highest"])
-        return Memory(str(fields["name"]), *stamps, slots)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Incompatible(
-            f"{str(path)!r} is no memory of fences that this version reads ({error}): nobody is "
-            "let in while it is there"
-        ) from None
+    return unpack(text, repr(str(path)))

@@ -6,14 +6,28 @@ and are tested against it. Nothing here touches the world.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from holdfast.claim import Fence, Mode, check_name
-from holdfast.errors import InvalidName, StaleFence
+from holdfast.errors import Incompatible, InvalidName, StaleFence
 from holdfast.lease import LeaseBase
 
-__all__ = ["NOBODY", "Memory", "Stamp", "as_fence", "check_resource", "enter", "refusal", "stale"]
+__all__ = [
+    "NOBODY",
+    "Memory",
+    "Stamp",
+    "as_fence",
+    "check_resource",
+    "enter",
+    "pack",
+    "refusal",
+    "stale",
+    "unpack",
+]
+
+FORMAT = 1
 
 
 class Stamp(NamedTuple):
@@ -116,6 +130,29 @@ def _why(fence: Fence, against: Fence) -> str:
 def _told(fence: Fence) -> str:
     epoch = f" of epoch {fence.epoch}" if fence.epoch else ""
     return f"token {fence.token}{epoch} of {fence.name!r} ({fence.mode})"
+
+
+def pack(memory: Memory) -> str:
+    """What is remembered, as text to keep."""
+    fields: dict[str, Any] = {"format": FORMAT, **memory._asdict()}
+    fields["slots"] = {str(slot): entered for slot, entered in memory.slots.items()}
+    return json.dumps(fields)
+
+
+def unpack(text: str | bytes, where: str) -> Memory:
+    """Reads it back; raises ``Incompatible`` for what this version can't read."""
+    try:
+        fields = json.loads(text)
+        if fields["format"] != FORMAT:
+            raise ValueError(f"format {fields['format']}")
+        slots = {int(slot): Stamp(*entered) for slot, entered in fields["slots"].items()}
+        stamps = Stamp(*fields["writer"]), Stamp(*fields["highest"])
+        return Memory(str(fields["name"]), *stamps, slots)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Incompatible(
+            f"{where} is no memory of fences that this version reads ({error}): nobody is let in "
+            "while it is there"
+        ) from None
 
 
 def as_fence(source: Any) -> Fence:

@@ -1,0 +1,101 @@
+"""Fences over HTTP: a header carries the fence, a middleware refuses a stale one early.
+
+The early check is a convenience: each server process knows only what it has seen itself. The
+fence that counts is checked where the effect is, by a guard in the handler's own transaction, for
+which the middleware hands the fence on; or, for handlers without one, by a ``Gate``.
+
+    app = fencing.http.AsgiFence(app)              # or WsgiFence
+    fencing.sql.guard(conn, "orders", fencing.http.fence_of(request))   # in the handler
+
+    httpx.post(url, headers=fencing.http.headers(lease))                # at the caller
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from holdfast.claim import Fence
+from holdfast.errors import StaleFence
+from holdfast.fencing.gate import Gate
+from holdfast.fencing.http_asgi import AsgiFence
+from holdfast.fencing.http_check import HEADER, KEY, STALE
+from holdfast.fencing.http_wsgi import WsgiFence
+from holdfast.fencing.rule import as_fence
+
+__all__ = [
+    "HEADER",
+    "AsgiFence",
+    "Gate",
+    "WsgiFence",
+    "carry",
+    "fence_of",
+    "headers",
+    "raise_for_stale",
+]
+
+R = TypeVar("R")
+
+
+def headers(lease: Any) -> dict[str, str]:
+    """The header that carries a lease's fence, for any client.
+
+    >>> headers("1;exclusive;;0;17;order%3A42")
+    {'Holdfast-Fence': '1;exclusive;;0;17;order%3A42'}
+    """
+    return {HEADER: str(as_fence(lease))}
+
+
+def carry(lease: Any) -> Callable[[R], R]:
+    """Adds the header to each request: ``httpx.Client(auth=carry(lease))``, also of an
+    ``AsyncClient``, and ``requests.post(url, auth=carry(lease))``."""
+
+    def add(request: Any) -> Any:
+        request.headers[HEADER] = str(as_fence(lease))
+        return request
+
+    return add
+
+
+def raise_for_stale(response: R) -> R:
+    """Raises ``StaleFence`` if the other side refused the fence, else answers the response.
+
+    Takes the responses of httpx and requests.
+    """
+    told: Any = response
+    kind = str(told.headers.get("content-type", ""))
+    if told.status_code != 409 or not kind.startswith("application/problem+json"):
+        return response
+    problem = told.json()
+    if problem.get("type") == STALE:
+        raise StaleFence(
+            str(problem.get("detail", "the fence was refused")),
+            fence=_parsed(problem.get("fence")),
+            highest=_parsed(problem.get("highest")),
+        )
+    return response
+
+
+def _parsed(text: object) -> Fence | None:
+    try:
+        return Fence.parse(str(text))
+    except ValueError:
+        return None
+
+
+def fence_of(request: Any) -> Fence | None:
+    """The fence that the middleware has handed on; ``None`` if the request carried none.
+
+    Takes an ASGI scope, a WSGI environ, or a request object that has one (Starlette, FastAPI,
+    Django, Flask).
+    """
+    for carrier in (
+        request,
+        *(getattr(request, word, None) for word in ("scope", "environ", "META")),
+    ):
+        if isinstance(carrier, Mapping) and KEY in carrier:
+            fence: Fence | None = carrier[KEY]
+            return fence
+    raise LookupError(
+        "this request has not passed AsgiFence or WsgiFence: the fence it may carry is unchecked"
+    )

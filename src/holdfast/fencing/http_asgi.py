@@ -1,0 +1,87 @@
+"""The ASGI middleware."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import nullcontext
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.fencing.gate import Gate
+from holdfast.fencing.http_check import HEADER, KEY, Checks, Problem, Refused, Resource, refused_for
+
+__all__ = ["AsgiFence"]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class AsgiFence:
+    """Refuses stale fences early, with 409, and hands others on as ``scope["holdfast.fence"]``.
+
+    ``resource`` says of which resource a request's scope speaks; by default each lock guards one
+    that is called as it is. With ``required=True`` a request without a fence gets 428. A ``gate``
+    on an asyncio door holds the resource for the whole handler.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        resource: Resource | None = None,
+        required: bool = False,
+        gate: Gate | None = None,
+    ) -> None:
+        if gate is not None and not gate.asynchronous:
+            raise TypeError("the gate of an AsgiFence is on a door of connect_async()")
+        self._app = app
+        self._checks = Checks(resource, required, gate)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send)
+        try:
+            await self._pass(scope, receive, answer)
+        except Refused as error:
+            await answer.refuse(error.problem)
+        except HoldfastError as error:
+            told = refused_for(error)
+            if told is None or answer.started:
+                raise
+            await answer.refuse(told.problem)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = HEADER.lower().encode()
+        values = [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+        fence = self._checks.read(values)
+        scope = {**scope, KEY: fence}
+        block: Any = nullcontext()
+        if fence is not None:
+            resource = self._checks.name(fence, scope)
+            self._checks.look(resource, fence)
+            if self._checks.gate is not None:
+                block = self._checks.gate.enter(resource, fence)
+        async with block:
+            await self._app(scope, receive, send)
+
+
+class _Answer:
+    """Knows whether the response has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def __call__(self, message: Any) -> None:
+        self.started = True
+        await self._send(message)
+
+    async def refuse(self, problem: Problem) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in problem.headers]
+        start = {"type": "http.response.start", "status": problem.status, "headers": headers}
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": problem.body})

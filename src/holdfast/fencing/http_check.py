@@ -1,0 +1,103 @@
+"""What both middlewares do with a header: read it, refuse early, say so as a problem document."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from holdfast.claim import Fence
+from holdfast.errors import BackendUnavailable, HoldfastError, LockTimeout, StaleFence
+from holdfast.fencing.gate import Gate
+from holdfast.fencing.rule import Memory, as_fence, check_resource, enter, refusal, stale
+
+__all__ = ["HEADER", "KEY", "STALE", "Checks", "Problem", "Refused"]
+
+HEADER = "Holdfast-Fence"
+KEY = "holdfast.fence"
+"""Under which the fence is handed on, in an ASGI scope or a WSGI environ."""
+STALE = "urn:holdfast:stale-fence"
+REMEMBERED = 10_000
+LONGEST_HEADER = 8192
+
+Resource = Callable[[Mapping[str, Any]], "str | None"]
+
+
+class Problem(NamedTuple):
+    """A refusal, as RFC 9457 writes it."""
+
+    status: int
+    phrase: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...]
+
+
+class Refused(Exception):
+    """The request goes no further."""
+
+    def __init__(self, status: int, phrase: str, kind: str, detail: str, **more: str) -> None:
+        super().__init__(detail)
+        fields = {"type": kind, "title": phrase, "status": status, "detail": detail, **more}
+        body = json.dumps(fields).encode()
+        headers = [("content-type", "application/problem+json"), ("content-length", str(len(body)))]
+        if status == 503:
+            headers.append(("retry-after", "1"))
+        self.problem = Problem(status, phrase, body, tuple(headers))
+
+
+def refused_for(error: HoldfastError) -> Refused | None:
+    """What a handler or a gate raised, as the caller is told; ``None`` for what is our defect."""
+    if isinstance(error, StaleFence):
+        fences = {"fence": error.fence, "highest": error.highest}
+        more = {word: str(fence) for word, fence in fences.items() if fence is not None}
+        return Refused(409, "Conflict", STALE, str(error), **more)
+    if isinstance(error, LockTimeout | BackendUnavailable):
+        # What is said here goes to a stranger: not who holds the gate, nor where the store is.
+        detail = "the gate before this resource could not be passed in time"
+        return Refused(503, "Service Unavailable", "urn:holdfast:gate-busy", detail)
+    return None
+
+
+class Checks:
+    """The highest fences that this process has seen, and what is done with a request's."""
+
+    def __init__(self, resource: Resource | None, required: bool, gate: Gate | None) -> None:
+        self._resource, self._required, self.gate = resource, required, gate
+        self._seen: OrderedDict[str, Memory] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def read(self, values: list[str]) -> Fence | None:
+        """The fence of a request; raises ``Refused`` if there must be one, or if it is none."""
+        if not values:
+            if self._required:
+                detail = f"this resource is changed by holders of a lock only: send {HEADER}"
+                kind = "urn:holdfast:fence-required"
+                raise Refused(428, "Precondition Required", kind, detail)
+            return None
+        try:
+            if len(values) > 1 or len(values[0]) > LONGEST_HEADER:
+                raise ValueError("one header, of 8 KB at most")
+            return as_fence(values[0].strip())
+        except ValueError as error:
+            raise Refused(400, "Bad Request", "urn:holdfast:bad-fence", str(error)) from None
+
+    def name(self, fence: Fence, request: Mapping[str, Any]) -> str:
+        """The resource that a request is about."""
+        named = None if self._resource is None else self._resource(request)
+        return check_resource(fence.name if named is None else named)
+
+    def look(self, resource: str, fence: Fence) -> None:
+        """The early check; raises ``StaleFence``."""
+        with self._mutex:
+            memory = self._seen.pop(resource, None)
+            against = refusal(memory, fence)
+            if against is None:
+                memory = enter(memory, fence)
+            assert memory is not None
+            self._seen[resource] = memory
+            if len(self._seen) > REMEMBERED:
+                self._seen.popitem(last=False)
+        if against is not None:
+            raise stale(resource, fence, against)

@@ -1,0 +1,101 @@
+"""The WSGI middleware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import chain
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.fencing.gate import Gate
+from holdfast.fencing.http_check import HEADER, KEY, Checks, Problem, Refused, Resource, refused_for
+
+__all__ = ["WsgiFence"]
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+_VARIABLE = "HTTP_" + HEADER.upper().replace("-", "_")
+
+
+class WsgiFence:
+    """Refuses stale fences early, with 409, and hands others on as ``environ["holdfast.fence"]``.
+
+    ``resource`` says of which resource a request's environ speaks; by default each lock guards
+    one that is called as it is. With ``required=True`` a request without a fence gets 428. A
+    ``gate`` on a blocking door holds the resource until the response is closed.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        resource: Resource | None = None,
+        required: bool = False,
+        gate: Gate | None = None,
+    ) -> None:
+        if gate is not None and gate.asynchronous:
+            raise TypeError("the gate of a WsgiFence is on a door of connect()")
+        self._app = app
+        self._checks = Checks(resource, required, gate)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        started: list[object] = []
+
+        def start(*args: Any, **options: Any) -> Any:
+            started.append(args)
+            return start_response(*args, **options)
+
+        try:
+            return self._pass(environ, start)
+        except Refused as error:
+            return _refuse(error.problem, start_response)
+        except HoldfastError as error:
+            told = refused_for(error)
+            if told is None or started:
+                raise
+            return _refuse(told.problem, start_response)
+
+    def _pass(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        values = [environ[_VARIABLE]] if _VARIABLE in environ else []
+        fence = environ[KEY] = self._checks.read(values)
+        with ExitStack() as stack:
+            if fence is not None:
+                resource = self._checks.name(fence, environ)
+                self._checks.look(resource, fence)
+                if self._checks.gate is not None:
+                    stack.enter_context(self._checks.gate.enter(resource, fence))
+            body = self._app(environ, start_response)
+            if hasattr(body, "close"):
+                stack.callback(body.close)
+            rest = iter(body)
+            first = list(_some(rest))  # a generator has not done anything before that
+            return _Body(chain(first, rest), stack.pop_all())
+        raise AssertionError
+
+
+def _some(rest: Iterator[bytes]) -> Iterator[bytes]:
+    """The first piece, if there is one."""
+    for piece in rest:
+        yield piece
+        return
+
+
+class _Body:
+    """A response whose end is the end of the block."""
+
+    def __init__(self, pieces: Iterator[bytes], stack: ExitStack) -> None:
+        self._pieces, self._stack = pieces, stack
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._pieces
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _refuse(problem: Problem, start_response: StartResponse) -> list[bytes]:
+    start_response(f"{problem.status} {problem.phrase}", list(problem.headers))
+    return [problem.body]
