@@ -65,7 +65,6 @@ class Hold:
         "grant",
         "handles",
         "on_doubt",
-        "orphaned",
         "reason",
         "renew",
         "renew_at",
@@ -81,8 +80,6 @@ class Hold:
         """Until when it may be kept at all (``max_hold``)."""
         self.state = State.HELD
         self.handles: list[ref[Handle]] = []
-        self.orphaned: float | None = None
-        """When the keeper first saw it without a handle."""
         self.who: Hashable = None
         """The thread or task that took it."""
         self.block = False

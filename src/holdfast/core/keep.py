@@ -29,8 +29,8 @@ UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 """An unknown outcome is undone at once and again later: a request may land after its undoing."""
 
 
-ORPHAN_SECONDS = 0.1
-"""How long after a hold was first seen without a handle it is looked at again."""
+UNHANDLED_SECONDS = 0.1
+"""How soon a hold that has no handle is looked at again."""
 
 
 class Undo(NamedTuple):
@@ -137,19 +137,12 @@ class Keep:
                 hold.block = False
                 log.warning("%r: its thread or task ended inside the block", self._named(hold))
                 self.dropped.append(hold)
-            elif not hold.handled():
-                self._find_orphan(hold, now)
+            elif hold.handles and not hold.handled():
+                # An interrupt tore its release or its handle's destructor apart.
+                self.dropped.append(hold)
             elif not hold.doubted and now >= hold.doubtful_at:
                 left = f"{hold.ends - now:.1f} s are left"
                 hold.doubt(f"renewal is overdue and {left}{_because(hold.cause)}")
-
-    def _find_orphan(self, hold: Hold, now: float) -> None:
-        # An interrupt can tear a release or a destructor apart. What nobody can end any more is
-        # not kept; one that was granted in this very moment has its handle by the next look.
-        if hold.orphaned is None:
-            hold.orphaned = now
-        elif now >= hold.orphaned + ORPHAN_SECONDS:
-            self.dropped.append(hold)
 
     def _run_out(self, hold: Hold, now: float) -> None:
         if hold.cap is not None and now >= hold.cap:
@@ -177,6 +170,7 @@ class Keep:
         if not refresh and not any(hold.renew_at <= now for hold in holds):
             return
         # What is due soon goes along: holds of one door end up in one batch per interval.
+        # One that never got a handle is not renewed: its acquire was torn apart, or is not done.
         soon = [hold for hold in holds if hold.renew_at <= now + hold.grant.claim.ttl / 6]
         due = [hold for hold in soon if hold.handled()]
         waits = self._waiting()
@@ -260,7 +254,7 @@ class Keep:
     def _look_at(self, hold: Hold) -> float:
         if hold.handled():
             return hold.next_at()
-        return (hold.orphaned or self.runtime.now()) + ORPHAN_SECONDS
+        return self.runtime.now() + UNHANDLED_SECONDS
 
     def _named(self, hold: Hold) -> str:
         return f"{hold.grant.claim.name} on {self.display}"

@@ -37,9 +37,9 @@ class BlockingSignal:
         return self._set
 
     def clear(self) -> None:
+        self._set = False  # first: a call in between is kept
         while not self._queue.empty():
             self._queue.get()
-        self._set = False
 
     def wait(self, seconds: float) -> bool:
         """Whether it was set within so many seconds."""
