@@ -49,7 +49,7 @@ class RedisBackend:
         self._shapes: dict[tuple[Mode, int, int, float, bool, int], str] = {}
         self._replicas = store.options.replicas
         self._requests = Requests(self._wire, store.options, self._moved)
-        self._call = self._requests.call
+        self._call, self._now = self._requests.call, self._requests.now
 
     def _moved(self) -> None:
         self._wakeups.drop()
@@ -88,8 +88,9 @@ class RedisBackend:
         packed = f"{start}{self._claim_words(claim, join, heard)}".encode()
         if self._replicas:
             return await self._replicated(claim, Command(script, packed, key), heard)
+        now = self._now
         try:
-            reply = await self._call(packed, key)
+            reply = await self._call(packed, key) if now is None else now(packed)
         except LinkBroken as error:
             self._doubt(claim)
             reply = await self._requests.again(Command(script, packed, key), error)
@@ -145,8 +146,9 @@ class RedisBackend:
         script = self._scripts.release
         start, key = self._keys.start(script, claim.name)
         packed = f"{start}{bulk(claim.owner)}".encode()
+        now = self._now
         try:
-            reply = await self._call(packed, key)
+            reply = await self._call(packed, key) if now is None else now(packed)
         except LinkBroken as error:
             # If the first one did arrive, the hold was ours and is gone by now.
             await self._requests.again(Command(script, packed, key), error)

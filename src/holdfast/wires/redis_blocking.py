@@ -159,6 +159,10 @@ class BlockingPool:
 
     async def call(self, packed: bytes, key: str = "") -> Any:
         """Sends one command, and reads its reply. ``key`` is for topologies that route by it."""
+        return self.call_now(packed)
+
+    def call_now(self, packed: bytes) -> Any:
+        """The same without a coroutine in between."""
         try:
             link = self._idle.pop()
         except IndexError:

@@ -51,8 +51,8 @@ class Wire(Protocol):
 class Route(Protocol):
     """Where commands go. Keys are the routing keys of their commands, one each."""
 
-    one_node: bool
-    """Whether all clients meet at one node, so that PUBLISH counts all that listen."""
+    now: Callable[[bytes], Any] | None
+    """``call`` without a coroutine in between, where one blocking server is all there is."""
 
     def call(self, packed: bytes, key: str = "") -> Awaitable[Any]: ...
     async def calls(
@@ -69,12 +69,11 @@ class Route(Protocol):
 class SingleRoute:
     """One server, always the same."""
 
-    one_node = True
-
     def __init__(self, wire: Wire, address: Address, greeting: Greeting | None) -> None:
         self._wire = wire
         self._pool: Pool = wire.pool(address, greeting)
         self.call = self._pool.call  # no step in between on the usual way
+        self.now: Callable[[bytes], Any] | None = getattr(self._pool, "call_now", None)
 
     async def calls(
         self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
@@ -104,7 +103,7 @@ class SingleRoute:
 class SentinelRoute:
     """The master that the sentinels name. ``moved`` is called when it is another one."""
 
-    one_node = True
+    now: Callable[[bytes], Any] | None = None
 
     def __init__(
         self,
@@ -211,7 +210,7 @@ class SentinelRoute:
 class ClusterRoute:
     """The owners of the slots, as any node of the cluster tells it."""
 
-    one_node = False
+    now: Callable[[bytes], Any] | None = None
 
     def __init__(self, wire: Wire, seeds: Sequence[Address], greeting: Greeting | None) -> None:
         self._wire, self._greeting = wire, greeting
