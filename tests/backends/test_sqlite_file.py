@@ -153,7 +153,7 @@ def test_another_member_of_the_group_takes_turns(tmp_path: Path) -> None:
             parent.chmod(mode_of(parent) | 0o005)
     tmp_path.chmod(0o755)
     lines = (
-        "import grp, pwd\n"
+        "import grp, pwd, holdfast.backends.sqlite_wakes\n"  # while it can still read them
         "nobody = pwd.getpwnam('nobody')\n"
         "os.setgroups([]); os.setgid(nobody.pw_gid); os.setuid(nobody.pw_uid)\n"
         f"with backend_of(path, options={options!r}) as backend:\n"

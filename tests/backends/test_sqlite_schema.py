@@ -72,7 +72,7 @@ def test_a_damaged_file_says_so(tmp_path: Path) -> None:
         for number in range(200):
             take(backend, claim(f"name-{number}"))
     content = bytearray(path.read_bytes())
-    content[4096:] = b"\x55" * (len(content) - 4096)
+    content[2048:] = b"\x55" * (len(content) - 2048)
     path.write_bytes(content)
     asked = [claim(f"name-{number}") for number in range(200)]
     with backend_of(path) as backend, pytest.raises(Incompatible, match="damaged"):

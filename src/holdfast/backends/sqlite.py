@@ -8,7 +8,6 @@ as soon as anybody else is there. Beside this file: ``sqlite_schema`` (what is s
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from holdfast.backends.sqlite_file import Place, place_of
 from holdfast.backends.sqlite_line import Line, Moment, Wake
 from holdfast.backends.sqlite_schema import open_file, raise_high, synced
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import HoldfastError
@@ -34,18 +34,17 @@ if TYPE_CHECKING:  # most programs never wait, so they never load this
 __all__ = ["SqliteBackend", "SqliteStore", "open_store"]
 
 T = TypeVar("T")
-log = logging.getLogger("holdfast")
-
 SEPARATOR = "\x1f"  # no name and no namespace contains it
 MOST_TRIES = 1000
 KEPT_CROWDED = 1024
 NEVER = float("inf")
 EXCLUSIVE = Mode.EXCLUSIVE  # looking up a member of an enumeration takes its time
 
+# A token that is not above the name's last one is left to Line, as is a name that is not free.
 _TAKE = (
     "INSERT INTO name VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0) ON CONFLICT (name) DO UPDATE SET "
-    "token = max(token + 1, ?2), owner = ?3, label = ?4, since = ?5, ends = ?6 "
-    "WHERE crowd = 0 AND ends <= ?7 RETURNING token"
+    "token = ?2, owner = ?3, label = ?4, since = ?5, ends = ?6 "
+    "WHERE crowd = 0 AND ends <= ?7 AND token < ?2"
 )
 _FREE = (
     "UPDATE name SET owner = '', ends = 0 "
@@ -73,13 +72,14 @@ class SqliteBackend:
         relief = partial(chores.checkpoint, path=path)
         self._wire = SqliteWire(path, self._open, relief, runtime, store.request_seconds)
         self._own_wakes: Wakes | None = None
-        self._floor = self._high = 0
+        self._floor = self._high = self._last = 0
         self._crowded: set[str] = set()
         self._chores_at = chores.EVERY
 
     def _open(self) -> sqlite3.Connection:
         connection, marks = open_file(self._store.place, self._store.adopt)
         self._floor, self._high = marks
+        self._last = max(self._last, self._floor - 1)
         if chores.log_is_due(self._store.place.path):
             self._chores_at = 0  # many programs that do little each: somebody has to do it
         return connection
@@ -99,16 +99,16 @@ class SqliteBackend:
         if claim.mode is EXCLUSIVE and name not in self._crowded:
             now, wall = now_seconds(), wall_seconds()
             token = int(wall * 1_000_000)
-            if token < self._floor:
-                token = self._floor
+            if token <= self._last:  # the clock went back, or a new boot's is behind the floor
+                token = self._last + 1
             row = (name, token, claim.owner, claim.label, wall, now + claim.ttl, now)
             try:
-                taken = self._wire.fetch(now, _TAKE, row)
-            except sqlite3.Error:  # most likely locked: the long way waits for it
-                taken = None
-            if taken is not None:
-                grant = Grant(claim, taken[0])
-                return grant if taken[0] < self._high else await self._granted(grant)
+                if self._wire.change(now, _TAKE, row):
+                    self._last = token
+                    grant = Grant(claim, token)
+                    return grant if token < self._high else await self._granted(grant)
+            except sqlite3.Error:  # locked, most likely: the long way waits for it
+                pass
         return await self._attempt(name, claim, join)
 
     async def _attempt(self, name: str, claim: Claim, join: bool) -> Grant | Busy:
@@ -124,6 +124,7 @@ class SqliteBackend:
 
     async def _granted(self, grant: Grant) -> Grant:
         """Lets no token out that a power cut could take back: see ``sqlite_schema``."""
+        self._last = max(self._last, grant.token)
         if grant.token >= self._high:
             self._high = await self._wire.run(raise_high, grant.token)
         self._quiet(grant.claim)

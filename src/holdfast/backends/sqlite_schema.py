@@ -28,6 +28,7 @@ APPLICATION_ID = 0x484F4C44  # "HOLD", for file(1)
 PROTOCOL = 1
 OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 HIGH_STEP = 3_600_000_000  # an hour in µs: one synced commit per hour of use, and one per boot
+PAGE_BYTES = 2048  # every commit writes one page at least; a usual row is a tenth of it
 WAL_LIMIT_BYTES = 4 << 20
 WAL_DUE_BYTES = 5 << 20
 """The log is copied into the file when it is larger; the next writer cuts it to the limit."""
@@ -131,6 +132,7 @@ def _is_new(connection: sqlite3.Connection, path: str) -> bool:
 def _create(connection: sqlite3.Connection) -> None:
     """Before there is a log: all pages are in the file then, and a full disk can't keep the log
     from being copied back over them."""
+    connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("BEGIN EXCLUSIVE")
     if _one(connection, "SELECT count(*) FROM sqlite_master") == 0:  # nobody was faster

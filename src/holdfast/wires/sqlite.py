@@ -14,7 +14,6 @@ across the fork, so that nothing inherited is in the middle of a request.
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -66,21 +65,6 @@ class SqliteWire:
 
     # The fast path: one statement, as few steps around it as can be.
 
-    def fetch(self, now: float, statement: str, parameters: tuple[object, ...]) -> Any:
-        """One statement's only row, or None. Raises SQLite's errors as they are."""
-        try:
-            with self._mutex:
-                cursor = self._cursor
-                if cursor is None or self._torn or now >= self._look_at:
-                    cursor = self._ready()
-                self._torn = True  # whatever ends it early, also an interrupt right here
-                row = cursor.execute(statement, parameters).fetchone()
-                self._torn = False
-                return row
-        except BaseException as error:
-            self._mend(error)
-            raise
-
     def change(self, now: float, statement: str, parameters: tuple[object, ...]) -> int:
         """How many rows one statement changed. Raises SQLite's errors as they are."""
         try:
@@ -88,7 +72,7 @@ class SqliteWire:
                 cursor = self._cursor
                 if cursor is None or self._torn or now >= self._look_at:
                     cursor = self._ready()
-                self._torn = True
+                self._torn = True  # whatever ends it early, also an interrupt right here
                 changed = cursor.execute(statement, parameters).rowcount
                 self._torn = False
                 self.ran += 1
@@ -154,7 +138,7 @@ class SqliteWire:
             elif not _is_busy(error) or self._runtime.now() >= until:
                 raise self._explained(error) from error
             else:
-                await self._runtime.sleep(pause * random.uniform(0.5, 1.5))
+                await self._runtime.sleep(pause * clock.between(0.5, 1.5))
                 pause = min(pause * 1.6, LONGEST_PAUSE_SECONDS)
             try:
                 return self.once(work, *args, **kwargs)
