@@ -1,8 +1,9 @@
 """The resource's half of fencing: a resource remembers the highest fence that entered it, and
 refuses a lower one.
 
-``fencing.sql``, ``.redis``, ``.file`` and ``.http`` guard resources. Each is imported when it is
-first used.
+``fencing.sql``, ``.redis``, ``.file`` and ``.http`` guard resources of their own;
+``fencing.etcd``, ``.zookeeper`` and ``.consul`` write into the lock's own store. Each is imported
+when it is first used.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.fencing import file, http, redis, sql
+    from holdfast.fencing import consul, etcd, file, http, redis, sql, zookeeper
 
-__all__ = ["file", "http", "redis", "sql"]
+__all__ = ["consul", "etcd", "file", "http", "redis", "sql", "zookeeper"]
 
 
 def __getattr__(name: str) -> Any:

@@ -68,8 +68,9 @@ class WsgiFence:
                 if self._checks.gate is not None:
                     stack.enter_context(self._checks.gate.enter(resource, fence))
             body = self._app(environ, start_response)
-            if hasattr(body, "close"):
-                stack.callback(body.close)
+            close = getattr(body, "close", None)
+            if close is not None:
+                stack.callback(close)
             rest = iter(body)
             first = list(_some(rest))  # a generator has not done anything before that
             return _Body(chain(first, rest), stack.pop_all())

@@ -1,0 +1,95 @@
+"""A guarded write in the lock's own ZooKeeper: the write, if the lock's node is still there.
+
+with holdfast.connect("zookeeper://localhost") as locks, locks.lock("config") as lease:
+    fencing.zookeeper.guard(lease).put("/app/config", "…")    # StaleFence once it has ended
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from holdfast.errors import BackendUnavailable
+from holdfast.fencing.own_store import OwnStoreGuard
+from holdfast.wires.zookeeper_asks import (
+    Ask,
+    Check,
+    Delete,
+    Multi,
+    Persistent,
+    Plain,
+    Read,
+    Sync,
+    Write,
+)
+
+__all__ = ["Guard", "guard"]
+
+TRIES = 8
+
+
+def guard(lease: Any) -> Guard:
+    """Nodes of the ZooKeeper that the lease's lock is in; raises ``TypeError`` otherwise."""
+    return Guard(lease)
+
+
+class Guard(OwnStoreGuard):
+    """Nodes of ZooKeeper, while the hold lasts. Keys are paths, such as ``/app/config``."""
+
+    store = "ZooKeeper"
+
+    def _own(self) -> str:
+        return f"{self._backend.store.root}/"
+
+    def _key(self, key: str) -> str:
+        path = super()._key(key)
+        if not path.startswith("/") or path.endswith("/") or "//" in path:
+            raise ValueError(f"a node's path begins with a slash and has no empty part: {key!r}")
+        return path
+
+    async def _ask(self, key: str, change: Ask) -> Exception | None:
+        """One transaction; what was wrong with the change, the hold being there."""
+        _, _, hold = self._lease._hold.grant.ref
+        multi = Multi([Check(hold), change])
+        await self._backend.ask(await self._backend.looking(), multi)
+        if not multi.failed:
+            return None
+        if isinstance(multi.value[0], NoNodeError):
+            raise await self._refused(key)
+        wrong: Exception = multi.value[1]
+        return wrong
+
+    async def _get(self, key: str) -> bytes | None:
+        # ZooKeeper has no transaction that reads. The hold is checked, by a write, after the
+        # read: what was read then was read while it lasted.
+        _, _, hold = self._lease._hold.grant.ref
+        session = await self._backend.looking()
+        read, check = Read(key), Multi([Check(hold)])
+        await self._backend.ask(session, Sync(key), read, check)
+        if check.failed:
+            raise await self._refused(key)
+        return None if read.error is not None else bytes(read.value[0])
+
+    async def _put(self, key: str, value: bytes) -> None:
+        change: Ask = Write(key, value)
+        for _ in range(TRIES):
+            wrong = await self._ask(key, change)
+            if wrong is None:
+                return
+            if isinstance(wrong, NodeExistsError):  # somebody made it meanwhile
+                change = Write(key, value)
+            elif isinstance(wrong, NoNodeError):
+                if isinstance(change, Plain):
+                    parent = key.rpartition("/")[0]
+                    await self._backend.make(await self._backend.looking(), parent, Persistent)
+                change = Plain(key, value, self._backend.store.acl)
+            else:
+                raise wrong
+        raise BackendUnavailable(f"{key!r} was made and deleted again and again")
+
+    async def _delete(self, key: str) -> bool:
+        wrong = await self._ask(key, Delete(key))
+        if wrong is not None and not isinstance(wrong, NoNodeError):
+            raise wrong
+        return wrong is None
