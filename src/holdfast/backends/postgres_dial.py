@@ -55,19 +55,8 @@ class Dialler:
 
     def greet(self, address: Address, until: float) -> Connection:
         """A connection to a server that can be written to."""
-        connection = dial(address, until)
+        connection = dial(address, until, lambda made: _greet(made, until))
         connection.deadline = until
-        try:
-            answer = connection.request(_GREETING, (), until)
-            pid, version, standby, encoding, started = (
-                (answer.get_value(0, column) or b"").decode() for column in range(5)
-            )
-            connection.pooled = int(pid) != connection.pid
-            connection.pid, connection.started = int(pid), started
-            _check_server(address.display, int(version), standby == "t", encoding)
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def enter(self, statements: tuple[Statement, ...]) -> Connection:
@@ -104,21 +93,32 @@ class Dialler:
     def _refuse_pooler(self, ours: Connection, until: float) -> None:
         """A pooler that gives a session to several clients strands locks: two clients that live
         at the same time, and one that asks twice, tell such a one from a pooler of sessions."""
+        seen = {str(ours.pid).encode(), _pid(ours, until), _pid(ours, until)}
         other = self.greet(self.address, until)
         try:
+            theirs = {str(other.pid).encode()}
             for _ in range(POOLER_ROUNDS):
-                seen = {_pid(ours, until), _pid(ours, until)}
-                theirs = first_value(other.script(b"BEGIN; " + _PID, until))
-                seen.add(_pid(ours, until))
-                other.script(b"ROLLBACK", until)
-                if len(seen) > 1 or theirs in seen:
+                if len(seen) > 1 or seen & theirs:
                     raise Unsupported(
                         f"{self.address.display} is a pooler that shares sessions between clients "
                         "(PgBouncer in transaction mode): advisory locks would be stranded in it. "
                         "Connect to the server itself, or use lease rows (without mode=advisory)"
                     )
+                theirs.add(first_value(other.script(b"BEGIN; " + _PID, until)))
+                seen |= {_pid(ours, until), _pid(ours, until)}
+                other.script(b"ROLLBACK", until)
         finally:
             other.close()
+
+
+def _greet(connection: Connection, until: float) -> None:
+    answer = connection.request(_GREETING, (), until)
+    pid, version, standby, encoding, started = (
+        (answer.get_value(0, column) or b"").decode() for column in range(5)
+    )
+    connection.pooled = int(pid) != connection.pid
+    connection.pid, connection.started = int(pid), started
+    _check_server(connection.server, int(version), standby == "t", encoding)
 
 
 def _pid(connection: Connection, until: float) -> bytes:

@@ -23,10 +23,10 @@ SELECT current_setting('transaction_isolation'), to_regclass(:counter) IS NOT NU
 
 _COUNT = """
 INSERT INTO @counter AS c (namespace, name, base, token, used)
-  VALUES (:namespace, :name, :key, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
-          clock_timestamp())
+  VALUES (:namespace, :name, :key,
+    CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint), clock_timestamp())
   ON CONFLICT (namespace, name) DO UPDATE SET used = clock_timestamp(), holders = '{}',
-    token = greatest(c.token + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+    token = greatest(c.token + 1, excluded.token)
   RETURNING c.token, c.capacity"""
 
 

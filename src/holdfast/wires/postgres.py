@@ -91,7 +91,7 @@ class Connection:
         self.home: object = None
         """The wire that it goes back to after use."""
         self.deadline = 0.0
-        """By when its last request had to be answered."""
+        """By when it had to be ready."""
         self.known: frozenset[bytes] = frozenset()
         """The names of the statements that are prepared here."""
         self._answer: pq.abc.PGresult | None = None
@@ -230,14 +230,24 @@ def first_value(answer: pq.abc.PGresult) -> bytes:
     return answer.get_value(0, 0) or b""
 
 
-def dial(address: Address, until: float) -> Connection:
-    """Connects to the first of the hosts that answers."""
+def dial(address: Address, until: float, greet: Callable[[Connection], None]) -> Connection:
+    """Connects to the first of the hosts that answers and that ``greet`` does not raise for."""
     error: BackendUnavailable | None = None
     for parameters in _targets(address):
         try:
-            return _connect(address, parameters, until)
+            connection = _connect(address, parameters, until)
         except BackendUnavailable as failure:
             error = failure
+            continue
+        try:
+            greet(connection)
+        except BaseException as failure:
+            connection.close()
+            if not isinstance(failure, BackendUnavailable):
+                raise
+            error = failure
+        else:
+            return connection
     raise error or BackendUnavailable(f"{address.display}: no host")
 
 

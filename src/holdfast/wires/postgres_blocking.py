@@ -15,9 +15,6 @@ from holdfast.wires.postgres_statement import Statement
 
 __all__ = ["BlockingWire"]
 
-IDLE_SECONDS = 1.0
-"""A connection that was idle for longer is looked at before it is used again."""
-
 
 class BlockingWire:
     """Idle connections are a stack without a lock: the one used last is used next."""
@@ -48,12 +45,11 @@ class BlockingWire:
             deadline = until
         try:
             connection = self._idle.pop()
-            if deadline - connection.deadline > IDLE_SECONDS and connection.stirs():
+            if connection.stirs():  # the server has ended it meanwhile
                 connection.close()
                 connection = self._borrow(deadline)
         except IndexError:
             connection = self._borrow(deadline)
-        connection.deadline = deadline
         try:
             return connection.request(statement, parameters, deadline)
         finally:

@@ -1,0 +1,316 @@
+"""What is peculiar to lease rows on PostgreSQL: the schema, rights, round trips, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.backends.postgres_schema import schema_sql
+from holdfast.claim import Claim, Mode, write_label
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.url import open_store
+from servers.postgres import PostgresServer
+from servers.proxy import Proxy
+from servers.registry import Servers
+
+Admin = psycopg.Connection[tuple[object, ...]]
+OF_ONE = "FROM pg_stat_activity WHERE application_name = %s"
+
+
+@pytest.fixture
+def server(servers: Servers) -> PostgresServer:
+    return servers.of(PostgresServer)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def admin(server: PostgresServer) -> Iterator[Admin]:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        yield connection
+
+
+def one(admin: Admin, sql: str, *parameters: object) -> object:
+    row = admin.execute(sql.encode(), parameters).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def claim(name: str = "name", ttl: float = 30.0) -> Claim:
+    label = write_label("host", 1, "thread", "")
+    return Claim(name, Mode.EXCLUSIVE, 1, 0, ttl, secrets.token_hex(16), label)
+
+
+def test_the_schema_can_be_made_by_hand_and_again(server: PostgresServer, admin: Admin) -> None:
+    """``schema_sql`` is idempotent, keeps what is there, and is all that a door needs."""
+    schema = f"s{secrets.token_hex(4)}"
+    text = schema_sql(schema=schema, prefix="mine_").encode()
+    admin.execute(text)
+    url = f"{server.url}?schema={schema}&prefix=mine_"
+    with holdfast.connect(url) as locks, locks.lock("kept") as lease:
+        admin.execute(text)
+        assert one(admin, f'SELECT token FROM "{schema}"."mine_lock"') == lease.token
+        assert lease.held
+    tables = "SELECT count(*) FROM information_schema.tables WHERE table_schema = %s"
+    prefixed = tables + " AND table_name LIKE 'mine\\_%%'"
+    assert one(admin, tables, schema) == one(admin, prefixed, schema)
+
+
+def test_two_create_the_schema_at_once(server: PostgresServer, namespace: str) -> None:
+    """Many first connections make one schema."""
+    url = f"{server.url}?schema=s{secrets.token_hex(4)}"
+    failures: list[BaseException] = []
+
+    def first_use() -> None:
+        try:
+            with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name"):
+                pass
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=first_use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize(
+    "option", ["schema=a-b", "prefix=x;drop", 'schema="', "schema=A", "mode=x"]
+)
+def test_names_of_schemas_are_checked(server: PostgresServer, option: str) -> None:
+    """What can't be escaped into trouble is refused when the door is made."""
+    with pytest.raises(ValueError, match=option.split("=", maxsplit=1)[0]):
+        holdfast.connect(f"{server.url}?{option}")
+
+
+def test_missing_rights_are_told_with_the_sql(server: PostgresServer, admin: Admin) -> None:
+    """A role that may not create tables says what is to be run; once it was run, it works."""
+    role, schema = f"r{secrets.token_hex(4)}", f"s{secrets.token_hex(4)}"
+    admin.execute(f"CREATE ROLE {role} LOGIN".encode())
+    url = f"{server.url}?schema={schema}".replace("//holdfast@", f"//{role}@")
+    locks = holdfast.connect(url, patience=5)
+    with pytest.raises(Unsupported, match="holdfast schema postgresql") as told:
+        locks.lock("name").acquire()
+    assert f'CREATE SCHEMA "{schema}"' in str(told.value)
+    admin.execute(schema_sql(schema=schema).encode())
+    with pytest.raises(Unsupported, match="USAGE on the schema"):
+        locks.lock("name").acquire()
+    admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO {role}".encode())
+    rights = "SELECT, INSERT, UPDATE, DELETE"
+    admin.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {schema} TO {role}".encode())
+    with locks.lock("name") as lease:
+        assert lease.held
+    locks.close()
+
+
+def test_other_protocols_are_refused(server: PostgresServer, admin: Admin, namespace: str) -> None:
+    """A namespace of a later version, or of the other mode, is not shared."""
+    with holdfast.connect(server.url, namespace=namespace) as locks, locks.lock("name"):
+        pass
+    advisory = holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace)
+    with pytest.raises(Incompatible, match="lease mode"):
+        advisory.lock("name").acquire(timeout=0)
+    advisory.close()
+    later = "UPDATE holdfast.protocol SET version = 99 WHERE namespace = %s"
+    admin.execute(later, (namespace,))
+    newer = holdfast.connect(server.url, namespace=namespace)
+    with pytest.raises(Incompatible, match="protocol 99"):
+        newer.lock("name").acquire(timeout=0)
+    newer.close()
+
+
+@pytest.mark.parametrize("suffix", ["", "?mode=advisory"])
+def test_a_hold_is_two_round_trips(server: PostgresServer, namespace: str, suffix: str) -> None:
+    """One to acquire with its token, one to release, in both modes."""
+    proxy = Proxy(server)
+    store = open_store(proxy.url + suffix, Settings(namespace=namespace))
+    backend = store.backend(BlockingRuntime())
+    try:
+        run_now(backend.release(run_now(backend.attempt(claim("warm"), join=True))))  # type: ignore[arg-type]
+        proxy.reset_counts()
+        for number in range(10):
+            grant = run_now(backend.attempt(claim(f"name {number}"), join=True))
+            assert run_now(backend.release(grant))  # type: ignore[arg-type]
+        assert (proxy.counts.connections, proxy.counts.requests) == (0, 20)
+    finally:
+        run_now(backend.close())
+        proxy.close()
+
+
+def test_many_waiters_share_a_few_connections(
+    server: PostgresServer, admin: Admin, namespace: str
+) -> None:
+    """200 threads on 20 names wait over at most six connections, and all are served."""
+    name = f"waiters-{namespace}"
+    url = f"{server.url}?application_name={name}"
+    locks = holdfast.connect(url, namespace=namespace)
+    count = f"SELECT count(*) {OF_ONE}"
+    most = 0
+    served: list[int] = []
+
+    def work(number: int) -> None:
+        with locks.lock(f"name {number % 20}", timeout=60) as lease:
+            served.append(lease.token)
+
+    holds = [locks.lock(f"name {number}").acquire() for number in range(20)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
+    for thread in threads:
+        thread.start()
+    waiting = "SELECT count(*) FROM holdfast.waiter WHERE namespace = %s"
+    while one(admin, waiting, namespace) != 20:
+        threading.Event().wait(0.01)
+    most = max(most, int(str(one(admin, count, name))))
+    for hold in holds:
+        assert hold is not None
+        hold.release()
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, int(str(one(admin, count, name))))
+        threading.Event().wait(0.01)
+    locks.close()
+    assert len(served) == 200
+    assert most <= 6
+
+
+def test_a_listener_that_is_killed_is_replaced(
+    server: PostgresServer, admin: Admin, namespace: str
+) -> None:
+    """pg_terminate_backend on everything of a waiter's: it is still woken by the release."""
+    name = f"waiter-{namespace}"
+    holder = holdfast.connect(server.url, namespace=namespace)
+    waiter = holdfast.connect(f"{server.url}?application_name={name}", namespace=namespace)
+    lease = holder.lock("name").acquire()
+    assert lease is not None
+    tokens: list[int] = []
+
+    def wait() -> None:
+        with waiter.lock("name", timeout=60) as taken:
+            tokens.append(taken.token)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    listening = f"SELECT count(*) {OF_ONE} AND query ~ 'LISTEN'"
+    kill = f"SELECT count(pg_terminate_backend(pid)) {OF_ONE}"
+    for _ in range(2):
+        while one(admin, listening, name) != 1:
+            threading.Event().wait(0.01)
+        assert one(admin, kill, name) != 0
+    while one(admin, listening, name) != 1:
+        threading.Event().wait(0.01)
+    lease.release()
+    thread.join(60)
+    assert tokens[0] > lease.token
+    holder.close()
+    waiter.close()
+
+
+def test_killed_connections_lose_no_lease(
+    server: PostgresServer, admin: Admin, namespace: str
+) -> None:
+    """pg_terminate_backend on a holder's connections: rows do not end with connections."""
+    name = f"holder-{namespace}"
+    locks = holdfast.connect(f"{server.url}?application_name={name}", namespace=namespace)
+    lease = locks.lock("name", ttl=30).acquire()
+    assert lease is not None
+    kill = f"SELECT count(pg_terminate_backend(pid)) {OF_ONE}"
+    assert one(admin, kill, name) != 0
+    lease.extend()
+    assert lease.held
+    assert lease.release() is True
+    locks.close()
+
+
+def test_idle_names_are_purged(server: PostgresServer, admin: Admin, namespace: str) -> None:
+    """Rows that nobody used for a week go, in bounded steps; tokens still grow."""
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        with locks.lock("old") as lease:
+            old = lease.token
+        with locks.lock("held", ttl=3600), locks.lock("young"):
+            names = "SELECT array_agg(name ORDER BY name) FROM holdfast.lock WHERE namespace = %s"
+            age = "UPDATE holdfast.lock SET used = used - interval '8 days' WHERE namespace = %s"
+            admin.execute(age + " AND name <> 'young'", (namespace,))
+            step = "SELECT holdfast.purge(%s, %s, %s)"
+            assert one(admin, step, namespace, "", 2) == "old"
+            assert one(admin, names, namespace) == ["held", "young"]
+            assert one(admin, step, namespace, "old", 2) is None
+            assert one(admin, names, namespace) == ["held", "young"]
+        with locks.lock("old") as lease:
+            assert lease.token > old
+
+
+def test_a_clock_that_steps_back_does_not_turn_tokens_back(
+    server: PostgresServer, admin: Admin, namespace: str
+) -> None:
+    """The row remembers a token from the future, and the next one is above it."""
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        with locks.lock("name"):
+            pass
+        future = 2**62
+        ahead = "UPDATE holdfast.lock SET token = %s WHERE namespace = %s"
+        admin.execute(ahead, (future, namespace))
+        with locks.lock("name") as lease:
+            assert lease.token == future + 1
+
+
+def test_a_wrong_password_is_not_told(servers: Servers, namespace: str) -> None:
+    """What fails at login names the server and no secret."""
+    server = servers.of(PostgresServer, password="right-7261")
+    locks = holdfast.connect(
+        server.url.replace("right-7261", "wrong-7261"), namespace=namespace, patience=0.2
+    )
+    with pytest.raises(BackendUnavailable, match="password authentication failed") as told:
+        locks.lock("name").acquire()
+    assert "7261" not in str(told.value)
+    assert "7261" not in repr(locks)
+    locks.close()
+    with holdfast.connect(server.url, namespace=namespace) as right, right.lock("name") as lease:
+        assert lease.held
+
+
+def test_tls_is_verified(servers: Servers, namespace: str) -> None:
+    """sslmode and the rest of libpq's options are handed on."""
+    server = servers.of(PostgresServer, tls=True)
+    with holdfast.connect(server.url, namespace=namespace) as locks, locks.lock("name") as lease:
+        assert lease.held
+        assert any(finding.detail == "TLS" for finding in locks.check())
+    distrustful = server.url.split("?")[0] + "?sslmode=verify-full&sslrootcert=system"
+    stranger = holdfast.connect(distrustful, namespace=namespace, patience=0.2)
+    with pytest.raises(BackendUnavailable, match=r"(?i)certificate|SSL"):
+        stranger.lock("name").acquire()
+    stranger.close()
+
+
+def test_a_cancelled_request_leaves_its_wire_usable(server: PostgresServer, namespace: str) -> None:
+    """Acquires that are cancelled at any moment leave no hold, no entry, no broken connection."""
+
+    async def body() -> None:
+        async with holdfast.connect_async(server.url, namespace=namespace) as locks:
+            for step in range(60):
+                task = asyncio.create_task(locks.lock("name", timeout=5).acquire())
+                await asyncio.sleep(step * 0.0002)
+                task.cancel()
+                lease = None
+                with suppress(asyncio.CancelledError):
+                    lease = await task
+                if lease is not None:
+                    await lease.release()
+            async with locks.lock("name", timeout=10) as lease:
+                standing = await locks.inspect("name")
+                assert [holder.token for holder in standing.holders] == [lease.token]
+                assert standing.waiters == ()
+
+    asyncio.run(body())

@@ -1,0 +1,326 @@
+"""What is peculiar to advisory locks on PostgreSQL: sessions, their end, the server's queue."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.backends.postgres_advisory import AdvisoryBackend
+from holdfast.backends.postgres_advisory_requests import base_key
+from holdfast.claim import Busy, Claim, Grant, Mode, write_label
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
+from holdfast.errors import Unsupported
+from holdfast.runtimes.aio import AsyncioRuntime
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
+from holdfast.url import open_store
+from servers.postgres import PostgresServer
+from servers.proxy import Proxy
+from servers.registry import Servers
+
+SOON = 20.0
+Admin = psycopg.Connection[tuple[object, ...]]
+HOLDING = "SELECT count(*) FROM holdfast.keys WHERE key = %s AND granted"
+
+
+@pytest.fixture
+def server(servers: Servers) -> PostgresServer:
+    return servers.of(PostgresServer)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> str:
+    return f"{server.url}?mode=advisory"
+
+
+@pytest.fixture
+def admin(server: PostgresServer) -> Iterator[Admin]:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def backend(url: str, namespace: str) -> Iterator[AdvisoryBackend]:
+    made = open_store(url, Settings(namespace=namespace)).backend(BlockingRuntime())
+    assert isinstance(made, AdvisoryBackend)
+    yield made
+    run_now(made.close())
+
+
+def one(admin: Admin, sql: str, *parameters: object) -> object:
+    row = admin.execute(sql.encode(), parameters).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def claim(name: str = "name", ttl: float = 30.0, mode: Mode = Mode.EXCLUSIVE) -> Claim:
+    label = write_label("host", 1, "thread", "")
+    return Claim(name, mode, 1, 2 if mode is Mode.SLOTS else 0, ttl, secrets.token_hex(16), label)
+
+
+def take(backend: AdvisoryBackend, asked: Claim) -> Grant:
+    answer = run_now(backend.attempt(asked, join=True))
+    assert isinstance(answer, Grant)
+    return answer
+
+
+def eventually(check: object, what: str) -> None:
+    assert callable(check)
+    deadline = now() + SOON
+    while not check():
+        assert now() < deadline, what
+        time.sleep(0.01)
+
+
+def pid_of(backend: AdvisoryBackend, asked: Claim) -> int:
+    return backend.sessions.by_owner[asked.owner].connection.pid
+
+
+def test_a_terminated_holder_is_lost(
+    backend: AdvisoryBackend, admin: Admin, namespace: str
+) -> None:
+    """pg_terminate_backend on the holding session: told by a look at the socket, and for good."""
+    asked = claim()
+    grant = take(backend, asked)
+    session = backend.sessions.by_owner[asked.owner]
+    assert session.alive()
+    one(admin, "SELECT pg_terminate_backend(%s, 5000)", session.connection.pid)
+    eventually(lambda: not session.alive(), "the end of a session was not seen")
+    assert one(admin, HOLDING, base_key(namespace, "name")) == 0
+    renewal = run_now(backend.renew([grant], [], until=now() + 5))
+    assert list(renewal.lost) == [asked.owner]
+    assert run_now(backend.release(grant)) is False
+    assert take(backend, claim()).token > grant.token
+
+
+def test_a_terminated_waiter_waits_on(backend: AdvisoryBackend, admin: Admin) -> None:
+    """pg_terminate_backend on a waiting session: the waiter lines up anew and gets it."""
+    grant = take(backend, claim())
+    waiter = claim()
+    assert isinstance(run_now(backend.attempt(waiter, join=True)), Busy)
+    first = pid_of(backend, waiter)
+    one(admin, "SELECT pg_terminate_backend(%s, 5000)", first)
+    run_now(backend.wait(waiter, Busy(0), now() + SOON))
+    assert isinstance(run_now(backend.attempt(waiter, join=True)), Busy)
+    assert pid_of(backend, waiter) != first
+    assert run_now(backend.release(grant))
+    run_now(backend.wait(waiter, Busy(0), now() + SOON))
+    assert take(backend, waiter).token > grant.token
+
+
+def test_an_abandoned_waiter_leaves_the_server_s_queue(
+    backend: AdvisoryBackend, admin: Admin, namespace: str
+) -> None:
+    """A wait that is given up is cancelled on the server, and its session is used again."""
+    grant = take(backend, claim())
+    waiter = claim()
+    assert isinstance(run_now(backend.attempt(waiter, join=True)), Busy)
+    pid = pid_of(backend, waiter)
+    queued = "SELECT count(*) FROM holdfast.keys WHERE key = %s AND NOT granted"
+    eventually(
+        lambda: one(admin, queued, base_key(namespace, "name")) == 1, "it never came to wait"
+    )
+    run_now(backend.abandon(waiter))
+    assert one(admin, queued, base_key(namespace, "name")) == 0
+    assert [session.connection.pid for session in backend.sessions.idle] == [pid]
+    assert run_now(backend.look("name")).waiters == ()
+    assert run_now(backend.release(grant))
+
+
+def test_the_server_ends_a_silent_hold(
+    backend: AdvisoryBackend, admin: Admin, namespace: str
+) -> None:
+    """A holder that does not renew loses it to the server after its ttl, not before."""
+    began = now()
+    grant = take(backend, claim(ttl=0.6))
+    key = base_key(namespace, "name")
+    eventually(lambda: one(admin, HOLDING, key) == 0, "the hold never ended")
+    assert now() - began >= 0.6
+    assert list(run_now(backend.renew([grant], [], until=now() + 5)).lost)
+
+
+def test_a_thousand_renewals_are_one_wait(servers: Servers, namespace: str) -> None:
+    """Many holds are renewed at once, over a network that takes its time."""
+    server = servers.of(PostgresServer, settings={"max_connections": "150"})
+    proxy = Proxy(server)
+    store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
+    backend = store.backend(BlockingRuntime())
+    assert isinstance(backend, AdvisoryBackend)
+    try:
+        grants = [take(backend, claim(f"name {number}")) for number in range(100)]
+        proxy.delay(0.1)
+        began = now()
+        renewal = run_now(backend.renew(grants, [], until=now() + 5))
+        assert (renewal.lost, renewal.unknown) == ({}, {})
+        assert now() - began < 100 * 0.2  # one after the other would take this and more
+    finally:
+        proxy.heal()
+        run_now(backend.close())
+        proxy.close()
+
+
+def test_a_late_renewal_is_unknown_and_goes_on(server: PostgresServer, namespace: str) -> None:
+    """An answer that does not come in time costs nothing but certainty; the next one counts."""
+    proxy = Proxy(server)
+    store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
+    backend = store.backend(BlockingRuntime())
+    assert isinstance(backend, AdvisoryBackend)
+    try:
+        asked = claim()
+        grant = take(backend, asked)
+        proxy.stall()
+        assert list(run_now(backend.renew([grant], [], until=now() + 0.3)).unknown) == [asked.owner]
+        proxy.resume()
+        renewal = run_now(backend.renew([grant], [], until=now() + 5))
+        assert (renewal.lost, renewal.unknown) == ({}, {})
+        assert run_now(backend.release(grant)) is True
+    finally:
+        run_now(backend.close())
+        proxy.close()
+
+
+def test_a_session_that_went_dark_is_ended_on_the_server(
+    backend: AdvisoryBackend, admin: Admin, namespace: str
+) -> None:
+    """What a broken connection may still hold is ended before its claim is forgotten."""
+    asked = claim()
+    take(backend, asked)
+    session = backend.sessions.by_owner[asked.owner]
+    fileno = session.connection.fileno()
+    kept = os.dup(fileno)  # the server hears nothing of the client's end
+    with Path(os.devnull).open("r+b") as nothing:
+        os.dup2(nothing.fileno(), fileno)
+    backend.sessions.lose(asked.owner, session)
+    assert one(admin, HOLDING, base_key(namespace, "name")) == 1
+    run_now(backend.abandon(asked))
+    assert one(admin, HOLDING, base_key(namespace, "name")) == 0
+    os.close(kept)
+
+
+def test_a_session_never_takes_a_key_twice(
+    backend: AdvisoryBackend, url: str, namespace: str
+) -> None:
+    """Advisory locks nest within a session; ours never meet themselves."""
+    store = open_store(url, Settings(namespace=namespace))
+    other = store.backend(BlockingRuntime())
+    assert isinstance(other, AdvisoryBackend)
+    for _ in range(3):
+        first = take(backend, claim())
+        assert isinstance(run_now(backend.attempt(claim(), join=False)), Busy)
+        assert isinstance(run_now(other.attempt(claim(), join=False)), Busy)
+        assert run_now(backend.release(first))
+        second = take(other, claim())
+        assert run_now(other.release(second))
+    run_now(other.close())
+
+
+def test_a_collision_of_keys_is_told(
+    backend: AdvisoryBackend, admin: Admin, namespace: str
+) -> None:
+    """Two names with one key would be one lock: the second is refused."""
+    run_now(backend.release(take(backend, claim("other"))))
+    forged = "UPDATE holdfast.counter SET base = %s WHERE namespace = %s AND name = 'other'"
+    admin.execute(forged, (base_key(namespace, "name"), namespace))
+    with pytest.raises(Unsupported, match="key of 'name'"):
+        run_now(backend.attempt(claim(), join=True))
+    key = base_key(namespace, "name")
+    eventually(lambda: one(admin, HOLDING, key) == 0, "what was refused is still held")
+
+
+def test_stale_notes_are_not_believed(
+    backend: AdvisoryBackend, admin: Admin, namespace: str
+) -> None:
+    """Whoever looks sees only sessions that have the key now."""
+    for mode in (Mode.EXCLUSIVE, Mode.SHARED):
+        asked = claim(mode=mode)
+        grant = take(backend, asked)
+        assert [holder.token for holder in run_now(backend.look("name")).holders] == [grant.token]
+        one(admin, "SELECT pg_terminate_backend(%s, 5000)", pid_of(backend, asked))
+        assert run_now(backend.look("name")).holders == ()
+        noted = "SELECT cardinality(holders) FROM holdfast.counter WHERE namespace = %s"
+        assert one(admin, noted, namespace) != 0
+
+
+def test_a_killed_slot_holder_stalls_nobody(backend: AdvisoryBackend, admin: Admin) -> None:
+    """A slot whose holder was killed rings nobody; the first in line looks by itself."""
+    held = [claim(mode=Mode.SLOTS) for _ in range(2)]
+    for asked in held:
+        take(backend, asked)
+    waiter = claim(mode=Mode.SLOTS)
+    answer = run_now(backend.attempt(waiter, join=True))
+    one(admin, "SELECT pg_terminate_backend(%s, 5000)", pid_of(backend, held[0]))
+    deadline = now() + SOON
+    while isinstance(answer, Busy):
+        assert now() < deadline
+        retry = SOON if answer.retry_seconds is None else answer.retry_seconds
+        run_now(backend.wait(waiter, answer, now() + retry))
+        answer = run_now(backend.attempt(waiter, join=True))
+    assert answer.slots == (0,)
+
+
+def test_old_counters_are_purged_unless_held(
+    backend: AdvisoryBackend, admin: Admin, namespace: str
+) -> None:
+    """Counters that nobody used for a week go; those of names that are held stay."""
+    run_now(backend.release(take(backend, claim("old"))))
+    take(backend, claim("held"))
+    age = "UPDATE holdfast.counter SET used = used - interval '8 days' WHERE namespace = %s"
+    admin.execute(age, (namespace,))
+    assert one(admin, "SELECT holdfast.purge_counters(%s, '', 10)", namespace) is None
+    names = "SELECT array_agg(name) FROM holdfast.counter WHERE namespace = %s"
+    assert one(admin, names, namespace) == ["held"]
+
+
+def test_the_loop_is_never_blocked_by_the_keeper(url: str, namespace: str) -> None:
+    """A session that the keeper uses is waited for beside the loop, not on it."""
+
+    async def body() -> None:
+        store = open_store(url, Settings(namespace=namespace))
+        backend = store.backend(AsyncioRuntime())
+        assert isinstance(backend, AdvisoryBackend)
+        asked = claim()
+        grant = await backend.attempt(asked, join=True)
+        assert isinstance(grant, Grant)
+        mutex = backend.sessions.by_owner[asked.owner].mutex
+        mutex.acquire()
+        releasing = asyncio.create_task(backend.release(grant))
+        await asyncio.sleep(0.05)
+        assert not releasing.done()
+        mutex.release()
+        assert await releasing is True
+        await backend.close()
+
+    asyncio.run(body())
+
+
+def test_200_holds_wait_and_end_in_threads(servers: Servers, namespace: str) -> None:
+    """Many threads, few names: the server's queue serves all of them."""
+    server = servers.of(PostgresServer)
+    served: list[int] = []
+    with holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace) as locks:
+
+        def work(number: int) -> None:
+            with locks.lock(f"name {number % 5}", timeout=60) as lease:
+                served.append(lease.token)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(set(served)) == 200

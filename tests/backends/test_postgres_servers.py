@@ -1,0 +1,263 @@
+"""PostgreSQL servers that die, refuse, only read, or hide behind a pooler."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.errors import BackendUnavailable, LockLost, Unsupported
+from servers.account import account, give_to
+from servers.postgres import USER, PgBouncer, PostgresServer, binary
+from servers.proxy import Proxy
+from servers.registry import Servers
+
+MODES = ["lease", "advisory"]
+
+
+@pytest.fixture
+def server(servers: Servers) -> PostgresServer:
+    return servers.of(PostgresServer)
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """One that may be killed."""
+    with PostgresServer() as made:
+        yield made
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+class Standby(PostgresServer):
+    """A hot standby: it follows a primary and can be read."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__()
+        self.primary = primary
+
+    def prepare(self) -> None:
+        self.data.rmdir()
+        user = account(self.user)
+        give_to(self.folder, user)
+        words: list[str | Path] = [
+            binary("pg_basebackup"),
+            "-D",
+            self.data,
+            "-R",
+            "-X",
+            "stream",
+            "-c",
+            "fast",
+        ]
+        words += ["-h", self.primary.host, "-p", str(self.primary.port), "-U", USER]
+        groups: list[str] | None = None if user is None else []
+        subprocess.run(
+            words, check=True, capture_output=True, user=user, group=user, extra_groups=groups,
+            cwd="/",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_grow_across_kills(own_server: PostgresServer, namespace: str, mode: str) -> None:
+    """kill -9 of the server right after a grant, twenty times: no token comes twice or less."""
+    url = f"{own_server.url}?mode={mode}"
+    tokens: list[int] = []
+    for _ in range(20):
+        locks = holdfast.connect(url, namespace=namespace, patience=60)
+        lease = locks.lock("name", ttl=0.3, renew=False).acquire(timeout=60)
+        assert lease is not None
+        tokens.append(lease.token)
+        own_server.kill()
+        own_server.start()
+        lease.release()
+        locks.close()
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_lease_outlives_its_server(own_server: PostgresServer, namespace: str) -> None:
+    """Killed and started again in the middle of a hold: the row is there, and it is renewed."""
+    with holdfast.connect(own_server.url, namespace=namespace) as locks:
+        with locks.lock("name", ttl=30) as lease:
+            own_server.kill()
+            own_server.start()
+            lease.extend()
+            other = holdfast.connect(own_server.url, namespace=namespace)
+            assert other.lock("name").acquire(timeout=0) is None
+            other.close()
+        with locks.lock("name") as again:
+            assert again.token > lease.token
+
+
+def test_a_session_ends_with_its_server(own_server: PostgresServer, namespace: str) -> None:
+    """In advisory mode a hold is lost with the server, and its holder is told."""
+    url = f"{own_server.url}?mode=advisory"
+    with holdfast.connect(url, namespace=namespace) as locks:
+        lease = locks.lock("name", ttl=30).acquire()
+        assert lease is not None
+        own_server.kill()
+        own_server.start()
+        with pytest.raises(LockLost):
+            lease.extend()
+        assert lease.lost
+        with locks.lock("name") as again:
+            assert again.token > lease.token
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_dark_network_ends_the_hold_in_time(
+    server: PostgresServer, namespace: str, mode: str
+) -> None:
+    """A connection that is black-holed: the holder is told by its clock, the next one gets it."""
+    proxy = Proxy(server)
+    ours = holdfast.connect(f"{proxy.url}?mode={mode}", namespace=namespace)
+    theirs = holdfast.connect(f"{server.url}?mode={mode}", namespace=namespace)
+    lost = threading.Event()
+    try:
+        lease = ours.lock("name", ttl=1.0).acquire()
+        assert lease is not None
+        lease.on_lost(lambda reason: lost.set())
+        proxy.stall()
+        taken = theirs.lock("name").acquire(timeout=20)
+        assert taken is not None
+        assert taken.token > lease.token
+        assert not lease.held
+        assert lost.wait(20)
+        taken.release()
+    finally:
+        proxy.resume()
+        ours.close()
+        theirs.close()
+        proxy.close()
+
+
+def test_a_pooler_of_transactions_works_with_lease_rows(
+    server: PostgresServer, namespace: str
+) -> None:
+    """Everything but LISTEN goes through PgBouncer; with ``listen_url`` waiters are woken."""
+    with PgBouncer(server, pool=2) as pooler:
+        for listen, level in ((f"?listen_url={server.url}", "ok"), ("", "warning")):
+            locks = holdfast.connect(pooler.url + listen, namespace=namespace)
+            tokens: list[int] = []
+
+            def work(locks: holdfast.Locks = locks, tokens: list[int] = tokens) -> None:
+                for _ in range(3):
+                    with locks.lock("name", timeout=60) as lease:
+                        tokens.append(lease.token)
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            with locks.lock("name"):
+                for thread in threads:
+                    thread.start()
+            other = holdfast.connect(pooler.url + listen, namespace=namespace)
+            with other.lock("name", timeout=60) as lease:
+                tokens.append(lease.token)
+            for thread in threads:
+                thread.join()
+            assert len(set(tokens)) == 13
+            found = {finding.subject: finding.level for finding in other.check()}
+            held = other.lock("held").acquire()
+            assert locks.lock("held").acquire(timeout=1) is None
+            assert held is not None
+            held.release()
+            assert {f.subject: f.level for f in locks.check()}["waiting"] == level
+            assert found["server"] == "ok"
+            other.close()
+            locks.close()
+
+
+def test_a_pooler_of_transactions_is_refused_for_advisory_locks(
+    server: PostgresServer, namespace: str
+) -> None:
+    """A lock would be stranded on a session of the pooler's; one that pools sessions is fine."""
+    for pool in (1, 20):
+        with PgBouncer(server, pool=pool) as pooler:
+            locks = holdfast.connect(f"{pooler.url}?mode=advisory", namespace=namespace)
+            with pytest.raises(Unsupported, match="PgBouncer"):
+                locks.lock("name").acquire()
+            locks.close()
+    with PgBouncer(server, mode="session") as pooler:
+        locks = holdfast.connect(f"{pooler.url}?mode=advisory", namespace=namespace)
+        with locks.lock("name", ttl=30) as lease:
+            assert lease.held
+            lease.extend()
+        locks.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_full_server_is_told(namespace: str, mode: str) -> None:
+    """No connection is left: a clear error in time, and it works once there is room."""
+    settings = {"max_connections": "6", "superuser_reserved_connections": "0"}
+    with PostgresServer(settings=settings) as small:
+        crowd = [psycopg.connect(small.url) for _ in range(6)]
+        locks = holdfast.connect(f"{small.url}?mode={mode}", namespace=namespace, patience=0.5)
+        with pytest.raises(BackendUnavailable, match="too many clients"):
+            locks.lock("name").acquire()
+        for connection in crowd:
+            connection.close()
+        with locks.lock("name", timeout=20) as lease:
+            assert lease.held
+        locks.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_replica_is_told_and_passed_over(
+    server: PostgresServer, namespace: str, mode: str
+) -> None:
+    """A read-only replica can't lock; of several hosts the one that can is taken."""
+    with Standby(server) as standby:
+        locks = holdfast.connect(f"{standby.url}?mode={mode}", namespace=namespace, patience=0.5)
+        with pytest.raises(BackendUnavailable, match="read-only replica"):
+            locks.lock("name").acquire()
+        locks.close()
+        hosts = f"{standby.host}:{standby.port},{server.host}:{server.port}"
+        both = f"postgresql://{USER}@{hosts}/postgres?mode={mode}"
+        with holdfast.connect(both, namespace=namespace) as able, able.lock("name") as lease:
+            assert lease.held
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fork_leaves_the_parent_s_hold_alone(
+    server: PostgresServer, namespace: str, mode: str
+) -> None:
+    """The child holds nothing, disturbs nothing, and can lock by itself."""
+    locks = holdfast.connect(f"{server.url}?mode={mode}", namespace=namespace)
+    with locks, locks.lock("name", ttl=30) as lease:
+        for _ in range(2):
+            child = os.fork()
+            if child == 0:
+                _in_child(locks, lease)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        lease.extend()
+        assert lease.held
+        assert [h.token for h in locks.inspect("name").holders] == [lease.token]
+
+
+def _in_child(locks: holdfast.Locks, lease: holdfast.Lease) -> NoReturn:
+    code = 1
+    try:
+        free = locks.lock("name").acquire(timeout=0) is None
+        with locks.lock("child's own") as own:
+            code = 0 if free and own.held and lease.lost else 2
+        locks.close()
+    finally:
+        os._exit(code)
+
+
+def test_a_unix_socket_and_a_folder(server: PostgresServer, namespace: str) -> None:
+    """``host`` may be the folder of the server's socket."""
+    folder: Path = server.folder
+    url = f"postgresql://{USER}@/postgres?host={folder}&port={server.port}"
+    with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name") as lease:
+        assert lease.held

@@ -1,0 +1,201 @@
+"""``transaction_lock`` on PostgreSQL: whom it excludes, how long, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+import sqlalchemy
+
+import holdfast
+from holdfast.backends.postgres_advisory_requests import base_key
+from holdfast.claim import Fence
+from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
+from holdfast.sql import TransactionLock, transaction_lock
+from servers.postgres import PostgresServer
+from servers.registry import Servers
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+
+@pytest.fixture
+def server(servers: Servers) -> PostgresServer:
+    made = servers.of(PostgresServer)
+    with holdfast.connect(made.url) as locks:
+        locks.check()  # makes the tables
+    return made
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def ours(server: PostgresServer) -> Iterator[Connection]:
+    with psycopg.connect(server.url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def theirs(server: PostgresServer) -> Iterator[Connection]:
+    with psycopg.connect(server.url) as connection:
+        yield connection
+
+
+def take(connection: Connection, namespace: str, timeout: float | None = None) -> TransactionLock:
+    taken = transaction_lock(connection, "name", namespace=namespace, timeout=timeout)
+    assert isinstance(taken, TransactionLock)
+    return taken
+
+
+def test_transactions_exclude_each_other(
+    ours: Connection, theirs: Connection, namespace: str
+) -> None:
+    """Held until the transaction ends, either way; tokens grow; the fence says whose it is."""
+    first = take(ours, namespace)
+    assert first.fence == Fence.parse(str(first.fence))
+    assert (first.fence.name, first.fence.token) == ("name", first.token)
+    for patience in (0.0, 0.2):
+        with pytest.raises(LockTimeout, match="'name' was not locked"):
+            take(theirs, namespace, patience)
+    assert theirs.execute("SELECT 1").fetchone() == (1,)  # the transaction goes on
+    assert theirs.execute("SHOW lock_timeout").fetchone() == ("0",)
+    ours.commit()
+    second = take(theirs, namespace, 0.2)
+    assert second.token > first.token
+    theirs.rollback()
+    assert take(ours, namespace).token > second.token
+
+
+def test_a_waiter_gets_it_when_the_transaction_ends(
+    ours: Connection, theirs: Connection, namespace: str
+) -> None:
+    """Without a timeout it waits; within one too, and the transaction's own stays as it was."""
+    for patience in (None, 30.0):
+        first = take(ours, namespace)
+        tokens: list[int] = []
+
+        def wait(patience: float | None = patience, tokens: list[int] = tokens) -> None:
+            tokens.append(take(theirs, namespace, patience).token)
+            assert theirs.execute("SHOW lock_timeout").fetchone() == ("0",)
+            theirs.commit()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        ours.commit()
+        thread.join(30)
+        assert tokens[0] > first.token
+
+
+def test_it_excludes_locks_of_advisory_mode(
+    server: PostgresServer, ours: Connection, namespace: str
+) -> None:
+    """The same key and the same counter: both ways, with tokens in one order."""
+    with holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace) as locks:
+        with locks.lock("name") as lease, pytest.raises(LockTimeout):
+            take(ours, namespace, 0.1)
+        ours.rollback()
+        mine = take(ours, namespace)
+        assert mine.token > lease.token
+        assert locks.lock("name").acquire(timeout=0.2) is None
+        ours.commit()
+        with locks.lock("name", timeout=20) as later:
+            assert later.token > mine.token
+
+
+def test_it_does_not_exclude_lease_rows(
+    server: PostgresServer, ours: Connection, namespace: str
+) -> None:
+    """A row that ends with a ttl and a lock that ends with a transaction know nothing of each
+    other, as the documentation says."""
+    with holdfast.connect(server.url, namespace=namespace) as locks, locks.lock("name") as lease:
+        assert take(ours, namespace, 0).token > 0
+        assert lease.held
+
+
+def test_it_is_no_semaphore(server: PostgresServer, ours: Connection, namespace: str) -> None:
+    """A name that is in use as a semaphore is refused, and free again afterwards."""
+    with holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace) as locks:
+        with locks.semaphore("name", 2):
+            with pytest.raises(LimitMismatch):
+                take(ours, namespace, 0)
+            ours.rollback()
+        assert take(ours, namespace, 0).token > 0
+        ours.commit()
+        with locks.semaphore("name", 3) as lease:
+            assert lease.held
+
+
+def test_what_would_protect_nothing_is_refused(
+    server: PostgresServer, ours: Connection, namespace: str
+) -> None:
+    """No transaction, one with an old snapshot, no tables, another kind of connection."""
+    with psycopg.connect(server.url, autocommit=True) as loose:
+        with pytest.raises(Unsupported, match="needs a transaction"):
+            transaction_lock(loose, "name", namespace=namespace)
+        with loose.transaction():
+            assert transaction_lock(loose, "name", namespace=namespace).token > 0
+    ours.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with pytest.raises(Unsupported, match="repeatable read"):
+        take(ours, namespace)
+    ours.rollback()
+    ours.isolation_level = None
+    with pytest.raises(Unsupported, match="holdfast schema postgresql"):
+        transaction_lock(ours, "name", schema="nowhere")
+    assert ours.execute("SELECT 1").fetchone() == (1,)  # the transaction goes on
+    with pytest.raises(ValueError, match="schema="):
+        transaction_lock(ours, "name", schema="a;b")
+    with pytest.raises(holdfast.InvalidName):
+        transaction_lock(ours, "")
+    with pytest.raises(TypeError):
+        transaction_lock(object(), "name")
+
+
+def test_on_asyncio_it_is_awaited(server: PostgresServer, namespace: str) -> None:
+    """``psycopg.AsyncConnection``, with the same words."""
+
+    async def body() -> None:
+        async with (
+            await psycopg.AsyncConnection.connect(server.url) as first,
+            await psycopg.AsyncConnection.connect(server.url) as second,
+        ):
+            async with first.transaction():
+                mine = await transaction_lock(first, "name", namespace=namespace)
+                with pytest.raises(LockTimeout):
+                    await transaction_lock(second, "name", namespace=namespace, timeout=0.1)
+            later = await transaction_lock(second, "name", namespace=namespace, timeout=5)
+            assert later.token > mine.token
+
+    asyncio.run(body())
+
+
+def test_through_sqlalchemy(server: PostgresServer, ours: Connection, namespace: str) -> None:
+    """A SQLAlchemy connection's transaction is a transaction like any other."""
+    engine = sqlalchemy.create_engine(server.url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        mine = transaction_lock(connection, "name", namespace=namespace, timeout=1)
+        with pytest.raises(LockTimeout):
+            take(ours, namespace, 0.1)
+        ours.rollback()
+    taken = take(ours, namespace, 5)
+    assert taken.token > mine.token
+    with engine.begin() as connection, pytest.raises(LockTimeout):
+        transaction_lock(connection, "name", namespace=namespace, timeout=0.1)
+    engine.dispose()
+
+
+def test_its_key_is_the_documented_one(ours: Connection, namespace: str) -> None:
+    """Anybody can see who has it: the key is the digest of namespace and name."""
+    take(ours, namespace)
+    found = ours.execute(
+        "SELECT pid = pg_backend_pid() FROM holdfast.keys WHERE key = %s",
+        (base_key(namespace, "name"),),
+    ).fetchall()
+    assert found == [(True,)]
