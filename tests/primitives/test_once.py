@@ -196,6 +196,25 @@ def test_its_own_timeout_is_not_taken_for_ours(bench: Bench) -> None:
     bench.run(body)
 
 
+def test_a_run_may_extend_its_lease(bench: Bench) -> None:
+    """Stores with sessions may move the hold to another one: it is recorded all the same."""
+
+    async def body() -> None:
+        async def longer_async(lease: Any) -> str:
+            await lease.extend(25)
+            return "done"
+
+        def longer(lease: Any) -> str:
+            lease.extend(25)
+            return "done"
+
+        work: Any = longer_async if bench.flavour is Flavour.ASYNCIO else longer
+        assert (await bench.door().once("k").run(work)).value == "done"
+        assert (await bench.door().once("k").run(unreachable)).value == "done"
+
+    bench.run(body)
+
+
 def test_as_a_decorator(bench: Bench) -> None:
     runs: list[tuple[int, int]] = []
 
