@@ -108,9 +108,12 @@ class BlockingWatches:
         self._doorbell = BlockingDoorbell()
         self._opening = threading.Lock()
         self._line: _Line | None = None
+        self._closed = False
 
     async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
         with self._opening:
+            if self._closed:
+                raise self._servers.closed()
             line = self._line
             if line is None or self._doorbell.bell is not line:
                 line = self._line = _Line(open_blocking(self._servers, PATH, until))
@@ -163,7 +166,9 @@ class BlockingWatches:
             line.close()
 
     def close(self) -> None:
-        self._line = None
+        with self._opening:
+            self._closed = True
+            self._line = None
         self._doorbell.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.backends.etcd_watch import PATH, Book, Watch
-from holdfast.errors import BackendUnavailable
 from holdfast.wires.doorbell import AsyncDoorbell
 from holdfast.wires.http import Servers
 from holdfast.wires.http_async import abandon_transport
@@ -23,19 +22,23 @@ class AsyncWatches:
         self._web: AsyncWebSocket | None = None
         self._book = Book()
         self._opening = asyncio.Lock()
+        self._closed = False
 
     async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
         async with self._opening:  # many begin to wait at once: one of them opens it for all
-            if self._web is None or self._web.over:
+            if not self._closed and (self._web is None or self._web.over):
                 await self._open(until)
-        if self._web is None:
-            raise BackendUnavailable(f"{self._servers.display}: {PATH}: the connection was closed")
+        if self._closed or self._web is None:
+            raise self._servers.closed()
         watch, request = self._book.create(owner, keys, ends_only)
         self._web.send(request)
         return watch
 
     async def _open(self, until: float) -> None:
         web = await open_async(self._servers, PATH, until)
+        if self._closed:
+            web.close()
+            return
         book = self._book = Book()
         self._web = web
         web.heard = lambda message: self._heard(book, message)
@@ -68,6 +71,7 @@ class AsyncWatches:
             abandon_transport(web.transport)
 
     def close(self) -> None:
+        self._closed = True
         web, self._web = self._web, None
         if web is not None:
             web.close()

@@ -166,6 +166,9 @@ class Servers:
             body,
         )
 
+    def closed(self) -> BackendUnavailable:
+        return BackendUnavailable(f"{self.display} was closed")
+
     def unavailable(self, tried: list[str]) -> BackendUnavailable:
         return BackendUnavailable(f"{self.display} can't be reached: {'; '.join(tried)}")
 
@@ -257,6 +260,8 @@ class BlockingHttp:
         self._open = 0
         self._queueing = 0
         self._room = threading.Condition()
+        self._closed = False
+        """Work that outlives the door still gets a connection, which is not kept."""
 
     async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
         servers = self.servers
@@ -311,6 +316,8 @@ class BlockingHttp:
             return
         connection.idle_since = time.monotonic()
         self._idle.append(connection)
+        if self._closed:
+            self._drain()
         if self._queueing:
             with self._room:
                 self._room.notify()
@@ -331,6 +338,10 @@ class BlockingHttp:
             connection.close()
 
     async def close(self) -> None:
+        self._closed = True
+        self._drain()
+
+    def _drain(self) -> None:
         while self._idle:
             try:
                 connection = self._idle.pop()

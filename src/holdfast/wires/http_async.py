@@ -90,6 +90,8 @@ class AsyncHttp:
         self._busy: set[AsyncConnection] = set()
         self._open = 0
         self._queue: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+        """Work that outlives the door still gets a connection, which is not kept."""
 
     async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
         servers = self.servers
@@ -156,7 +158,7 @@ class AsyncHttp:
                 return
 
     def _give(self, connection: AsyncConnection) -> None:
-        if not connection.responses.lasting:
+        if self._closed or not connection.responses.lasting:
             self._drop(connection)
             return
         self._busy.discard(connection)
@@ -181,8 +183,12 @@ class AsyncHttp:
             abandon_transport(connection.transport)
 
     async def close(self) -> None:
+        self._closed = True
         while self._idle:
-            self._drop(self._idle.pop())
+            connection = self._idle.pop()
+            connection.close()
+            self._open -= 1
+        await asyncio.sleep(0)  # a transport closes in the loop's next round
 
 
 async def connect(servers: Servers, until: float, make: Callable[[Servers, int], P]) -> P:

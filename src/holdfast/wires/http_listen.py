@@ -71,6 +71,7 @@ class BlockingListening:
         # Where a selector is nothing that another can wait for, everybody just looks again.
         self._possible = hasattr(self._ear.selector, "fileno")
         self._idle: list[Connection] = []
+        self._closed = False
 
     async def begin(
         self, owner: str, line: bytes, body: bytes, until: float, *, stream: bool = False
@@ -90,7 +91,13 @@ class BlockingListening:
             connection.close(reset=True)
             raise
         call = Call(owner, connection.host, stream)
-        self._ear.add(call, connection)
+        with self._mutex:
+            closed = self._closed
+            if not closed:
+                self._ear.add(call, connection)
+        if closed:
+            connection.close(reset=True)
+            raise self._servers.closed()
         if self._doorbell.bell is None:
             self._doorbell.hang(self._ear)
         return call
@@ -113,7 +120,8 @@ class BlockingListening:
         connection = self._ear.remove(call)
         if connection is None:
             return
-        if call.reply is not None and connection.responses.lasting and len(self._idle) < ROOM:
+        lasting = connection.responses.lasting and not self._closed
+        if call.reply is not None and lasting and len(self._idle) < ROOM:
             connection.idle_since = 0.0
             self._idle.append(connection)
         else:
@@ -134,6 +142,8 @@ class BlockingListening:
             connection.close()
 
     def close(self) -> None:
+        with self._mutex:
+            self._closed = True
         self._doorbell.close()
         self._ear.close()
         while self._idle:
@@ -149,9 +159,9 @@ class _Ear:
         self._mutex = mutex
 
     def add(self, call: Call, connection: Connection) -> None:
-        with self._mutex:
-            self.calls[call] = connection
-            self.selector.register(connection.socket, selectors.EVENT_READ, call)
+        """Under the mutex."""
+        self.calls[call] = connection
+        self.selector.register(connection.socket, selectors.EVENT_READ, call)
 
     def remove(self, call: Call) -> Connection | None:
         with self._mutex:

@@ -55,6 +55,7 @@ class AsyncListening:
         self._idle: list[ListeningConnection] = []
         self._calls: dict[Call, ListeningConnection] = {}
         self._opening = 0
+        self._closed = False
 
     async def begin(
         self, owner: str, line: bytes, body: bytes, until: float, *, stream: bool = False
@@ -66,6 +67,9 @@ class AsyncListening:
             connection = await self._take(until)
         finally:
             self._opening -= 1
+        if self._closed:
+            connection.close()
+            raise self._servers.closed()
         call = Call(owner, connection.host, stream)
         connection.call, connection.doorbell = call, self._doorbell
         self._calls[call] = connection
@@ -88,7 +92,8 @@ class AsyncListening:
         if connection is None:
             return
         connection.call = None
-        if call.reply is not None and connection.responses.lasting and not call.broken:
+        lasting = connection.responses.lasting and not self._closed
+        if call.reply is not None and lasting and not call.broken:
             self._idle.append(connection)
         else:
             connection.close()
@@ -106,6 +111,7 @@ class AsyncListening:
             abandon_transport(connection.transport)
 
     def close(self) -> None:
+        self._closed = True
         for connection in (*self._idle, *self._calls.values()):
             connection.call = None
             connection.close()
