@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import json
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
 
 from holdfast.errors import InvalidName
 
@@ -229,12 +228,16 @@ class Fence:
         return f"Fence.parse({str(self)!r})"
 
     def __str__(self) -> str:
+        from urllib.parse import quote
+
         slots = ",".join(map(str, self.slots))
         return f"1;{self.mode};{slots};{self.epoch};{self.token};{quote(self.name, safe='')}"
 
     @classmethod
     def parse(cls, text: str) -> Fence:
         """Reads ``str(fence)`` back; raises ``ValueError`` for anything else."""
+        from urllib.parse import unquote
+
         try:
             version, mode, slots, epoch, token, name = text.split(";")
             if version != "1":

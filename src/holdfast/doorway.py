@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
 from holdfast.claim import Holder, Mode, Standing, check_name
+from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Runtime, Settings, Store
 from holdfast.core.door import Door
 from holdfast.durations import Duration, seconds, timeout_seconds
@@ -30,8 +30,6 @@ M = TypeVar("M", bound=MultiLockBase[Any])
 E = TypeVar("E", bound=ElectionBase[Any])
 J = TypeVar("J", bound=JobBase[Any])
 V = TypeVar("V", bound=EveryRules[Any])
-
-log = logging.getLogger("holdfast")
 
 PAGE = 200
 LONGEST_LIST = 100_000

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
+from typing import TYPE_CHECKING
 
 __all__ = ["Duration", "seconds", "timeout_seconds"]
 
-Duration = float | timedelta
-"""Seconds, or a ``timedelta``."""
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    Duration = float | timedelta
+    """Seconds, or a ``timedelta``."""
+else:
+    Duration = float  # whoever has a timedelta has loaded its module; we need not
 
 LONGEST_SECONDS = 366 * 24 * 3600.0
 
@@ -34,8 +39,8 @@ def timeout_seconds(value: Duration | None) -> float | None:
 
 
 def _number(value: Duration, word: str) -> float:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
+    if hasattr(value, "total_seconds"):
+        return float(value.total_seconds())
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{word} is seconds or a timedelta, not {type(value).__name__}")
     return float(value)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote
 
 from holdfast.core.contract import Settings, Store
 
@@ -114,19 +112,35 @@ def parse_url(text: str) -> Url:
     username, colon, password = userinfo.partition(":")
     return Url(
         match["scheme"].lower(),
-        unquote(username) if at and username else None,
-        unquote(password) if colon else None,
+        _decode(username) if at and username else None,
+        _decode(password) if colon else None,
         tuple(_host(part) for part in hosts.split(",") if part),
-        unquote(slash + path),
-        dict(parse_qsl(query, keep_blank_values=True)),
+        _decode(slash + path),
+        _options(query),
     )
+
+
+def _decode(text: str) -> str:
+    if "%" not in text:
+        return text
+    from urllib.parse import unquote
+
+    return unquote(text)
+
+
+def _options(query: str) -> dict[str, str]:
+    if not query:
+        return {}
+    from urllib.parse import parse_qsl
+
+    return dict(parse_qsl(query, keep_blank_values=True))
 
 
 def _host(text: str) -> tuple[str, int | None]:
     match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d+))?", text)
     if match is None or (match[2] and not 0 < int(match[2]) < 65536):
         raise ValueError(f"not a host or host:port: {text!r}")
-    return unquote(match[1].strip("[]")), int(match[2]) if match[2] else None
+    return _decode(match[1].strip("[]")), int(match[2]) if match[2] else None
 
 
 def open_store(source: str | object, settings: Settings) -> Store:
@@ -135,7 +149,7 @@ def open_store(source: str | object, settings: Settings) -> Store:
         url = parse_url(source)
     else:
         url = Url(_client_scheme(source), None, None, (), "", {})
-        settings = replace(settings, client=source)
+        settings = settings._replace(client=source)
     if url.scheme in BACKENDS:
         module, extra = BACKENDS[url.scheme]
         try:

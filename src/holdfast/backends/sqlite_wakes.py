@@ -5,7 +5,6 @@ Where there are no datagram sockets, or none can be bound, waits are short and j
 
 from __future__ import annotations
 
-import logging
 import stat
 import threading
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends.sqlite_file import Place
 from holdfast.backends.sqlite_line import Wake
+from holdfast.core import log
 from holdfast.core.contract import Runtime
 from holdfast.errors import GuaranteeNotMet
 from holdfast.wires.datagram import DatagramBell, Delivery, Folder, supported
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = ["Wakes"]
-
-log = logging.getLogger("holdfast")
 
 POLL_SECONDS = (0.01, 0.05)
 FULL_TRIES = 20

@@ -99,8 +99,9 @@ def connect(url: str | None, namespace: str | None, ttl: float | None = None) ->
         if is_terminal(2):
             say("using the local store of this machine: neither --url nor HOLDFAST_URL is set")
     import holdfast
+    from holdfast.core import log
 
-    _log_to_standard_error()
+    log.at_first_line(_log_to_standard_error)
     given: dict[str, Any] = {"namespace": namespace, "ttl": ttl}
     settings = {word: value for word, value in given.items() if value is not None}
     try:
@@ -117,7 +118,7 @@ def _log_to_standard_error() -> None:
         def emit(self, record: logging.LogRecord) -> None:
             say(record.getMessage())
 
-    log = logging.getLogger("holdfast")
-    if not log.handlers:
-        log.addHandler(Handler(logging.WARNING))
-        log.propagate = False
+    logger = logging.getLogger("holdfast")
+    if not logger.handlers:
+        logger.addHandler(Handler(logging.WARNING))
+        logger.propagate = False

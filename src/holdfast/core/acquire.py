@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-
 from holdfast.claim import Busy, Claim, Grant
+from holdfast.core import log
 from holdfast.core.door import Door
 from holdfast.core.hold import Ask, Hold
 from holdfast.core.line import Turn
@@ -12,8 +11,6 @@ from holdfast.core.refusal import timed_out, told_so_far
 from holdfast.errors import BackendUnavailable, LockTimeout
 
 __all__ = ["acquire", "attempt_once"]
-
-log = logging.getLogger("holdfast")
 
 LONG_WAIT_SECONDS = 10.0
 RECHECK_SECONDS = (5.0, 8.0)

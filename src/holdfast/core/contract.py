@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.claim import Busy, Claim, Grant, Record, Standing
@@ -21,6 +20,7 @@ from holdfast.claim import Busy, Claim, Grant, Record, Standing
 __all__ = [
     "Backend",
     "Finding",
+    "Glancing",
     "Guarantee",
     "Page",
     "Renewal",
@@ -116,16 +116,18 @@ class Runtime(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """The door's settings that a store may need."""
 
     namespace: str = "holdfast"
     connections: int = 4
     request_seconds: float = 5.0
     """How long one request may take before the store counts as unavailable."""
-    client: Any = field(default=None, repr=False)
+    client: Any = None
     """A user's own client object, accepted for its settings only."""
+
+    def __repr__(self) -> str:  # a client may show its password
+        return f"Settings(namespace={self.namespace!r}, connections={self.connections})"
 
 
 class Waiting(NamedTuple):
@@ -247,6 +249,17 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Glancing(Protocol):
+    """A backend whose holds end with their connections, and which can see that by itself.
+
+    The keeper glances about every second, so that nobody works on for a third of a ttl."""
+
+    def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
+        """Which holds are over, by owner, with the reason. Sends nothing and never waits."""
+        ...
 
 
 class Store(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable
 
 from holdfast.claim import Claim, Grant, write_label
+from holdfast.core import log
 from holdfast.core.contract import Backend, Runtime, Store
 from holdfast.core.hold import Ask, Hold, State
 from holdfast.core.keep import Keep
@@ -13,8 +13,6 @@ from holdfast.core.line import Lines, Turn
 from holdfast.errors import HoldfastError
 
 __all__ = ["Door"]
-
-log = logging.getLogger("holdfast")
 
 KEPT_LABELS = 1024
 PROMPT_SECONDS = 0.25

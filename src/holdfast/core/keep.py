@@ -7,21 +7,19 @@ destructor or an interrupt at any point leaves it whole.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 from weakref import ref
 
 from holdfast.claim import Claim
+from holdfast.core import log
 from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
 from holdfast.core.hold import Hold, State
 from holdfast.core.line import Turn
 from holdfast.errors import HoldfastError
 
 __all__ = ["Keep"]
-
-log = logging.getLogger("holdfast")
 
 LINGER_SECONDS = 5.0
 """How long an idle keeper stays planned, so that a busy loop of short holds never wakes it."""
@@ -196,7 +194,7 @@ class Keep:
             answer = await self.backend.renew(grants, waits, until=self._patience(sent))
         except HoldfastError as error:
             answer = Renewal(unknown={grant.claim.owner: str(error) for grant in grants})
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the keeper goes on, whatever a store does
             log.exception("renewing on %s failed unexpectedly", self.display)
             answer = Renewal(unknown={grant.claim.owner: repr(error) for grant in grants})
         self._learn(due, answer, sent)

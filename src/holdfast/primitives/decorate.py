@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import string
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
@@ -18,6 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def fill(template: str, function: Callable[..., Any]) -> Callable[..., str]:
     """What makes the name of one call; raises at once if a field is no argument's name."""
+    import inspect
+    import string
+
     fields = {
         field.split(".")[0].split("[")[0]
         for _, field, _, _ in string.Formatter().parse(template)
@@ -50,6 +51,8 @@ class Decorating:
 
     def __call__(self, function: F) -> F:
         """Runs the function under the lock; ``LockLost.result`` is its result if it finished."""
+        import inspect
+
         name = fill(self.name, function)
         asynchronous = hasattr(self, "__aenter__")
         if asynchronous != inspect.iscoroutinefunction(function):

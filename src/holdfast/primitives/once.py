@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -30,6 +29,8 @@ class Once(JobBase[Lock]):
         A function with an argument called ``lease`` is given the run's lease. Its own exception
         is raised here; ``LockLost`` (with ``.result``) means that the outcome came too late.
         """
+        import inspect
+
         if inspect.iscoroutinefunction(function):
             raise TypeError(f"{function.__qualname__} is an async def: use connect_async()")
         call = ready(function, args, kwargs)

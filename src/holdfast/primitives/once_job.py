@@ -8,14 +8,13 @@ free has crashed: who finds it takes over, and says so.
 from __future__ import annotations
 
 import copy
-import inspect
 import json
-import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from holdfast.claim import LONGEST_NAME_BYTES, Mode, check_name
+from holdfast.core import log
 from holdfast.errors import (
     BackendUnavailable,
     HoldfastError,
@@ -45,8 +44,6 @@ __all__ = ["Errors", "JobBase", "Plan", "Start", "make_plan", "ready"]
 K = TypeVar("K", bound=LockBase[Any])
 T = TypeVar("T")
 Errors = Literal["retry", "record"]
-
-log = logging.getLogger("holdfast")
 
 SHORTEST_KEEP_SECONDS = 24 * 3600.0
 """How long a run that has not finished is remembered at least: who follows it must know."""
@@ -254,6 +251,8 @@ def ready(
 ) -> Callable[[Start], Any]:
     """The call, given ``lease`` and ``due`` where the function has such arguments left open."""
     try:
+        import inspect
+
         signature = inspect.signature(function)
         bound = signature.bind_partial(*args, **kwargs).arguments
     except ValueError:  # a built-in that does not tell

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import Coroutine, Hashable
 from typing import Any
@@ -64,7 +63,7 @@ class AsyncioRuntime:
     blocking = False
     now = staticmethod(clock.now)
     wall = staticmethod(clock.wall)
-    between = staticmethod(random.uniform)
+    between = staticmethod(clock.between)
     mutex = staticmethod(threading.Lock)
 
     def __init__(self) -> None:

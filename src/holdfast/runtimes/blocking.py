@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import random
 import threading
 import time
 from collections.abc import Coroutine, Hashable
@@ -56,7 +55,7 @@ class BlockingRuntime:
     now = staticmethod(clock.now)
     wall = staticmethod(clock.wall)
     me = staticmethod(threading.current_thread)
-    between = staticmethod(random.uniform)
+    between = staticmethod(clock.between)
     mutex = staticmethod(threading.Lock)
 
     where = staticmethod(clock.where)
