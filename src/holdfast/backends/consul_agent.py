@@ -46,6 +46,8 @@ class Agent:
             errors = self._read(line, reply)["Errors"] or ()
             if any("invalid session" in error["What"] for error in errors):
                 raise SessionGone
+            if any("ermission denied" in error["What"] for error in errors):
+                raise self._denied(line)
             raise Refused(frozenset(int(error["OpIndex"]) for error in errors))
         raise self._refusal(line, reply)
 
@@ -72,9 +74,12 @@ class Agent:
         if "Invalid Session TTL" in text:
             return Unsupported(f"{self.display} does not allow this ttl: {text}")
         if reply.status == 403:
-            words = "the token is missing or may not do this"
-            return BackendUnavailable(f"{self.display}: {_said(line)}: {words} ({text})")
+            return self._denied(line)
         return BackendUnavailable(f"{self.display}: {_said(line)}: {text or reply.status}")
+
+    def _denied(self, line: bytes) -> BackendUnavailable:
+        words = "the token is missing or may not do this"
+        return BackendUnavailable(f"{self.display}: {_said(line)}: permission denied: {words}")
 
 
 def _said(line: bytes) -> str:
