@@ -17,7 +17,7 @@ import holdfast
 from holdfast.backends.postgres_advisory import AdvisoryBackend
 from holdfast.backends.postgres_advisory_requests import base_key
 from holdfast.claim import Busy, Claim, Grant, Mode, write_label
-from holdfast.core.contract import Settings
+from holdfast.core.contract import Glancing, Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import Unsupported
 from holdfast.runtimes.aio import AsyncioRuntime
@@ -94,13 +94,13 @@ def pid_of(backend: AdvisoryBackend, asked: Claim) -> int:
 def test_a_terminated_holder_is_lost(
     backend: AdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
-    """pg_terminate_backend on the holding session: told by a look at the socket, and for good."""
+    """pg_terminate_backend on the holding session: seen without a question, and for good."""
     asked = claim()
     grant = take(backend, asked)
-    session = backend.sessions.by_owner[asked.owner]
-    assert session.alive()
-    one(admin, "SELECT pg_terminate_backend(%s, 5000)", session.connection.pid)
-    eventually(lambda: not session.alive(), "the end of a session was not seen")
+    assert isinstance(backend, Glancing)
+    assert backend.glance([grant]) == {}
+    one(admin, "SELECT pg_terminate_backend(%s, 5000)", pid_of(backend, asked))
+    eventually(lambda: asked.owner in backend.glance([grant]), "the end was not seen")
     assert one(admin, HOLDING, base_key(namespace, "name")) == 0
     renewal = run_now(backend.renew([grant], [], until=now() + 5))
     assert list(renewal.lost) == [asked.owner]

@@ -25,7 +25,7 @@ from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.runtimes.clock import now
 from holdfast.wires.postgres import Dial, Dropped, Refused, first_value
-from holdfast.wires.postgres_session import Session, Sessions
+from holdfast.wires.postgres_session import Session, Sessions, ended
 from holdfast.wires.postgres_statement import Statement
 from holdfast.wires.postgres_talk import BlockingTalk, Parameters, Talk
 from holdfast.wires.postgres_talk_async import AsyncTalk
@@ -223,6 +223,21 @@ class AdvisoryBackend(SharedBackend):
         await self._note_behind([(alive[c.owner], n) for c, n in waits if c.owner in alive], until)
         await self._purge(until)
         return Renewal(lost, unknown, frozenset(standing) - frozenset(alive))
+
+    def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
+        """Whose session has ended: its socket says so before anybody asks."""
+        lost: dict[str, str] = {}
+        watched: dict[Session, str] = {}
+        for grant in grants:
+            session = self.sessions.by_owner.get(grant.claim.owner)
+            if session is None:
+                lost[grant.claim.owner] = LOST
+            else:
+                watched[session] = grant.claim.owner
+        for session in ended(list(watched)):
+            self.sessions.lose(watched[session], session)
+            lost[watched[session]] = LOST
+        return lost
 
     async def _renew_all(
         self, grants: Sequence[Grant], until: float

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from holdfast.claim import Busy, Claim, Grant, Record, Standing
 

@@ -6,6 +6,7 @@ door's threads, its event loop, or the keeper's thread. The registry belongs to 
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from psycopg import Error as PsycopgError
 from holdfast.claim import Grant
 from holdfast.wires.postgres import Connection
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["Session", "Sessions", "ended"]
 
 
 class Session:
@@ -133,3 +134,24 @@ class Sessions:
             self.by_owner = {}
         for session in sessions:
             session.connection.close()
+
+
+def ended(sessions: list[Session]) -> list[Session]:
+    """Those whose server has said goodbye, or vanished. Sends nothing; skips what is in use."""
+    poll = select.poll()
+    by_fileno: dict[int, Session] = {}
+    gone: list[Session] = []
+    for session in sessions:
+        if not session.connection.open:
+            gone.append(session)
+        elif not session.owed and not session.mutex.locked():
+            fileno = session.connection.fileno()
+            by_fileno[fileno] = session
+            poll.register(fileno, select.POLLIN)
+    for fileno, _ in poll.poll(0):
+        session = by_fileno[fileno]
+        if session.mutex.acquire(blocking=False):
+            if not session.alive():
+                gone.append(session)
+            session.mutex.release()
+    return gone
