@@ -184,9 +184,9 @@ class LeaseBase:
         if self._released or not self._let_go():
             return False
         self._door.disown(self._hold)
-        if self._hold.state is not State.HELD or self._door.closed:
+        if self._hold.state is State.LOST or self._door.closed:
             return False
-        self._door.keep.drop(self._hold)
+        self._door.keep.drop(self._hold)  # the keeper may have found it out by itself
         return True
 
     def __del__(self) -> None:
