@@ -29,3 +29,10 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
         pytest.skip(str(missing))
     yield chosen
     chosen.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several test processes, all tests of a store are one process's: it has the server."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "harness" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group(item.callspec.params["harness"]))

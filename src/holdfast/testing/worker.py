@@ -55,6 +55,12 @@ class Worker:
         self.leases[name] = lease
         return lease.token
 
+    async def cost_of_waiting(self, name: str) -> float:
+        """Waits for a lock; how much of its own CPU time that took, in seconds."""
+        began = time.process_time()
+        async with self.door.lock(name):
+            return time.process_time() - began
+
     async def release(self, name: str) -> bool:
         return await self.leases.pop(name).release()
 

@@ -77,6 +77,14 @@ class Bench:
         """Returns once nobody holds the name or waits for it."""
         await eventually(lambda: self.is_free(door, name), seconds, f"{name!r} was not freed")
 
+    async def taken(self, door: AsyncLocks, name: str) -> None:
+        """Returns once somebody holds the name."""
+
+        async def held() -> bool:
+            return bool((await door.inspect(name)).holders)
+
+        await eventually(held, SOON, f"{name!r} was not taken")
+
     async def in_line(self, door: AsyncLocks, name: str, count: int) -> None:
         """Returns once so many doors stand in the store's line."""
 

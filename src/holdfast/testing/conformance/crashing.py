@@ -12,7 +12,7 @@ from holdfast.testing.processes import Process
 
 __all__: list[str] = []
 
-CONTEND_SECONDS = 1.5
+CONTEND_SECONDS = 1.2
 
 
 @conformance.rule(between_processes=True)
@@ -104,6 +104,18 @@ async def killed_waiters_do_not_stall_the_line(bench: Bench) -> None:
     taken = await behind
     assert taken is not None, "killed waiters stalled the line"
     await taken.release()
+
+
+@conformance.rule(between_processes=True)
+async def waiting_costs_nothing(bench: Bench) -> None:
+    """A process that waits sleeps: it polls neither the store nor its own memory."""
+    door, process = bench.door(), bench.process()
+    await process.ask("check")
+    async with door.lock("name"):
+        process.send("cost_of_waiting", name="name")
+        await asyncio.sleep(1.5)
+    cost = await within(SOON, process.answer())
+    assert cost < 0.15, f"{cost:.2f} s of CPU for a wait of 1.5 s"
 
 
 @conformance.rule(between_processes=True)

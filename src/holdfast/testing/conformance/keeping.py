@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import LockLost
 from holdfast.runtimes.clock import now
-from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, raises
+from holdfast.testing.conformance.bench import (
+    SOON,
+    Bench,
+    conformance,
+    eventually,
+    raises,
+    within,
+)
+from holdfast.testing.history import Hold, faults
 from holdfast.testing.rules import Flavour
 
 if TYPE_CHECKING:
@@ -58,6 +66,49 @@ async def without_renewal_it_ends_with_its_ttl(bench: Bench) -> None:
     assert await lease.release() is False
     assert taken.held
     assert await taken.release() is True
+
+
+@conformance.rule()
+async def doubt_comes_before_loss(bench: Bench) -> None:
+    """A hold that is not renewed is doubtful while it is still held, and then lost for good."""
+    lease = await bench.door().lock("name", ttl=bench.ttl, renew=False).acquire()
+    assert lease is not None
+    seen = []
+    while not lease.lost:
+        state = "doubtful" if lease.doubtful else "held"
+        if state not in seen:
+            seen.append(state)
+        await asyncio.sleep(bench.ttl / 50)
+    assert seen == ["held", "doubtful"]
+    assert not lease.doubtful
+    assert await lease.release() is False
+
+
+@conformance.rule()
+async def an_expired_lease_releases_nobody(bench: Bench) -> None:
+    """One ``Lock`` for many tasks, whose leases run out under them: nobody ever ends the hold
+    of another, and no two believe in theirs at the same time."""
+    lock = bench.door().lock("name", ttl=bench.ttl, renew=False, timeout=6 * SOON)
+    holds: list[Hold] = []
+
+    async def use(number: int) -> None:
+        asked = now()
+        lease = await lock.acquire()
+        assert lease is not None
+        held, ends = now(), now() + lease.remaining
+        sleepy = number in (0, 9)
+        await asyncio.sleep(lease.remaining + 0.01 if sleepy else 0.002)
+        assert lease.lost is sleepy
+        ends = min(ends, now())
+        if number % 2:
+            await lock.release()
+        else:
+            assert await lease.release() is not sleepy
+        holds.append(Hold(f"{number}", "name", lease.mode, asked, held, ends, lease.token))
+
+    await within(6 * SOON, asyncio.gather(*(use(number) for number in range(16))))
+    assert faults(holds) == []
+    assert len(holds) == 16
 
 
 @conformance.rule()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.errors import InvalidName, LockLost, LockTimeout
+from holdfast.runtimes.clock import now
 from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, raises, within
 
 __all__: list[str] = []
@@ -62,6 +63,25 @@ async def opposite_orders_never_lock_up(bench: Bench) -> None:
                 await asyncio.sleep(0)
 
     await within(2 * SOON, asyncio.gather(use(0), use(1)))
+
+
+@conformance.rule()
+async def what_is_held_is_renewed_meanwhile(bench: Bench) -> None:
+    """While the last name is waited for, the first ones are kept."""
+    ours, theirs = bench.door(), bench.door()
+    last = await theirs.lock("b").acquire()
+    assert last is not None
+    waiting = asyncio.create_task(ours.multi(["a", "b"], ttl=bench.ttl, timeout=3 * SOON).acquire())
+    ends = now() + bench.ttl * 1.5
+    await bench.taken(theirs, "a")
+    while now() < ends:
+        assert len((await theirs.inspect("a")).holders) == 1
+        await asyncio.sleep(bench.ttl / 10)
+    await last.release()
+    lease = await within(SOON, waiting)
+    assert lease is not None
+    assert lease.held
+    assert await lease.release() is True
 
 
 @conformance.rule()
