@@ -280,6 +280,27 @@ async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
             assert await lease.release()
 
 
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_a_silent_socket_is_replaced(server: EtcdServer, namespace: str, flavour: Flavour) -> None:
+    """A WebSocket on which nothing comes any more is given up, and waiters are woken again."""
+    with Proxy(server) as proxy, holdfast.connect(server.url, namespace=namespace) as ours:
+        held = ours.lock("name").acquire()
+        assert held
+        got = threading.Event()
+        thread = threading.Thread(target=_get, args=(proxy.url, namespace, flavour, got))
+        thread.start()
+        while not ours.inspect("name").waiters:
+            pass
+        proxy.stall()
+        assert not got.wait(7)
+        proxy.cut()  # what was sent meanwhile never arrives
+        proxy.resume()
+        assert not got.wait(4)
+        assert held.release()
+        assert got.wait(SOON)
+        thread.join()
+
+
 def test_the_gateway_may_be_off(namespace: str) -> None:
     """Then it says so, at once, and how to switch it on."""
     with EtcdServer(version="3.5") as server:
@@ -327,9 +348,19 @@ def guarded() -> Iterator[EtcdServer]:
     server = EtcdServer(arguments=["--auth-token-ttl", "2"])
     with server:
         for path, body in (
-            ("user/add", {"name": "root", "password": "secret-1"}),
-            ("role/add", {"name": "root"}),
+            ("user/add", {"name": "root", "password": "secret-0"}),
             ("user/grant", {"user": "root", "role": "root"}),
+            ("role/add", {"name": "locks"}),
+            # All keys from "t" to "u": the namespaces of these tests.
+            (
+                "role/grant",
+                {
+                    "name": "locks",
+                    "perm": {"permType": "READWRITE", "key": "dA==", "range_end": "dQ=="},
+                },
+            ),
+            ("user/add", {"name": "worker", "password": "secret-1"}),
+            ("user/grant", {"user": "worker", "role": "locks"}),
             ("enable", {}),
         ):
             server.ask(f"/v3/auth/{path}", body)
@@ -344,11 +375,11 @@ def test_passwords(guarded: EtcdServer, namespace: str, monkeypatch: pytest.Monk
         pytest.raises(BackendUnavailable, match="needs a user and a password"),
     ):
         locks.lock("name", timeout=0.3).acquire()
-    with holdfast.connect(f"etcd://root:wrong-2@{host}", namespace=namespace) as locks:
-        with pytest.raises(BackendUnavailable, match="refused the password of 'root'") as caught:
+    with holdfast.connect(f"etcd://worker:wrong-2@{host}", namespace=namespace) as locks:
+        with pytest.raises(BackendUnavailable, match="refused the password of 'worker'") as caught:
             locks.lock("name", timeout=0.3).acquire()
         assert "wrong-2" not in str(caught.value)
-    monkeypatch.setenv("ETCDCTL_USER", "root:secret-1")
+    monkeypatch.setenv("ETCDCTL_USER", "worker:secret-1")
     with (
         holdfast.connect(f"etcd://{host}", namespace=namespace) as locks,
         locks.lock("name", timeout=SOON),
@@ -359,8 +390,9 @@ def test_passwords(guarded: EtcdServer, namespace: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_waiting_with_a_password(guarded: EtcdServer, namespace: str, flavour: Flavour) -> None:
     """Tokens that ran out are replaced, and waiters are woken without a WebSocket."""
-    url = f"etcd://root:secret-1@{guarded.host}:{guarded.port}"
+    url = f"etcd://worker:secret-1@{guarded.host}:{guarded.port}"
     with holdfast.connect(url, namespace=namespace, ttl=4) as locks:
+        assert not any(finding.level == "broken" for finding in locks.check())
         held = locks.lock("name").acquire()
         assert held
         threading.Event().wait(3.5)

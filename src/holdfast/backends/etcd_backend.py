@@ -280,7 +280,9 @@ class EtcdBackend:
         if watch.began is not None and not watch.broken and not watch.fired:
             return watch
         await self.watches.end(watch)
-        if watch.broken or (not rung and limit < until):
+        if not rung and limit < until:  # nothing comes any more, and nobody said so
+            self.watches.distrust()
+        if watch.broken or not rung:
             await self._pause(until)
         return None
 

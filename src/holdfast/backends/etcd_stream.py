@@ -47,6 +47,9 @@ class StreamWatches:
         if stream is not None:
             self._listening.end(stream[1])
 
+    def distrust(self) -> None:
+        """Every stream has a connection of its own, which ends with it."""
+
     def nudge(self, owner: str) -> None:
         self._listening.nudge(owner)
 

@@ -93,6 +93,10 @@ class Watches(Protocol):
 
     async def end(self, watch: Watch) -> None: ...
 
+    def distrust(self) -> None:
+        """What was asked was not answered in time: starts over with a new connection."""
+        ...
+
     def nudge(self, owner: str) -> None: ...
 
     def forget(self) -> None: ...
@@ -153,6 +157,11 @@ class BlockingWatches:
             line.web.send(line.book.cancel(watch), now() + 1.0)
         except OSError:
             self._broke(line)
+
+    def distrust(self) -> None:
+        line = self._line
+        if line is not None:
+            line.web.hang_up()  # which whoever listens hears as the connection's end
 
     def nudge(self, owner: str) -> None:
         self._doorbell.ring(owner)

@@ -60,6 +60,10 @@ class AsyncWatches:
         if self._web is not None and not watch.broken:
             self._web.send(self._book.cancel(watch))
 
+    def distrust(self) -> None:
+        if self._web is not None:
+            self._web.transport.abort()
+
     def nudge(self, owner: str) -> None:
         self._doorbell.ring(owner)
 

@@ -6,8 +6,10 @@ The blocking one is read without waiting by whoever listens for everybody (see `
 from __future__ import annotations
 
 import select
+import socket
 import ssl
 import threading
+from contextlib import suppress
 
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
@@ -116,6 +118,11 @@ class BlockingWebSocket:
                 replies, self._frames.replies = self._frames.replies, b""
                 self._send(replies, now() + 1.0)
         return messages
+
+    def hang_up(self) -> None:
+        """Ends the connection from any thread; ``messages`` will say so."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connection.close()
