@@ -152,7 +152,7 @@ class SqliteBackend:
         line = Line(cursor, name, moment)
         result = work(line)
         line.settle()
-        if not line.entries:
+        if not line.crowd:
             self._crowded.discard(name)
         elif name not in self._crowded:
             if len(self._crowded) >= KEPT_CROWDED:
