@@ -21,6 +21,7 @@ from holdfast.runtimes.aio import AsyncioRuntime
 from holdfast.runtimes.clock import now
 from holdfast.wires import datagram
 from holdfast.wires.datagram import Delivery, Folder
+from holdfast.wires.doorbell import BlockingDoorbell
 
 WAITER = """
 with backend_of(path) as backend:
@@ -142,6 +143,39 @@ def test_a_full_socket_is_not_a_dead_one(tmp_path: Path) -> None:
         folder.close()
     assert folder.send(bell.address, "gone") is Delivery.DEAD
     folder.close()
+
+
+def test_who_may_have_been_turned_away_is_rung_as_well(tmp_path: Path) -> None:
+    """More datagrams than the socket keeps: some of them are nobody's loss."""
+    folder = Folder(str(tmp_path), lambda path: None, 0o600)
+    bell, doorbell = folder.bind(), BlockingDoorbell()
+    doorbell.hang(bell)
+    while folder.send(bell.address, "another") is not Delivery.FULL:
+        pass
+    try:
+        assert doorbell.wait("turned away", now() + 60)
+        assert doorbell.wait("another", now() + 60)  # its own ring was kept
+    finally:
+        doorbell.close()
+        folder.close()
+    assert doorbell.wait("anybody", now() + 60)  # a closed one keeps nobody waiting
+
+
+def test_closing_a_doorbell_ends_all_waits() -> None:
+    doorbell = BlockingDoorbell()
+    rung: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda key=key: rung.append(doorbell.wait(key, now() + 60)))
+        for key in ("one", "two", "three")
+    ]
+    for thread in threads:
+        thread.start()
+    while len(doorbell._waiting) < 3:
+        pass
+    doorbell.close()
+    for thread in threads:
+        thread.join(30)
+    assert rung == [True, True, True]
 
 
 def test_leftovers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
