@@ -23,6 +23,7 @@ from holdfast.testing import Flavour
 from holdfast.url import open_store
 from holdfast.wires.http import Http, Reply
 from servers.consul import ConsulServer
+from servers.process import wait_until
 from servers.proxy import Proxy
 from servers.registry import Servers
 
@@ -328,6 +329,9 @@ def guarded() -> Iterator[ConsulServer]:
     tokens = {"master": "8b9b1f3e-0000-4000-8000-000000000001"}
     acl = {"enabled": True, "default_policy": "deny", "tokens": tokens}
     with ConsulServer(config={"acl": acl}) as server:
+        master = tokens["master"]
+        # A new leader knows its tokens a little later than it leads.
+        wait_until("the ACLs", lambda: bool(server.ask(f"/v1/acl/tokens?token={master}")))
         yield server
 
 

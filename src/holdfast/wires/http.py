@@ -7,7 +7,7 @@ connections are a stack without a lock. A connection whose reply was not read is
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import ssl
 import struct
@@ -29,6 +29,8 @@ TRUSTED_IDLE_SECONDS = 0.02
 # How many hosts share the time of one request.
 MOST_SHARES = 3
 READ_BYTES = 16_384
+# Poll needs no kernel object of its own, unlike epoll, and has no highest number, unlike select.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 # Closes with a reset, so that what the kernel still had to send never reaches the server late.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -242,7 +244,7 @@ class Connection:
         """Whether a connection that idles is still as quiet as it should be."""
         if time.monotonic() - self.idle_since < TRUSTED_IDLE_SECONDS:
             return True
-        return not select.select([self.socket], [], [], 0)[0]
+        return not ready(self.socket, 0.0)
 
     def close(self, *, reset: bool = False) -> None:
         if reset:
@@ -349,6 +351,13 @@ class BlockingHttp:
                 return
             connection.close()
             self._leave()
+
+
+def ready(sock: socket.socket, seconds: float, *, to_write: bool = False) -> bool:
+    """Whether a socket can be read, or written to, within so many seconds."""
+    with _Selector() as selector:
+        selector.register(sock, selectors.EVENT_WRITE if to_write else selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 def connect(servers: Servers, until: float) -> Connection:

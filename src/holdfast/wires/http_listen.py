@@ -95,11 +95,11 @@ class BlockingListening:
             closed = self._closed
             if not closed:
                 self._ear.add(call, connection)
+                if self._doorbell.bell is None:
+                    self._doorbell.hang(self._ear)
         if closed:
             connection.close(reset=True)
             raise self._servers.closed()
-        if self._doorbell.bell is None:
-            self._doorbell.hang(self._ear)
         return call
 
     def _take(self, until: float) -> Connection:

@@ -5,7 +5,6 @@ The blocking one is read without waiting by whoever listens for everybody (see `
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
@@ -24,7 +23,7 @@ from wsproto.utilities import ProtocolError
 
 from holdfast.runtimes.clock import now
 from holdfast.wires import http
-from holdfast.wires.http import READ_BYTES, Servers
+from holdfast.wires.http import READ_BYTES, Servers, ready
 
 __all__ = ["BlockingWebSocket", "Frames", "NoWebSocket", "open_blocking"]
 
@@ -101,7 +100,7 @@ class BlockingWebSocket:
                 view = view[self._socket.send(view) :]
             except (BlockingIOError, ssl.SSLWantWriteError):
                 left = until - now()
-                if left <= 0 or not select.select([], [self._socket], [], left)[1]:
+                if left <= 0 or not ready(self._socket, left, to_write=True):
                     raise TimeoutError from None
 
     def messages(self) -> list[str]:
