@@ -13,7 +13,6 @@ class PostgresHarness(ServedHarness):
     """Lease rows."""
 
     name = "postgres"
-    ttl = 0.5
 
     def make_server(self) -> Server:
         return PostgresServer()
@@ -24,7 +23,6 @@ class AdvisoryHarness(PostgresHarness):
 
     name = "postgres-advisory"
     suffix = "?mode=advisory"
-    ttl = 0.5
 
 
 HARNESSES = (PostgresHarness, AdvisoryHarness)

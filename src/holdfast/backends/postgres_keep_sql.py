@@ -5,7 +5,8 @@ from __future__ import annotations
 __all__ = ["LEASE_KEEPING"]
 
 _RELEASE = """
-CREATE OR REPLACE FUNCTION @release(ns text, nm text, own text) RETURNS boolean
+-- `heir` is not rung: it is asked for in the same breath.
+CREATE OR REPLACE FUNCTION @free(ns text, nm text, own text, heir text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
   r @lock;
@@ -36,7 +37,7 @@ BEGIN
       r.holders[i].ends := moment;  -- tidying drops it
     END IF;
   END LOOP;
-  r := @tidy(r, own, moment);
+  r := @tidy(r, heir, moment);
   IF r IS DISTINCT FROM was THEN
     UPDATE @lock l SET holders = r.holders, crowded = r.crowded, used = moment
       WHERE l.namespace = ns AND l.name = nm;
@@ -49,7 +50,7 @@ CREATE OR REPLACE FUNCTION @exchange(
   chan text, rng text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
-  ours boolean := @release(ns, nm, old);
+  ours boolean := @free(ns, nm, old, own);
 BEGIN
   RETURN ours::integer || ' ' || @attempt(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, true);
 END $$;
@@ -62,7 +63,7 @@ BEGIN
   SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
   IF FOUND THEN
     DELETE FROM @waiter q WHERE q.owner = own;
-    PERFORM @release(ns, nm, own);
+    PERFORM @free(ns, nm, own, '');
   END IF;
 END $$;
 """

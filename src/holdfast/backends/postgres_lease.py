@@ -30,7 +30,7 @@ class LeaseStatements(SharedStatements):
         places = ", ".join(f"${number}" for number in range(1, 12))
         self.attempt = say("attempt", f"SELECT @attempt({places})")
         self.exchange = say("exchange", f"SELECT @exchange({places})")
-        self.release = say("release", "SELECT @release($1, $2, $3)")
+        self.release = say("release", "SELECT @free($1, $2, $3, '')")
         self.abandon = say("abandon", "SELECT @abandon($1, $2, $3)")
         self.renew = say("renew", "SELECT @renew($1, $2, $3)")
         self.record = say("record", "SELECT @record($1, $2, $3, $4, $5, $6)")
