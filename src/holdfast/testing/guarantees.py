@@ -18,15 +18,16 @@ _ALL_MODES = frozenset(
 _IN_LINE = _ALL_MODES | {Guarantee.FIFO}
 _ACROSS_HOSTS = _IN_LINE | {Guarantee.CROSS_HOST}
 _QUORUM = _ACROSS_HOSTS | {Guarantee.SURVIVES_SERVER_LOSS}
+_WATCHED = _QUORUM | {Guarantee.WATCH}
 
 GUARANTEES: dict[str, frozenset[Guarantee]] = {
     "memory": _IN_LINE,
     "sqlite": _IN_LINE,
     "redis": _ACROSS_HOSTS,
     "redlock": _QUORUM - {Guarantee.FIFO, Guarantee.RECORDS},
-    "zookeeper": _QUORUM,
-    "etcd": _QUORUM,
-    "consul": _QUORUM,
+    "zookeeper": _WATCHED,
+    "etcd": _WATCHED,
+    "consul": _WATCHED,
     "postgres": _ACROSS_HOSTS,
     "postgres-advisory": _ACROSS_HOSTS - {Guarantee.FIFO},
     "mysql": _ACROSS_HOSTS,
@@ -46,13 +47,8 @@ KNOBS: dict[str, frozenset[Knob]] = {
 
 
 def expected_guarantees(harness: Harness, declared: frozenset[Guarantee]) -> frozenset[Guarantee]:
-    """What the store must declare: its row, or for a store of somebody else's what it declares.
-
-    WATCH only says how fast an observer hears, and every store passes the same tests with or
-    without it.
-    """
-    row = GUARANTEES.get(harness.name)
-    return declared if row is None else row | (declared & {Guarantee.WATCH})
+    """What the store must declare: its row, or for a store of somebody else's what it declares."""
+    return GUARANTEES.get(harness.name, declared)
 
 
 def guarantees_of(harness: Harness) -> frozenset[Guarantee]:
