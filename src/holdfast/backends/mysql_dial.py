@@ -1,0 +1,218 @@
+"""Opening connections to MySQL: where a URL points, and what a server must be."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from holdfast.backends.mysql_schema import PROTOCOL, TABLES, Schema
+from holdfast.core.contract import Settings
+from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
+from holdfast.runtimes.clock import now
+from holdfast.url import Url
+from holdfast.wires.mysql import Address, Connection, Refused, dial
+from holdfast.wires.mysql_protocol import quoted
+
+__all__ = ["OPTIONS", "Dialler", "address_of"]
+
+OPTIONS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_mode", "unix_socket")
+"""How a connection is made."""
+SSL_MODES = ("disabled", "required", "verify_ca", "verify_identity")
+OLDEST_SERVER = {"MySQL": (8, 0), "MariaDB": (10, 5)}
+NO_TABLE = 1146
+NO_RIGHTS = frozenset({1044, 1142, 1227, 1410})
+
+_SESSION = (
+    b"SET SESSION time_zone='+00:00', autocommit=1, completion_type=0, "
+    b"sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout=%d; "
+    b"SET SESSION TRANSACTION ISOLATION LEVEL %s"
+)
+_FACTS = (
+    b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'read_only', 'innodb_read_only', "
+    b"'wsrep_on', 'log_bin', 'binlog_format')"
+)
+
+
+class Dialler:
+    """Opens connections to one server, each checked before it is used."""
+
+    def __init__(self, url: Url, settings: Settings, mode: str) -> None:
+        self.address = address_of(url)
+        self.settings, self.mode = settings, mode
+        self.schema = Schema(url.options.get("prefix", "holdfast_"))
+        self.galera = False
+        """Whether sessions can't find each other: they may be on different nodes."""
+        self._checked = False
+
+    def greet(self, until: float) -> Connection:
+        """A connection to a server that can be written to, with our settings."""
+        connection = dial(self.address, until)
+        try:
+            results = connection.checked(connection.request(_FACTS, until))
+            facts = {(row[0] or b"").decode(): (row[1] or b"").decode() for row in results[0].rows}
+            _check_server(self.address.display, facts)
+            self.galera = facts.get("wsrep_on", "OFF") == "ON"
+            self._refuse_galera()
+            connection.checked(connection.request(self._settings(facts), until))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _refuse_galera(self) -> None:
+        if self.galera and self.mode == "advisory":
+            raise Unsupported(
+                f"{self.address.display} is a Galera cluster, where GET_LOCK locks one node only: "
+                "use lease rows (without mode=advisory)"
+            )
+
+    def _settings(self, facts: dict[str, str]) -> bytes:
+        # The server can't log statements of READ COMMITTED as statements.
+        as_text = facts.get("log_bin") == "ON" and facts.get("binlog_format") == "STATEMENT"
+        level = b"REPEATABLE READ" if as_text else b"READ COMMITTED"
+        return _SESSION % (max(1, int(self.settings.request_seconds)), level)
+
+    def enter(self) -> Connection:
+        """A connection that found our tables."""
+        until = now() + self.settings.request_seconds
+        connection = self.greet(until)
+        try:
+            self._enter(connection, until)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _enter(self, connection: Connection, until: float) -> None:
+        kept = self._protocol(connection, until)
+        if kept is None:
+            self._insert_protocol(connection, until)
+            kept = self._protocol(connection, until)
+        if not self._checked:
+            self._check_engines(connection, until)
+            self._checked = True
+        version, mode = kept or (PROTOCOL, self.mode)
+        self._compare(version, mode)
+
+    def _protocol(self, connection: Connection, until: float) -> tuple[int, str] | None:
+        ask = self.schema.filled("SELECT version, mode FROM @protocol WHERE namespace = ")
+        sql = ask.encode() + quoted(self.settings.namespace.encode())
+        try:
+            results = connection.checked(connection.request(sql, until))
+        except Refused as error:
+            if error.code in NO_RIGHTS:
+                raise Unsupported(f"{error}. {self._rights()}") from None
+            if error.code != NO_TABLE:
+                raise
+            self._create(connection, until)
+            return None
+        for version, mode in results[0].rows:
+            return int(version or 0), (mode or b"").decode()
+        return None
+
+    def _insert_protocol(self, connection: Connection, until: float) -> None:
+        sql = self.schema.filled("INSERT IGNORE INTO @protocol VALUES (").encode()
+        values = (quoted(self.settings.namespace.encode()), PROTOCOL, quoted(self.mode.encode()))
+        sql += b"%s, %d, %s)" % values
+        try:
+            connection.checked(connection.request(sql, until))
+        except Refused as error:
+            if error.code in NO_RIGHTS:
+                raise Unsupported(f"{error}. {self._rights()}") from None
+            raise
+
+    def _rights(self) -> str:
+        return (
+            "This account needs SELECT, INSERT, UPDATE and DELETE on all tables whose names begin "
+            f"with {self.schema.prefix!r}"
+        )
+
+    def _create(self, connection: Connection, until: float) -> None:
+        try:
+            connection.checked(connection.request(self.schema.sql().rstrip(" ;\n").encode(), until))
+        except Refused as error:
+            if error.code not in NO_RIGHTS:
+                raise
+            raise Unsupported(
+                f"{error}. Holdfast's tables are missing, or older than this version, and this "
+                "account may not make them: let somebody who may run what `holdfast schema mysql` "
+                f"prints, which is\n{self.schema.sql()}"
+            ) from None
+
+    def _check_engines(self, connection: Connection, until: float) -> None:
+        names = b", ".join(quoted((self.schema.prefix + table).encode()) for table in TABLES)
+        sql = (
+            b"SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES "
+            b"WHERE TABLE_SCHEMA = DATABASE() AND CAST(TABLE_NAME AS BINARY) IN (%s)" % names
+        )
+        results = connection.checked(connection.request(sql, until))
+        if len(results[0].rows) < len(TABLES):
+            self._create(connection, until)
+        for table, engine in results[0].rows:
+            if (engine or b"").lower() != b"innodb":
+                raise Unsupported(
+                    f"the table {(table or b'').decode()} on {self.address.display} is of "
+                    f"{(engine or b'?').decode()}, which has no transactions: InnoDB is needed"
+                )
+
+    def _compare(self, version: int, mode: str) -> None:
+        namespace, server = self.settings.namespace, self.address.display
+        if version != PROTOCOL:
+            raise Incompatible(
+                f"the namespace {namespace!r} on {server} is used with protocol {version}, "
+                f"which this version (protocol {PROTOCOL}) can't share locks with"
+            )
+        if mode != self.mode:
+            raise Incompatible(
+                f"the namespace {namespace!r} on {server} is used in {mode} mode, whose locks do "
+                f"not exclude those of {self.mode} mode. Use another namespace, or, when nobody "
+                f"uses it any more, delete its row in {self.schema.filled('@protocol')}"
+            )
+
+
+def _check_server(display: str, facts: dict[str, str]) -> None:
+    version = facts.get("version", "")
+    kind = "MariaDB" if "mariadb" in version.lower() else "MySQL"
+    numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_SERVER[kind]:
+        oldest = ".".join(map(str, OLDEST_SERVER[kind]))
+        raise Unsupported(f"{display} is {kind} {version}; {oldest} is the oldest supported")
+    writable = ("OFF", "0", "")
+    if facts.get("read_only", "") not in writable or facts.get("innodb_read_only") not in writable:
+        raise BackendUnavailable(f"{display} is a read-only replica: locks need the primary")
+
+
+def address_of(url: Url) -> Address:
+    """Where a URL points, in PyMySQL's words."""
+    database = url.path.strip("/")
+    if not database:
+        raise ValueError("mysql:// needs a database: mysql://user:password@host:3306/database")
+    parameters: dict[str, Any] = {"database": database, "charset": "utf8mb4"}
+    if url.username is not None:
+        parameters["user"] = url.username
+    if url.password is not None:
+        parameters["password"] = url.password
+    hosts = url.hosts
+    if "unix_socket" in url.options:
+        parameters["unix_socket"] = url.options["unix_socket"]
+        hosts = ()
+    elif not hosts:
+        raise ValueError("mysql:// needs a host, or the option unix_socket")
+    return Address(hosts, parameters | _tls(url), str(url))
+
+
+def _tls(url: Url) -> dict[str, Any]:
+    """As the options say: verified wherever there is TLS and nothing else was asked for."""
+    given = {key for key in ("ssl_ca", "ssl_cert", "ssl_key") if key in url.options}
+    mode = url.options.get("ssl_mode", "verify_identity" if given else "disabled").lower()
+    if mode not in SSL_MODES:
+        raise ValueError(f"ssl_mode={mode!r}: one of {', '.join(SSL_MODES)}")
+    if mode == "disabled":
+        return {"ssl_disabled": True}
+    context = ssl.create_default_context(cafile=url.options.get("ssl_ca"))
+    context.check_hostname = mode == "verify_identity"
+    if mode == "required":
+        context.verify_mode = ssl.CERT_NONE
+    if "ssl_cert" in url.options:
+        context.load_cert_chain(url.options["ssl_cert"], url.options.get("ssl_key"))
+    return {"ssl": context}

@@ -1,0 +1,237 @@
+"""Waiting for a call: on a session that sleeps on the server, one per backend.
+
+The first wait hangs the bell and returns at once, so that the attempt which follows is made with
+the bell already hung. When it breaks, those who wait try again at once, with another.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.backends.mysql_lease_sql import bell_lock
+from holdfast.backends.mysql_schema import Schema
+from holdfast.core.contract import Finding, Runtime
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.wires.mysql import Connection
+from holdfast.wires.mysql_async import in_thread
+from holdfast.wires.mysql_bell import AsyncBell, SleepBell
+from holdfast.wires.mysql_protocol import quoted
+
+__all__ = ["Hanger", "Listening", "make_listening"]
+
+SLEEP_SECONDS = 1.0
+"""How long the bell sleeps at a time: well below the grace of somebody who was called."""
+QUIET_SLEEP_SECONDS = 0.25
+"""The same where nobody can kill the sleep."""
+MEND_SECONDS = (0.1, 0.4)
+"""The pause after a bell broke."""
+
+
+class Hanger:
+    """Opens bells; tells whether sessions can find and stir each other here."""
+
+    def __init__(
+        self, greet: Callable[[float], Connection], galera: Callable[[], bool], schema: Schema,
+        seconds: float,
+    ) -> None:  # fmt: skip
+        self._greet, self._galera, self._seconds = greet, galera, seconds
+        self._ring = schema.filled("@ring").encode()
+        self.quiet = False
+        """Whether calls are found by looking, not by being stirred."""
+
+    def hang(self) -> tuple[str, SleepBell]:
+        """A bell, and the name by which it is called."""
+        bell, until = secrets.token_hex(12), now() + self._seconds
+        connection = self._greet(until)
+        try:
+            quiet = self._galera()
+            if not quiet:
+                ask = b"SELECT GET_LOCK(%s, 0)" % bell_lock(bell)
+                reply = connection.request(ask, until)
+                rows = reply.results[0].rows if reply.failure is None else []
+                quiet = rows != [(b"1",)]
+            self.quiet = quiet
+            return bell, SleepBell(connection, self._listen(bell, quiet), self._seconds)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _listen(self, bell: str, quiet: bool) -> Callable[[list[tuple[bytes, bytes]]], bytes]:
+        notes = b"FROM %s WHERE bell = %s" % (self._ring, quoted(bell.encode()))
+        seconds = b"%.2f" % (QUIET_SLEEP_SECONDS if quiet else SLEEP_SECONDS)
+
+        def listen(seen: list[tuple[bytes, bytes]]) -> bytes:
+            but = b", ".join(b"(%s, %s)" % (quoted(owner), made) for owner, made in seen)
+            news = b" AND (owner, made) NOT IN (%s)" % but if seen else b""
+            look = b"EXISTS (SELECT 1 %s%s)" % (notes, news)
+            return b"DO IF(%s, 0, SLEEP(%s)); SELECT owner, made %s" % (look, seconds, notes)
+
+        return listen
+
+    @property
+    def finding(self) -> Finding:
+        """How waiters are woken, for ``probe``."""
+        if self.quiet or self._galera():
+            text = (
+                "sessions can't stir each other here (Galera, or a proxy): "
+                f"each door looks for its calls every {QUIET_SLEEP_SECONDS:g} s while it waits"
+            )
+            return Finding("waiting", text, "warning")
+        return Finding("waiting", "waiters are called on one sleeping session per door")
+
+
+class Listening(Protocol):
+    """Waits that end with a call."""
+
+    bell: str
+    """The name of the bell that hangs; empty before."""
+
+    async def wait(self, key: str, until: float, told: str) -> None:
+        """``told`` is the bell that the store was told of: another one is not rung."""
+        ...
+
+    def ring(self, key: str) -> None: ...
+    def forget_ring(self, key: str) -> None: ...
+    def forget(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_listening(runtime: Runtime, hanger: Hanger) -> Listening:
+    """By the world that it is for."""
+    return (BlockingListening if runtime.blocking else AsyncListening)(runtime, hanger)
+
+
+async def _pause(runtime: Runtime, until: float) -> None:
+    left = until - runtime.now()
+    await runtime.sleep(max(0.0, min(left, runtime.between(*MEND_SECONDS))))
+
+
+class BlockingListening:
+    """For threads: one of those who wait reads the session for all."""
+
+    def __init__(self, runtime: Runtime, hanger: Hanger) -> None:
+        self._runtime, self._hanger = runtime, hanger
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.bell = ""
+        self._made: BlockingDoorbell | None = None
+        self._making = threading.Lock()
+
+    def _doorbell(self) -> BlockingDoorbell:
+        """Made when it is first needed: a backend that never waits has none."""
+        doorbell = self._made
+        if doorbell is None:
+            with self._making:
+                doorbell = self._made = self._made or BlockingDoorbell()
+        return doorbell
+
+    async def wait(self, key: str, until: float, told: str) -> None:
+        if self._closed:
+            return
+        doorbell = self._doorbell()
+        bell = doorbell.bell
+        if bell is None or (isinstance(bell, SleepBell) and bell.stalled(now())):
+            await self._hang(doorbell, until)
+            return
+        if told != self.bell:
+            return
+        try:
+            doorbell.wait(key, until)
+        except (BackendUnavailable, OSError):
+            await _pause(self._runtime, until)
+
+    async def _hang(self, doorbell: BlockingDoorbell, until: float) -> None:
+        broken = False
+        with self._making:
+            bell = doorbell.bell
+            if isinstance(bell, SleepBell) and not bell.stalled(now()):
+                return
+            try:
+                self.bell, made = self._hanger.hang()
+                doorbell.hang(made)
+            except BackendUnavailable:
+                broken = True
+        doorbell.ring(EVERYBODY)  # what was called while it was broken is lost
+        if broken:
+            await _pause(self._runtime, until)
+
+    def ring(self, key: str) -> None:
+        self._doorbell().ring(key)
+
+    def forget_ring(self, key: str) -> None:
+        if self._made is not None:
+            self._made.forget(key)
+
+    def forget(self) -> None:
+        doorbell = self._made
+        self._reset()
+        if doorbell is not None:
+            if isinstance(doorbell.bell, SleepBell):
+                doorbell.bell.forget()
+            doorbell.discard()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._made is not None:
+            self._made.close()
+
+
+class AsyncListening:
+    """For the tasks of one loop."""
+
+    def __init__(self, runtime: Runtime, hanger: Hanger) -> None:
+        self._runtime, self._hanger = runtime, hanger
+        self._reset()
+
+    def _reset(self) -> None:
+        self.bell = ""
+        self._doorbell = AsyncDoorbell()
+        self._hung: AsyncBell | None = None
+        self._hanging = False
+
+    async def wait(self, key: str, until: float, told: str) -> None:
+        hung = self._hung
+        if hung is not None and (not hung.open or hung.stalled(now())):
+            self._hung = None
+            hung.close()
+            await _pause(self._runtime, until)
+        if self._hung is None and not self._hanging:
+            await self._hang(until)
+        elif told == self.bell or self._hanging:
+            await self._doorbell.wait(key, until)
+
+    async def _hang(self, until: float) -> None:
+        self._hanging = True
+        try:
+            self.bell, bell = await in_thread(self._hanger.hang, lambda made: made[1].close())
+            self._hung = AsyncBell(bell, self._doorbell)
+        except BackendUnavailable:
+            await _pause(self._runtime, until)
+        finally:
+            self._hanging = False
+            self._doorbell.ring_all()  # they attempt again, now that the bell hangs or not
+
+    def ring(self, key: str) -> None:
+        self._doorbell.ring(key)
+
+    def forget_ring(self, key: str) -> None:
+        self._doorbell.forget(key)
+
+    def forget(self) -> None:
+        hung = self._hung
+        self._reset()
+        if hung is not None:
+            hung.forget()
+
+    def close(self) -> None:
+        if self._hung is not None:
+            self._hung.close()
+            self._hung = None
+        self._doorbell.ring_all()

@@ -1,0 +1,306 @@
+"""One name's row as values: who holds it, who waits, and what follows from that.
+
+The rules are ``backends.memory``'s. The row is read, decided on here, and written back if nobody
+has changed it meanwhile. A hold that is alone is in columns of its own; the crowd, which is
+everybody who waits and those who hold together, is one text. Times are the server's, in µs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from holdfast.claim import Busy, Claim, Grant, Holder, Mode, Standing, Waiter, read_label
+from holdfast.core import admit
+from holdfast.core.admit import Share
+from holdfast.core.contract import GRACE_SECONDS, QUEUE_CAP, STALE_SECONDS
+from holdfast.wires.mysql_protocol import Row
+
+__all__ = ["Entry", "State", "Wake", "empty_state", "read_state"]
+
+MICROS = 1_000_000
+_GRACE, _STALE = int(GRACE_SECONDS * MICROS), int(STALE_SECONDS * MICROS)
+_MODES: dict[str, Mode] = {mode.value: mode for mode in Mode}
+
+
+class Wake(NamedTuple):
+    """Somebody to be told that another attempt is worth it."""
+
+    bell: str
+    owner: str
+
+
+class Entry:
+    """One of the crowd: a waiter, or a holder (with a token) that is not alone."""
+
+    __slots__ = (
+        "behind", "bell", "ends", "label", "limit", "mode", "owner", "reserved", "since", "slots",
+        "token", "weight",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        owner: str,
+        mode: str,
+        weight: int,
+        limit: int,
+        label: str,
+        since: int,
+        ends: int,
+        token: int = 0,
+        slots: list[int] | tuple[int, ...] = (),
+        reserved: int = 0,
+        bell: str = "",
+        behind: int = 0,
+    ) -> None:
+        self.owner, self.mode, self.weight, self.limit = owner, _MODES[mode], weight, limit
+        self.label, self.since, self.ends, self.token = label, since, ends, token
+        self.slots, self.reserved, self.bell, self.behind = tuple(slots), reserved, bell, behind
+
+    def values(self) -> list[Any]:
+        """As it is stored."""
+        return [
+            self.owner, self.mode.value, self.weight, self.limit, self.label, self.since,
+            self.ends, self.token, self.slots, self.reserved, self.bell, self.behind,
+        ]  # fmt: skip
+
+    @property
+    def share(self) -> Share:
+        return Share(self.mode, self.weight, self.slots)
+
+    def over(self, now: int) -> bool:
+        """Whether its hold ran out or, of a waiter, whether it is to be skipped."""
+        return self.ends <= now or 0 < self.reserved < now
+
+
+class State:
+    """A name's state at one moment of the server's clock."""
+
+    __slots__ = (
+        "changed", "crowd", "ends", "label", "name", "now", "owner", "reads", "since", "store",
+        "token", "version", "wakes",
+    )  # fmt: skip
+
+    def __init__(self, name: str, now: int, store: str) -> None:
+        self.name, self.now, self.store = name, now, store
+        self.version = self.token = self.since = self.ends = 0
+        self.owner = self.label = ""
+        self.crowd: list[Entry] = []
+        self.changed = False
+        self.wakes: list[Wake] = []
+        """Whom to ring once this is written."""
+        self.reads: list[Wake] = []
+        """Whose ring has been answered, and can be dropped."""
+
+    def tidy(self) -> None:
+        """Ends what has run out and skips who is gone."""
+        if self.owner and self.ends <= self.now:
+            self._vacate()
+        for entry in [entry for entry in self.crowd if entry.over(self.now)]:
+            self._remove(entry)
+
+    def _vacate(self) -> None:
+        self.owner, self.ends, self.changed = "", 0, True
+
+    def _remove(self, entry: Entry) -> None:
+        self.crowd.remove(entry)
+        self._answered(entry)
+        self.changed = True
+
+    def _answered(self, entry: Entry) -> None:
+        if entry.reserved and entry.bell:
+            self.reads.append(Wake(entry.bell, entry.owner))
+
+    def find(self, owner: str) -> Entry | None:
+        """The entry of an owner."""
+        return next((entry for entry in self.crowd if entry.owner == owner), None)
+
+    def taken(self) -> list[Share]:
+        """What is held."""
+        held = [entry.share for entry in self.crowd if entry.token]
+        return [Share(Mode.EXCLUSIVE, 1), *held] if self.owner else held
+
+    def attempt(self, claim: Claim, join: bool, bell: str) -> Grant | Busy:
+        """Admits the claim if it fits behind those in front of it; else lines it up."""
+        mine = self.find(claim.owner)
+        if self.owner == claim.owner or (mine is not None and mine.token):
+            return self._again(claim, mine)
+        self._check_limit(claim)
+        ahead: list[Share] = []
+        for entry in self.crowd:
+            if entry is mine:
+                break
+            if not entry.token:
+                ahead.append(entry.share)
+        if admit.fits(claim.mode, claim.weight, claim.limit, self.taken() + ahead):
+            return self._grant(claim, mine)
+        return self._busy(claim, mine, len(ahead), join, bell)
+
+    def _again(self, claim: Claim, mine: Entry | None) -> Grant:
+        """A retry whose first answer was lost: the same grant, its ttl renewed."""
+        self.extend(claim.owner, claim.ttl)
+        if mine is None:
+            return Grant(claim, self.token)
+        return Grant(claim, mine.token, mine.slots)
+
+    def _check_limit(self, claim: Claim) -> None:
+        if self.owner:
+            admit.check_limit(claim, 0, slots=False, store=self.store)
+        other = next((entry for entry in self.crowd if entry.owner != claim.owner), None)
+        if other is not None:
+            slots = other.mode is Mode.SLOTS
+            admit.check_limit(claim, other.limit, slots=slots, store=self.store)
+
+    def _grant(self, claim: Claim, mine: Entry | None) -> Grant:
+        self.token = max(self.token + 1, self.now)
+        ends = self.now + int(claim.ttl * MICROS)
+        slots: tuple[int, ...] = ()
+        if claim.mode is Mode.SLOTS:
+            slots = admit.free_slots(claim.weight, claim.limit, self.taken())
+        if mine is not None:
+            self._remove(mine)
+        self.changed = True
+        if claim.mode is Mode.EXCLUSIVE:
+            self.owner, self.label, self.since, self.ends = claim.owner, claim.label, self.now, ends
+        else:
+            held = sum(entry.token > 0 for entry in self.crowd)  # they stand in front
+            self.crowd.insert(held, self._entry(claim, ends, token=self.token, slots=slots))
+        return Grant(claim, self.token, slots)
+
+    def _entry(self, claim: Claim, ends: int, **more: Any) -> Entry:
+        return Entry(
+            claim.owner, claim.mode.value, claim.weight, claim.limit, claim.label, self.now, ends,
+            **more,
+        )  # fmt: skip
+
+    def _busy(self, claim: Claim, mine: Entry | None, place: int, join: bool, bell: str) -> Busy:
+        stale = self.now + _STALE
+        if mine is not None:
+            self._answered(mine)
+            mine.ends, mine.reserved, mine.bell, self.changed = stale, 0, bell, True
+        elif join:
+            if sum(not entry.token for entry in self.crowd) >= QUEUE_CAP:
+                return Busy(place, 1.0, bell, f"{QUEUE_CAP} already wait for {claim.name!r}")
+            self.crowd.append(self._entry(claim, stale, bell=bell))
+            self.changed = True
+        # The soonest end of a hold or a reservation; both are 0 where there is none.
+        ends = [entry.ends if entry.token else entry.reserved for entry in self.crowd]
+        soonest = min(filter(None, [self.ends, *ends]), default=None)
+        seconds = None if soonest is None else max(0, soonest - self.now) / MICROS
+        return Busy(place, seconds, ref=bell)
+
+    def holds(self, owner: str) -> bool:
+        """Whether the owner holds it now."""
+        mine = self.find(owner)
+        return self.owner == owner or (mine is not None and mine.token > 0)
+
+    def extend(self, owner: str, ttl: float) -> bool:
+        """Renews the owner's hold; whether it has one."""
+        ends = self.now + int(ttl * MICROS)
+        mine = self.find(owner)
+        if self.owner == owner:
+            self.ends, self.changed = ends, True
+        elif mine is not None and mine.token:
+            mine.ends, self.changed = ends, True
+        else:
+            return False
+        return True
+
+    def release(self, owner: str) -> bool:
+        """Ends the owner's hold; whether it had one."""
+        if self.owner == owner:
+            self._vacate()
+            return True
+        mine = self.find(owner)
+        if mine is None or not mine.token:
+            return False
+        self._remove(mine)
+        return True
+
+    def abandon(self, owner: str) -> None:
+        """Leaves no trace of the owner."""
+        if not self.release(owner) and (mine := self.find(owner)) is not None:
+            self._remove(mine)
+
+    def clear(self) -> list[int]:
+        """Ends all holds; answers their tokens."""
+        tokens = [self.token] if self.owner else []
+        if self.owner:
+            self._vacate()
+        for entry in [entry for entry in self.crowd if entry.token]:
+            tokens.append(entry.token)
+            self._remove(entry)
+        return tokens
+
+    def refresh(self, owner: str, behind: int) -> bool:
+        """Keeps a waiter's place for another while; whether it still had one."""
+        mine = self.find(owner)
+        if mine is None or mine.token:
+            return False
+        mine.ends, mine.behind, self.changed = self.now + _STALE, behind, True
+        return True
+
+    def skip(self, bells: set[str]) -> None:
+        """Takes those out of the line whose bells are gone."""
+        for entry in [e for e in self.crowd if not e.token and e.bell in bells]:
+            self._remove(entry)
+
+    def settle(self, caller: str = "") -> None:
+        """Reserves the name for those who now fit, and notes whom to ring."""
+        taken: list[Share] | None = None
+        for entry in self.crowd:
+            if entry.token:
+                continue
+            taken = self.taken() if taken is None else taken
+            share = entry.share
+            if not admit.fits(share.mode, share.weight, entry.limit, taken):
+                return
+            if not entry.reserved:
+                entry.reserved, self.changed = self.now + _GRACE, True
+                if entry.bell and entry.owner != caller:
+                    self.wakes.append(Wake(entry.bell, entry.owner))
+            taken.append(share)
+
+    def crowd_text(self) -> bytes:
+        """The crowd as it is stored; empty for nobody."""
+        if not self.crowd:
+            return b""
+        values = [entry.values() for entry in self.crowd]
+        return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def standing(self) -> Standing:
+        """What people are shown."""
+        holders = [
+            Holder(
+                *read_label(e.label), e.mode, e.token, e.slots, e.since / MICROS,
+                (e.ends - self.now) / MICROS,
+            )
+            for e in self.crowd if e.token
+        ]  # fmt: skip
+        if self.owner:
+            since, left = self.since / MICROS, (self.ends - self.now) / MICROS
+            who = read_label(self.label)
+            holders.insert(0, Holder(*who, Mode.EXCLUSIVE, self.token, (), since, left))
+        waiters = [
+            Waiter(*read_label(e.label), e.mode, e.since / MICROS, e.behind)
+            for e in self.crowd if not e.token
+        ]  # fmt: skip
+        limit = self.crowd[0].limit if self.crowd else 0
+        return Standing(self.name, limit, tuple(holders), tuple(waiters))
+
+
+def empty_state(name: str, now: int, store: str) -> State:
+    """A name that has no row yet."""
+    return State(name, now, store)
+
+
+def read_state(row: Row, name: str, store: str) -> State:
+    """A row of now, version, token, owner, label, since, ends and crowd, tidied."""
+    now, version, token, owner, label, since, ends, crowd, *_ = (value or b"" for value in row)
+    state = State(name, int(now), store)
+    state.version, state.token, state.since = int(version), int(token), int(since)
+    state.owner, state.label, state.ends = owner.decode(), label.decode(), int(ends)
+    if crowd:
+        state.crowd = [Entry(*values) for values in json.loads(crowd)]
+    state.tidy()
+    return state

@@ -1,0 +1,104 @@
+"""The blocking wire to MySQL: a few connections, shared by many threads."""
+
+from __future__ import annotations
+
+import threading
+from weakref import WeakSet
+
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+from holdfast.wires.mysql import Connection, Dial
+from holdfast.wires.mysql_protocol import Reply
+
+__all__ = ["BlockingWire"]
+
+
+class BlockingWire:
+    """Idle connections are a stack without a lock: the one used last is used next."""
+
+    def __init__(self, dial: Dial, limit: int, seconds: float, display: str) -> None:
+        self._dial, self._limit, self._seconds, self._display = dial, limit, seconds, display
+        self._reset()
+
+    def _reset(self) -> None:
+        self._idle: list[Connection] = []
+        # Weak: an interrupt between two lines may lose one, which then closes by itself.
+        self._all: WeakSet[Connection] = WeakSet()
+        self._home = object()
+        self._opening = 0
+        self._starved = 0
+        self._returned = threading.Condition()
+
+    async def request(self, sql: bytes, owner: str = "", until: float | None = None) -> Reply:
+        """One request, answered or raised in time."""
+        deadline = now() + self._seconds
+        if until is not None and until < deadline:
+            deadline = until
+        try:
+            connection = self._idle.pop()
+            if connection.stirs():  # the server has ended it meanwhile
+                connection.close()
+                connection = self._borrow(deadline)
+        except IndexError:
+            connection = self._borrow(deadline)
+        try:
+            return connection.request(sql, deadline)
+        finally:
+            self._give_back(connection)
+
+    def _borrow(self, until: float) -> Connection:
+        """An idle connection that still stands, or a new one, or whichever comes back first."""
+        with self._returned:
+            self._starved += 1
+            try:
+                while self._idle:
+                    connection = self._idle.pop()
+                    if not connection.stirs():
+                        return connection
+                    self._all.discard(connection)
+                    connection.close()
+                self._await_room(until)
+                if self._idle:
+                    return self._idle.pop()
+                self._opening += 1
+            finally:
+                self._starved -= 1
+        try:
+            connection = self._dial()
+            connection.home = self._home
+            self._all.add(connection)
+            return connection
+        finally:
+            with self._returned:
+                self._opening -= 1
+                self._returned.notify()
+
+    def _await_room(self, until: float) -> None:
+        while not self._idle and self._count() >= self._limit:
+            if not self._returned.wait(max(0.0, until - now())):
+                raise BackendUnavailable(f"{self._display}: all {self._limit} connections are busy")
+
+    def _count(self) -> int:
+        return self._opening + sum(connection.open for connection in list(self._all))
+
+    def _give_back(self, connection: Connection) -> None:
+        if connection.open and connection.home is self._home:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        if self._starved:
+            with self._returned:
+                self._returned.notify()
+
+    def forget(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        inherited = list(self._all)
+        self._reset()
+        for connection in inherited:
+            connection.forget()
+
+    async def close(self) -> None:
+        """Closes what is idle now, and what is in use when it comes back."""
+        self._home = object()
+        while self._idle:
+            self._idle.pop().close()
