@@ -1,0 +1,73 @@
+"""Every example runs by one command, on the embedded store and on another one by its URL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servers.redis import RedisServer
+from servers.registry import Servers
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+SAYS = {
+    "two_workers": "30 of 30 jobs done, 0 twice",
+    "nightly_job": "was run by host",
+    "leader": "leads after",
+    "cache_refill": "8 processes have them",
+    "migration": "taking over from token",
+    "shared_file": "20 transfers, 30 sums, all of them {100}",
+    "flash_sale": "oversold: 1 of 1 without fencing, 0 of 1 with it",
+}
+SALES = 4
+RUNS = 25
+
+
+def start(name: str, url: str, *more: str) -> subprocess.Popen[str]:
+    words = [sys.executable, str(EXAMPLES / f"{name}.py"), "--url", url, *more]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    with process:
+        try:
+            said, _ = process.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert process.returncode == 0, said
+    return said
+
+
+def embedded(folder: Path) -> str:
+    place = folder / "locks"
+    place.mkdir(mode=0o700)
+    return f"sqlite:///{place}/locks.db"
+
+
+def test_all_are_here() -> None:
+    assert SAYS.keys() == {path.stem for path in EXAMPLES.glob("*.py")} - {"scene"}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_on_the_embedded_store(name: str, tmp_path: Path) -> None:
+    assert SAYS[name] in finish(start(name, embedded(tmp_path)))
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_by_changing_the_url(name: str, servers: Servers) -> None:
+    assert SAYS[name] in finish(start(name, servers.of(RedisServer).url))
+
+
+def test_a_hundred_flash_sales(tmp_path: Path) -> None:
+    """A seller is stopped in the middle of each: unfenced it oversells, fenced never."""
+    url = embedded(tmp_path)
+    options = ("--ttl", "0.2", "--runs", str(RUNS), "--unfenced", "2")
+    sales = [start("flash_sale", url, *options) for _ in range(SALES)]
+    for sale in sales:
+        said = finish(sale)
+        assert f"oversold: 2 of 2 without fencing, 0 of {RUNS} with it" in said
+        assert said.count("refused: 'shop' refused token") >= RUNS, "it was not stale: no proof"
