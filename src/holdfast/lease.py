@@ -7,7 +7,7 @@ are awaited.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
@@ -42,6 +42,10 @@ class LeaseBase:
         self._scope: Scope | None = None
         self._released = False
         hold.handles.append(ref(self))
+
+    @property
+    def _who(self) -> Hashable:
+        return self._hold.who
 
     @property
     def name(self) -> str:

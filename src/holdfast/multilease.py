@@ -81,6 +81,10 @@ class MultiLeaseBase(Generic[L]):
         state = "lost" if self.lost else "held" if self.held else "released"
         return f"<{type(self).__name__} {', '.join(map(repr, self.leases))}, {state}>"
 
+    def _drop(self) -> None:
+        for lease in self.leases.values():
+            lease._drop()
+
     async def _release(self) -> bool:
         answers = [await lease._release() for lease in reversed(list(self.leases.values()))]
         return all(answers)

@@ -12,22 +12,26 @@ lock keeps the lease for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import ref
 
-from holdfast.lease import LeaseBase
+from holdfast.errors import NotHeld
 
-__all__ = ["Block", "WayOut"]
+if TYPE_CHECKING:
+    from holdfast.core.door import Door
+
+__all__ = ["Block", "Entered", "WayOut"]
 
 
-class Entered(Protocol):
-    """A lock that is entered and left."""
+class Held(Protocol):
+    """What a block gives: a lease, or several."""
 
-    _entering: dict[Any, ref[Block]]
-    _door: Any
+    @property
+    def _who(self) -> Hashable: ...
 
-    def _leave(self, lease: LeaseBase | None, error: BaseException | None) -> Any: ...
+
+T = TypeVar("T", bound=Held)
 
 
 class Block:
@@ -35,18 +39,58 @@ class Block:
 
     __slots__ = ("__weakref__", "_lock", "lease")
 
-    def __init__(self, lock: Entered) -> None:
+    def __init__(self, lock: Entered[Any]) -> None:
         self._lock = lock
-        self.lease: LeaseBase | None = None
+        self.lease: Any = None
 
     def __call__(self, kind: object, error: BaseException | None, trace: object) -> Any:
         return self._lock._leave(self.lease, error)
 
 
+class Entered(Generic[T]):
+    """A lock that is entered and left, by any number of threads or tasks at once."""
+
+    __slots__ = ("_by_hand", "_door", "_entering")
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._entering: dict[Hashable, ref[Block]] = {}
+        self._by_hand: list[T] = []
+
+    def _leave(self, lease: T | None, error: BaseException | None) -> Any:
+        """Ends the block of a lease; of the newest that was entered by hand if there is none."""
+        raise NotImplementedError
+
+    def _begin(self) -> Block | None:
+        """The block that is being entered; none if ``__enter__`` was called by hand."""
+        made = self._entering.pop(self._door.runtime.me(), None)
+        return None if made is None else made()
+
+    def _opened(self, block: Block | None, lease: T) -> None:
+        if block is not None:
+            block.lease = lease
+        else:
+            self._by_hand.append(lease)
+
+    def _closing(self, lease: T | None) -> T:
+        """The lease of the block that is being left."""
+        if lease is not None:
+            return lease
+        me = self._door.runtime.me()
+        mine = [held for held in self._by_hand if held._who == me]
+        if not mine and len(self._by_hand) == 1:
+            mine = self._by_hand  # entered in one thread or task, and left in another
+        if not mine:
+            raise NotHeld(f"this {self._door.who} has no open block of {self!r}")
+        newest = mine[-1]
+        self._by_hand.remove(newest)
+        return newest
+
+
 class WayOut:
     """What ``__exit__`` and ``__aexit__`` are on a lock."""
 
-    def __get__(self, lock: Entered | None, owner: type) -> Callable[..., Any]:
+    def __get__(self, lock: Entered[Any] | None, owner: type) -> Callable[..., Any]:
         if lock is None:
             return _leave_by_hand
         block = Block(lock)
@@ -54,5 +98,5 @@ class WayOut:
         return block
 
 
-def _leave_by_hand(lock: Entered, _: object, error: BaseException | None, __: object) -> Any:
+def _leave_by_hand(lock: Entered[Any], _: object, error: BaseException | None, __: object) -> Any:
     return lock._leave(None, error)

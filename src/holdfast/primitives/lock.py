@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
-from weakref import WeakKeyDictionary, ref
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from holdfast.claim import Claim, Mode
 from holdfast.core.acquire import acquire, attempt_once
@@ -15,7 +14,7 @@ from holdfast.core.hold import Ask, Hold, State
 from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import AlreadyHeld, LockTimeout, NotHeld
 from holdfast.lease import Lease, LeaseBase
-from holdfast.primitives.block import Block, WayOut
+from holdfast.primitives.block import Entered, WayOut
 from holdfast.primitives.decorate import Decorating
 
 if TYPE_CHECKING:
@@ -27,15 +26,12 @@ __all__ = ["UNSET", "Lock", "LockBase"]
 L = TypeVar("L", bound=LeaseBase)
 
 
-class LockBase(Decorating, Generic[L]):
+class LockBase(Decorating, Entered[L]):
     """What both doors' locks share: everything but the words ``with`` and ``await``."""
 
     __slots__ = (
         "_ask",
         "_bare",
-        "_by_hand",
-        "_door",
-        "_entering",
         "_limit",
         "_mode",
         "_terms",
@@ -48,12 +44,11 @@ class LockBase(Decorating, Generic[L]):
     def __init__(
         self, door: Door, name: str, terms: Terms, mode: Mode, weight: int = 1, limit: int = 0
     ) -> None:
+        super().__init__(door)
         self.name = name
-        self._door, self._terms = door, terms
+        self._terms = terms
         self._ask = Ask(terms.timeout, terms.renew, terms.max_hold)
         self._mode, self._weight, self._limit = mode, weight, limit
-        self._entering: dict[Hashable, ref[Block]] = {}
-        self._by_hand: list[L] = []
         self._bare: WeakKeyDictionary[Any, list[LeaseBase]] | None = None
 
     def __repr__(self) -> str:
@@ -149,33 +144,6 @@ class LockBase(Decorating, Generic[L]):
         modes = {holder.mode for holder in standing.holders}
         return bool(modes - {Mode.SHARED}) if self._mode is Mode.SHARED else bool(modes)
 
-    # Blocks. What is open belongs to its with statement; see primitives.block.
-
-    def _begin(self) -> Block | None:
-        """The block that is being entered; none if ``__enter__`` was called by hand."""
-        made = self._entering.pop(self._door.runtime.me(), None)
-        return None if made is None else made()
-
-    def _opened(self, block: Block | None, lease: L) -> None:
-        if block is not None:
-            block.lease = lease
-        else:
-            self._by_hand.append(lease)
-
-    def _closing(self, lease: LeaseBase | None) -> L:
-        """The lease of the block that is being left."""
-        if lease is not None:
-            return cast("L", lease)
-        me = self._door.runtime.me()
-        mine = [lease for lease in self._by_hand if lease._hold.who == me]
-        if not mine and len(self._by_hand) == 1:
-            mine = self._by_hand  # entered in one thread or task, and left in another
-        if not mine:
-            raise NotHeld(f"this {self._door.who} has no open block of {self.name!r}")
-        newest = mine[-1]
-        self._by_hand.remove(newest)
-        return newest
-
 
 class _Unset:
     """The lock's own timeout."""
@@ -215,7 +183,7 @@ class Lock(LockBase[Lease]):
             raise
         return lease
 
-    def _leave(self, lease: LeaseBase | None, error: BaseException | None) -> None:
+    def _leave(self, lease: Lease | None, error: BaseException | None) -> None:
         lease = self._closing(lease)
         lost = lease.lost
         ours = run_now(lease._release_block())

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from holdfast.durations import Duration
-from holdfast.lease import AsyncLease, LeaseBase
+from holdfast.lease import AsyncLease
 from holdfast.primitives.block import WayOut
 from holdfast.primitives.lock import UNSET, LockBase
 from holdfast.primitives.scope import BlockScope
@@ -41,7 +41,7 @@ class AsyncLock(LockBase[AsyncLease]):
         lease._scope = BlockScope(lease._hold)
         return lease
 
-    async def _leave(self, lease: LeaseBase | None, error: BaseException | None) -> None:
+    async def _leave(self, lease: AsyncLease | None, error: BaseException | None) -> None:
         lease = self._closing(lease)
         if isinstance(error, GeneratorExit):
             lease._drop()  # its loop is gone: nothing can be awaited here any more

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.claim import Mode, check_name
 from holdfast.core.drive import run_now
 from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import LockTimeout
 from holdfast.multilease import MultiLease, MultiLeaseBase
+from holdfast.primitives.block import Entered, WayOut
 from holdfast.primitives.lock import UNSET, Lock, LockBase
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ __all__ = ["MultiLock", "MultiLockBase"]
 M = TypeVar("M", bound=MultiLeaseBase[Any])
 
 
-class MultiLockBase(Generic[M]):
+class MultiLockBase(Entered[M]):
     """One order for everybody (sorted by name), so that two of these never wait in a circle."""
 
     _lock: type[LockBase[Any]]
@@ -34,8 +35,8 @@ class MultiLockBase(Generic[M]):
         self.names = tuple(sorted({check_name(name) for name in names}))
         if not self.names:
             raise ValueError("multi() takes at least one name")
-        self._door, self._terms = door, terms
-        self._open: list[M] = []
+        super().__init__(door)
+        self._terms = terms
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(map(repr, self.names))}>"
@@ -76,27 +77,29 @@ class MultiLock(MultiLockBase[MultiLease]):
         return run_now(self._acquire(blocking, timeout))
 
     def __enter__(self) -> MultiLease:
+        block = self._begin()
         multi = run_now(self._take(self._terms.timeout, block=True))
-        self._open.append(multi)
+        try:
+            self._opened(block, multi)
+        except BaseException:
+            multi._drop()
+            raise
         return multi
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        multi = newest(self._open, self._door)
+    def _leave(self, lease: MultiLease | None, error: BaseException | None) -> None:
+        multi = self._closing(lease)
         lost = multi.lost
         multi.release()
         if error is None and lost:
             raise multi._lost_error()
 
+    if TYPE_CHECKING:
 
-def newest(opened: list[M], door: Door) -> M:
-    """The newest block that this thread or task opened, taken out of the list."""
-    me = door.runtime.me()
-    mine = [multi for multi in opened if multi._who == me] or opened
-    multi = mine[-1]
-    opened.remove(multi)
-    return multi
+        def __exit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
+        ) -> None: ...
+    else:
+        __exit__ = WayOut()

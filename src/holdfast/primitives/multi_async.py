@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from holdfast.durations import Duration
 from holdfast.multilease import AsyncMultiLease
+from holdfast.primitives.block import WayOut
 from holdfast.primitives.lock import UNSET
 from holdfast.primitives.lock_async import AsyncLock
-from holdfast.primitives.multi import MultiLockBase, newest
+from holdfast.primitives.multi import MultiLockBase
 from holdfast.primitives.scope import BlockScope
 
 __all__ = ["AsyncMultiLock"]
@@ -27,22 +29,32 @@ class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
         return await self._acquire(blocking, timeout)
 
     async def __aenter__(self) -> AsyncMultiLease:
+        block = self._begin()
         multi = await self._take(self._terms.timeout, block=True)
+        self._opened(block, multi)
         for lease in multi.leases.values():
             lease._scope = BlockScope(lease._hold)
-        self._open.append(multi)
         return multi
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        multi = newest(self._open, self._door)
+    async def _leave(self, lease: AsyncMultiLease | None, error: BaseException | None) -> None:
+        multi = self._closing(lease)
+        if isinstance(error, GeneratorExit):
+            multi._drop()  # its loop is gone: nothing can be awaited here any more
+            return
         lost = multi.lost
         scopes = [lease._scope for lease in multi.leases.values() if lease._scope is not None]
         closed = [scope.close(error) for scope in scopes]
         await multi.release()
         if True in closed or (error is None and lost):
             raise multi._lost_error() from error
+
+    if TYPE_CHECKING:
+
+        async def __aexit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
+        ) -> None: ...
+    else:
+        __aexit__ = WayOut()
