@@ -24,8 +24,9 @@ from holdfast.backends.zookeeper_records import Recording
 from holdfast.backends.zookeeper_renew import Renewing
 from holdfast.backends.zookeeper_store import Entry, ZooKeeperStore
 from holdfast.backends.zookeeper_url import read_options
+from holdfast.backends.zookeeper_wait import Queueing
 from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.core.contract import QUEUE_CAP, Runtime, Settings, Signal
+from holdfast.core.contract import QUEUE_CAP, Runtime, Settings
 from holdfast.errors import BackendUnavailable
 from holdfast.url import Url
 from holdfast.wires.zookeeper import Session
@@ -48,32 +49,22 @@ TRIES = 8
 GONE_NAME = "the name's node vanished again and again"
 
 
-class ZooKeeperBackend(Ending, Renewing, Looking, Recording):
+class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
     """Admits claims in lines of nodes; its other parts keep, show and record."""
 
     def __init__(self, store: ZooKeeperStore, runtime: Runtime) -> None:
         super().__init__(store, runtime)
-        self._signals: dict[str, Signal] = {}
         self._closed = False
 
     # Taking
 
     async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
-        entry = self._attend(claim)
+        entry = self.attend(claim)
         try:
             session = await self.ready(entry.key)
             return await self._attempt(session, entry, join)
         finally:
             entry.attended = self.runtime.now()
-
-    def _attend(self, claim: Claim) -> Entry:
-        entry = self.store.entry(claim, self.runtime.now())
-        entry.attended = None
-        signal = self._signals.get(claim.owner)
-        if signal is None or signal.is_set():
-            # Made before the first request: a nudge from here on is kept for the wait.
-            self._signals[claim.owner] = self.runtime.signal()
-        return entry
 
     async def _attempt(
         self, session: Session, entry: Entry, join: bool, *before: Ask
@@ -126,6 +117,10 @@ class ZooKeeperBackend(Ending, Renewing, Looking, Recording):
         sent = self.runtime.now()
         # A recent proof is enough for a grant; an old one is renewed in the same trip.
         fresh = sent - session.proven < entry.key / 6 and entry.grant is None
+        preview, entry.preview = entry.preview, None
+        if preview is not None and fresh and not before and preview.usable(session, sent):
+            nodes = preview.listing.value
+            return await self._decide(session, entry, nodes, session.proven, join)
         first: Ask = Sync(parent) if fresh else Multi([Check(entry.path)])
         listing = Listing(parent)
         await self.ask(session, *before, first, listing)
@@ -189,7 +184,7 @@ class ZooKeeperBackend(Ending, Renewing, Looking, Recording):
         grant = Grant(entry.claim, token, slots, since, ref)
         entry.ends = since + entry.claim.ttl
         entry.grant = grant
-        self._signals.pop(entry.claim.owner, None)
+        self.signals.pop(entry.claim.owner, None)
         return grant
 
     async def _take_slots(
@@ -253,67 +248,18 @@ class ZooKeeperBackend(Ending, Renewing, Looking, Recording):
 
     async def _withdraw(self, session: Session, entry: Entry) -> None:
         self.store.entries.pop(entry.claim.owner, None)
-        self._signals.pop(entry.claim.owner, None)
+        self.signals.pop(entry.claim.owner, None)
         await self.ask(session, Delete(entry.path))
 
-    # Waiting
-
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        entry, signal = self.store.entries.get(claim.owner), self._signals.get(claim.owner)
-        if entry is None or signal is None or busy.ref is None:
-            pause = self.runtime.between(0.005, 0.02)
-            await self.runtime.sleep(max(0.0, min(pause, until - self.runtime.now())))
-            return
-        entry.attended = None
-        try:
-            await self._wait(entry, signal, busy.ref[1], until)
-        except BackendUnavailable:
-            # No spinning while the store is away: the attempt that follows waits for it.
-            await self.runtime.sleep(self.runtime.between(0.01, 0.05))
-        finally:
-            entry.attended = self.runtime.now()
-
-    async def _wait(self, entry: Entry, signal: Signal, front: str | None, until: float) -> None:
-        session = await self.ready(entry.key, until)
-        parent = self.store.parent(entry.claim.name)
-        path = parent if front is None else f"{parent}/{front}"
-        session.watch(path, signal.set)
-        try:
-            if await self._still_busy(session, entry, parent, front, until):
-                await self.runtime.wait(signal, until)
-        finally:
-            session.unwatch(path, signal.set)
-
-    async def _still_busy(
-        self, session: Session, entry: Entry, parent: str, front: str | None, until: float
-    ) -> bool:
-        """Sets the watch; false if what it waits for has happened already."""
-        if front is not None:
-            read = Read(f"{parent}/{front}", session.on_event)
-            await self.ask(session, read, until=until)
-            return read.error is None
-        listing = Listing(parent, session.on_event)
-        await self.ask(session, listing, until=until)
-        if listing.error is not None:
-            return False
-        line = Line(listing.value, self.where(entry.claim.name))
-        index = line.index(entry.node)
-        return index is not None and index >= line.admitted
+    # Ending
 
     async def abandon(self, claim: Claim) -> None:
-        self._signals.pop(claim.owner, None)
+        self.signals.pop(claim.owner, None)
         await super().abandon(claim)
-
-    def nudge(self, claim: Claim) -> None:
-        signal = self._signals.get(claim.owner)
-        if signal is not None:
-            signal.set()
-
-    # Handing over
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         key, ending = self.ending(grant)
-        entry = self._attend(claim)
+        entry = self.attend(claim)
         try:
             session = await self.ready(key)
             if entry.key != key or (entry.asked and not entry.path):
@@ -329,7 +275,7 @@ class ZooKeeperBackend(Ending, Renewing, Looking, Recording):
     # The end
 
     def forget(self) -> None:
-        self._signals = {}
+        self.signals = {}
         self.store.forget()
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -46,6 +47,7 @@ def digest(owner: str) -> str:
     return hashlib.blake2b(owner.encode(), digest_size=16).hexdigest()
 
 
+@lru_cache(maxsize=1024)
 def encode_name(name: str) -> str:
     """Any text as one node's name."""
     text = quote(name, safe=":@,;=+!$&'()*~ ")

@@ -23,6 +23,7 @@ from holdfast.wires.zookeeper_asks import Ask, Delete, Listing, Multi, Read, pac
 
 if TYPE_CHECKING:
     from holdfast.backends.zookeeper import ZooKeeperBackend
+    from holdfast.backends.zookeeper_wait import Preview
 
 __all__ = ["Entry", "ZooKeeperStore", "deletion"]
 
@@ -44,6 +45,7 @@ class Entry:
         "key",
         "moving",
         "path",
+        "preview",
         "refreshed",
         "session",
         "taking",
@@ -74,6 +76,7 @@ class Entry:
         self.grant: Grant | None = None
         self.ends = math.inf
         """Until when its last renewal keeps it, once it is granted."""
+        self.preview: Preview | None = None
 
     @property
     def node(self) -> str:

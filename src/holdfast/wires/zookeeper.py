@@ -35,7 +35,8 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.runtimes.clock import now
 from holdfast.wires.zookeeper_asks import Ask, Call, Exists
-from holdfast.wires.zookeeper_kazoo import Handler, Quiet, drop, make_client, say_goodbye
+from holdfast.wires.zookeeper_handler import Handler
+from holdfast.wires.zookeeper_kazoo import Quiet, drop, make_client, say_goodbye, submit
 
 __all__ = ["Chores", "Options", "Session"]
 
@@ -239,8 +240,7 @@ class Session:
         """Puts requests on the wire, back to back. The last one's ``call`` is told the end."""
         client = self._client
         assert client is not None
-        for ask in asks:
-            client._call(ask.request, ask)
+        submit(client, asks)
 
     def start(self, call: Call, *asks: Ask) -> None:
         """Sends requests back to back; ``finish`` waits for them."""

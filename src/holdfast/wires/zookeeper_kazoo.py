@@ -1,155 +1,30 @@
-"""kazoo, plugged into our hands: its sockets, its waiting, its log, its handshake.
+"""kazoo, plugged into our hands: its handshake, its log, its sending and its end.
 
 kazoo keeps the session: it connects, reconnects, authenticates and speaks the protocol on one
-thread of its own. What it does around that costs more than the protocol itself (a new selector
-for every wait, two more threads for callbacks), so its handler is replaced. The thread's idle
-moments are ours: the session's heartbeat runs there.
+thread of its own.
 """
 
 from __future__ import annotations
 
-import select
-import socket
-import ssl
-from collections.abc import Callable
+import struct
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped
-from kazoo.handlers import utils
-from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.exceptions import ConnectionClosedError, ConnectionDropped
 from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import CloseInstance, Connect
+from kazoo.protocol.serialization import CloseInstance, Connect, ReplyHeader
+from kazoo.protocol.states import KeeperState
 
 from holdfast.runtimes.clock import now
+from holdfast.wires.zookeeper_handler import SEND_SECONDS, Handler, Listener
 
-__all__ = ["Connection", "Handler", "Listener", "Quiet", "drop", "make_client", "say_goodbye"]
+__all__ = ["Quiet", "drop", "make_client", "say_goodbye", "submit"]
 
-CHUNK_BYTES = 65_536
-SEND_SECONDS = 5.0
-_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-class Listener(Protocol):
-    """What a session hears from kazoo's thread."""
-
-    floor: float | None
-    """The server's shortest session in seconds, once it was asked for."""
-
-    def settle(self, floor: float) -> float | None:
-        """Hears the shortest session; answers the one to ask for, or ``None`` to give up."""
-        ...
-
-    def connected(self, began: float, granted: float) -> None: ...
-    def disconnected(self, *, ended: bool) -> None: ...
-
-    def beat(self) -> float:
-        """Seconds until it wants to be called again. Raises ``OSError`` to drop a dead wire."""
-        ...
-
-
-class Wire:
-    """kazoo's socket, read through a buffer: one system call for all that has arrived."""
-
-    def __init__(self, sock: Any) -> None:
-        self._sock = sock
-        self._buffer = b""
-        self._at = 0
-        self._tls_pending: Callable[[], int] | None = getattr(sock, "pending", None)
-        self.setblocking, self.fileno = sock.setblocking, sock.fileno
-        self.close, self.getpeername = sock.close, sock.getpeername
-
-    def pending(self) -> int:
-        waiting = len(self._buffer) - self._at
-        return waiting or (self._tls_pending() if self._tls_pending is not None else 0)
-
-    def recv(self, size: int) -> bytes:
-        if self._at == len(self._buffer):
-            self._buffer, self._at = self._sock.recv(CHUNK_BYTES), 0
-        chunk = self._buffer[self._at : self._at + size]
-        self._at += len(chunk)
-        return chunk
-
-    def send(self, data: bytes) -> int:
-        deadline = now() + SEND_SECONDS
-        while True:
-            try:
-                return int(self._sock.send(data))
-            except _WOULD_BLOCK:
-                left = deadline - now()
-                if left <= 0:
-                    raise TimeoutError("the server takes no more requests") from None
-                utils.selector_select([self._sock], [self._sock], [], min(left, 0.1))
-
-
-class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Callbacks run where they arise; waiting costs one system call."""
-
-    def __init__(self, connect_seconds: float, tls: ssl.SSLContext | None) -> None:
-        super().__init__()
-        self.listener: Listener | None = None
-        self._connect_seconds, self._tls = connect_seconds, tls
-        self._poll: Any = None
-        self._polled: tuple[int, ...] = ()
-
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def dispatch_callback(self, callback: Any) -> None:
-        callback.func(*callback.args)
-
-    def create_connection(
-        self, address: tuple[str, int], hostname: str = "", timeout: float = 0.0, **_: Any
-    ) -> Wire:
-        # kazoo allows a silent host the whole session: the others would never be tried.
-        seconds = min(timeout or self._connect_seconds, self._connect_seconds)
-        sock = socket.create_connection(address, seconds)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:
-                sock = self._tls.wrap_socket(sock, server_hostname=hostname)
-        except BaseException:
-            sock.close()
-            raise
-        return Wire(sock)
-
-    def select(
-        self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        if wlist:
-            return [], wlist, []  # a wire waits by itself when it has to
-        if rlist[0].pending():
-            return rlist[:1], [], []
-        if len(rlist) == 1 or self.listener is None:
-            return self._wait(rlist, timeout), [], []
-        # kazoo's idle moment: neither an answer nor a request.
-        deadline = None if timeout is None else now() + timeout
-        while True:
-            seconds = self.listener.beat()
-            if deadline is not None:
-                seconds = min(seconds, max(0.0, deadline - now()))
-            ready = self._wait(rlist, seconds)
-            if ready or (deadline is not None and now() >= deadline):
-                return ready, [], []
-
-    def _wait(self, sources: list[Any], seconds: float | None) -> list[Any]:
-        if not hasattr(select, "poll"):
-            ready: list[Any] = utils.selector_select(sources, [], [], seconds)[0]
-            return ready
-        handles = tuple(source.fileno() for source in sources)
-        if handles != self._polled:
-            self._poll = select.poll()
-            for handle in handles:
-                self._poll.register(handle, select.POLLIN)
-            self._polled = handles
-        found = {
-            handle for handle, _ in self._poll.poll(None if seconds is None else seconds * 1000)
-        }
-        return [source for source in sources if source.fileno() in found]
+MOST_XID = 2**31 - 1
+_HEAD = struct.Struct("!iii")
+_ENDED = (KeeperState.AUTH_FAILED, KeeperState.CLOSED, KeeperState.EXPIRED_SESSION)
 
 
 class Quiet:
@@ -175,6 +50,10 @@ class Quiet:
 class Connection(ConnectionHandler):  # type: ignore[misc]
     """kazoo's connection, which also learns what sessions the server allows."""
 
+    _xid: int
+    _socket: Any
+    _read_sock: Any
+
     def __init__(self, client: Any, listener: Listener, **options: Any) -> None:
         super().__init__(client, client._conn_retry.copy(), **options)
         self._listener = listener
@@ -192,6 +71,28 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         read_ms, connect_ms = super()._connect(host, hostip, port)
         self._listener.connected(began, read_ms * 1.5 / 1000)
         return read_ms, connect_ms
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        """Sends all that waits in one piece; kazoo sends one request per look at its sockets."""
+        client, packed = self.client, bytearray()
+        self._read_sock.recv(1)
+        for _ in range(len(client._queue)):
+            request, answer = client._queue.popleft()
+            self._xid = (self._xid % MOST_XID) + 1
+            kind = request.type  # first: it decides what is sent
+            body = request.serialize()
+            packed += _HEAD.pack(len(body) + 8, self._xid, kind) + body
+            # Before it is sent: should that fail, all that is pending is told so.
+            client._pending.append((request, answer, self._xid))
+        if packed:
+            self._write(packed, connect_timeout)
+
+    def _read_header(self, timeout: float) -> Any:
+        message = self._socket.message()
+        if message is None:
+            return super()._read_header(timeout)
+        header, offset = ReplyHeader.deserialize(message, 0)
+        return header, message, offset
 
     def zk_loop(self) -> None:
         try:
@@ -223,7 +124,7 @@ def make_client(listener: Listener, handler: Handler, log: Quiet, **options: Any
     sasl = options.pop("sasl_options", None)
     retry = {"max_tries": -1, "delay": 0.05, "max_delay": 1.0, "sleep_func": handler.sleep_func}
     client = KazooClient(handler=handler, logger=log, connection_retry=retry, **options)
-    handler.listener = listener
+    handler.listener, handler.queue = listener, lambda: client._queue
     client._connection = Connection(client, listener, logger=log, sasl_options=sasl)
     client.add_listener(lambda state: _tell(listener, str(state)))
     return client
@@ -234,6 +135,26 @@ def _tell(listener: Listener, state: str) -> None:
         listener.disconnected(ended=True)
     elif state == "SUSPENDED":
         listener.disconnected(ended=False)
+
+
+def submit(client: KazooClient, asks: Sequence[Any]) -> None:
+    """Hands requests to kazoo's thread, which is woken once for all of them.
+
+    kazoo's own ``_call`` wakes it for each, which costs more than to send it.
+    """
+    wake = client._connection._write_sock
+    if client._state in _ENDED or wake is None:
+        for ask in asks:
+            client._call(ask.request, ask)  # tells it why not
+        return
+    client._queue.extend([(ask.request, ask) for ask in asks])
+    try:
+        wake.send(b"\0")
+    except BlockingIOError:
+        pass  # it has been called often enough
+    except OSError:
+        for ask in asks:
+            ask.set_exception(ConnectionClosedError("the connection was closed"))
 
 
 def say_goodbye(client: KazooClient, seconds: float) -> None:
