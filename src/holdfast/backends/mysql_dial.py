@@ -8,7 +8,6 @@ from typing import Any
 from holdfast.backends.mysql_schema import PROTOCOL, TABLES, Schema
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
-from holdfast.runtimes.clock import now
 from holdfast.url import Url
 from holdfast.wires.mysql import Address, Connection, Refused, dial
 from holdfast.wires.mysql_protocol import quoted
@@ -72,9 +71,8 @@ class Dialler:
         level = b"REPEATABLE READ" if as_text else b"READ COMMITTED"
         return _SESSION % (max(1, int(self.settings.request_seconds)), level)
 
-    def enter(self) -> Connection:
+    def enter(self, until: float) -> Connection:
         """A connection that found our tables."""
-        until = now() + self.settings.request_seconds
         connection = self.greet(until)
         try:
             self._enter(connection, until)

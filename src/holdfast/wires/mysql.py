@@ -215,8 +215,8 @@ class Connection:
             self._client._force_close()
 
 
-Dial = Callable[[], Connection]
-"""Opens, checks and prepares a connection, by blocking calls."""
+Dial = Callable[[float], Connection]
+"""Opens, checks and prepares a connection by then, by blocking calls."""
 
 
 def checked(reply: Reply, server: str) -> list[Result]:

@@ -156,7 +156,8 @@ class AsyncWire:
     async def _open(self) -> _Line:
         self._opening += 1
         try:
-            connection = await in_thread(self._dial, Connection.close)
+            until = now() + self._seconds
+            connection = await in_thread(lambda: self._dial(until), Connection.close)
             line = _Line(connection, self)
             self._all.add(line)
             return line
