@@ -37,7 +37,7 @@ class Door:
         """What holds through this door: a thread or a task."""
         self.on_enter: Callable[[Door], None] | None = None
         self.on_fork: list[Callable[[], None]] = []
-        self._labels: dict[tuple[str, str], str] = {}
+        self._labels: dict[tuple[Hashable, str], str] = {}
         keep.nudge = self.nudge
         keep.alive = runtime.alive  # the keeper lives among threads, and can't judge tasks
 
@@ -48,15 +48,16 @@ class Door:
         if self.on_enter is not None:
             self.on_enter(self)
 
-    def label(self, note: str) -> str:
+    def label(self, me: Hashable, note: str) -> str:
         """Who asks, for the store to keep and to tell others."""
-        name = self.runtime.my_name()
-        label = self._labels.get((name, note))
+        label = self._labels.get((me, note))
         if label is None:
-            if len(self._labels) >= KEPT_LABELS:
-                self._labels.clear()
             host, pid = self.runtime.where()
-            label = self._labels[name, note] = write_label(host, pid, name, note)
+            label = write_label(host, pid, self.runtime.my_name(), note)
+            if self.runtime.blocking:  # threads come back; tasks end, and are not to be kept
+                if len(self._labels) >= KEPT_LABELS:
+                    self._labels.clear()
+                self._labels[me, note] = label
         return label
 
     def nudge(self, claim: Claim) -> None:
@@ -72,8 +73,6 @@ class Door:
         if now >= hold.ends:
             return None
         hold.tell = self.tell
-        hold.who = self.runtime.me()
-        self.mine[hold.who, grant.claim.name] = hold
         self.keep.add(hold)
         return hold
 

@@ -120,8 +120,11 @@ class Hold:
 
     def handled(self) -> bool:
         """Whether somebody still has a handle to end it with."""
-        handles = (handle() for handle in self.handles)
-        return any(handle is not None and not handle._released for handle in handles)
+        for handle_ref in self.handles:
+            handle = handle_ref()
+            if handle is not None and not handle._released:
+                return True
+        return False
 
     def doubt(self, reason: str) -> None:
         """Little certain time is left: the block, if it can be stopped, is stopped now."""

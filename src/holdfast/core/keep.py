@@ -68,7 +68,9 @@ class Keep:
         """Keeps a hold from now on."""
         self.holds[hold.grant.claim.owner] = hold
         self.registered += 1
-        self.plan(hold.next_at())
+        at = hold.renew_at if hold.renew else hold.doubtful_at
+        if at < self.planned:
+            self.plan(at)
 
     def remove(self, hold: Hold) -> bool:
         """Keeps it no longer; answers whether it was kept: true for exactly one caller."""

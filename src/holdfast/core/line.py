@@ -77,7 +77,9 @@ class Lines:
         turn.line = line
         turn.key = ref(turn, partial(self._collected, line))
         line[turn.key] = None
-        if turn.signal is None and not turn.first:  # somebody joined in the same moment
+        if len(line) == 1:
+            return True
+        if turn.signal is None:  # somebody joined in the same moment
             turn.signal = self._runtime.signal()
         return turn.first
 
@@ -107,6 +109,8 @@ class Lines:
 
     def standing(self, name: str) -> Turn | None:
         """Who of this door stands first in the store's line."""
+        if not self._lines:
+            return None
         line = self._lines.get(name)
         turn = _first(line) if line else None
         return turn if turn is not None and turn.standing else None

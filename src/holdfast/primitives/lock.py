@@ -61,7 +61,8 @@ class LockBase(Decorating, Entered[L]):
     async def _take(self, timeout: float | None, *, block: bool, explain: bool = True) -> L:
         door, terms = self._door, self._terms
         door.enter()
-        outer = door.mine.get((door.runtime.me(), self.name)) if door.mine else None
+        me = door.runtime.me()
+        outer = door.mine.get((me, self.name)) if door.mine else None
         if outer is not None and self._mode is not Mode.SLOTS:
             again = self._again(outer, timeout, explain)
             if again is not None:
@@ -73,12 +74,14 @@ class LockBase(Decorating, Entered[L]):
             self._limit,
             terms.ttl,
             os.urandom(16).hex(),
-            door.label(terms.note),
+            door.label(me, terms.note),
         )
         ask = self._ask
         if not explain or timeout != ask.timeout:
             ask = Ask(timeout, terms.renew, terms.max_hold, explain)
         hold = await (attempt_once if timeout == 0 else acquire)(door, claim, ask)
+        hold.who = me
+        door.mine[me, self.name] = hold
         hold.block = block  # kept alive from here on only while this thread or task lives
         try:
             return self._lease(door, hold, terms.note)
@@ -185,9 +188,7 @@ class Lock(LockBase[Lease]):
 
     def _leave(self, lease: Lease | None, error: BaseException | None) -> None:
         lease = self._closing(lease)
-        lost = lease.lost
-        ours = run_now(lease._release_block())
-        if error is None and (lost or not ours):
+        if not run_now(lease._release_block()) and error is None:
             raise lease._lost_error()
 
     if TYPE_CHECKING:

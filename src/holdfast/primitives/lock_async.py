@@ -46,10 +46,9 @@ class AsyncLock(LockBase[AsyncLease]):
         if isinstance(error, GeneratorExit):
             lease._drop()  # its loop is gone: nothing can be awaited here any more
             return
-        lost = lease.lost
         stopped = lease._scope is not None and lease._scope.close(error)
         ours = await lease._release_block()
-        if stopped or (error is None and (lost or not ours)):
+        if stopped or (error is None and not ours):
             raise lease._lost_error() from error
 
     if TYPE_CHECKING:
