@@ -60,6 +60,7 @@ async def opposite_orders_never_lock_up(bench: Bench) -> None:
     async def use(number: int) -> None:
         for _ in range(5):
             async with doors[number].multi(orders[number], timeout=SOON):
+                await asyncio.sleep(0)
 
     await within(2 * SOON, asyncio.gather(use(0), use(1)))
 
