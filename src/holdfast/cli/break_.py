@@ -10,7 +10,7 @@ from holdfast.cli.standing import print_holders, print_json
 from holdfast.cli.text import is_terminal, neutral, write
 
 if TYPE_CHECKING:
-    from holdfast import Locks
+    from holdfast import Holder, Locks
 
 __all__ = ["main"]
 
@@ -32,14 +32,26 @@ def main(argv: list[str]) -> int:
     with connect(options.url, options.namespace) as locks:
         if not options.yes and not options.json and is_terminal(0) and is_terminal(1):
             _ask(locks, options.name)
+        holders = locks.inspect(options.name).holders
         token = locks.break_lock(options.name, reason=options.reason)
+    fences = _fences(options.name, holders) if token is not None else []
     if options.json:
-        print_json({"name": options.name, "token": token, "reason": options.reason})
+        told = {"name": options.name, "token": token, "reason": options.reason, "fences": fences}
+        print_json(told)
     elif token is not None:
         write(f"ended the hold of {neutral(options.name)} with token {token}\n")
+        for fence in fences:
+            write(f"its fence, for `holdfast fence enter --broken RESOURCE`: '{fence}'\n")
     else:
         raise Refused(f"nobody holds {options.name}", NOTHING)
     return 0 if token is not None else NOTHING
+
+
+def _fences(name: str, holders: tuple[Holder, ...]) -> list[str]:
+    """Of an epoch that the store does not know: a deployment that has one says so itself."""
+    from holdfast.claim import Fence
+
+    return [str(Fence(name, who.mode, who.slots, 0, who.token)) for who in holders]
 
 
 def _ask(locks: Locks, name: str) -> None:

@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ls": ("ls", "list the names that are held or waited for"),
     "show": ("show", "show who holds a name and who waits for it"),
     "break": ("break_", "end somebody's hold"),
+    "fence": ("fence", "carry a fence to a resource"),
     "check": ("check", "contact a store and verify what its guarantees rest on"),
     "init": ("init", "mark a new deployment of a store as new"),
     "schema": ("schema", "print the SQL that a database store needs"),

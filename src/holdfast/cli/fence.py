@@ -1,0 +1,50 @@
+"""``holdfast fence enter RESOURCE FENCE``: carries a fence to a resource."""
+
+from __future__ import annotations
+
+from holdfast.cli.exits import NOTHING, Refused
+from holdfast.cli.options import Parser, connect, store_options
+from holdfast.cli.text import neutral, write
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        "fence",
+        "Lets a fence enter a resource, so that every lower one is refused there from now on.\n"
+        "With --broken it is the fence of a hold that was broken, and is itself refused: nobody\n"
+        "has to take the lock first. Later holders are let in as ever.\n\n"
+        "RESOURCE is postgresql://…#name, mysql://…#name, sqlite:///file#name, redis://…#name,\n"
+        "a file's path, or gate:name (a gate on the store of --url).",
+        "holdfast fence enter RESOURCE FENCE [options]",
+    )
+    parser.add_argument("word", metavar="enter", choices=("enter",))
+    parser.add_argument("resource", metavar="RESOURCE", help="where it is, and its name")
+    parser.add_argument("fence", metavar="FENCE", help="as in $HOLDFAST_FENCE, or as break prints")
+    parser.add_argument("--broken", action="store_true", help="this very fence is refused, too")
+    parser.add_argument(
+        "--table", metavar="NAME", default="holdfast_fence", help="the table of fences, in SQL"
+    )
+    store_options(parser)
+    options = parser.parse_args(argv)
+
+    from holdfast.claim import Fence
+    from holdfast.errors import StaleFence
+    from holdfast.fencing.address import enter_at
+
+    fence = Fence.parse(options.fence)
+    if options.broken:
+        # The next number: no other hold has it yet, and every later one has it or a higher one.
+        fence = Fence(fence.name, fence.mode, fence.slots, fence.epoch, fence.token + 1)
+    try:
+        enter_at(
+            options.resource,
+            fence,
+            table=options.table,
+            door=lambda: connect(options.url, options.namespace),
+        )
+    except StaleFence as error:
+        raise Refused(str(error), NOTHING) from error
+    write(f"{neutral(fence.name)} entered with token {fence.token}: lower ones are refused\n")
+    return 0

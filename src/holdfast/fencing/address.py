@@ -1,0 +1,121 @@
+"""Resources by their address, for the command line: where a resource is, and what it is called.
+
+``postgresql://…#orders``, ``mysql://…#orders``, ``sqlite:///shop.db#orders``,
+``redis://…#stock:7``, ``file:/srv/ledger.json`` (or just a path), ``gate:printer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from holdfast.claim import Fence
+from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
+from holdfast.fencing import file, gate, redis, sql
+from holdfast.url import Url, parse_url
+
+__all__ = ["enter_at"]
+
+
+def enter_at(address: str, fence: Fence, *, table: str, door: Callable[[], Any]) -> None:
+    """Lets a fence enter the resource at an address; raises ``StaleFence``.
+
+    ``door`` opens the store that a gate is on. Raises ``ValueError`` for what is no address.
+    """
+    scheme, colon, rest = address.partition(":")
+    if scheme == "file" or not colon or address.startswith((".", "/")):
+        _enter_file(rest.removeprefix("//") if scheme == "file" else address, fence)
+    elif scheme == "gate":
+        with door() as locks, gate.Gate(locks).enter(unquote(rest), fence):
+            pass
+    else:
+        where, mark, resource = address.partition("#")
+        if not mark or not resource:
+            raise ValueError("the resource's name is missing: end the address with #name")
+        _enter_store(where, unquote(resource), fence, table)
+
+
+def _enter_file(path: str, fence: Fence) -> None:
+    if not Path(path).parent.is_dir():
+        raise ValueError(f"there is no folder {str(Path(path).parent)!r}")
+    with file.guard(path, fence):
+        pass
+
+
+def _enter_store(where: str, resource: str, fence: Fence, table: str) -> None:
+    url = parse_url(where)
+    if url.scheme not in _OPENERS:
+        known = ", ".join((*_OPENERS, "file", "gate"))
+        raise ValueError(f"no resource is known at {url.scheme}:; known are {known}")
+    extra, opener = _OPENERS[url.scheme]
+    try:
+        with closing(opener(url, where)) as opened:
+            if extra == "redis":
+                redis.guard(opened, resource, fence).enter()
+            else:
+                _enter_table(opened, resource, fence, table)
+    except ModuleNotFoundError as error:
+        words = f"{url.scheme}: needs {error.name!r}: pip install 'holdfast[{extra}]'"
+        raise Unsupported(words) from None
+    except (HoldfastError, ValueError):
+        raise
+    except Exception as error:  # each driver has words of its own for it
+        raise BackendUnavailable(f"{url}: {type(error).__name__}: {error}") from error
+
+
+def _enter_table(connection: Any, resource: str, fence: Fence, table: str) -> None:
+    try:
+        sql.guard(connection, resource, fence, table=table)
+    except Unsupported:  # the step that makes the table, where it must come first
+        connection.rollback()
+        sql.create(connection, table=table)
+        sql.guard(connection, resource, fence, table=table)
+    connection.commit()
+
+
+def _redis(_: Url, where: str) -> Any:
+    from redis import Redis
+
+    return Redis.from_url(where)
+
+
+def _postgresql(_: Url, where: str) -> Any:
+    import psycopg
+
+    return psycopg.connect(where)
+
+
+def _mysql(url: Url, _: str) -> Any:
+    import pymysql
+
+    host, port = url.hosts[0] if url.hosts else ("localhost", None)
+    return pymysql.connect(
+        host=host,
+        port=port or 3306,
+        user=url.username,
+        password=url.password or "",
+        database=url.path.strip("/"),
+    )
+
+
+def _sqlite(url: Url, _: str) -> Any:
+    import sqlite3
+
+    path = Path(url.path)
+    if not path.is_file():
+        raise ValueError(f"there is no database {str(path)!r}")
+    return sqlite3.connect(path, timeout=30)
+
+
+_OPENERS: dict[str, tuple[str, Callable[[Url, str], Any]]] = {
+    # scheme: (the extra that installs what it needs, how it is opened)
+    "postgresql": ("postgresql", _postgresql),
+    "mysql": ("mysql", _mysql),
+    "sqlite": ("", _sqlite),
+    "redis": ("redis", _redis),
+    "rediss": ("redis", _redis),
+    "unix": ("redis", _redis),
+}

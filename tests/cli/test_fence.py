@@ -1,0 +1,174 @@
+"""``fence enter``: a broken lock's fence is carried to its resource."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pymysql
+import pytest
+import redis
+
+from cli.processes import Cli
+from fencing.accounts import mysql_settings
+from holdfast import Fence, Mode, StaleFence, connect, fencing
+from servers.mysql import MySQLServer
+from servers.postgres import PostgresServer
+from servers.redis import RedisServer
+from servers.registry import Servers
+
+Guard = Callable[[Fence], object]
+
+
+def fence(token: int) -> Fence:
+    return Fence("order:42", Mode.EXCLUSIVE, (), 0, token)
+
+
+def at_postgres(servers: Servers, folder: Path) -> tuple[str, Guard]:
+    url = servers.of(PostgresServer).url
+    with psycopg.connect(url) as connection:
+        connection.execute("DROP TABLE IF EXISTS holdfast_fence")
+
+    def guard(asked: Fence) -> None:
+        with psycopg.connect(url) as connection:
+            fencing.sql.guard(connection, "orders", asked)
+
+    return f"{url}#orders", guard
+
+
+def at_mysql(servers: Servers, folder: Path) -> tuple[str, Guard]:
+    url = servers.of(MySQLServer).url
+    with pymysql.connect(**mysql_settings(url)) as connection:
+        connection.cursor().execute("DROP TABLE IF EXISTS holdfast_fence")
+
+    def guard(asked: Fence) -> None:
+        with pymysql.connect(**mysql_settings(url)) as connection:
+            fencing.sql.guard(connection, "orders", asked)
+            connection.commit()
+
+    return f"{url}#orders", guard
+
+
+def at_sqlite(servers: Servers, folder: Path) -> tuple[str, Guard]:
+    path = folder / "shop.db"
+    sqlite3.connect(path).close()
+    path.touch()
+
+    def guard(asked: Fence) -> None:
+        connection = sqlite3.connect(path)
+        try:
+            with connection:
+                fencing.sql.guard(connection, "orders", asked)
+        finally:
+            connection.close()
+
+    return f"sqlite:///{path}#orders", guard
+
+
+def at_redis(servers: Servers, folder: Path) -> tuple[str, Guard]:
+    url = servers.of(RedisServer).url
+
+    def guard(asked: Fence) -> None:
+        with redis.Redis.from_url(url) as client:
+            fencing.redis.guard(client, "orders", asked).enter()
+
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+    return f"{url}#orders", guard
+
+
+def at_file(servers: Servers, folder: Path) -> tuple[str, Guard]:
+    def guard(asked: Fence) -> None:
+        with fencing.file.guard(folder / "ledger", asked):
+            pass
+
+    return str(folder / "ledger"), guard
+
+
+def at_gate(servers: Servers, folder: Path) -> tuple[str, Guard]:
+    def guard(asked: Fence) -> None:
+        with (
+            connect(f"sqlite:///{folder}/locks.db") as locks,
+            fencing.http.Gate(locks).enter("printer", asked),
+        ):
+            pass
+
+    return "gate:printer", guard
+
+
+PLACES = {
+    "postgresql": at_postgres,
+    "mysql": at_mysql,
+    "sqlite": at_sqlite,
+    "redis": at_redis,
+    "file": at_file,
+    "gate": at_gate,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_enter(cli: Cli, place: str, servers: Servers, tmp_path: Path) -> None:
+    address, guard = PLACES[place](servers, tmp_path)
+    result = cli("fence", "enter", address, str(fence(5)))
+    assert result.returncode == 0, result.stderr
+    guard(fence(5))
+    with pytest.raises(StaleFence):
+        guard(fence(4))
+    result = cli("fence", "enter", address, str(fence(5)), "--broken")
+    assert result.returncode == 0, result.stderr
+    with pytest.raises(StaleFence):
+        guard(fence(5))
+    guard(fence(6))
+    result = cli("fence", "enter", address, str(fence(3)))
+    assert result.returncode == 1
+    assert "token 6" in result.stderr
+
+
+def test_a_broken_hold_is_kept_out(cli: Cli, tmp_path: Path) -> None:
+    """The whole way: a hold is broken, its fence is carried to the file, the old holder comes."""
+    holder = cli.hold("order:42")
+    broken = json.loads(cli("break", "order:42", "--reason", "stuck", "--json").stdout)
+    [text] = broken["fences"]
+    assert Fence.parse(text).token == broken["token"]
+    path = tmp_path / "ledger"
+    with fencing.file.guard(path, text) as ledger:  # nobody has told the file
+        ledger.write_text("late")
+    assert cli("fence", "enter", str(path), text, "--broken").returncode == 0
+    with pytest.raises(StaleFence):
+        fencing.file.guard(path, text).__enter__()
+    with (
+        connect(f"sqlite:///{tmp_path}/locks.db") as locks,
+        locks.lock("order:42", timeout=20) as lease,
+        fencing.file.guard(path, lease) as ledger,
+    ):
+        ledger.write_text("fresh")
+    holder.communicate("\n", timeout=20)
+
+
+def test_break_says_how(cli: Cli) -> None:
+    holder = cli.hold("x")
+    result = cli("break", "x", "--reason", "r")
+    assert "holdfast fence enter --broken RESOURCE`: '1;exclusive;;0;" in result.stdout
+    holder.communicate("\n", timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("address", "text", "code", "says"),
+    [
+        ("ledger", "nonsense", 64, "not a fence"),
+        ("oracle://host#orders", str(fence(5)), 64, "no resource is known at oracle:"),
+        ("redis://localhost:1", str(fence(5)), 64, "end the address with #name"),
+        ("redis://:secret@localhost:1#orders", str(fence(5)), 69, "ConnectionError"),
+        ("sqlite:///nowhere/shop.db#orders", str(fence(5)), 64, "there is no database"),
+        ("/nowhere/ledger", str(fence(5)), 64, "there is no folder"),
+    ],
+)
+def test_bad_input(cli: Cli, address: str, text: str, code: int, says: str) -> None:
+    result = cli("fence", "enter", address, text)
+    assert result.returncode == code
+    assert says in result.stderr
+    assert "secret" not in result.stderr
+    assert result.stderr.count("\n") == 1
