@@ -1,0 +1,44 @@
+"""What the guides and docstrings show runs as it stands. Blocks marked ``py`` need a server."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+MODULES = ("sql", "http", "gate", "rule", "redis", "file")
+PAGES = ("guides/use-the-fence.md", "guides/run-a-job-once.md", "guides/elect-a-leader.md")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name: str) -> None:
+    module = importlib.import_module(f"holdfast.fencing.{name}")
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert blocks
+    names: dict[str, Any] = {"__name__": page}
+    exec("\n".join(blocks), names)
+    names["locks"].close()
+    if "conn" in names:
+        names["conn"].close()
+
+
+@pytest.mark.parametrize("page", [*PAGES, "explain/fencing.md"])
+def test_links(page: str) -> None:
+    path = DOCS / page
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), target
