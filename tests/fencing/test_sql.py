@@ -366,6 +366,39 @@ def test_autocommit_under_sqlalchemy(servers: Servers, tmp_path: Path) -> None:
     asyncio.run(asynchronous())
 
 
+def test_autocommit_on_asyncio(servers: Servers) -> None:
+    async def body() -> None:
+        import asyncmy
+
+        url = servers.of(PostgresServer).url
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as postgres:
+            with pytest.raises(Unsupported, match="outside a transaction"):
+                await sql.guard(postgres, "async", fence(1))
+            async with postgres.transaction():
+                await sql.guard(postgres, "async", fence(1))
+        settings = mysql_settings(servers.of(MySQLServer).url)
+        mysql = await asyncmy.connect(db=settings.pop("database"), autocommit=True, **settings)
+        await sql.create(mysql)
+        with pytest.raises(Unsupported, match="outside a transaction"):
+            await sql.guard(mysql, "async", fence(1))
+        await mysql.begin()
+        await sql.guard(mysql, "async", fence(1))
+        await mysql.rollback()
+        await mysql.ensure_closed()
+
+    asyncio.run(body())
+
+
+def test_in_a_pipeline_of_psycopg(servers: Servers) -> None:
+    with psycopg.connect(servers.of(PostgresServer).url) as connection:
+        with connection.pipeline():
+            sql.guard(connection, "pipeline", fence(5))
+            sql.guard(connection, "pipeline", fence(6, Mode.SHARED))
+            with pytest.raises(StaleFence, match="reader"):
+                sql.guard(connection, "pipeline", fence(5))
+        connection.rollback()
+
+
 def test_the_schema_can_be_read() -> None:
     for name in ("postgresql", "mysql", "sqlite"):
         assert "CREATE TABLE IF NOT EXISTS ours" in sql.schema(name, table="ours")

@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
     rows: list[tuple[Any, ...]]
     changed: int
-    """How many rows."""
+    """How many rows were written, or came back."""
     inserted: int
     """MySQL's LAST_INSERT_ID, as the OK packet carries it; 0 if there is none."""
 
@@ -76,14 +76,13 @@ class Psycopg:
         if self.asynchronous:
             await done
         rows: list[tuple[Any, ...]] = []
-        if cursor.description is not None:
+        if "SELECT" in sql or "RETURNING" in sql:
             fetched = cursor.fetchall()
             rows = (await fetched) if self.asynchronous else fetched
-        changed = cursor.rowcount
         closed = cursor.close()
         if self.asynchronous:
             await closed
-        return Answer(rows, changed, 0)
+        return Answer(rows, len(rows), 0)
 
     async def autocommit(self) -> bool:
         idle = int(self._connection.info.transaction_status) == 0  # libpq's PQTRANS_IDLE
@@ -197,7 +196,8 @@ class SQLAlchemy:
         done = connection.execute(text(sql), dict(parameters))
         result = await done if self.asynchronous else done
         if result.returns_rows:
-            return Answer([tuple(row) for row in result.all()], result.rowcount, 0)
+            rows = [tuple(row) for row in result.all()]
+            return Answer(rows, len(rows), 0)
         inserted = result.lastrowid if self.dialect in ("mysql", "mariadb") else 0
         return Answer([], result.rowcount, inserted or 0)
 

@@ -169,8 +169,9 @@ def _postgresql(table: str) -> Statements:
         "postgresql",
         _POSTGRESQL_CREATE.format(table=table),
         f"SELECT 1 WHERE to_regclass('{table}') IS NOT NULL",
-        _WRITE.format(**names, **_WRITER),
-        _READ.format(**names, **_READER),
+        # What comes back is asked for: a pipeline of psycopg's does not count rows.
+        _WRITE.format(**names, **_WRITER) + "\nRETURNING 1",
+        _READ.format(**names, **_READER) + "\nRETURNING 1",
         _SHARE.format(table=table) + " FOR SHARE",
         _OWN.format(table=table),
         _OTHER.format(table=table),
