@@ -3,9 +3,9 @@ SHELL := /bin/bash
 bin := .venv/bin
 stamp := .venv/.installed
 # Test processes at once: servers and timing tests share the machine, so more than 2 is no faster.
-JOBS ?= 0
+JOBS ?= 4
 TESTS ?= tests
-PYTEST := $(bin)/python -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS) --dist loadscope)
+PYTEST := $(bin)/python -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS) --dist loadgroup)
 
 .PHONY: help venv servers check test faults bench format clean
 

@@ -28,6 +28,8 @@ __all__ = ["AsyncLease", "Lease", "LeaseBase"]
 class Scope(Protocol):
     """The block of a task that is cancelled before the lease runs out."""
 
+    reason: str
+
     def close(self, error: BaseException | None) -> bool: ...
 
 
@@ -127,7 +129,8 @@ class LeaseBase:
             )
 
     def _lost_error(self, result: object = None) -> LockLost:
-        reason = self.reason or "it was released"
+        doubt = self._scope.reason if self._scope is not None else ""
+        reason = self.reason or doubt or "it was released"
         message = f"{self.name!r} on {self._door.store.display} is no longer held: {reason}"
         return LockLost(message, name=self.name, reason=reason, result=result)
 

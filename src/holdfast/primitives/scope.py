@@ -12,7 +12,7 @@ __all__ = ["BlockScope"]
 class BlockScope:
     """Counts cancellations as ``asyncio.timeout`` does, so that others' are never swallowed."""
 
-    __slots__ = ("_cancelling", "_closed", "_fired", "_loop", "_task")
+    __slots__ = ("_cancelling", "_closed", "_fired", "_loop", "_task", "reason")
 
     def __init__(self, hold: Hold) -> None:
         task: asyncio.Task[object] = asyncio.current_task()  # type: ignore[assignment]
@@ -20,6 +20,8 @@ class BlockScope:
         self._loop = asyncio.get_running_loop()
         self._cancelling = task.cancelling()
         self._fired = False
+        self.reason = ""
+        """Why the block was stopped."""
         self._closed = False
         if hold.on_doubt is None:  # a re-entered block is stopped by the outer one
             hold.on_doubt = self._stop
@@ -28,6 +30,7 @@ class BlockScope:
 
     def _stop(self, reason: str) -> None:
         """On the keeper's thread."""
+        self.reason = reason
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel)
 

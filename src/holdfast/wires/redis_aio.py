@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -42,11 +43,18 @@ class Wired(asyncio.Protocol):
         """Lets redis-py connect and log in, then takes its transport over."""
         seconds = access.seconds_until(until)
         connection = access.aio(address, seconds)
+        # As a task of its own: inside, redis-py uses asyncio.wait_for, which on Python 3.11 may
+        # swallow a cancellation that comes as it ends.
+        opening = asyncio.ensure_future(connection.connect())
         try:
             async with asyncio.timeout(seconds):
-                await connection.connect()
-        except (RedisError, OSError) as error:
-            raise unreachable(address, error, seconds) from error
+                await asyncio.shield(opening)
+        except BaseException as error:
+            opening.cancel()
+            opening.add_done_callback(partial(_close, connection))
+            if isinstance(error, RedisError | OSError):
+                raise unreachable(address, error, seconds) from error
+            raise
         # The writer is kept: it closes the transport when it is collected.
         self._writer: asyncio.StreamWriter = connection._writer
         connection._reader = connection._writer = None
@@ -68,6 +76,14 @@ class Wired(asyncio.Protocol):
                 null = os.open(os.devnull, os.O_RDWR)
                 os.dup2(null, sock.fileno())
                 os.close(null)
+
+
+def _close(connection: Any, opening: asyncio.Future[None]) -> None:
+    """Ends a connection that nobody waits for any more."""
+    if not opening.cancelled():
+        opening.exception()  # seen: whoever asked has been told of something else
+    if connection._writer is not None:
+        connection._writer.close()
 
 
 _inherited: list[Wired] = []
