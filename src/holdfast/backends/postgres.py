@@ -43,10 +43,13 @@ class _Common:
         self.display = str(url)
         self._settings = settings
         self._dialler = Dialler(url, settings, self.mode)
-        listen_url = url.options.get("listen_url")
-        self._listen_address = (
-            address_of(parse_url(listen_url), settings) if listen_url else self._dialler.address
-        )
+        self._listen_address = self._dialler.address
+        if "listen_url" in url.options:
+            listen = parse_url(url.options["listen_url"])
+            if listen.scheme != url.scheme:
+                raise ValueError(f"listen_url is {listen.scheme}://, not {url.scheme}://")
+            listen.refuse_unknown(*LIBPQ_OPTIONS)
+            self._listen_address = address_of(listen, settings)
 
     def _dial(self) -> Connection:
         raise NotImplementedError

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 
 from psycopg.pq.abc import PGresult
 
@@ -221,7 +222,8 @@ class AdvisoryBackend(SharedBackend):
         standing = {w.claim.owner: by_owner.get(w.claim.owner) for w in waits}
         alive = {o: s for o, s in standing.items() if s is not None and s.connection.open}
         await self._note_behind([(alive[c.owner], n) for c, n in waits if c.owner in alive], until)
-        await self._purge(until)
+        if self._until_purge <= 0:
+            await self._purge(until)
         return Renewal(lost, unknown, frozenset(standing) - frozenset(alive))
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
@@ -285,7 +287,8 @@ class AdvisoryBackend(SharedBackend):
         noted = {session.connection.pid: behind for session, behind in waits}
         if noted != self._noted and any(noted.get(p) != self._noted.get(p, 0) for p in noted):
             parameters = (json.dumps(list(noted.items())).encode(),)
-            await self.wire.request(self.statements.behind, parameters, until=until)
+            with suppress(BackendUnavailable):  # for people only
+                await self.wire.request(self.statements.behind, parameters, until=until)
         self._noted = noted
 
     async def release(self, grant: Grant) -> bool:
@@ -310,7 +313,8 @@ class AdvisoryBackend(SharedBackend):
             self.sessions.give_back(session)
         else:
             session.connection.close()
-        await self._purge()
+        if self._until_purge <= 0:
+            await self._purge()
         return ours
 
     def _freeing(self, grant: Grant) -> tuple[Statement, Parameters]:

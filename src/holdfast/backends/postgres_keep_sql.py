@@ -11,6 +11,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
   r @lock;
   was @lock;
+  next_one record;
   moment timestamptz;
   ours boolean := false;
 BEGIN
@@ -27,10 +28,27 @@ BEGIN
   IF NOT FOUND THEN
     RETURN false;
   END IF;
-  -- Somebody may follow, whose grant is then on disk and all before it: no need to wait twice.
-  PERFORM @durable(NOT r.crowded);
   was := r;
   moment := clock_timestamp();
+  IF r.crowded THEN
+    -- Somebody may follow, whose grant is then on disk and all before it: no need to wait twice.
+    PERFORM set_config('synchronous_commit', 'off', true);
+    IF cardinality(r.holders) = 1 AND (r.holders[1]).owner = own THEN
+      SELECT q.owner, q.mode, q.reserved, q.bell, q.ring INTO next_one FROM @waiter q
+        WHERE q.namespace = ns AND q.name = nm AND %fresh% ORDER BY q.place LIMIT 1;
+      IF next_one.mode = 'exclusive' THEN  -- the usual way: one goes and one comes
+        IF next_one.reserved IS NULL THEN
+          UPDATE @waiter q SET reserved = moment + interval '%grace% s'
+            WHERE q.owner = next_one.owner;
+          IF next_one.owner <> heir THEN
+            PERFORM pg_notify(next_one.bell, next_one.ring);
+          END IF;
+        END IF;
+        UPDATE @lock l SET holders = '{}', used = moment WHERE l.namespace = ns AND l.name = nm;
+        RETURN (r.holders[1]).ends > moment;
+      END IF;
+    END IF;
+  END IF;
   FOR i IN 1 .. cardinality(r.holders) LOOP
     IF (r.holders[i]).owner = own THEN
       ours := (r.holders[i]).ends > moment;

@@ -20,6 +20,8 @@ from holdfast.wires.postgres import Dial, first_value
 
 __all__ = ["LeaseBackend", "LeaseStatements"]
 
+MOST_HINTS = 4096
+
 
 class LeaseStatements(SharedStatements):
     """The requests, as they read in one schema."""
@@ -29,12 +31,20 @@ class LeaseStatements(SharedStatements):
         say = schema.statement
         places = ", ".join(f"${number}" for number in range(1, 12))
         self.attempt = say("attempt", f"SELECT @attempt({places})")
+        self.attempt_again = say("attempt_again", f"SELECT @attempt_locked({places})")
         self.exchange = say("exchange", f"SELECT @exchange({places})")
         self.release = say("release", "SELECT @free($1, $2, $3, '')")
         self.abandon = say("abandon", "SELECT @abandon($1, $2, $3)")
         self.renew = say("renew", "SELECT @renew($1, $2, $3)")
         self.record = say("record", "SELECT @record($1, $2, $3, $4, $5, $6)")
-        self.prepared = (self.attempt, self.exchange, self.release, self.abandon, self.renew)
+        self.prepared = (
+            self.attempt,
+            self.attempt_again,
+            self.exchange,
+            self.release,
+            self.abandon,
+            self.renew,
+        )
 
 
 class LeaseBackend(SharedBackend):
@@ -54,12 +64,21 @@ class LeaseBackend(SharedBackend):
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
         self.listening = make_listening(runtime, listen, channel)
+        self._standing: dict[str, bool] = {}
+        """Who stands in line: a hint, so that the server need not try the usual way first."""
 
     async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
         parameters = (*self._asked(claim), b"t" if join else b"f")
-        answer = await self.wire.request(self.statements.attempt, parameters, claim.owner)
+        stands = self._standing.pop(claim.owner, False)
+        statement = self.statements.attempt_again if stands else self.statements.attempt
+        answer = await self.wire.request(statement, parameters, claim.owner)
         self._until_purge -= 1
-        return self._answered(claim, first_value(answer))
+        told = self._answered(claim, first_value(answer))
+        if join and isinstance(told, Busy):
+            if len(self._standing) >= MOST_HINTS:  # of waiters that the keeper has undone
+                self._standing.clear()
+            self._standing[claim.owner] = True
+        return told
 
     def _asked(self, claim: Claim) -> tuple[bytes, ...]:
         return (
@@ -98,7 +117,8 @@ class LeaseBackend(SharedBackend):
         parameters = (self.namespace, json.dumps(held).encode(), json.dumps(waiting).encode())
         answer = await self.wire.request(self.statements.renew, parameters, until=until)
         lost, forgotten = first_value(answer).split(b";")
-        await self._purge(until)
+        if self._until_purge <= 0:
+            await self._purge(until)
         reason = "it ran out or was broken, and is no longer stored"
         return Renewal(
             {held[i - 1][1]: reason for i in ints(lost)},
@@ -109,10 +129,12 @@ class LeaseBackend(SharedBackend):
         claim = grant.claim
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
         answer = await self.wire.request(self.statements.release, parameters, claim.owner)
-        await self._purge()
+        if self._until_purge <= 0:
+            await self._purge()
         return first_value(answer) == b"t"
 
     async def abandon(self, claim: Claim) -> None:
+        self._standing.pop(claim.owner, None)
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
         await self.wire.request(self.statements.abandon, parameters, claim.owner)
         self.listening.forget_ring(ring(claim.owner).decode())
@@ -134,6 +156,7 @@ class LeaseBackend(SharedBackend):
         return await findings(self.wire.request, self.listening.detail)
 
     def forget(self) -> None:
+        self._standing = {}
         self.wire.forget()
         self.listening.forget()
 

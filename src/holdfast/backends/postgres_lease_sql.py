@@ -113,7 +113,8 @@ BEGIN
 END $$;
 """
 
-# Answers 'G token slots', 'B place seconds', 'F place' (the line is full) or 'M capacity'.
+# Answers 'G token slots', 'B place seconds', 'F place' (the line is full) or 'M capacity'. Whoever
+# stands in line already asks `attempt_locked` at once.
 _ATTEMPT = """
 CREATE OR REPLACE FUNCTION @attempt(
   ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
@@ -145,6 +146,23 @@ END $$;
 """
 
 _ATTEMPT_LOCKED = """
+CREATE OR REPLACE FUNCTION @grant(
+  r @lock, own text, md text, wt integer, lim integer, ttl float8, lbl text, taking integer[],
+  moment timestamptz) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  fence bigint := greatest(r.token + 1, (extract(epoch FROM moment) * 1000000)::bigint);
+BEGIN
+  IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+  UPDATE @lock l SET token = fence, capacity = lim, crowded = r.crowded, used = moment,
+      holders = r.holders || ROW(own, md, wt, taking, fence, moment,
+        moment + make_interval(secs => ttl), lbl)::@holder
+    WHERE l.namespace = r.namespace AND l.name = r.name;
+  RETURN 'G ' || fence || ' ' || coalesce(array_to_string(taking, ','), '');
+END $$;
+
 CREATE OR REPLACE FUNCTION @attempt_locked(
   ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
   chan text, rng text, joins boolean) RETURNS text
@@ -178,16 +196,26 @@ BEGIN
       RETURN 'G ' || r.token || ' ' || coalesce(array_to_string(taking, ','), '');
     END IF;
   END LOOP;
+  IF md = 'exclusive' AND r.crowded AND r.holders = '{}' THEN  -- whom a release let in
+    DELETE FROM @waiter q WHERE q.owner = own AND NOT EXISTS (SELECT FROM @waiter o
+      WHERE o.namespace = q.namespace AND o.name = q.name AND o.place < q.place);
+    IF FOUND THEN
+      RETURN @grant(r, own, md, wt, lim, ttl, lbl, NULL, moment);
+    END IF;
+  END IF;
   was := r;
   FOR i IN 1 .. cardinality(r.holders) LOOP
     h := r.holders[i];
     IF h.owner = own AND h.ends > moment THEN  -- a retry whose first answer was lost
+      PERFORM @durable(true);
       UPDATE @lock l SET holders[i].ends = moment + make_interval(secs => ttl), used = moment
         WHERE l.namespace = ns AND l.name = nm;
       RETURN 'G ' || h.token || ' ' || coalesce(array_to_string(h.slots, ','), '');
     END IF;
   END LOOP;
-  r := @tidy(r, own, moment);
+  IF cardinality(r.holders) <> 1 OR h.mode <> 'exclusive' OR h.ends <= moment THEN
+    r := @tidy(r, own, moment);  -- else one holds it alone, and nobody can be let in
+  END IF;
   IF r.crowded THEN
     SELECT q.place INTO mine FROM @waiter q WHERE q.owner = own;
     SELECT count(*), coalesce(sum(q.weight), 0), coalesce(bool_or(q.mode = 'exclusive'), false),
@@ -195,10 +223,12 @@ BEGIN
       FROM @waiter q WHERE q.namespace = ns AND q.name = nm
       AND (mine IS NULL OR q.place < mine) AND %fresh%;
   END IF;
-  IF r.capacity <> lim AND (r.holders <> '{}' OR ahead > 0 OR EXISTS (
-      SELECT FROM @waiter q WHERE q.namespace = ns AND q.name = nm AND q.owner <> own
-      AND r.crowded AND %fresh%)) THEN
-    RETURN 'M ' || r.capacity || ' ';
+  IF r.capacity <> lim THEN
+    IF r.holders <> '{}' OR ahead > 0 OR r.crowded AND EXISTS (
+        SELECT FROM @waiter q WHERE q.namespace = ns AND q.name = nm AND q.owner <> own
+        AND %fresh%) THEN
+      RETURN 'M ' || r.capacity || ' ';
+    END IF;
   END IF;
   FOREACH h IN ARRAY r.holders LOOP
     weights := weights + h.weight;
@@ -207,7 +237,6 @@ BEGIN
   END LOOP;
   IF (CASE md WHEN 'exclusive' THEN ahead = 0 AND r.holders = '{}' WHEN 'shared' THEN NOT alone
       ELSE weights + wt <= lim END) THEN
-    r.token := greatest(r.token + 1, (extract(epoch FROM moment) * 1000000)::bigint);
     IF md = 'slots' THEN
       taking := ARRAY(SELECT s FROM generate_series(0, lim - 1) s WHERE NOT EXISTS (
         SELECT FROM unnest(r.holders) o WHERE s = ANY (o.slots)) ORDER BY s LIMIT wt);
@@ -215,13 +244,9 @@ BEGIN
     IF mine IS NOT NULL THEN
       DELETE FROM @waiter q WHERE q.owner = own;
     END IF;
-    UPDATE @lock l SET token = r.token, capacity = lim, crowded = r.crowded, used = moment,
-        holders = r.holders || ROW(own, md, wt, taking, r.token, moment,
-          moment + make_interval(secs => ttl), lbl)::@holder
-      WHERE l.namespace = ns AND l.name = nm;
-    RETURN 'G ' || r.token || ' ' || coalesce(array_to_string(taking, ','), '');
+    RETURN @grant(r, own, md, wt, lim, ttl, lbl, taking, moment);
   END IF;
-  PERFORM @durable(false);
+  PERFORM set_config('synchronous_commit', 'off', true);
   IF mine IS NOT NULL THEN
     UPDATE @waiter q SET refreshed = moment, reserved = NULL, bell = chan, ring = rng
       WHERE q.owner = own;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from psycopg.pq.abc import PGresult
@@ -13,6 +14,7 @@ from holdfast.backends.postgres_schema import Schema
 from holdfast.claim import Busy, Claim, Grant, Record, Standing
 from holdfast.core.admit import check_limit
 from holdfast.core.contract import QUEUE_CAP, Page, Runtime
+from holdfast.errors import BackendUnavailable
 from holdfast.wires.postgres import first_value
 from holdfast.wires.postgres_statement import Statement
 
@@ -80,13 +82,12 @@ class SharedBackend:
         raise AssertionError(f"{self.display} disagrees about a limit of {capacity}")
 
     async def _purge(self, until: float | None = None) -> None:
-        """A bounded step through the names, now and then."""
-        if self._until_purge > 0:
-            return
+        """A bounded step through the names, now and then; what fails is done another time."""
         self._until_purge = PURGE_EVERY
         parameters = (self.namespace, self._purged_to, b"%d" % (2 * PURGE_EVERY))
-        answer = await self.wire.request(self._shared.purge, parameters, until=until)
-        self._purged_to = first_value(answer)
+        with suppress(BackendUnavailable):
+            answer = await self.wire.request(self._shared.purge, parameters, until=until)
+            self._purged_to = first_value(answer)
 
     async def revoke(self, name: str) -> list[int]:
         answer = await self.wire.request(self._shared.revoke, (self.namespace, name.encode()))
