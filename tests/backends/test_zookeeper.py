@@ -14,8 +14,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 import holdfast
-from backends.zookeeper_bench import QuickServer, SecureServer
+from backends.zookeeper_bench import QuickServer, SaslServer, SecureServer
 from holdfast.backends import zookeeper, zookeeper_end
+from holdfast.backends.zookeeper_store import ZooKeeperStore
 from holdfast.claim import Busy, Claim, Grant, Mode, write_label
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
@@ -252,6 +253,27 @@ def _as(server: QuickServer, user: str, password: str) -> str:
     return f"zookeeper://{user}:{quote(password, safe='')}@{server.host}:{server.port}"
 
 
+def test_sasl(servers: Servers, namespace: str) -> None:
+    """Nodes belong to the user that the server has recognised; a wrong password is told."""
+    pytest.importorskip("puresasl", reason="auth=sasl needs the package pure-sasl")
+    server = servers.of(SaslServer)
+    with holdfast.connect(f"{_as(server, 'us', 's3cret')}?auth=sasl", namespace=namespace) as locks:
+        with (
+            locks.lock("name"),
+            holdfast.connect(server.url, namespace=namespace) as others,
+            pytest.raises(BackendUnavailable, match="NoAuth"),
+        ):
+            others.lock("name").acquire(timeout=1)
+        server.restart()
+        with locks.lock("name", timeout=30) as lease:
+            assert lease.held
+    wrong = f"{_as(server, 'us', 'wr0ng')}?auth=sasl"
+    with holdfast.connect(wrong, namespace=namespace) as locks:
+        with pytest.raises(BackendUnavailable, match="AUTH_FAILED") as caught:
+            locks.lock("name").acquire(timeout=1)
+        assert "wr0ng" not in str(caught.value)
+
+
 def test_a_path_in_the_url_is_made(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:
     """Nobody has to create it first."""
     with holdfast.connect(f"{server.url}/{namespace}/deep/down") as locks, locks.lock("name"):
@@ -293,6 +315,17 @@ def test_a_url_that_makes_no_sense_is_refused(wrong: str, why: str) -> None:
     """When the store is made, before anything touches the network."""
     with pytest.raises(ValueError, match=why):
         open_store(wrong, Settings())
+
+
+def test_credentials_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the URL names none; neither is shown."""
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_USERNAME", "us")
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_PASSWORD", "s3cret")
+    store = open_store("zookeeper://host1,host2:2182/path", Settings())
+    assert isinstance(store, ZooKeeperStore)
+    assert store.options.client == {"auth_data": {("digest", "us:s3cret")}}
+    assert store.options.hosts == "host1:2181,host2:2182"
+    assert "s3cret" not in f"{store.display} {store.options!r}"
 
 
 def test_a_withdrawn_request_is_never_sent() -> None:

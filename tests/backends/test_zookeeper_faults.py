@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 import holdfast
-from backends.zookeeper_bench import TICK_SECONDS, Believer, LinkedTrio
+from backends.zookeeper_bench import TICK_SECONDS, Believer, LinkedTrio, QuickServer
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
@@ -166,6 +166,19 @@ async def _stopped_past_its_session(url: str, namespace: str) -> None:
 def test_a_client_is_stopped_past_its_session(trio: LinkedTrio, namespace: str) -> None:
     """Its first word after it goes on is that the hold is lost."""
     asyncio.run(_stopped_past_its_session(trio.url, namespace))
+
+
+def test_servers_that_lost_everything(namespace: str) -> None:
+    """They refuse a client that has seen more than they know: it starts anew, by itself."""
+    with (
+        QuickServer() as server,
+        holdfast.connect(server.url, namespace=namespace, ttl=TTL) as locks,
+    ):
+        with locks.lock("name"):
+            pass
+        server.wipe()
+        with locks.lock("name", timeout=60) as lease:
+            assert lease.held
 
 
 @pytest.mark.parametrize("mode", ["lock", "semaphore"])

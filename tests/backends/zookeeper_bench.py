@@ -15,7 +15,15 @@ from servers.pump import Pump
 from servers.tls import Certificate, make_certificate
 from servers.zookeeper import ZooKeeperServer
 
-__all__ = ["TICK_MS", "TICK_SECONDS", "Believer", "LinkedTrio", "QuickServer", "SecureServer"]
+__all__ = [
+    "TICK_MS",
+    "TICK_SECONDS",
+    "Believer",
+    "LinkedTrio",
+    "QuickServer",
+    "SaslServer",
+    "SecureServer",
+]
 
 _MISSING_JARS = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar"
 TICK_MS = 200
@@ -70,6 +78,21 @@ class SecureServer(QuickServer):
             "ssl.trustStore.type=PEM",
             "ssl.clientAuth=need",
         ]
+
+
+class SaslServer(QuickServer):
+    """Knows the user ``us`` with the password ``s3cret``."""
+
+    def command(self) -> list[str | Path]:
+        file = self.folder / "jaas.conf"
+        module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+        file.write_text(f'Server {{ {module} required user_us="s3cret"; }};\n')
+        java, *rest = super().command()
+        return [java, f"-Djava.security.auth.login.config={file}", *rest]
+
+    def _configuration(self) -> list[str]:
+        provider = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+        return [*super()._configuration(), f"authProvider.1={provider}"]
 
 
 class LinkedServer(ZooKeeperServer):

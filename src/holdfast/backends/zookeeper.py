@@ -184,7 +184,6 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         grant = Grant(entry.claim, token, slots, since, ref)
         entry.ends = since + entry.claim.ttl
         entry.grant = grant
-        self.signals.pop(entry.claim.owner, None)
         return grant
 
     async def _take_slots(
@@ -248,14 +247,9 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
 
     async def _withdraw(self, session: Session, entry: Entry) -> None:
         self.store.entries.pop(entry.claim.owner, None)
-        self.signals.pop(entry.claim.owner, None)
         await self.ask(session, Delete(entry.path))
 
     # Ending
-
-    async def abandon(self, claim: Claim) -> None:
-        self.signals.pop(claim.owner, None)
-        await super().abandon(claim)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         key, ending = self.ending(grant)
@@ -275,7 +269,6 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
     # The end
 
     def forget(self) -> None:
-        self.signals = {}
         self.store.forget()
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import BackendUnavailable
-from holdfast.wires.zookeeper_asks import Listing, Read, Stat, Sync
+from holdfast.wires.zookeeper_asks import Listing, Persistent, Read, Stat, Sync
 
 __all__ = ["Looking", "token_of"]
 
@@ -115,10 +115,10 @@ class Looking(Trips):
 
     async def probe(self) -> list[Finding]:
         session = await self.ready(0)
-        await self.ask(session, Sync(self.store.root))
+        await self.make(session, self.store.lines(), Persistent)
         floor = session.floor or 0.0
         findings = [
-            Finding("connection", f"{self.store.display} answers"),
+            Finding("connection", f"{self.store.display} answers, and lets us write"),
             Finding("sessions", f"the shortest ttl is {max(1.0, floor):g} s (two ticks)"),
         ]
         if len(self.store.options.hosts.split(",")) < 3:

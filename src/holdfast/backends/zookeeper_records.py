@@ -60,10 +60,8 @@ class Recording(Trips):
         return f"{self.store.root}/records/{encode_name(name)}"
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
-        key, number, hold = grant.ref
-        session = await self.ready(key)
-        if session.id != number:
-            return False
+        _, _, hold = grant.ref
+        session = await self.looking()
         path = self._record_path(grant.claim.name)
         data = _write(grant.token, keep_seconds, value)
         change: Ask = Write(path, data)

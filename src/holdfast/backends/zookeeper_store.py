@@ -15,7 +15,14 @@ from kazoo.exceptions import NoNodeError
 
 from holdfast.backends.zookeeper_line import Line, digest, encode_name, read_data, slot_name
 from holdfast.claim import Claim, Grant
-from holdfast.core.contract import GRACE_SECONDS, STALE_SECONDS, Guarantee, Runtime, Settings
+from holdfast.core.contract import (
+    GRACE_SECONDS,
+    STALE_SECONDS,
+    Guarantee,
+    Runtime,
+    Settings,
+    Signal,
+)
 from holdfast.errors import Incompatible
 from holdfast.runtimes import clock
 from holdfast.wires.zookeeper import Options, Session
@@ -48,6 +55,7 @@ class Entry:
         "preview",
         "refreshed",
         "session",
+        "signal",
         "taking",
         "token",
         "version",
@@ -62,6 +70,8 @@ class Entry:
         """When the last attempt or wait for it ended; ``None`` during one."""
         self.behind = 0
         self.taking = False
+        self.signal: Signal | None = None
+        """What a wait for it waits for."""
         self.reset()
 
     def reset(self) -> None:
@@ -131,7 +141,6 @@ class ZooKeeperStore:
         self.debts: dict[str, tuple[int, Claim]] = {}
         """Claims, with their ttl's key, that are to leave no node: until none was seen."""
         self.records_purged = -math.inf
-        self._floor: float | None = None
         self._mutex = threading.Lock()
         self._users = 0
 
@@ -164,15 +173,13 @@ class ZooKeeperStore:
     def session(self, key: int) -> Session:
         """The session for a ttl of so many seconds, opened if need be; 0 for one to look with."""
         session = self.sessions.get(key)
-        if session is not None and not session.dead:
+        if session is not None and session.wanted:
             return session
         with self._mutex:
             session = self.sessions.get(key)
-            if session is None or session.dead:
-                if session is not None and session.floor is not None:
-                    self._floor = session.floor
+            if session is None or not session.wanted:
                 known = [s.floor for s in self.sessions.values() if s.floor is not None]
-                floor = known[0] if known else self._floor
+                floor = known[0] if known else None
                 session = Session(self.options, key or SERVICE_TTL, floor, self.tidy)
                 session.looks_only = key == 0
                 self.sessions[key] = session
@@ -206,6 +213,8 @@ class ZooKeeperStore:
                 if not entry.forsaken(now):
                     self.entries[owner] = entry  # it was renewed in this moment
                     continue
+                if entry.signal is not None:
+                    entry.signal.set()
                 slots = entry.grant.slots if entry.grant is not None else ()
                 session.send(deletion(self.parent(entry.claim.name), entry.path, slots))
             elif entry.unattended(now):

@@ -50,6 +50,7 @@ class Trips:
                 await self.runtime.wait(signal, patience if until is None else min(until, patience))
             finally:
                 session.leave(signal.set)
+        session.retire()
         session.check()
         return session
 

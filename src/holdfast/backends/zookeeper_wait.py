@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from holdfast.backends.zookeeper_line import Line
-from holdfast.backends.zookeeper_store import Entry, ZooKeeperStore
+from holdfast.backends.zookeeper_store import Entry
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Busy, Claim
-from holdfast.core.contract import Runtime, Signal
+from holdfast.core.contract import Signal
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_asks import Ask, Listing, Read, Sync
@@ -40,27 +40,23 @@ class Preview(NamedTuple):
 class Queueing(Trips):
     """The part of the backend that waits."""
 
-    def __init__(self, store: ZooKeeperStore, runtime: Runtime) -> None:
-        super().__init__(store, runtime)
-        self.signals: dict[str, Signal] = {}
-
     def attend(self, claim: Claim) -> Entry:
         """An attempt begins: somebody is there for the claim."""
         entry = self.store.entry(claim, self.runtime.now())
         entry.attended = None
-        signal = self.signals.get(claim.owner)
-        if signal is None or signal.is_set():
+        if entry.signal is None or entry.signal.is_set():
             # Made before the first request: a nudge from here on is kept for the wait.
-            self.signals[claim.owner] = self.runtime.signal()
+            entry.signal = self.runtime.signal()
         return entry
 
     def nudge(self, claim: Claim) -> None:
-        signal = self.signals.get(claim.owner)
-        if signal is not None:
-            signal.set()
+        entry = self.store.entries.get(claim.owner)
+        if entry is not None and entry.signal is not None:
+            entry.signal.set()
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        entry, signal = self.store.entries.get(claim.owner), self.signals.get(claim.owner)
+        entry = self.store.entries.get(claim.owner)
+        signal = None if entry is None else entry.signal
         if entry is None or signal is None or busy.ref is None:
             pause = self.runtime.between(0.005, 0.02)
             await self.runtime.sleep(max(0.0, min(pause, until - self.runtime.now())))

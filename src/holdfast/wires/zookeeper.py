@@ -45,6 +45,7 @@ log = logging.getLogger("holdfast")
 BEATS_PER_TTL = 10
 KEPT_MARKS = 64
 SLACK_SECONDS = 0.05
+RETIRE_SECONDS = 15.0
 _ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 
 
@@ -85,7 +86,7 @@ class Session:
         self._chores = chores
         self._marks: deque[float] = deque(maxlen=KEPT_MARKS)
         self._base = float("-inf")
-        self._beat_at = 0.0
+        self._beat_at = self._up_at = 0.0
         self._beating: tuple[Ask, float] | None = None
         self._arrivals: dict[Callable[[], None], None] = {}
         self._log = Quiet()
@@ -124,6 +125,20 @@ class Session:
         if self._client is not None and os.getpid() != self._process:
             drop(self._client)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether to go on with it: a refusal stays one, anything else that ended starts anew."""
+        return bool(self.refusal) or not self.dead
+
+    def retire(self) -> None:
+        """Gives up a session that could not be reached for so long that it must be over.
+
+        Servers that have lost their data refuse a client that has seen more than they know.
+        """
+        lost = now() - self._up_at
+        if not self.up and self.used and lost > max(3 * self.timeout, RETIRE_SECONDS):
+            self.close(0.0)
+
     # What kazoo's thread says
 
     def settle(self, floor: float) -> float | None:
@@ -159,6 +174,8 @@ class Session:
         self._ring(self._arrivals)
 
     def disconnected(self, *, ended: bool) -> None:
+        if self.up:
+            self._up_at = now()
         self.up = False
         if ended:
             self.id = 0
