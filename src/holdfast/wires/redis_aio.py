@@ -84,6 +84,7 @@ def _close(connection: Any, opening: asyncio.Future[None]) -> None:
         opening.exception()  # seen: whoever asked has been told of something else
     if connection._writer is not None:
         connection._writer.close()
+        connection._reader = connection._writer = None
 
 
 _inherited: list[Wired] = []
