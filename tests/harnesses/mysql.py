@@ -19,4 +19,12 @@ class MySQLHarness(ServedHarness):
         return MySQLServer()
 
 
-HARNESSES = (MySQLHarness,)
+class AdvisoryHarness(MySQLHarness):
+    """Named locks."""
+
+    name = "mysql-advisory"
+    suffix = "?mode=advisory"
+    ttl = 1.0
+
+
+HARNESSES = (MySQLHarness, AdvisoryHarness)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from holdfast.backends.mysql_advisory import AdvisoryBackend
+from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
 from holdfast.backends.mysql_dial import OPTIONS, Dialler
 from holdfast.backends.mysql_lease import LeaseBackend
 from holdfast.backends.mysql_lease_sql import LeaseStatements
 from holdfast.backends.mysql_listen import Hanger
 from holdfast.backends.mysql_schema import schema_sql
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
-from holdfast.errors import Unsupported
 from holdfast.url import Url
 from holdfast.wires.mysql_async import AsyncWire
 from holdfast.wires.mysql_blocking import BlockingWire
+from holdfast.wires.mysql_session import Sessions
 
-__all__ = ["LeaseStore", "open_store", "schema_sql"]
+__all__ = ["AdvisoryStore", "LeaseStore", "open_store", "schema_sql"]
 
 _OURS = ("mode", "prefix")
 _NOT_HERE = {Guarantee.SURVIVES_SERVER_LOSS, Guarantee.WATCH}
@@ -26,29 +28,66 @@ def open_store(url: Url, settings: Settings) -> Store:
     if mode == "lease":
         return LeaseStore(url, settings)
     if mode == "advisory":
-        raise Unsupported("mysql:// has no advisory mode yet: use lease rows")
+        return AdvisoryStore(url, settings)
     raise ValueError(f"mode={mode!r}: mysql:// has the modes lease and advisory")
 
 
-class LeaseStore:
-    """Lease rows: a hold ends by itself with its ttl."""
+class _Common:
+    """What both modes have: a dialler, and a wire for short requests."""
 
-    guarantees = frozenset(Guarantee) - _NOT_HERE
+    mode: str
     shortest_ttl = 0.05
-    longest_ttl = 10 * 365 * 86400.0
     whole_seconds = False
 
     def __init__(self, url: Url, settings: Settings) -> None:
         self.display = str(url)
         self._settings = settings
-        self._dialler = Dialler(url, settings, "lease")
+        self._dialler = Dialler(url, settings, self.mode)
+
+    def _wire(self, runtime: Runtime) -> BlockingWire | AsyncWire:
+        kind, settings = BlockingWire if runtime.blocking else AsyncWire, self._settings
+        return kind(
+            self._dialler.enter, settings.connections, settings.request_seconds, self.display
+        )
+
+
+class LeaseStore(_Common):
+    """Lease rows: a hold ends by itself with its ttl."""
+
+    mode = "lease"
+    guarantees = frozenset(Guarantee) - _NOT_HERE
+    longest_ttl = 10 * 365 * 86400.0
+
+    def __init__(self, url: Url, settings: Settings) -> None:
+        super().__init__(url, settings)
         self._statements = LeaseStatements(self._dialler.schema, settings.namespace)
 
     def backend(self, runtime: Runtime) -> LeaseBackend:
-        dialler, settings = self._dialler, self._settings
-        kind = BlockingWire if runtime.blocking else AsyncWire
-        wire = kind(dialler.enter, settings.connections, settings.request_seconds, self.display)
-        hanger = Hanger(
-            dialler.greet, lambda: dialler.galera, dialler.schema, settings.request_seconds
+        dialler, seconds = self._dialler, self._settings.request_seconds
+        hanger = Hanger(dialler.greet, lambda: dialler.galera, dialler.schema, seconds)
+        return LeaseBackend(runtime, self._wire(runtime), hanger, self._statements, self.display)
+
+
+class AdvisoryStore(_Common):
+    """Named locks: a hold ends with its connection, or when that is idle for its ttl."""
+
+    mode = "advisory"
+    guarantees = frozenset(Guarantee) - _NOT_HERE - {Guarantee.FIFO, Guarantee.SHARED}
+    longest_ttl = 365 * 86400.0  # the most that wait_timeout takes
+
+    def __init__(self, url: Url, settings: Settings) -> None:
+        super().__init__(url, settings)
+        self._statements = AdvisoryStatements(self._dialler.schema, settings.namespace)
+        self._sessions = Sessions(settings.connections)
+
+    def backend(self, runtime: Runtime) -> AdvisoryBackend:
+        self._sessions.users += 1
+        return AdvisoryBackend(
+            runtime,
+            self._wire(runtime),
+            self._dialler.enter_session,
+            self._sessions,
+            self._statements,
+            self._settings,
+            self.display,
         )
-        return LeaseBackend(runtime, wire, hanger, self._statements, self.display)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import ssl
 from typing import Any
 
+from holdfast.backends.mysql_advisory_sql import session_lock
 from holdfast.backends.mysql_schema import PROTOCOL, TABLES, Schema
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
@@ -76,6 +78,20 @@ class Dialler:
         connection = self.greet(until)
         try:
             self._enter(connection, until)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def enter_session(self, until: float) -> Connection:
+        """A connection that others can find by its tag, and end."""
+        connection = self.enter(until)
+        try:
+            tag = secrets.token_hex(12)
+            ask = b"SELECT GET_LOCK(%s, 0)" % session_lock(tag)
+            if connection.checked(connection.request(ask, until))[0].rows != [(b"1",)]:
+                raise Unsupported(f"{self.address.display} gives no named locks (GET_LOCK)")
+            connection.tag = tag
         except BaseException:
             connection.close()
             raise

@@ -92,7 +92,7 @@ def fill(sql: str, words: dict[str, str]) -> str:
 
 def bell_lock(bell: str) -> bytes:
     """The named lock by which the session of a bell is found."""
-    return quoted(f"hf:bell:{bell}".encode())
+    return b"'hf:bell:%s'" % bell.encode()
 
 
 class LeaseStatements:

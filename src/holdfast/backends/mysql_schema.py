@@ -14,7 +14,7 @@ __all__ = ["PROTOCOL", "TABLES", "Schema", "schema_sql"]
 
 PROTOCOL = 1
 """Grows when versions can't exclude each other any more. Kept for every namespace."""
-TABLES = ("protocol", "lock", "ring", "record", "counter", "queue", "transaction")
+TABLES = ("protocol", "lock", "ring", "record", "counter", "transaction")
 
 # Names are bytes: no collation takes case, accents or a trailing blank for the same.
 _SQL = """\
@@ -68,18 +68,8 @@ CREATE TABLE IF NOT EXISTS @counter (
   label BLOB NOT NULL,
   since BIGINT NOT NULL,
   ttl BIGINT NOT NULL,
-  PRIMARY KEY (namespace, name, slot)
-) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
-
-CREATE TABLE IF NOT EXISTS @queue (
-  session VARBINARY(64) NOT NULL PRIMARY KEY,
-  namespace VARBINARY(512) NOT NULL,
-  name VARBINARY(512) NOT NULL,
-  mode VARBINARY(16) NOT NULL,
-  label BLOB NOT NULL,
-  since BIGINT NOT NULL,
-  behind INT NOT NULL,
-  KEY (namespace, name)
+  PRIMARY KEY (namespace, name, slot),
+  KEY (namespace, since)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 
 -- Locks in callers' own transactions.

@@ -1,0 +1,386 @@
+"""MySQL's named locks: a hold is a session that has the name's lock (``GET_LOCK``).
+
+A claim that does not fit sends the server the request that waits for the lock, and reads its
+answer when it comes: the server's own queue is the line. The token is taken by a request of its
+own once the lock is there, so the grant answers the holder's own question. The session's
+``wait_timeout`` is the ttl, in whole seconds, and every renewal starts it anew.
+
+A session that waits has nothing that anybody else waits for: named locks know no deadlock here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from holdfast.backends.mysql_advisory_slots import Slots
+from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, session_lock
+from holdfast.backends.mysql_advisory_view import AdvisoryView, Wire
+from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.admit import check_limit
+from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
+from holdfast.errors import BackendUnavailable, LimitMismatch
+from holdfast.runtimes.clock import now
+from holdfast.wires.mysql import Dial, Dropped
+from holdfast.wires.mysql_protocol import Reply, Result
+from holdfast.wires.mysql_session import Session, Sessions
+from holdfast.wires.mysql_talk import BlockingTalk, Talk
+from holdfast.wires.mysql_talk_async import AsyncTalk
+
+__all__ = ["AdvisoryBackend"]
+
+RECHECK_SECONDS = 1.0
+REBINDS = 5
+LOST = "its connection to the server is gone"
+
+
+class AdvisoryBackend(AdvisoryView):
+    """Admits claims by the server's own locks."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        wire: Wire,
+        dial: Dial,
+        sessions: Sessions,
+        statements: AdvisoryStatements,
+        settings: Settings,
+        display: str,
+    ) -> None:
+        super().__init__(runtime, wire, statements, display)
+        self.sessions = sessions
+        self.talk: Talk = BlockingTalk() if runtime.blocking else AsyncTalk()
+        self._dial, self._seconds = dial, settings.request_seconds
+        self._slots = Slots(self.ask, statements, display)
+        self._closed = False
+
+    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+        # A waiter and whoever exchanges with it may ask at the same time: one of them does.
+        asking, mark = self.sessions.asking, object()
+        if asking.setdefault(claim.owner, mark) is not mark:
+            return Busy(0, RECHECK_SECONDS)
+        try:
+            return await self._attempt(claim, join)
+        finally:
+            del asking[claim.owner]
+
+    async def _attempt(self, claim: Claim, join: bool) -> Grant | Busy:
+        session = self.sessions.by_owner.get(claim.owner)
+        if session is not None:
+            answer = await self._go_on(session, claim)
+            if answer is not None:
+                return answer
+        if claim.owner in self.sessions.doomed:
+            await self._end_doomed(claim.owner)
+        self._until_purge -= 1
+        session = self.sessions.borrow()
+        if session is not None:
+            try:
+                return await self._begin(session, claim, join)
+            except Dropped:  # it had ended before it was asked
+                await self._end_doomed(claim.owner)
+        session = await self.talk.open(self._dial, now() + self._seconds)
+        return await self._begin(session, claim, join)
+
+    async def _begin(self, session: Session, claim: Claim, join: bool) -> Grant | Busy:
+        """The first request for a claim, on a session that has nothing."""
+        self.sessions.by_owner[claim.owner] = session
+        answer = await self._take(session, claim, join=join, queued=False)
+        if isinstance(answer, Busy):
+            if not join:
+                del self.sessions.by_owner[claim.owner]
+                self.sessions.give_back(session)
+            elif not session.turn:
+                self._line_up(session, claim)
+        return answer
+
+    async def _take(
+        self, session: Session, claim: Claim, *, join: bool, queued: bool
+    ) -> Grant | Busy:
+        """Asks for the name, or for its token if the session waited for the lock and has it."""
+        try:
+            await self._set_ttl(session, claim.ttl)
+            if claim.mode is Mode.SLOTS:
+                answer = await self._slots.take(session, claim, join=join, queued=queued)
+            else:
+                answer = await self._take_lock(session, claim, queued)
+        except LimitMismatch:
+            if queued:
+                self.sessions.lose(claim.owner, session)
+            else:
+                self.sessions.by_owner.pop(claim.owner, None)
+                self.sessions.give_back(session)
+            raise
+        except BaseException:
+            self.sessions.lose(claim.owner, session)
+            raise
+        if isinstance(answer, Grant):
+            session.grant, session.turn = answer, False
+        return answer
+
+    async def _set_ttl(self, session: Session, ttl: float) -> None:
+        seconds = max(1, math.ceil(ttl))
+        if session.connection.ttl != seconds:
+            await self.ask(session, b"SET SESSION wait_timeout = %d" % seconds)
+            session.connection.ttl = seconds
+
+    async def _take_lock(self, session: Session, claim: Claim, queued: bool) -> Grant | Busy:
+        has_lock = queued
+        for _ in range(REBINDS):
+            (counted,) = await self.ask(session, self.statements.take(claim, has_lock=has_lock))
+            if counted.affected:
+                return Grant(claim, counted.insert_id)
+            has_lock, was = await self._why(session, claim)
+            if not was and not has_lock:
+                return Busy(0)
+            if was and not await self._rebind(session, claim, was):
+                if has_lock:
+                    await self.ask(session, b"DO RELEASE_LOCK(%s)" % self._lock(claim))
+                check_limit(claim, was, slots=True, store=self.display)
+        return Busy(0, RECHECK_SECONDS)
+
+    async def _why(self, session: Session, claim: Claim) -> tuple[bool, int]:
+        """Whether the session has the lock all the same, and what the name counts as."""
+        mine = b"SELECT IS_USED_LOCK(%s) = CONNECTION_ID()" % self._lock(claim)
+        has, counts = await self.ask(session, mine + b"; " + self.statements.capacity(claim.name))
+        was = int(counts.rows[0][0] or 0) if counts.rows else 0
+        return has.rows[0][0] == b"1", was
+
+    async def _rebind(self, session: Session, claim: Claim, was: int) -> bool:
+        (changed,) = await self.ask(session, self.statements.rebind(claim, was))
+        return changed.affected > 0
+
+    def _lock(self, claim: Claim) -> bytes:
+        return self.statements.lock(claim.name)
+
+    def _locks(self, grant: Grant) -> list[bytes]:
+        if grant.claim.mode is Mode.SLOTS:
+            return self.statements.slots(grant.claim.name, grant.slots)
+        return [self._lock(grant.claim)]
+
+    async def ask(self, session: Session, sql: bytes) -> list[Result]:
+        """One request on a session."""
+        reply = await self._talk_to(session, sql)
+        return session.connection.checked(reply)
+
+    async def _talk_to(self, session: Session, sql: bytes) -> Reply:
+        return await self.talk.ask(session, sql, now() + self._seconds)
+
+    def _line_up(self, session: Session, claim: Claim) -> None:
+        """Sends the request that waits for the lock; ``attempt`` reads its answer."""
+        part = ":t" if claim.mode is Mode.SLOTS else ""
+        self._send(session, claim, self.statements.wait(claim, part, self.runtime.wall()))
+
+    def _send(self, session: Session, claim: Claim, sql: bytes) -> None:
+        try:
+            session.connection.send(sql)
+        except BackendUnavailable:
+            self.sessions.lose(claim.owner, session)
+            raise
+        session.owed = True
+
+    async def _go_on(self, session: Session, claim: Claim) -> Grant | Busy | None:
+        """What has become of a claim that was asked before; nothing if its session broke."""
+        if session.grant is not None:
+            renewal = await self.renew([session.grant], [], until=now() + self._seconds)
+            if renewal.unknown:
+                raise BackendUnavailable(renewal.unknown[claim.owner])
+            return None if renewal.lost else session.grant
+        if session.turn:
+            await self._wake_up(session, claim)
+        elif (told := await self._queue_tells(session, claim)) != b"1":
+            return None if told is None else Busy(0)
+        answer = await self._take(session, claim, join=True, queued=True)
+        return Busy(0, RECHECK_SECONDS) if isinstance(answer, Busy) else answer
+
+    async def _wake_up(self, session: Session, claim: Claim) -> None:
+        """Ends the nap of one who is asked again."""
+        if session.owed and not session.connection.stirs():
+            await self.wire.request(self.statements.stir(claim.name))
+
+    async def _queue_tells(self, session: Session, claim: Claim) -> bytes | None:
+        """'1' if it is our turn, else empty; nothing if the session broke."""
+        try:
+            reply = await self.talk.settle(session, now())
+            if reply is None:
+                return b""
+            told = None if reply.failure else reply.results[0].rows[0][0]
+            if told != b"1":  # the server waited long enough, or was told to stop
+                self._line_up(session, claim)
+                return b""
+        except BackendUnavailable:
+            self.sessions.lose(claim.owner, session)
+            return None
+        return told
+
+    async def _end_doomed(self, owner: str) -> None:
+        """Ends the sessions of an owner that broke in the middle of a request."""
+        doomed = self.sessions.doomed.pop(owner, [])
+        try:
+            while doomed:
+                kill = b"KILL CONNECTION IS_USED_LOCK(%s)" % session_lock(doomed[-1].tag)
+                await self.wire.request(kill)
+                doomed.pop()
+        finally:
+            if doomed:
+                self.sessions.doomed[owner] = doomed
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        session = self.sessions.by_owner.get(claim.owner)
+        if session is None or session.grant is not None:
+            return
+        if session.turn and not session.owed:
+            self._send(session, claim, self.statements.nap(claim))
+        if session.owed:
+            await self.talk.idle(session, until)
+
+    def nudge(self, claim: Claim) -> None:
+        session = self.sessions.by_owner.get(claim.owner)
+        if session is not None:
+            session.nudge()
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        return await self.release(grant), await self.attempt(claim, join=True)
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        until = min(until, now() + self._seconds)
+        lost, unknown = await self._renew_all(grants, until)
+        standing = {w.claim.owner: self.sessions.by_owner.get(w.claim.owner) for w in waits}
+        gone = [owner for owner, s in standing.items() if s is None or not s.connection.open]
+        await self._purge(until)
+        return Renewal(lost, unknown, frozenset(gone))
+
+    async def _renew_all(
+        self, grants: Sequence[Grant], until: float
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """One question on each session, all at once."""
+        lost: dict[str, str] = {}
+        unknown: dict[str, str] = {}
+        asked: dict[Session, bytes] = {}
+        renewed: dict[Session, Grant] = {}
+        for grant in grants:
+            session = self.sessions.by_owner.get(grant.claim.owner)
+            if session is None or session.grant is None or not session.connection.open:
+                lost[grant.claim.owner] = LOST
+            elif not session.mutex.acquire(blocking=False):
+                unknown[grant.claim.owner] = "its connection is in use"
+            else:
+                asked[session] = self._touch(session, grant.claim)
+                renewed[session] = grant
+        try:
+            failed = await self.talk.ask_all(asked, until)
+        finally:
+            for session in asked:
+                session.mutex.release()
+        for session, grant in renewed.items():
+            owner = grant.claim.owner
+            if session not in failed:
+                session.grant = grant
+                session.connection.ttl = max(1, math.ceil(grant.claim.ttl))
+            elif session.connection.open:
+                unknown[owner] = str(failed[session])
+            else:
+                self.sessions.lose(owner, session)
+                lost[owner] = LOST
+        return lost, unknown
+
+    def _touch(self, session: Session, claim: Claim) -> bytes:
+        """What keeps a session alive: anything; or what changes how long it may be idle."""
+        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
+            return b"DO 0"
+        wait = b"SET SESSION wait_timeout = %d" % max(1, math.ceil(claim.ttl))
+        return wait + b"; " + self.statements.set_ttl(claim)
+
+    async def release(self, grant: Grant) -> bool:
+        owner = grant.claim.owner
+        session = self.sessions.by_owner.get(owner)
+        if session is None or session.grant is None:
+            return False
+        del self.sessions.by_owner[owner]
+        try:
+            ours = await self._free(session, session.grant)
+        except Dropped:
+            self.sessions.lose(owner, session)
+            await self._end_doomed(owner)
+            return False
+        except BaseException:
+            self.sessions.lose(owner, session)
+            raise
+        if ours:
+            self.sessions.give_back(session)
+        else:
+            session.connection.close()
+        await self._purge()
+        return ours
+
+    async def _free(self, session: Session, grant: Grant) -> bool:
+        """Frees what is held, and stirs who naps for it."""
+        locks = b", ".join(b"RELEASE_LOCK(%s)" % lock for lock in self._locks(grant))
+        sql = b"SELECT " + locks
+        if grant.claim.mode is Mode.SLOTS:
+            sql += b"; " + self.statements.stir(grant.claim.name)
+        reply = await self._talk_to(session, sql)
+        if not reply.results:
+            session.connection.checked(reply)
+        return all(value == b"1" for value in reply.results[0].rows[0])
+
+    async def abandon(self, claim: Claim) -> None:
+        patience = now() + self._seconds
+        while claim.owner in self.sessions.asking and now() < patience:
+            await self.runtime.sleep(0.005)  # behind whoever asks for it just now
+        session = self.sessions.by_owner.pop(claim.owner, None)
+        if session is not None:
+            try:
+                await self._leave(session, claim)
+            except BackendUnavailable:
+                self.sessions.lose(claim.owner, session)
+            except BaseException:
+                self.sessions.lose(claim.owner, session)
+                raise
+        if claim.owner in self.sessions.doomed:
+            await self._end_doomed(claim.owner)
+
+    async def _leave(self, session: Session, claim: Claim) -> None:
+        """Ends what a session has or waits for, and keeps the session."""
+        own = session_lock(session.connection.tag)
+        if session.owed:
+            await self.wire.request(b"KILL QUERY IS_USED_LOCK(%s)" % own)
+        sql = b"SELECT RELEASE_ALL_LOCKS() >= 0, GET_LOCK(%s, 0)" % own
+        (left,) = await self.ask(session, sql)
+        if left.rows[0] != (b"1", b"1"):
+            raise session.connection.broken("its locks are not what they should be")
+        self.sessions.give_back(session)
+        if claim.mode is Mode.SLOTS:
+            await self.wire.request(self.statements.stir(claim.name))
+
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
+        claim = grant.claim
+        session = self.sessions.by_owner.get(claim.owner)
+        if session is None or session.grant is None:
+            return False
+        locks = self._locks(session.grant)
+        sql = self.statements.record(claim, locks, grant.token, value, keep_seconds)
+        try:
+            (written,) = await self.ask(session, sql)
+        except BackendUnavailable:
+            if not session.connection.open:
+                self.sessions.lose(claim.owner, session)
+            raise
+        return written.affected > 0
+
+    async def probe(self) -> list[Finding]:
+        ttl = "the server ends a session that was idle for its ttl in whole seconds (wait_timeout)"
+        queue = "waiters stand in the server's own queue, each with a connection"
+        return [*await self.findings(), Finding("waiting", queue), Finding("ttl", ttl)]
+
+    def forget(self) -> None:
+        self.sessions.forget()
+        self.wire.forget()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.sessions.leave()
+        await self.wire.close()

@@ -1,0 +1,222 @@
+"""What is asked of the server for named locks, and the locks that stand for names.
+
+A name's lock is a digest; a semaphore has one lock for each slot, one for the turn of the first
+in line, and one by which that waiter is found while it naps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from holdfast.backends.mysql_lease_sql import NOW, fill
+from holdfast.backends.mysql_row import MICROS
+from holdfast.backends.mysql_schema import Schema
+from holdfast.claim import Claim
+from holdfast.core.contract import IDLE_COUNTER_SECONDS
+from holdfast.wires.mysql_protocol import quoted
+
+__all__ = ["WAIT_SECONDS", "AdvisoryStatements", "session_lock"]
+
+WAIT_SECONDS = 3600
+"""How long the server is asked to wait at a time."""
+NAP_SECONDS = 1
+
+_KEY = "CONCAT('hf:', LEFT(SHA2(CONCAT(namespace, X'00', name), 256), 48)"
+_LOCK_OF_ROW = f"{_KEY}, IF(slot < 0, '', CONCAT(':', slot)))"
+
+# The lock and its token in one statement. It fails where the name counts as something else.
+_COUNT = """
+ON DUPLICATE KEY UPDATE
+  token = IF(capacity = %(capacity)d, LAST_INSERT_ID(GREATEST(token + 1, #now#)), token),
+  session = IF(capacity = %(capacity)d, %(session)s, session),
+  label = IF(capacity = %(capacity)d, %(label)s, label),
+  since = IF(capacity = %(capacity)d, #now#, since),
+  ttl = IF(capacity = %(capacity)d, %(ttl)d, ttl)"""
+_TAKE = """
+INSERT INTO @counter (namespace, name, slot, token, capacity, session, label, since, ttl)
+SELECT %(namespace)s, %(name)s, -1, LAST_INSERT_ID(#now#), %(capacity)d, %(session)s, %(label)s,
+  #now#, %(ttl)d FROM (SELECT 1) one WHERE %(condition)s #count#"""
+_SLOT = """
+INSERT INTO @counter (namespace, name, slot, token, capacity, session, label, since, ttl)
+SELECT %(namespace)s, %(name)s, %(slot)d, token, %(capacity)d, CONNECTION_ID(), %(label)s, since,
+  %(ttl)d FROM @counter whole
+WHERE whole.namespace = %(namespace)s AND whole.name = %(name)s AND whole.slot = -1
+ON DUPLICATE KEY UPDATE token = VALUES(token), capacity = %(capacity)d, session = CONNECTION_ID(),
+  label = %(label)s, since = VALUES(since), ttl = %(ttl)d"""
+_OF_NAME = "namespace = %(namespace)s AND name = %(name)s AND slot = -1"
+_CAPACITY = "SELECT capacity FROM @counter WHERE #of#"
+_REBIND = """
+UPDATE @counter SET capacity = %(capacity)d WHERE #of# AND capacity = %(was)d AND %(condition)s"""
+_SET_TTL = """
+UPDATE @counter SET ttl = %(ttl)d
+WHERE namespace = %(namespace)s AND name = %(name)s AND session = CONNECTION_ID()"""
+_RECORD = """
+INSERT INTO @record SELECT %(namespace)s, %(name)s, %(value)s, %(token)d, #now#, #now# + %(keep)d
+  FROM (SELECT 1) one WHERE %(condition)s
+ON DUPLICATE KEY UPDATE value = %(value)s, token = %(token)d, written = #now#,
+  expires = #now# + %(keep)d"""
+_LOOK = """
+SELECT name, slot, capacity, token, label, since, ttl FROM @counter
+WHERE namespace = %(namespace)s AND session > 0 AND IS_USED_LOCK(#lock#) = session"""
+_PAGE = """
+SELECT name FROM @counter WHERE namespace = %(namespace)s AND slot = -1 AND name >= %(start)s
+  AND name > %(after)s AND name < %(end)s ORDER BY name LIMIT %(limit)d"""
+# Sessions that wait show what they are in the words of their request.
+_WAITING = """
+SELECT INFO FROM information_schema.PROCESSLIST
+WHERE INFO LIKE %(pattern)s ORDER BY TIME DESC, ID LIMIT 10000"""
+_RECALL = """
+SELECT value, token, #now# - written FROM @record
+WHERE namespace = %(namespace)s AND name = %(name)s AND expires > #now#"""
+_PURGE = """
+DELETE FROM @counter WHERE namespace = %(namespace)s AND since < #now# - #idle#
+  AND (slot >= 0 OR capacity = 0) AND IS_FREE_LOCK(#lock#) LIMIT 2000;
+DELETE FROM @record WHERE namespace = %(namespace)s AND expires < #now# LIMIT 2000"""
+
+_WORDS = {
+    "#count#": _COUNT,
+    "#of#": _OF_NAME,
+    "#lock#": _LOCK_OF_ROW,
+    "#idle#": str(int(IDLE_COUNTER_SECONDS * MICROS)),
+    "#now#": NOW,
+}
+_TEXTS = {
+    "take": _TAKE,
+    "slot": _SLOT,
+    "capacity": _CAPACITY,
+    "rebind": _REBIND,
+    "set_ttl": _SET_TTL,
+    "record": _RECORD,
+    "look": _LOOK,
+    "page": _PAGE,
+    "recall": _RECALL,
+    "purge": _PURGE,
+}
+
+
+def session_lock(tag: str) -> bytes:
+    """The named lock by which a session is found."""
+    return b"'hf:session:%s'" % tag.encode()
+
+
+class AdvisoryStatements:
+    """The requests, as they read in one database and namespace."""
+
+    def __init__(self, schema: Schema, namespace: str) -> None:
+        self._namespace = namespace
+        words = _WORDS | {"%(namespace)s": quoted(namespace.encode()).decode()}
+        self._sql = {
+            name: " ".join(schema.filled(fill(sql, words)).split()).encode()
+            for name, sql in _TEXTS.items()
+        }
+
+    def lock(self, name: str, part: str = "") -> bytes:
+        """The lock of a name, or a part of it: a slot, the turn, the nap."""
+        digest = hashlib.sha256(f"{self._namespace}\0{name}".encode()).hexdigest()[:48]
+        return f"'hf:{digest}{part}'".encode()
+
+    def slots(self, name: str, slots: Iterable[int]) -> list[bytes]:
+        return [self.lock(name, f":{slot}") for slot in slots]
+
+    def take(self, claim: Claim, *, has_lock: bool) -> bytes:
+        """Takes the lock of a name, unless the session has it, and counts."""
+        lock = self.lock(claim.name)
+        ask = b"IS_USED_LOCK(%s) = CONNECTION_ID()" if has_lock else b"GET_LOCK(%s, 0) = 1"
+        return self._count(claim, ask % lock, b"CONNECTION_ID()")
+
+    def _count(self, claim: Claim, condition: bytes, session: bytes) -> bytes:
+        return self._sql["take"] % {
+            b"name": quoted(claim.name.encode()),
+            b"capacity": claim.limit,
+            b"session": session,
+            b"label": quoted(claim.label.encode()),
+            b"ttl": int(claim.ttl * MICROS),
+            b"condition": condition,
+        }
+
+    def count_slots(self, claim: Claim, slots: Iterable[int]) -> list[bytes]:
+        """Counts, and notes who has which slot."""
+        return [self._count(claim, b"1", b"0")] + [
+            self._sql["slot"]
+            % {
+                b"name": quoted(claim.name.encode()),
+                b"slot": slot,
+                b"capacity": claim.limit,
+                b"label": quoted(claim.label.encode()),
+                b"ttl": int(claim.ttl * MICROS),
+            }
+            for slot in slots
+        ]
+
+    def capacity(self, name: str) -> bytes:
+        return self._sql["capacity"] % {b"name": quoted(name.encode())}
+
+    def rebind(self, claim: Claim, was: int) -> bytes:
+        """Makes a name something else, if nobody has any lock of what it was."""
+        locks = self.slots(claim.name, range(was)) if was else [self.lock(claim.name)]
+        return self._sql["rebind"] % {
+            b"name": quoted(claim.name.encode()),
+            b"capacity": claim.limit,
+            b"was": was,
+            b"condition": b" AND ".join(b"IS_FREE_LOCK(%s)" % lock for lock in locks),
+        }
+
+    def wait(self, claim: Claim, part: str, wall: float) -> bytes:
+        """Stands in the server's queue; the comment is for people who look."""
+        said = b"%s %d" % (claim.label.encode().hex().encode() or b"-", int(wall * MICROS))
+        lock = self.lock(claim.name, part)
+        return b"SELECT GET_LOCK(%s, %d) /*hf %s*/" % (lock, WAIT_SECONDS, said)
+
+    def nap(self, claim: Claim) -> bytes:
+        """Sleeps until enough slots are free. Who frees one kills the sleep, found by its lock;
+        who freed one before that is seen by the look that comes first."""
+        free = b" + ".join(
+            b"IS_FREE_LOCK(%s)" % lock for lock in self.slots(claim.name, range(claim.limit))
+        )
+        nap = self.lock(claim.name, ":n")
+        return b"DO GET_LOCK(%s, 0); DO IF(%s >= %d, 0, SLEEP(%d)); SELECT RELEASE_LOCK(%s)" % (
+            nap, free, claim.weight, NAP_SECONDS, nap,
+        )  # fmt: skip
+
+    def set_ttl(self, claim: Claim) -> bytes:
+        given = {b"name": quoted(claim.name.encode()), b"ttl": int(claim.ttl * MICROS)}
+        return self._sql["set_ttl"] % given
+
+    def stir(self, name: str) -> bytes:
+        return b"KILL QUERY IS_USED_LOCK(%s)" % self.lock(name, ":n")
+
+    def record(
+        self, claim: Claim, locks: list[bytes], token: int, value: str, keep: float
+    ) -> bytes:
+        return self._sql["record"] % {
+            b"name": quoted(claim.name.encode()),
+            b"value": quoted(value.encode()),
+            b"token": token,
+            b"keep": int(min(keep, 3e9) * MICROS),
+            b"condition": b"IS_USED_LOCK(%s) = CONNECTION_ID()" % locks[0],
+        }
+
+    def look(self, names: Iterable[str]) -> bytes:
+        listed = b", ".join(quoted(name.encode()) for name in names)
+        return self._sql["look"] + b" AND name IN (%s) ORDER BY name, slot" % listed
+
+    def waiting(self, name: str) -> bytes:
+        lock = self.lock(name).strip(b"'")
+        pattern = quoted(b"SELECT GET_LOCK('%s%%" % lock)
+        return " ".join(_WAITING.split()).encode() % {b"pattern": pattern}
+
+    def page(self, prefix: str, after: str, limit: int) -> bytes:
+        start = prefix.encode()
+        return self._sql["page"] % {
+            b"start": quoted(start),
+            b"after": quoted(after.encode()),
+            b"end": quoted(start + b"\xff"),
+            b"limit": limit,
+        }
+
+    def recall(self, name: str) -> bytes:
+        return self._sql["recall"] % {b"name": quoted(name.encode())}
+
+    def purge(self) -> bytes:
+        return self._sql["purge"]

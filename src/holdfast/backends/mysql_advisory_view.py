@@ -1,0 +1,120 @@
+"""What people and the other half of the door are told about named locks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
+from holdfast.backends.mysql_lease import Wire
+from holdfast.backends.mysql_look import findings
+from holdfast.backends.mysql_row import MICROS
+from holdfast.claim import Holder, Mode, Record, Standing, Waiter, read_label
+from holdfast.core.contract import Finding, Page, Runtime
+from holdfast.runtimes.clock import now
+from holdfast.wires.mysql import checked
+from holdfast.wires.mysql_protocol import Result, Row
+
+__all__ = ["AdvisoryView", "Wire"]
+
+PURGE_EVERY = 1000
+ENDING_SECONDS = 2.0
+"""How long ``revoke`` waits for the server to have ended a session."""
+
+
+class AdvisoryView:
+    """The part of a backend that asks for no session of its own."""
+
+    def __init__(
+        self, runtime: Runtime, wire: Wire, statements: AdvisoryStatements, display: str
+    ) -> None:
+        self.runtime, self.wire, self.statements, self.display = runtime, wire, statements, display
+        self._until_purge = PURGE_EVERY
+
+    async def _request(self, sql: bytes, until: float | None = None) -> list[Result]:
+        return checked(await self.wire.request(sql, until=until), self.display)
+
+    async def revoke(self, name: str) -> list[int]:
+        (held,) = await self._request(self.statements.look([name]))
+        tokens = list(dict.fromkeys(int(row[3] or 0) for row in held.rows))
+        for row in held.rows:
+            slot = int(row[1] or 0)
+            lock = self.statements.lock(name, f":{slot}" if slot >= 0 else "")
+            await self.wire.request(b"KILL CONNECTION IS_USED_LOCK(%s)" % lock)
+        patience = now() + ENDING_SECONDS
+        while tokens and now() < patience:
+            (left,) = await self._request(self.statements.look([name]))
+            if not {int(row[3] or 0) for row in left.rows} & set(tokens):
+                break
+            await self.runtime.sleep(0.005)
+        if any(int(row[1] or 0) >= 0 for row in held.rows):
+            await self.wire.request(self.statements.stir(name))
+        return tokens
+
+    async def look(self, name: str) -> Standing:
+        sql = self.statements.look([name]) + b"; " + self.statements.waiting(name)
+        held, waiting = await self._request(sql)
+        waiters = [_waiter((row[0] or b"").decode(errors="replace")) for row in waiting.rows]
+        holders, limit = _holders(held.rows)
+        return Standing(name, limit, holders, tuple(w for w in waiters if w is not None))
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        (page,) = await self._request(self.statements.page(prefix, cursor or "", limit))
+        names = [(row[0] or b"").decode() for row in page.rows]
+        if not names:
+            return Page([], None)
+        (held,) = await self._request(self.statements.look(names))
+        by_name: dict[str, list[Row]] = {}
+        for row in held.rows:
+            by_name.setdefault((row[0] or b"").decode(), []).append(row)
+        standings = [
+            Standing(name, found[1], found[0], ())
+            for name, rows in by_name.items()
+            for found in [_holders(rows)]
+        ]
+        return Page(standings, names[-1] if len(names) == limit else None)
+
+    async def recall(self, name: str) -> Record | None:
+        (kept,) = await self._request(self.statements.recall(name))
+        for value, token, age in kept.rows:
+            return Record((value or b"").decode(), int(token or 0), int(age or 0) / MICROS)
+        return None
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
+        await self.runtime.sleep(max(0.0, pause))
+
+    async def findings(self) -> list[Finding]:
+        return await findings(self._request)
+
+    async def _purge(self, until: float | None = None) -> None:
+        """A bounded step, now and then."""
+        if self._until_purge <= 0:
+            self._until_purge = PURGE_EVERY
+            await self._request(self.statements.purge(), until=until)
+
+
+def _holders(rows: Sequence[Row]) -> tuple[tuple[Holder, ...], int]:
+    """Rows of name, slot, capacity, token, label, since and ttl; slots of one hold together."""
+    holders: dict[int, Holder] = {}
+    limit = 0
+    for row in rows:
+        slot, capacity, token, since, ttl = (int(row[place] or 0) for place in (1, 2, 3, 5, 6))
+        limit = capacity
+        slots = holders[token].slots if token in holders else ()
+        slots += (slot,) if slot >= 0 else ()
+        mode = Mode.SLOTS if slots else Mode.EXCLUSIVE
+        who = read_label((row[4] or b"").decode())
+        holders[token] = Holder(*who, mode, token, slots, since / MICROS, ttl / MICROS)
+    return tuple(holders.values()), limit
+
+
+def _waiter(request: str) -> Waiter | None:
+    """Who a waiting request says it is for."""
+    lock, _, said = request.partition("/*hf ")
+    try:
+        label, since = said.removesuffix("*/").split(" ")
+        text = bytes.fromhex(label.replace("-", "")).decode()
+        mode = Mode.SLOTS if ":t'" in lock else Mode.EXCLUSIVE
+        return Waiter(*read_label(text), mode, int(since) / MICROS, 0)
+    except ValueError:
+        return None

@@ -1,0 +1,149 @@
+"""Sessions that hold named locks: one connection each, shared by a door and its keeper.
+
+A session is used by one request at a time, under its mutex, from whichever world asks: the
+door's threads, its event loop, or the keeper's thread. The registry belongs to the store.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable
+
+from holdfast.claim import Grant
+from holdfast.wires.mysql import Connection
+
+__all__ = ["Session", "Sessions", "ended"]
+
+
+class Session:
+    """One connection, and what it is for at the moment."""
+
+    __slots__ = (
+        "__weakref__",
+        "connection",
+        "grant",
+        "mutex",
+        "nudged",
+        "owed",
+        "reader",
+        "turn",
+        "wake",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.mutex = threading.Lock()
+        self.grant: Grant | None = None
+        """What it holds, once it does."""
+        self.turn = False
+        """Whether it is first of those who wait for slots."""
+        self.owed = False
+        """Whether an answer is still to come: that of a wait, or of a renewal that was late."""
+        self.nudged = False
+        self.wake: Callable[[], None] | None = None
+        """Ends the wait of somebody who waits for this session's answer."""
+        self.reader: tuple[object, int] | None = None
+        """Whose callback the loop has for this session's socket, and the socket's number."""
+
+    def nudge(self) -> None:
+        """Ends the wait for an answer, or the next one."""
+        self.nudged = True
+        self.stir()
+
+    def stir(self) -> None:
+        """Lets somebody who waits for an answer look again: another may have read it."""
+        wake = self.wake
+        if wake is not None:
+            wake()
+
+    def alive(self) -> bool:
+        """Whether the server has said nothing of its end. Sends nothing."""
+        connection = self.connection
+        if not connection.open:
+            return False
+        return self.owed or not connection.stirs()
+
+
+class Sessions:
+    """All sessions of one store: by owner while they hold or wait, else idle."""
+
+    def __init__(self, spare: int) -> None:
+        self.spare = spare
+        self.by_owner: dict[str, Session] = {}
+        self.idle: list[Session] = []
+        self.asking: dict[str, object] = {}
+        """The owners for whom somebody asks just now."""
+        self.doomed: dict[str, list[Connection]] = {}
+        """Connections that broke in the middle of a request: what they hold is unknown."""
+        self.users = 0
+
+    def borrow(self) -> Session | None:
+        """An idle session that still stands."""
+        while True:
+            try:
+                session = self.idle.pop()
+            except IndexError:
+                return None
+            if session.connection.open and not session.connection.stirs():
+                return session
+            session.connection.close()
+
+    def give_back(self, session: Session) -> None:
+        """It holds nothing any more."""
+        session.grant, session.turn, session.nudged = None, False, False
+        if len(self.idle) < self.spare and session.connection.open:
+            self.idle.append(session)
+        else:
+            session.connection.close()
+
+    def lose(self, owner: str, session: Session) -> None:
+        """It broke: nobody uses it again, and what it may hold has to be ended by others."""
+        if self.by_owner.get(owner) is session:
+            del self.by_owner[owner]
+        if session.reader is None:
+            session.connection.close()
+        else:  # a loop watches its socket, which must not be closed under it
+            session.connection.sever()
+        session.grant = None
+        self.doomed.setdefault(owner, []).append(session.connection)
+        while len(self.doomed) > 1000:  # nobody has asked for these: their timeout ends them
+            del self.doomed[next(iter(self.doomed))]
+
+    def forget(self) -> None:
+        """In a forked child: they are the parent's."""
+        inherited = [*self.by_owner.values(), *self.idle]
+        self.by_owner, self.idle, self.doomed, self.asking = {}, [], {}, {}
+        for session in inherited:
+            session.connection.forget()
+
+    def leave(self) -> None:
+        """One backend less uses them; the last one closes all."""
+        self.users -= 1
+        sessions, self.idle = self.idle, []
+        if self.users <= 0:
+            sessions += self.by_owner.values()
+            self.by_owner = {}
+        for session in sessions:
+            session.connection.close()
+
+
+def ended(sessions: list[Session]) -> list[Session]:
+    """Those whose server has said goodbye, or vanished. Sends nothing; skips what is in use."""
+    poll = select.poll()
+    by_fileno: dict[int, Session] = {}
+    gone: list[Session] = []
+    for session in sessions:
+        if not session.connection.open:
+            gone.append(session)
+        elif not session.owed and not session.mutex.locked():
+            fileno = session.connection.fileno()
+            by_fileno[fileno] = session
+            poll.register(fileno, select.POLLIN)
+    for fileno, _ in poll.poll(0):
+        session = by_fileno[fileno]
+        if session.mutex.acquire(blocking=False):
+            if not session.alive():
+                gone.append(session)
+            session.mutex.release()
+    return gone
