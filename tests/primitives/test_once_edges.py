@@ -112,6 +112,15 @@ def test_a_store_without_records_says_so(locks: Locks) -> None:
         locks.every(60, "k")
 
 
+def test_redlock_keeps_no_records() -> None:
+    """It says so when the job is made, before anything is contacted."""
+    with holdfast.connect("redlock://h1,h2,h3") as locks:
+        with pytest.raises(Unsupported, match=r"once\(\)"):
+            locks.once("k")
+        with pytest.raises(Unsupported, match=r"every\(\)"):
+            locks.every(60, "k")
+
+
 def test_bad_input_is_refused_when_it_is_made(locks: Locks) -> None:
     locks.once("k" * 507)
     with pytest.raises(InvalidName, match="at most 507 bytes, not 508"):
