@@ -204,7 +204,7 @@ def test_a_listener_that_is_killed_is_replaced(
     thread = threading.Thread(target=wait)
     thread.start()
     listening = f"SELECT count(*) {OF_ONE} AND query ~ 'LISTEN'"
-    kill = f"SELECT count(pg_terminate_backend(pid)) {OF_ONE}"
+    kill = f"SELECT count(pg_terminate_backend(pid, 5000)) {OF_ONE}"
     for _ in range(2):
         while one(admin, listening, name) != 1:
             threading.Event().wait(0.01)
@@ -226,7 +226,7 @@ def test_killed_connections_lose_no_lease(
     locks = holdfast.connect(f"{server.url}?application_name={name}", namespace=namespace)
     lease = locks.lock("name", ttl=30).acquire()
     assert lease is not None
-    kill = f"SELECT count(pg_terminate_backend(pid)) {OF_ONE}"
+    kill = f"SELECT count(pg_terminate_backend(pid, 5000)) {OF_ONE}"
     assert one(admin, kill, name) != 0
     lease.extend()
     assert lease.held
