@@ -11,7 +11,8 @@ from holdfast.claim import Grant
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.zookeeper import Session
-from holdfast.wires.zookeeper_asks import Call, Check, Exists, Multi, Write
+from holdfast.wires.zookeeper_asks import Check, Exists, Multi, Write
+from holdfast.wires.zookeeper_calls import Call
 
 __all__ = ["Renewing"]
 

@@ -11,15 +11,8 @@ from holdfast.backends.zookeeper_store import ZooKeeperStore
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.zookeeper import Session
-from holdfast.wires.zookeeper_asks import (
-    Ask,
-    AsyncCall,
-    BlockingCall,
-    Call,
-    Container,
-    Create,
-    Persistent,
-)
+from holdfast.wires.zookeeper_asks import Ask, Container, Create, Persistent
+from holdfast.wires.zookeeper_calls import AsyncCall, BlockingCall, Call
 
 __all__ = ["Trips"]
 

@@ -18,6 +18,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,8 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE
 
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.runtimes.clock import now
-from holdfast.wires.zookeeper_asks import Ask, Call, Exists
+from holdfast.wires.zookeeper_asks import Ask, Exists
+from holdfast.wires.zookeeper_calls import Call
 from holdfast.wires.zookeeper_handler import Handler
 from holdfast.wires.zookeeper_kazoo import Quiet, drop, make_client, say_goodbye, submit
 
@@ -192,17 +194,17 @@ class Session:
 
     def _ring(self, signals: dict[Callable[[], None], None]) -> None:
         for signal in list(signals):
-            signal()
+            with suppress(RuntimeError):  # an event loop that was closed in this moment
+                signal()
 
-    def beat(self) -> float:
+    def beat(self) -> float | None:
         moment = now()
         interval = self.ttl / BEATS_PER_TTL
         if self._beating is not None:
             ask, sent = self._beating
             if ask.value is None and ask.error is None:
-                if moment - sent > self.timeout / 3:
-                    raise OSError(f"no answer for {moment - sent:.1f} s")
-                return interval
+                silent = moment - sent > max(self.timeout / 5, min(1.0, self.timeout / 2))
+                return None if silent else interval
             if ask.error is None:
                 self._marks.append(sent)
             self._beating = None
@@ -225,7 +227,7 @@ class Session:
     def since(self, sent: float) -> float:
         """When a ttl began that a write proves, which was sent then and has been answered."""
         heard = self._base
-        for mark in reversed(self._marks):
+        for mark in reversed(tuple(self._marks)):  # kazoo's thread adds to them
             if mark <= sent - self.lag:
                 heard = max(heard, mark)
                 break

@@ -7,21 +7,19 @@ a whole pipeline of requests.
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import struct
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from kazoo.exceptions import EXCEPTIONS
 from kazoo.protocol.serialization import GetChildren
 from kazoo.security import ACL
 
+from holdfast.wires.zookeeper_calls import Call
+
 __all__ = [
     "Ask",
-    "AsyncCall",
-    "BlockingCall",
-    "Call",
     "Check",
     "Container",
     "Create",
@@ -38,6 +36,8 @@ __all__ = [
     "Write",
     "pack_acl",
 ]
+
+log = logging.getLogger("holdfast")
 
 _INT = struct.Struct("!i")
 _STAT = struct.Struct("!qqqqiiiqiiq")
@@ -61,57 +61,6 @@ class Stat(NamedTuple):
     data_length: int
     children: int
     pzxid: int
-
-
-class Call(Protocol):
-    """One who waits for the last answer of a pipeline."""
-
-    def done(self) -> None:
-        """From the connection's thread."""
-        ...
-
-    async def wait(self, seconds: float) -> bool: ...
-
-
-class BlockingCall:
-    """A thread that waits."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def done(self) -> None:
-        self._lock.release()
-
-    async def wait(self, seconds: float) -> bool:
-        return self._lock.acquire(timeout=max(0.0, seconds))
-
-
-class AsyncCall:
-    """A task that waits."""
-
-    __slots__ = ("_future", "_loop")
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[bool] = self._loop.create_future()
-
-    def done(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._finish, True)
-
-    def _finish(self, answered: bool) -> None:
-        if not self._future.done():
-            self._future.set_result(answered)
-
-    async def wait(self, seconds: float) -> bool:
-        timer = self._loop.call_later(max(0.0, seconds), self._finish, False)
-        try:
-            return await self._future
-        finally:
-            timer.cancel()
 
 
 def _text(text: str) -> bytes:
@@ -204,10 +153,13 @@ class Ask:
         call, self.call = self.call, None
         if call is None:
             return
-        if callable(call):
-            call(self)
-        else:
+        if not callable(call):
             call.done()
+            return
+        try:
+            call(self)
+        except Exception:  # kazoo's thread must go on
+            log.exception("what follows an answer of ZooKeeper failed")
 
 
 class Create(Ask):

@@ -41,8 +41,8 @@ class Listener(Protocol):
     def connected(self, began: float, granted: float) -> None: ...
     def disconnected(self, *, ended: bool) -> None: ...
 
-    def beat(self) -> float:
-        """Seconds until it wants to be called again. Raises ``OSError`` to drop a dead wire."""
+    def beat(self) -> float | None:
+        """Seconds until it wants to be called again; ``None`` if an answer is long overdue."""
         ...
 
 
@@ -122,7 +122,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self.listener: Listener | None = None
         self.queue: Callable[[], Sized] = tuple
         """What kazoo has still to send."""
-        self._connect_seconds, self._tls = connect_seconds, tls
+        self.connect_seconds, self._tls = connect_seconds, tls
         self._polls: dict[tuple[int, ...], Any] = {}
 
     def start(self) -> None:
@@ -143,7 +143,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self, address: tuple[str, int], hostname: str = "", timeout: float = 0.0, **_: Any
     ) -> Wire:
         # kazoo allows a silent host the whole session: the others would never be tried.
-        seconds = min(timeout or self._connect_seconds, self._connect_seconds)
+        seconds = min(timeout or self.connect_seconds, self.connect_seconds)
         sock = socket.create_connection(address, seconds)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -169,9 +169,13 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         deadline = None if timeout is None else now() + timeout
         while True:
             seconds = self.listener.beat()
+            left = 0.0 if seconds is None else seconds
             if deadline is not None:
-                seconds = min(seconds, max(0.0, deadline - now()))
-            ready = self._wait(rlist, seconds)
+                left = min(left, max(0.0, deadline - now()))
+            ready = self._wait(rlist, left)
+            if not ready and seconds is None:
+                # Only now: a process that was stopped finds its answers in the socket.
+                raise TimeoutError("the server does not answer")
             if ready or (deadline is not None and now() >= deadline):
                 return ready, [], []
 

@@ -100,6 +100,10 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         finally:
             self.close()  # whoever said goodbye may not have waited for it
 
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        # A server that hangs may still be connected to: the handshake has its own, short time.
+        return super()._invoke(min(timeout, self.handler.connect_seconds), request, xid)
+
     def _shortest_session(self, host: str, hostip: str, port: int) -> float:
         """Asks a server for a session of a millisecond, and gives it back.
 
