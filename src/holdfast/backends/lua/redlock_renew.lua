@@ -1,0 +1,41 @@
+-- Extends a hold, or takes it back where this node forgot it or never had it, unless somebody was
+-- admitted here since. ARGV: owner, label, ttl ms, token, shape: mode, limit, slots.
+-- Answers 1, or 0 if it is another's or superseded.
+local owner, label, ttl, to = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local mode, want, slots = string.match(ARGV[5], '^(%a) (%d+) (%S+)$')
+
+local function free()
+  if x or abandoned(owner, 0) then return false end
+  if mode == 'x' then return count == 0 and c <= to end
+  if count > 0 and limit ~= want then return false end
+  if mode == 's' then return superseded <= to end
+  for _, hold in pairs(holds) do
+    for slot in string.gmatch(hold.slots, '%d+') do
+      if string.find(',' .. slots .. ',', ',' .. slot .. ',', 1, true) then return false end
+    end
+  end
+  for slot in string.gmatch(slots, '%d+') do
+    if tonumber(call('HGET', key, 't:' .. slot) or 0) > to then return false end
+  end
+  return true
+end
+
+if x == owner then
+  call('HSET', key, 'xe', now + ttl)
+  if token ~= to then call('HSET', key, 'xt', to) end
+elseif holds[owner] then
+  local hold = holds[owner]
+  hold.ends, hold.token = now + ttl, to
+  write(owner, hold)
+elseif not free() then
+  return 0
+elseif mode == 'x' then
+  c = math.max(c, to)
+  take_alone(owner, now + ttl, to, 0, label)
+else
+  call('HSET', key, 'v', VERSION, 'k', want)
+  take(owner, {mode = mode, ends = now + ttl, token = to, sent = 0, slots = slots, label = label})
+end
+raise(to)
+keep(ttl)
+return 1

@@ -1,0 +1,126 @@
+-- What one node of a Redlock store knows about a name: one hash.
+--   v protocol version   c counter: no token from here was higher   e when the key runs out
+--   q below this a reader is superseded   k limit (0: a lock)
+--   x xe xt xl   the exclusive holder: owner, end, token, label
+--   xs xa        which attempt of its it was, and since when
+--   n            how many other holds there are
+--   h:<owner>    one of them: mode, end, token, attempt, since, slots, label
+--   t:<slot>     a slot's last token
+--   i ie         a waiting writer, and until when it keeps new readers out
+--   g d          owners that were abandoned, and until when they are remembered
+local call = redis.call
+local key, time = KEYS[1], call('TIME')
+local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
+local s = call('HMGET', key, 'v', 'c', 'x', 'xe', 'xt', 'n', 'k', 'e', 'd', 'i', 'ie', 'q', 'xs', 'xa')
+if s[1] and s[1] ~= VERSION then return {'incompatible', s[1]} end
+local c, superseded = tonumber(s[2] or 0), tonumber(s[12] or 0)
+local ends, token = tonumber(s[4] or 0), tonumber(s[5] or 0)
+local x = s[3] and ends > now and s[3] or nil
+local limit = s[7] or '0'
+local intent = s[10] and tonumber(s[11]) > now and s[10] or nil
+local holds, count, over = {}, 0, {}
+
+if s[6] then
+  local all = call('HGETALL', key)
+  for at = 1, #all, 2 do
+    if string.sub(all[at], 1, 2) == 'h:' then
+      local mode, its_end, its_token, sent, since, slots, label =
+        string.match(all[at + 1], '^(%a) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+      if tonumber(its_end) > now then
+        holds[string.sub(all[at], 3)] = {mode = mode, ends = tonumber(its_end),
+          token = tonumber(its_token), sent = tonumber(sent), since = tonumber(since),
+          slots = slots, label = label}
+        count = count + 1
+      else
+        over[#over + 1] = all[at]
+      end
+    end
+  end
+end
+
+local function whole(number) return string.format('%.0f', number) end
+
+-- The key outlives its last use by a week: then the clock in every proposal takes over.
+local function keep(ttl)
+  local last = now + math.max(ttl, KEEP)
+  if not s[8] or last > tonumber(s[8]) then
+    call('HSET', key, 'v', VERSION, 'e', last + DAY)
+    call('PEXPIRE', key, last + DAY - now)
+  end
+end
+
+local function raise(to)
+  if to > c then
+    c = to
+    call('HSET', key, 'c', c)
+  end
+end
+
+-- Writes what changed among the other holds.
+local function settle()
+  if #over > 0 then call('HDEL', key, unpack(over, 1, math.min(#over, 1000))) end
+  if count > 0 then
+    call('HSET', key, 'n', count)
+  elseif s[6] and #over <= 1000 then
+    call('HDEL', key, 'n')
+  end
+end
+
+local function write(owner, hold)
+  call('HSET', key, 'h:' .. owner, string.format('%s %.0f %.0f %.0f %.0f %s %s', hold.mode,
+    hold.ends, hold.token, hold.sent, hold.since or now, hold.slots, hold.label))
+  for slot in string.gmatch(hold.slots, '%d+') do
+    call('HSET', key, 't:' .. slot, hold.token)
+  end
+end
+
+local function take(owner, hold)
+  if not holds[owner] then count = count + 1 end
+  holds[owner] = hold
+  write(owner, hold)
+  settle()
+end
+
+local function take_alone(owner, its_end, its_token, sent, label)
+  call('HSET', key, 'v', VERSION, 'c', c, 'q', its_token, 'k', '0', 'x', owner, 'xe', its_end,
+    'xt', its_token, 'xs', sent, 'xa', now, 'xl', label)
+  if s[10] == owner then call('HDEL', key, 'i', 'ie') end
+end
+
+-- Ends a hold for good: a renewal of it that is still under way finds a higher counter.
+local function drop(owner, its_token)
+  if s[3] == owner then
+    raise(math.max(token, its_token) + 1)
+    call('HDEL', key, 'x', 'xe', 'xt', 'xl', 'xs', 'xa')
+    local was = x == owner
+    x = nil
+    return was
+  end
+  local hold = holds[owner]
+  if not hold then return false end
+  local last = math.max(hold.token, its_token) + 1
+  raise(last)
+  if last > superseded then call('HSET', key, 'q', last) end
+  for slot in string.gmatch(hold.slots, '%d+') do call('HSET', key, 't:' .. slot, last) end
+  call('HDEL', key, 'h:' .. owner)
+  holds[owner] = nil
+  count = count - 1
+  settle()
+  return true
+end
+
+-- Wakes who waits, if there is anything to get. Answers how many doors listen.
+local function wake(channel)
+  local listening = call('PUBSUB', 'NUMSUB', channel)[2]
+  if listening > 0 then call('PUBLISH', channel, listening) end
+  return listening
+end
+
+local function abandoned(owner, sent)
+  if not s[9] or tonumber(s[9]) <= now then return false end
+  local known, mark = call('HGET', key, 'g') or '', ' ' .. owner .. '@'
+  local at = string.find(known, mark, 1, true)
+  return at and sent <= tonumber(string.match(known, '^%d+', at + #mark))
+end
+
+local function digest(owner) return string.sub(redis.sha1hex(owner), 1, 16) end
