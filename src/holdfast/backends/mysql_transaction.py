@@ -1,0 +1,84 @@
+"""``transaction_lock`` on MySQL: a row that the caller's transaction locks and counts in.
+
+The row is in a table of its own: a transaction that stays open blocks nobody but other
+transaction locks. The count waits for the row's lock and answers the token in one statement.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from holdfast.backends.mysql_lease_sql import NOW
+from holdfast.backends.mysql_schema import Schema
+from holdfast.errors import LockTimeout, Unsupported
+from holdfast.sql import Asked
+
+__all__ = ["take"]
+
+_NOT_IN_TIME = 1205
+_NO_TABLE = 1146
+
+_COUNT = """
+INSERT INTO @transaction (namespace, name, token)
+VALUES (:namespace, :name, LAST_INSERT_ID(#now#))
+ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token + 1, #now#))"""
+_PATIENCE = """
+SELECT @@SESSION.innodb_lock_wait_timeout, @@GLOBAL.innodb_rollback_on_timeout, VERSION()"""
+_SET_PATIENCE = "SET SESSION innodb_lock_wait_timeout = :seconds"
+
+
+async def take(driver: Any, asked: Asked) -> int:
+    """Waits for the row, counts, and answers the token."""
+    schema = Schema(asked.prefix or "holdfast_")
+    given = {"namespace": asked.namespace.encode(), "name": asked.name.encode()}
+    try:
+        if asked.timeout is None:
+            return await _count(driver, schema, given)
+        return await _count_in_time(driver, schema, given, asked.timeout)
+    except Exception as error:
+        code = _code(error)
+        if code == _NO_TABLE:
+            raise Unsupported(
+                "Holdfast's tables are missing in this database: run what `holdfast schema mysql` "
+                "prints, or take any lock through a door once"
+            ) from None
+        if code != _NOT_IN_TIME or asked.timeout is None:
+            raise
+        raise LockTimeout(
+            f"{asked.name!r} was not locked within {asked.timeout:g} s: another transaction has it",
+            name=asked.name,
+        ) from None
+
+
+async def _count(driver: Any, schema: Schema, given: dict[str, Any]) -> int:
+    answer = await driver.execute(schema.filled(_COUNT.replace("#now#", NOW)), given)
+    return int(answer.inserted)
+
+
+async def _count_in_time(driver: Any, schema: Schema, given: dict[str, Any], timeout: float) -> int:
+    """The server counts whole seconds. A wait in vain undoes that statement alone.
+
+    A look with NOWAIT before it would lock the gap that a missing row leaves, and with it the
+    names beside it; so MySQL, which can't wait for less, waits for a second.
+    """
+    answer = await driver.execute(_PATIENCE, {})
+    before, undoes_all, version = answer.rows[0]
+    if int(undoes_all):
+        raise Unsupported(
+            "this server ends whole transactions when a lock comes too late "
+            "(innodb_rollback_on_timeout): a timeout would undo the caller's work"
+        )
+    least = 0 if "MariaDB" in str(version) else 1
+    await driver.execute(_SET_PATIENCE, {"seconds": max(least, math.ceil(timeout))})
+    try:
+        return await _count(driver, schema, given)
+    finally:
+        await driver.execute(_SET_PATIENCE, {"seconds": int(before)})
+
+
+def _code(error: BaseException) -> int:
+    """The server's number for it, also inside an error of SQLAlchemy's."""
+    found = getattr(error, "orig", error)
+    code = found.args[0] if found.args else 0
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,242 @@
+"""What is peculiar to named locks on MySQL: sessions, kills, the ttl, slots, what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pymysql
+import pytest
+
+import holdfast
+from holdfast.errors import GuaranteeNotMet, LimitMismatch, Unsupported
+from holdfast.runtimes.clock import now
+from servers.mysql import MySQLServer
+from servers.registry import Servers
+
+Admin = Any
+
+
+@pytest.fixture
+def server(servers: Servers) -> MySQLServer:
+    return servers.of(MySQLServer)
+
+
+@pytest.fixture
+def url(server: MySQLServer) -> str:
+    return f"{server.url}?mode=advisory"
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def admin(server: MySQLServer) -> Iterator[Admin]:
+    socket = str(server.folder / "mysql.sock")
+    with pymysql.connect(
+        unix_socket=socket, user="root", database="holdfast", autocommit=True
+    ) as connection:
+        yield connection
+
+
+def one(admin: Admin, sql: str) -> Any:
+    with admin.cursor() as cursor:
+        cursor.execute(sql)
+        row = cursor.fetchone()
+        return row[0] if row else None
+
+
+def key(namespace: str, name: str = "name", part: str = "") -> str:
+    digest = hashlib.sha256(f"{namespace}\0{name}".encode()).hexdigest()
+    return f"hf:{digest[:48]}{part}"
+
+
+def wait_for(condition: Any) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come")
+
+
+def test_the_lock_is_the_documented_one(url: str, admin: Admin, namespace: str) -> None:
+    """Anybody can see who has it, and that it was taken once only."""
+    with holdfast.connect(url, namespace=namespace) as locks:
+        with locks.lock("name"):
+            assert one(admin, f"SELECT IS_USED_LOCK('{key(namespace)}')") is not None
+        assert one(admin, f"SELECT IS_FREE_LOCK('{key(namespace)}')") == 1
+
+
+def test_a_killed_session_is_lost_and_told(url: str, admin: Admin, namespace: str) -> None:
+    """KILL on a holder: the keeper notices by itself, and the next one gets in with more."""
+    with holdfast.connect(url, namespace=namespace) as locks:
+        lease = locks.lock("name", ttl=1.5).acquire()
+        assert lease is not None
+        told = threading.Event()
+        lease.on_lost(lambda _: told.set())
+        one(admin, f"KILL {one(admin, f'''SELECT IS_USED_LOCK('{key(namespace)}')''')}")
+        assert told.wait(20)
+        assert not lease.held
+        assert lease.release() is False
+        with locks.lock("name", timeout=10) as later:
+            assert later.token > lease.token
+
+
+@pytest.mark.parametrize("slots", [False, True])
+@pytest.mark.parametrize("kind", ["KILL", "KILL QUERY"])
+def test_a_killed_waiter_lines_up_again(
+    url: str, admin: Admin, namespace: str, kind: str, slots: bool
+) -> None:
+    """An interrupted wait is an error of the server's, never a grant."""
+    with holdfast.connect(url, namespace=namespace) as locks:
+
+        def lock() -> holdfast.Lock:
+            return locks.semaphore("name", 1) if slots else locks.lock("name")
+
+        lease = lock().acquire()
+        assert lease is not None
+        tokens: list[int] = []
+
+        def wait() -> None:
+            got = lock().acquire(timeout=60)
+            assert got is not None
+            tokens.append(got.token)
+            got.release()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        like = f"%{key(namespace)}%{'SLEEP' if slots else '/*hf'}%"
+        waiting = f"SELECT MAX(id) FROM information_schema.processlist WHERE info LIKE '{like}'"
+        waiting += " AND id <> CONNECTION_ID()"
+        wait_for(lambda: one(admin, waiting))
+        one(admin, f"{kind} {one(admin, waiting)}")
+        wait_for(lambda: one(admin, waiting))
+        assert not tokens
+        lease.release()
+        thread.join(60)
+        assert tokens[0] > lease.token
+
+
+def test_the_server_ends_a_holder_that_hangs(url: str, namespace: str) -> None:
+    """A process that is stopped can't renew: its session is ended after its ttl."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        locks = holdfast.connect(url, namespace=namespace)
+        lease = locks.lock("name", ttl=1).acquire()
+        os.write(write, str(lease.token).encode() if lease else b"-")
+        signal.pause()
+        os._exit(0)
+    token = int(os.read(read, 100))
+    os.kill(child, signal.SIGSTOP)
+    try:
+        with holdfast.connect(url, namespace=namespace) as locks:
+            began = now()
+            with locks.lock("name", timeout=30) as lease:
+                assert lease.token > token
+                assert now() - began < 5
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(read)
+        os.close(write)
+
+
+def test_a_restart_loses_holds_and_tells(servers: Servers, namespace: str) -> None:
+    """Named locks are in the server's memory: nobody who held one thinks so afterwards."""
+    server = servers.of(MySQLServer, arguments=("--innodb-log-file-size=16M",))
+    with holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace) as locks:
+        lease = locks.lock("name", ttl=2).acquire()
+        assert lease is not None
+        told = threading.Event()
+        lease.on_lost(lambda _: told.set())
+        server.kill()
+        server.start()
+        assert told.wait(20)
+        with locks.lock("name", timeout=20) as later:
+            assert later.token > lease.token
+
+
+def test_a_fork_leaves_the_hold_with_the_parent(url: str, admin: Admin, namespace: str) -> None:
+    """The child drops the inherited session without a word; the lock stays where it was."""
+    with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name") as lease:
+        child = os.fork()
+        if child == 0:
+            busy = locks.lock("name").acquire(timeout=0) is None
+            os._exit(0 if busy else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert one(admin, f"SELECT IS_USED_LOCK('{key(namespace)}')") is not None
+        lease.extend()
+        assert lease.held
+
+
+def test_readers_are_refused_when_they_are_made(url: str, namespace: str) -> None:
+    """``GET_LOCK`` knows no shared mode, and nothing pretends that it does."""
+    with holdfast.connect(url, namespace=namespace) as locks, pytest.raises(Unsupported):
+        locks.rwlock("name")
+    with pytest.raises(GuaranteeNotMet):
+        holdfast.connect(url, require=["SHARED"])
+
+
+def test_a_name_changes_its_kind_when_nobody_uses_it(url: str, namespace: str) -> None:
+    """Lock, semaphore, another limit: each binds while it is held, and not after."""
+    with holdfast.connect(url, namespace=namespace) as locks:
+        for first, second in ((0, 2), (2, 3), (3, 0), (0, 2), (2, 0)):
+            made = [
+                locks.semaphore("name", n) if n else locks.lock("name") for n in (first, second)
+            ]
+            with made[0] as lease:
+                with pytest.raises(LimitMismatch):
+                    made[1].acquire(timeout=0)
+                assert lease.held
+            with made[1] as lease:
+                assert lease.held
+
+
+def test_a_freed_slot_is_passed_on_at_once(url: str, admin: Admin, namespace: str) -> None:
+    """Who naps for a slot is stirred by whoever frees one, a hundred times in a row."""
+    began = now()
+    with holdfast.connect(url, namespace=namespace) as ours:
+        tokens: list[int] = []
+
+        def work() -> None:
+            with holdfast.connect(url, namespace=namespace) as locks:
+                for _ in range(25):
+                    with locks.semaphore("name", 2, timeout=60) as lease:
+                        tokens.append(lease.token)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(tokens)) == 100
+        assert now() - began < 30  # each nap that nobody ends takes a second
+        standing = ours.inspect("name")
+        assert (standing.holders, standing.waiters) == ((), ())
+    assert one(admin, f"SELECT IS_FREE_LOCK('{key(namespace, part=':t')}')") == 1
+
+
+def test_waiters_are_shown(url: str, namespace: str) -> None:
+    """Who stands in the server's queue, with what they say of themselves."""
+    with (
+        holdfast.connect(url, namespace=namespace) as ours,
+        holdfast.connect(url, namespace=namespace) as theirs,
+        ours.lock("name"),
+    ):
+        thread = threading.Thread(
+            target=lambda: theirs.lock("name", note="it's me */ '").acquire(timeout=1.5)
+        )
+        thread.start()
+        wait_for(lambda: ours.inspect("name").waiters)
+        (waiter,) = ours.inspect("name").waiters
+        assert (waiter.note, waiter.pid) == ("it's me */ '", os.getpid())
+        thread.join()
+        wait_for(lambda: not ours.inspect("name").waiters)

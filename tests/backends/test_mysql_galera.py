@@ -1,0 +1,79 @@
+"""A Galera node: lease rows work there and say how waiters are woken; named locks are refused."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.errors import Unsupported
+from servers.missing import ServerMissing
+from servers.mysql import MySQLServer
+from servers.registry import Servers
+
+LIBRARY = Path("/usr/lib/galera/libgalera_smm.so")
+
+
+class GaleraServer(MySQLServer):
+    """A cluster of one node, which is a cluster."""
+
+    def __init__(self) -> None:
+        if not LIBRARY.exists():
+            raise ServerMissing("Galera", "galera-4")
+        super().__init__()
+        self.arguments += ["--wsrep-on=ON", f"--wsrep-provider={LIBRARY}", "--binlog-format=ROW"]
+        self.arguments += ["--wsrep-cluster-address=gcomm://", "--innodb-autoinc-lock-mode=2"]
+        self.arguments += [f"--wsrep-node-address={self.host}"]
+
+
+@pytest.fixture
+def server(servers: Servers) -> GaleraServer:
+    return servers.of(GaleraServer)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+def test_named_locks_are_refused(server: GaleraServer, namespace: str) -> None:
+    """They would lock one node of several."""
+    locks = holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace)
+    with pytest.raises(Unsupported, match="Galera"):
+        locks.lock("name").acquire(timeout=0)
+    locks.close()
+
+
+def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: str) -> None:
+    """Ten hand-overs between two doors, by looking; ``check`` says so."""
+    with (
+        holdfast.connect(server.url, namespace=namespace) as ours,
+        holdfast.connect(server.url, namespace=namespace) as theirs,
+    ):
+        findings = {finding.subject: finding for finding in ours.check()}
+        assert findings["waiting"].level == "warning"
+        assert "Galera" in findings["waiting"].detail
+        doors = [ours, theirs]
+        lease = ours.lock("name").acquire()
+        for turn in range(10):
+            assert lease is not None
+            got: list[holdfast.Lease | None] = []
+            taker = doors[(turn + 1) % 2]
+            thread = threading.Thread(
+                target=lambda taker=taker, got=got: got.append(
+                    taker.lock("name").acquire(timeout=4)
+                )
+            )
+            thread.start()
+            while not ours.inspect("name").waiters:
+                threading.Event().wait(0.01)
+            assert lease.release()
+            thread.join()
+            assert got[0] is not None
+            assert got[0].token > lease.token
+            lease = got[0]
+        assert lease is not None
+        lease.release()

@@ -1,0 +1,186 @@
+"""``transaction_lock`` on MySQL: whom it excludes, how long, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncmy
+import pymysql
+import pytest
+import sqlalchemy
+
+import holdfast
+from holdfast.claim import Fence
+from holdfast.errors import LockTimeout, Unsupported
+from holdfast.sql import TransactionLock, transaction_lock
+from servers.mysql import MySQLServer
+from servers.registry import Servers
+
+
+@pytest.fixture
+def server(servers: Servers) -> MySQLServer:
+    made = servers.of(MySQLServer)
+    with holdfast.connect(made.url) as locks:
+        locks.check()  # makes the tables
+    return made
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+def given(server: MySQLServer) -> dict[str, Any]:
+    url = urlsplit(server.url)
+    words = {"host": url.hostname, "port": url.port, "user": url.username}
+    return words | {"password": url.password, "database": url.path.strip("/")}
+
+
+@pytest.fixture
+def ours(server: MySQLServer) -> Iterator[pymysql.Connection[Any]]:
+    with pymysql.connect(**given(server)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def theirs(server: MySQLServer) -> Iterator[pymysql.Connection[Any]]:
+    with pymysql.connect(**given(server)) as connection:
+        yield connection
+
+
+def take(
+    connection: pymysql.Connection[Any], namespace: str, timeout: float | None = None
+) -> TransactionLock:
+    taken = transaction_lock(connection, "name", namespace=namespace, timeout=timeout)
+    assert isinstance(taken, TransactionLock)
+    return taken
+
+
+def asked(connection: pymysql.Connection[Any], sql: str) -> object:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()
+
+
+def test_transactions_exclude_each_other(
+    ours: pymysql.Connection[Any], theirs: pymysql.Connection[Any], namespace: str
+) -> None:
+    """Held until the transaction ends, either way; tokens grow; the fence says whose it is."""
+    first = take(ours, namespace)
+    assert first.fence == Fence.parse(str(first.fence))
+    assert (first.fence.name, first.fence.token) == ("name", first.token)
+    before = asked(theirs, "SELECT @@innodb_lock_wait_timeout")
+    with theirs.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE mine (n INT) ENGINE=InnoDB")
+        cursor.execute("INSERT INTO mine VALUES (7)")
+    for patience in (0.0, 0.2):
+        with pytest.raises(LockTimeout, match="'name' was not locked"):
+            take(theirs, namespace, patience)
+    assert asked(theirs, "SELECT n FROM mine") == (7,)  # the transaction goes on
+    assert asked(theirs, "SELECT @@innodb_lock_wait_timeout") == before
+    ours.commit()
+    second = take(theirs, namespace, 0.2)
+    assert second.token > first.token
+    theirs.rollback()
+    assert take(ours, namespace).token > second.token
+
+
+def test_a_waiter_gets_it_when_the_transaction_ends(
+    ours: pymysql.Connection[Any], theirs: pymysql.Connection[Any], namespace: str
+) -> None:
+    """Without a timeout it waits; within one too."""
+    for patience in (None, 30.0):
+        first = take(ours, namespace)
+        tokens: list[int] = []
+
+        def wait(patience: float | None = patience, tokens: list[int] = tokens) -> None:
+            tokens.append(take(theirs, namespace, patience).token)
+            theirs.commit()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        ours.commit()
+        thread.join(30)
+        assert tokens[0] > first.token
+
+
+@pytest.mark.parametrize("suffix", ["", "?mode=advisory"])
+def test_it_does_not_exclude_locks_of_a_door(
+    server: MySQLServer, ours: pymysql.Connection[Any], namespace: str, suffix: str
+) -> None:
+    """Neither waits for the other, as the documentation says."""
+    with holdfast.connect(server.url + suffix, namespace=namespace) as locks:
+        with locks.lock("name") as lease:
+            assert take(ours, namespace, 0).token > 0
+            assert lease.held
+        with locks.lock("name", timeout=5) as lease:  # the transaction is still open
+            assert lease.held
+
+
+def test_names_are_bytes(
+    ours: pymysql.Connection[Any], theirs: pymysql.Connection[Any], namespace: str
+) -> None:
+    """Case, accents and blanks count; 512 bytes fit."""
+    names = ("name", "Name", "namé", "name ", "n" * 512)
+    for name in names:
+        transaction_lock(ours, name, namespace=namespace, timeout=0)
+    for name in names:
+        with pytest.raises(LockTimeout):
+            transaction_lock(theirs, name, namespace=namespace, timeout=0)
+    transaction_lock(theirs, "NAME", namespace=namespace, timeout=0)
+
+
+def test_what_would_protect_nothing_is_refused(server: MySQLServer, namespace: str) -> None:
+    """No transaction, no tables, another kind of connection."""
+    with pymysql.connect(**given(server), autocommit=True) as loose:
+        with pytest.raises(Unsupported, match="needs a transaction"):
+            transaction_lock(loose, "name", namespace=namespace)
+        loose.begin()
+        assert transaction_lock(loose, "name", namespace=namespace).token > 0
+        with pytest.raises(Unsupported, match="holdfast schema mysql"):
+            transaction_lock(loose, "name", prefix="nowhere_")
+        assert asked(loose, "SELECT 1") == (1,)  # the transaction goes on
+        with pytest.raises(ValueError, match="prefix="):
+            transaction_lock(loose, "name", prefix="a;b")
+
+
+def test_on_asyncio_it_is_awaited(server: MySQLServer, namespace: str) -> None:
+    """``asyncmy``, with the same words."""
+
+    async def body() -> None:
+        async with (
+            asyncmy.connect(**given(server)) as first,
+            asyncmy.connect(**given(server)) as second,
+        ):
+            mine = await transaction_lock(first, "name", namespace=namespace)
+            with pytest.raises(LockTimeout):
+                await transaction_lock(second, "name", namespace=namespace, timeout=0)
+            await first.commit()
+            later = await transaction_lock(second, "name", namespace=namespace, timeout=5)
+            assert later.token > mine.token
+
+    asyncio.run(body())
+
+
+def test_through_sqlalchemy(
+    server: MySQLServer, ours: pymysql.Connection[Any], namespace: str
+) -> None:
+    """A SQLAlchemy connection's transaction is a transaction like any other."""
+    engine = sqlalchemy.create_engine(server.url.replace("mysql://", "mysql+pymysql://"))
+    with engine.begin() as connection:
+        mine = transaction_lock(connection, "name", namespace=namespace, timeout=1)
+        with pytest.raises(LockTimeout):
+            take(ours, namespace, 0)
+        ours.rollback()
+    taken = take(ours, namespace, 5)
+    assert taken.token > mine.token
+    with engine.begin() as connection, pytest.raises(LockTimeout):
+        transaction_lock(connection, "name", namespace=namespace, timeout=0)
+    engine.dispose()
