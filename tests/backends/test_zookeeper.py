@@ -24,7 +24,7 @@ from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.runtimes.clock import now
 from holdfast.url import open_store
-from holdfast.wires.zookeeper import Options, Session
+from holdfast.wires.zookeeper import NEVER, Options, Session
 from holdfast.wires.zookeeper_asks import Ask, Delete
 from servers.registry import Servers
 from servers.zookeeper import ZooKeeperServer
@@ -344,12 +344,13 @@ def test_a_heartbeat_counts_once_a_later_write_was_answered() -> None:
     asked = session.settle(2.0)
     assert asked is not None
     assert asked >= 10.0 + session.lag + 1.0
-    session.timeout = asked
+    session.timeout, session.id = asked, 7
     reserve = asked - 10.0
     session._base = 100.0
-    assert session.since(100.5) == 100.5  # the connection itself was the leader's word
-    assert session.since(130.0) == pytest.approx(100.0 + reserve)
+    assert session.since(100.5, 7) == 100.5  # the connection itself was the leader's word
+    assert session.since(130.0, 7) == pytest.approx(100.0 + reserve)
     session._marks.append(129.5)
-    assert session.since(130.0) == pytest.approx(100.0 + reserve)  # not told yet, for sure
-    assert session.since(130.5) == 130.5
-    assert session.proven == 130.5
+    assert session.since(130.0, 7) == pytest.approx(100.0 + reserve)  # not told yet, for sure
+    assert session.since(130.5, 7) == 130.5
+    assert session.proven_since(7) == 130.5
+    assert session.since(131.0, 8) == session.proven_since(8) == NEVER

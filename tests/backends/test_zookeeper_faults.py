@@ -15,6 +15,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
+from holdfast.wires.zookeeper_asks import Create
 from servers.missing import ServerMissing, required
 from servers.proxy import Proxy
 
@@ -179,6 +180,22 @@ def test_servers_that_lost_everything(namespace: str) -> None:
         server.wipe()
         with locks.lock("name", timeout=60) as lease:
             assert lease.held
+
+
+def test_a_create_that_lands_late_leaves_nothing(trio: LinkedTrio, namespace: str) -> None:
+    """A second node of the same owner, made after its hold was released, is deleted."""
+    with Proxy(trio.nodes[0]) as proxy, holdfast.connect(proxy.url, namespace=namespace) as locks:
+        with locks.lock("name", ttl=5) as lease:
+            pass
+        dropped = proxy.drop_next_reply(matching=b"/name/1.x")
+        with locks.lock("name", ttl=5) as lease:
+            assert dropped.is_set()
+            node = lease._hold.grant.ref[2]
+        session = locks._door.store.sessions[5]  # type: ignore[attr-defined]
+        store = locks._door.store
+        session.send(Create(node.rpartition(".")[0] + ".", b"", store.acl))  # type: ignore[attr-defined]
+        with locks.lock("name", timeout=20):
+            pass
 
 
 @pytest.mark.parametrize("mode", ["lock", "semaphore"])

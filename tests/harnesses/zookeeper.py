@@ -24,7 +24,7 @@ class ZooKeeperHarness(ServedHarness):
 
     name = "zookeeper"
     ttl = 1.0
-    extra_recovery = 4.0
+    extra_recovery = 2.0
     outage_recovery = 15.0
 
     def make_server(self) -> Server:

@@ -29,7 +29,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import QUEUE_CAP, Runtime, Settings
 from holdfast.errors import BackendUnavailable
 from holdfast.url import Url
-from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper import NEVER, Session
 from holdfast.wires.zookeeper_asks import (
     Ask,
     Check,
@@ -90,6 +90,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         prefix = f"{parent}/{entry_prefix(claim)}"
         data = write_data(NodeData(entry.key, 0, (), 0, claim.label))
         self.store.entries[claim.owner] = entry
+        self.store.debts.pop(claim.owner, None)
         entry.asked = True
         for _ in range(TRIES):
             create, listing = Create(prefix, data, self.store.acl), Listing(parent)
@@ -99,9 +100,9 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
                 entry.path, stat = create.value
                 entry.session, entry.token = stat.ephemeral_owner, stat.czxid
                 session.clock = stat.ctime / 1000, sent
-                if entry.session != session.id:
+                since = session.since(sent, entry.session)
+                if since == NEVER:
                     raise BackendUnavailable(f"{self.store.display}: the session has just ended")
-                since = session.since(sent)
                 answer = await self._decide(session, entry, listing.value, since, join)
                 if answer is not None:
                     return answer
@@ -119,18 +120,20 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         fresh = sent - session.proven < entry.key / 6 and entry.grant is None
         preview, entry.preview = entry.preview, None
         if preview is not None and fresh and not before and preview.usable(session, sent):
-            nodes = preview.listing.value
-            return await self._decide(session, entry, nodes, session.proven, join)
+            since = session.proven_since(entry.session)
+            return await self._decide(session, entry, preview.listing.value, since, join)
         first: Ask = Sync(parent) if fresh else Multi([Check(entry.path)])
         listing = Listing(parent)
         await self.ask(session, *before, first, listing)
         if listing.error is not None or (isinstance(first, Multi) and first.failed):
             return None
-        since = session.proven if fresh else session.since(sent)
+        number = entry.session
+        since = session.proven_since(number) if fresh else session.since(sent, number)
         return await self._decide(session, entry, listing.value, since, join)
 
     async def _find(self, session: Session, entry: Entry) -> None:
         """A create was not answered: adopts the node that it may have made in this session."""
+        entry.unsure = True
         parent = self.store.parent(entry.claim.name)
         listing = Listing(parent)
         await self.ask(session, Sync(parent), listing)
@@ -151,8 +154,8 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
     async def _decide(
         self, session: Session, entry: Entry, nodes: list[str], since: float, join: bool
     ) -> Grant | Busy | None:
-        if self.store.entries.get(entry.claim.owner) is not entry:
-            return None  # nobody had come for it in time
+        if since == NEVER or self.store.entries.get(entry.claim.owner) is not entry:
+            return None  # its session has ended, or nobody had come for it in time
         if len(nodes) == 1 and entry.claim.mode is not Mode.SLOTS and nodes[0] == entry.node:
             return self._grant(entry, entry.token, (), since)
         try:
@@ -227,7 +230,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         await self.ask(session, multi)
         if multi.failed:
             return None
-        return self._grant(entry, multi.value[0].mzxid, slots, session.since(sent))
+        return self._grant(entry, multi.value[0].mzxid, slots, session.since(sent, entry.session))
 
     async def _busy(
         self, session: Session, entry: Entry, line: Line, index: int, join: bool

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.backends.zookeeper_line import SEQUENCE_LIMIT, Line, Place, digest, read_data
 from holdfast.backends.zookeeper_look import token_of
-from holdfast.backends.zookeeper_store import deletion
+from holdfast.backends.zookeeper_store import Debt, deletion
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.wires.zookeeper import Session
@@ -38,6 +38,9 @@ class Ending(Trips):
         entry = self.store.entries.pop(grant.claim.owner, None)
         if entry is not None and entry.grant is not None:
             key, number = entry.key, entry.session
+            if entry.unsure:
+                late = self.runtime.now() + 2 * self.store.settings.request_seconds
+                self.store.debts[grant.claim.owner] = Debt(key, grant.claim, late)
         session = self.store.sessions.get(key)
         if session is None or session.id != number:
             return key, []
@@ -54,7 +57,7 @@ class Ending(Trips):
         if known is None or not known.used:
             return  # nothing was ever sent
         # Should this fail, the session's thread goes on trying for as long as there is a session.
-        self.store.debts[claim.owner] = key, claim
+        self.store.debts[claim.owner] = Debt(key, claim, 0.0)
         session = await self.ready(key)
         parent = self.store.parent(claim.name)
         listing = Listing(parent)

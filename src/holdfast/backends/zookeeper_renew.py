@@ -10,7 +10,7 @@ from holdfast.backends.zookeeper_store import Entry
 from holdfast.claim import Grant
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable
-from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper import NEVER, Session
 from holdfast.wires.zookeeper_asks import Check, Exists, Multi, Write
 from holdfast.wires.zookeeper_calls import Call
 
@@ -29,6 +29,7 @@ class _Batch:
         self.grants: list[tuple[Grant, Entry]] = []
         self.waits: list[tuple[Waiting, Entry]] = []
         self.sent = 0.0
+        self.number = 0
         self.check: Multi | None = None
         self.call: Call | None = None
 
@@ -116,7 +117,8 @@ class Renewing(Moving):
 
     def _start(self, batch: _Batch) -> None:
         paths = batch.paths()[:BATCH]
-        batch.sent, batch.call = self.runtime.now(), self._call()
+        batch.sent, batch.number = self.runtime.now(), batch.session.id
+        batch.call = self._call()
         batch.check = Multi([Check(path) for path in paths])
         batch.session.start(batch.call, batch.check)
 
@@ -137,8 +139,9 @@ class Renewing(Moving):
             gone |= await self._missing(session, paths[:BATCH], until)
         for start in range(BATCH, len(paths), BATCH):
             gone |= await self._missing(session, paths[start : start + BATCH], until)
-        since = session.since(batch.sent)
-        answer.starts.append(since)
+        since = session.since(batch.sent, batch.number)
+        if since != NEVER:
+            answer.starts.append(since)
         for grant, entry in batch.grants:
             self._keep(session, grant, entry, since, gone, answer)
         await self._refresh(session, batch.waits, gone, answer.forgotten, until)
@@ -154,7 +157,7 @@ class Renewing(Moving):
     ) -> None:
         owner = grant.claim.owner
         entry.ends = since + grant.claim.ttl
-        if session.id != entry.session:
+        if since == NEVER or session.id != entry.session:
             answer.lost[owner] = ENDED
         elif entry.path in gone or self.store.entries.get(owner) is not entry:
             answer.lost[owner] = GONE  # the latter: given up in this moment

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kazoo.exceptions import NoNodeError
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.backends.zookeeper import ZooKeeperBackend
     from holdfast.backends.zookeeper_wait import Preview
 
-__all__ = ["Entry", "ZooKeeperStore", "deletion"]
+__all__ = ["Debt", "Entry", "ZooKeeperStore", "deletion"]
 
 SERVICE_TTL = 10
 """The ttl of the session that only looks: it holds nothing."""
@@ -58,6 +58,7 @@ class Entry:
         "signal",
         "taking",
         "token",
+        "unsure",
         "version",
     )
 
@@ -65,6 +66,8 @@ class Entry:
         self.claim, self.key = claim, key
         self.asked = False
         """Whether its create was sent: until the path is known there may or may not be a node."""
+        self.unsure = False
+        """Whether a create was ever not answered: it may still make a node."""
         self.refreshed = now
         self.attended: float | None = None
         """When the last attempt or wait for it ended; ``None`` during one."""
@@ -104,6 +107,15 @@ class Entry:
         return self.grant is None and left is not None and now > left + GRACE_SECONDS
 
 
+class Debt(NamedTuple):
+    """A claim that is to leave no node, in the session of this key."""
+
+    key: int
+    claim: Claim
+    until: float
+    """Until then a late request of its own may still make one."""
+
+
 def deletion(parent: str, path: str, slots: tuple[int, ...]) -> Ask:
     """The end of one claim: its node, and its slots with it."""
     if not slots:
@@ -138,8 +150,7 @@ class ZooKeeperStore:
         self.acl = pack_acl(options.acl)
         self.sessions: dict[int, Session] = {}
         self.entries: dict[str, Entry] = {}
-        self.debts: dict[str, tuple[int, Claim]] = {}
-        """Claims, with their ttl's key, that are to leave no node: until none was seen."""
+        self.debts: dict[str, Debt] = {}
         self.records_purged = -math.inf
         self._mutex = threading.Lock()
         self._users = 0
@@ -219,9 +230,9 @@ class ZooKeeperStore:
                 session.send(deletion(self.parent(entry.claim.name), entry.path, slots))
             elif entry.unattended(now):
                 self._call_up(session, owner, entry)
-        for owner, (key, claim) in list(self.debts.items()):
-            if self.sessions.get(key) is session:
-                self._settle(session, owner, claim)
+        for owner, debt in list(self.debts.items()):
+            if self.sessions.get(debt.key) is session:
+                self._settle(session, owner, debt)
 
     def _call_up(self, session: Session, owner: str, entry: Entry) -> None:
         parent = self.parent(entry.claim.name)
@@ -233,9 +244,9 @@ class ZooKeeperStore:
 
         session.send(Listing(parent).then(answered))
 
-    def _settle(self, session: Session, owner: str, claim: Claim) -> None:
+    def _settle(self, session: Session, owner: str, debt: Debt) -> None:
         """Ends a claim that could not be abandoned when it should have been."""
-        parent = self.parent(claim.name)
+        parent = self.parent(debt.claim.name)
 
         def read(ask: Any) -> None:
             if ask.error is None:
@@ -245,7 +256,8 @@ class ZooKeeperStore:
         def listed(ask: Any) -> None:
             nodes = ask.value if ask.error is None else []
             own = [node for node in nodes if f".{digest(owner)}." in node]
-            if not own and (ask.error is None or isinstance(ask.error, NoNodeError)):
+            answered = ask.error is None or isinstance(ask.error, NoNodeError)
+            if answered and not own and clock.now() >= debt.until:
                 self.debts.pop(owner, None)
             for node in own:
                 session.send(Read(f"{parent}/{node}").then(read))

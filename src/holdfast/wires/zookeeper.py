@@ -40,7 +40,7 @@ from holdfast.wires.zookeeper_calls import Call
 from holdfast.wires.zookeeper_handler import Handler
 from holdfast.wires.zookeeper_kazoo import Quiet, drop, make_client, say_goodbye, submit
 
-__all__ = ["Chores", "Options", "Session"]
+__all__ = ["NEVER", "Chores", "Options", "Session"]
 
 log = logging.getLogger("holdfast")
 
@@ -48,6 +48,7 @@ BEATS_PER_TTL = 10
 KEPT_MARKS = 64
 SLACK_SECONDS = 0.05
 RETIRE_SECONDS = 15.0
+NEVER = float("-inf")
 _ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 
 
@@ -76,7 +77,7 @@ class Session:
         """Whether it was ever connected: before that nothing can have been sent."""
         self.timeout = 0.0
         """What the server granted."""
-        self.proven = float("-inf")
+        self.proven = NEVER
         """Since when a ttl is certain, by the last write that was answered."""
         self.clock = (0.0, 0.0)
         """The servers' wall clock at some moment of ours."""
@@ -87,7 +88,7 @@ class Session:
         self.watching: dict[str, dict[Callable[[], None], None]] = {}
         self._chores = chores
         self._marks: deque[float] = deque(maxlen=KEPT_MARKS)
-        self._base = float("-inf")
+        self._base = NEVER
         self._beat_at = self._up_at = 0.0
         self._beating: tuple[Ask, float] | None = None
         self._arrivals: dict[Callable[[], None], None] = {}
@@ -168,7 +169,7 @@ class Session:
             say_goodbye(client, 0.0)
         if client._session_id != self.id:
             self._marks.clear()
-            self.proven = float("-inf")
+            self.proven = NEVER
         self.id, self.timeout = client._session_id or 0, granted
         self._base, self._beat_at, self._beating = began, began, None
         self.up = not self.refusal
@@ -224,15 +225,24 @@ class Session:
 
     # Certain time
 
-    def since(self, sent: float) -> float:
-        """When a ttl began that a write proves, which was sent then and has been answered."""
+    def since(self, sent: float, number: int) -> float:
+        """When a ttl began that a write proves, which was sent then and has been answered in
+        the session of this number; never, if that has ended since."""
         heard = self._base
         for mark in reversed(tuple(self._marks)):  # kazoo's thread adds to them
             if mark <= sent - self.lag:
                 heard = max(heard, mark)
                 break
-        self.proven = max(self.proven, min(sent, heard + self.timeout - self.ttl))
-        return min(sent, heard + self.timeout - self.ttl)
+        certain = min(sent, heard + self.timeout - self.ttl)
+        if self.id != number:  # last, since what was read before may be the next session's
+            return NEVER
+        self.proven = max(self.proven, certain)
+        return certain
+
+    def proven_since(self, number: int) -> float:
+        """What the last write has proven for the session of this number."""
+        proven = self.proven
+        return proven if self.id == number else NEVER
 
     # Requests
 
