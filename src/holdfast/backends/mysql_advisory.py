@@ -31,6 +31,7 @@ __all__ = ["AdvisoryBackend"]
 
 RECHECK_SECONDS = 1.0
 REBINDS = 5
+REMEMBERED = 1024
 LOST = "its connection to the server is gone"
 
 
@@ -52,6 +53,8 @@ class AdvisoryBackend(AdvisoryView):
         self.talk: Talk = BlockingTalk() if runtime.blocking else AsyncTalk()
         self._dial, self._seconds = dial, settings.request_seconds
         self._slots = Slots(self.ask, statements, display)
+        self._wanted: dict[str, None] = {}
+        """Names that somebody else had when they were last asked for: asked for with reasons."""
         self._closed = False
 
     async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
@@ -127,10 +130,18 @@ class AdvisoryBackend(AdvisoryView):
     async def _take_lock(self, session: Session, claim: Claim, queued: bool) -> Grant | Busy:
         has_lock = queued
         for _ in range(REBINDS):
-            (counted,) = await self.ask(session, self.statements.take(claim, has_lock=has_lock))
+            sql = self.statements.take(claim, has_lock=has_lock)
+            why: list[Result] = []
+            if claim.name in self._wanted and not queued:
+                counted, *why = await self.ask(session, sql + b"; " + self._why(claim))
+            else:
+                (counted,) = await self.ask(session, sql)
             if counted.affected:
                 return Grant(claim, counted.insert_id)
-            has_lock, was = await self._why(session, claim)
+            self._want(claim.name)
+            has, counts = why or await self.ask(session, self._why(claim))
+            has_lock = has.rows[0][0] == b"1"
+            was = int(counts.rows[0][0] or 0) if counts.rows else 0
             if not was and not has_lock:
                 return Busy(0)
             if was and not await self._rebind(session, claim, was):
@@ -139,12 +150,15 @@ class AdvisoryBackend(AdvisoryView):
                 check_limit(claim, was, slots=True, store=self.display)
         return Busy(0, RECHECK_SECONDS)
 
-    async def _why(self, session: Session, claim: Claim) -> tuple[bool, int]:
+    def _want(self, name: str) -> None:
+        self._wanted[name] = None
+        if len(self._wanted) > REMEMBERED:
+            self._wanted.pop(next(iter(self._wanted)), None)
+
+    def _why(self, claim: Claim) -> bytes:
         """Whether the session has the lock all the same, and what the name counts as."""
         mine = b"SELECT IS_USED_LOCK(%s) = CONNECTION_ID()" % self._lock(claim)
-        has, counts = await self.ask(session, mine + b"; " + self.statements.capacity(claim.name))
-        was = int(counts.rows[0][0] or 0) if counts.rows else 0
-        return has.rows[0][0] == b"1", was
+        return mine + b"; " + self.statements.capacity(claim.name)
 
     async def _rebind(self, session: Session, claim: Claim, was: int) -> bool:
         (changed,) = await self.ask(session, self.statements.rebind(claim, was))

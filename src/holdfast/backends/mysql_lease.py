@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock
+from holdfast.backends.mysql_lease_sql import IF_WRITTEN, LeaseStatements, bell_lock
 from holdfast.backends.mysql_listen import Hanger, make_listening
 from holdfast.backends.mysql_look import findings
 from holdfast.backends.mysql_row import State, empty_state, read_state
@@ -93,8 +93,7 @@ class LeaseBackend:
         then: bytes = b"",
     ) -> T:
         """Reads the row, decides, and writes what has changed; again if others were faster."""
-        (row,) = (await self._ask(self.statements.read(name), owner, until))[0].rows
-        state = self._state(name, row)
+        state = await self._read(name, owner, until)
         for times in range(CHANGES):
             answer = decide(state)
             state.settle(owner)
@@ -106,6 +105,10 @@ class LeaseBackend:
             state = fresh
             await self._step_back(times)
         raise BackendUnavailable(f"{self.display}: {name!r} keeps changing while it is asked for")
+
+    async def _read(self, name: str, owner: str = "", until: float | None = None) -> State:
+        (row,) = (await self._ask(self.statements.read(name), owner, until))[0].rows
+        return self._state(name, row)
 
     def _state(self, name: str, row: tuple[bytes | None, ...]) -> State:
         if row[1] is None:
@@ -125,7 +128,7 @@ class LeaseBackend:
             more.append(self.statements.heard(state.reads))
         batch = [self.statements.write(state)]
         if more:
-            batch = [b"BEGIN", *batch, *more, b"COMMIT"]
+            batch = [b"BEGIN", *batch, IF_WRITTEN, *more, b"COMMIT"]
         batch.append(self.statements.read(state.name))
         bells = list(dict.fromkeys(wake.bell for wake in calls))
         results = await self._send(batch, bells, owner, until)
@@ -270,8 +273,7 @@ class LeaseBackend:
         return await self._change(name, State.clear)
 
     async def look(self, name: str) -> Standing:
-        (row,) = (await self._ask(self.statements.read(name)))[0].rows
-        return self._state(name, row).standing()
+        return (await self._read(name)).standing()
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         sql = self.statements.survey(prefix, cursor or "", limit)

@@ -14,7 +14,7 @@ from holdfast.claim import Claim
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
 from holdfast.wires.mysql_protocol import quoted
 
-__all__ = ["NOW", "LeaseStatements", "bell_lock", "fill"]
+__all__ = ["IF_WRITTEN", "NOW", "LeaseStatements", "bell_lock", "fill"]
 
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
 _FREE = "crowd = '' AND ends <= #now#"
@@ -55,11 +55,11 @@ VALUES (%(namespace)s, %(name)s, %(next)d, %(token)d, %(owner)s, %(label)s, %(si
   %(crowd)s)
 ON DUPLICATE KEY UPDATE version = version"""
 
-_RING = "INSERT INTO @ring SELECT * FROM (%(calls)s) calls WHERE ROW_COUNT() = 1"
+_RING = "INSERT INTO @ring SELECT * FROM (%(calls)s) calls WHERE #written#"
 _CALL_AGAIN = " ON DUPLICATE KEY UPDATE made = %(made)d"
 _RECORD = """
 INSERT INTO @record SELECT %(namespace)s, %(name)s, %(value)s, %(token)d, #now#, #now# + %(keep)d
-  FROM (SELECT 1) one WHERE ROW_COUNT() = 1
+  FROM (SELECT 1) one WHERE #written#
 ON DUPLICATE KEY UPDATE value = %(value)s, token = %(token)d, written = #now#,
   expires = #now# + %(keep)d"""
 _RECALL = "SELECT value, token, #now# - written FROM @record #where# AND expires > #now#"
@@ -90,6 +90,11 @@ def fill(sql: str, words: dict[str, str]) -> str:
     return sql
 
 
+IF_WRITTEN = b"SET @holdfast = ROW_COUNT()"
+"""Right behind a write: what follows it happens only if it found its row unchanged. Where it did
+not, nothing is written, and nobody waits for the disk."""
+
+
 def bell_lock(bell: str) -> bytes:
     """The named lock by which the session of a bell is found."""
     return b"'hf:bell:%s'" % bell.encode()
@@ -101,7 +106,9 @@ class LeaseStatements:
     def __init__(self, schema: Schema, namespace: str) -> None:
         words = _WORDS | {"%(namespace)s": quoted(namespace.encode()).decode()}
         self._sql = {
-            name: " ".join(schema.filled(fill(sql, words)).split()).encode()
+            name: " ".join(schema.filled(fill(sql, words)).split())
+            .replace("#written#", "@holdfast = 1")
+            .encode()
             for name, sql in _TEXTS.items()
         }
 
@@ -157,7 +164,7 @@ class LeaseStatements:
         }
 
     def ring(self, wakes: Sequence[Wake], made: int) -> bytes:
-        """Notes who was called, if the statement before changed its row."""
+        """Notes who was called, ``IF_WRITTEN``."""
         calls = b" UNION ALL ".join(
             b"SELECT %s bell, %s owner, %d made"
             % (quoted(wake.bell.encode()), quoted(wake.owner.encode()), made)
@@ -166,15 +173,15 @@ class LeaseStatements:
         return self._sql["ring"] % {b"calls": calls, b"made": made}
 
     def heard(self, reads: Sequence[Wake]) -> bytes:
-        """Drops the notes of those who have come, or won't."""
+        """Drops the notes of those who have come, or won't, ``IF_WRITTEN``."""
         pairs = b", ".join(
             b"(%s, %s)" % (quoted(wake.bell.encode()), quoted(wake.owner.encode()))
             for wake in reads
         )
-        return self._sql["heard"] + b" WHERE (bell, owner) IN (%s)" % pairs
+        return self._sql["heard"] + b" WHERE @holdfast = 1 AND (bell, owner) IN (%s)" % pairs
 
     def record(self, name: str, value: str, token: int, keep_seconds: float) -> bytes:
-        """Keeps a value, if the statement before changed its row."""
+        """Keeps a value, ``IF_WRITTEN``."""
         return self._sql["record"] % {
             b"name": quoted(name.encode()),
             b"value": quoted(value.encode()),
