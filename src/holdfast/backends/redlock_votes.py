@@ -127,10 +127,10 @@ def enough_grants(quorum: int, *, slots: bool) -> Callable[[list[Any]], bool]:
                 open_ += 1
             elif type(answer) is list and type(answer[0]) is list and answer[0][0] == YES:
                 yes += 1
-        if yes + open_ < quorum:
-            return True
         if yes < quorum:
-            return False
+            # Whether it is impossible or the store is unavailable takes a quorum of answers too.
+            told = sum(type(answer) is list for answer in answers)
+            return yes + open_ < quorum and told >= quorum
         return not slots or Ballot(answers, quorum).verdict() is not None
 
     return enough

@@ -1,13 +1,14 @@
--- Raises the counter to the token that the holder chose, if it still holds here: the second
--- round of a grant whose votes differ. ARGV: owner, token. Answers 1 or 0.
+-- Raises the counter to the token that the holder chose, if it still holds here and was not
+-- granted a higher one that it did not hear of: the second round of a grant whose votes differ.
+-- ARGV: owner, token. Answers 1 or 0.
 local to = tonumber(ARGV[2])
-if x == ARGV[1] then
+if x == ARGV[1] and token <= to then
   raise(to)
   call('HSET', key, 'xt', to, 'q', to)
   return 1
 end
 local hold = holds[ARGV[1]]
-if not hold then return 0 end
+if not hold or hold.token > to then return 0 end
 raise(to)
 hold.token = to
 write(ARGV[1], hold)
