@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -10,6 +11,7 @@ from holdfast.claim import Holder, Mode, Standing, check_name
 from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Runtime, Settings, Store
 from holdfast.core.door import Door
+from holdfast.core.keep import Keep
 from holdfast.durations import Duration, seconds, timeout_seconds
 from holdfast.errors import GuaranteeNotMet, Unsupported
 from holdfast.primitives.election import ElectionBase
@@ -69,6 +71,7 @@ class Doorway(Generic[K, M, E, J, V]):
         )
         self._door.on_fork.append(self._keeper.forked)
         lifetime.at_fork(self._door)
+        weakref.finalize(self._door, _end, self._keeper.keep).atexit = False
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
@@ -201,11 +204,11 @@ class Doorway(Generic[K, M, E, J, V]):
             message = f"{hold.grant.claim.name!r} was still held when its door was closed: released"
             warnings.warn(message, ResourceWarning, stacklevel=4)
 
-    def __del__(self) -> None:
-        door = getattr(self, "_door", None)
-        if door is not None and not door.closed and not door.keep.holds and not door.keep.waits:
-            self._keeper.keep.closing = True
-            self._keeper.keep.signal.set()
+
+def _end(keep: Keep) -> None:
+    """Nobody has the door, a lock or a lease of it any more: its keeper has nothing to do."""
+    keep.closing = True
+    keep.signal.set()
 
 
 def _log_broken(door: Door, name: str, reason: str, holders: Sequence[Holder]) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from holdfast.claim import Fence, Mode
 from holdfast.core.drive import run_now
 from holdfast.core.extend import extend
-from holdfast.core.hold import Hold, State, grace_seconds
+from holdfast.core.hold import Hold, State
 from holdfast.durations import Duration, seconds
 from holdfast.errors import LockLost
 
@@ -33,21 +32,27 @@ class Scope(Protocol):
     def close(self, error: BaseException | None) -> bool: ...
 
 
+class Giver(Protocol):
+    """A lock whose ``acquire`` gave the lease, and whose ``release`` may end it."""
+
+    def _forget(self, lease: LeaseBase) -> None: ...
+
+
 class LeaseBase:
     """A handle to a hold. It never blocks, except to release or extend."""
 
-    __slots__ = ("__weakref__", "_door", "_hold", "_note", "_released", "_scope", "_stack")
+    __slots__ = ("__weakref__", "_door", "_hold", "_note", "_released", "_scope", "_taken_through")
 
     def __init__(self, door: Door, hold: Hold, note: str) -> None:
         self._door, self._hold, self._note = door, hold, note
-        self._stack: list[LeaseBase] | None = None
+        self._taken_through: ref[Giver] | None = None
         self._scope: Scope | None = None
         self._released = False
         hold.handles.append(ref(self))
 
     @property
     def _who(self) -> Hashable:
-        return self._hold.who
+        return self._hold.who()
 
     @property
     def name(self) -> str:
@@ -99,7 +104,7 @@ class LeaseBase:
     @property
     def doubtful(self) -> bool:
         """Whether renewal is overdue and little certain time is left: time to stop working."""
-        return 0 < self.remaining <= grace_seconds(self.ttl)
+        return self.held and self._door.runtime.now() >= self._hold.doubtful_at
 
     @property
     def lost(self) -> bool:
@@ -146,11 +151,9 @@ class LeaseBase:
         if self.lost:
             self._door.tell(callback, self.reason)
             return
-        if hold.callbacks is None:
-            hold.callbacks = []
         hold.callbacks.append(callback)
-        if hold.state is State.LOST and hold.callbacks:  # lost in this very moment
-            hold.lose(hold.reason)
+        if hold.state is State.LOST:  # in this very moment
+            hold.tell_lost()
 
     def __bool__(self) -> bool:
         return True
@@ -162,11 +165,13 @@ class LeaseBase:
     def _let_go(self) -> bool:
         """Gives up this handle; whether it was the hold's last."""
         self._released = True
-        if self._stack is not None:
-            with suppress(ValueError):
-                self._stack.remove(self)
-            self._stack = None
-        return not self._hold.handled()
+        giver = None if self._taken_through is None else self._taken_through()
+        if giver is not None:
+            giver._forget(self)
+        if self._hold.handled():
+            self._hold.block = False  # what remains is a bare handle
+            return False
+        return True
 
     async def _release(self) -> bool | None:
         if self._released:
@@ -184,7 +189,10 @@ class LeaseBase:
     async def _extend(self, ttl: Duration | None) -> None:
         if self._released:
             raise self._lost_error()
-        await extend(self._door, self._hold, None if ttl is None else seconds(ttl, "ttl"))
+        from holdfast.primitives.terms import check_ttl
+
+        wanted = None if ttl is None else check_ttl(seconds(ttl, "ttl"), self._door.store)
+        await extend(self._door, self._hold, wanted)
 
     def _drop(self) -> bool:
         """Leaves the release to the keeper; whether there was something to release."""

@@ -21,7 +21,10 @@ class MultiLeaseBase(Generic[L]):
 
     def __init__(self, leases: dict[str, L]) -> None:
         self.leases = leases
-        self._who: Any = next(iter(leases.values()))._hold.who
+
+    @property
+    def _who(self) -> Any:
+        return next(iter(self.leases.values()))._who
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,6 +87,11 @@ class MultiLeaseBase(Generic[L]):
     def _drop(self) -> None:
         for lease in self.leases.values():
             lease._drop()
+
+    async def _release_block(self) -> bool:
+        """At the end of a block: false if one of them is known to have been lost."""
+        leases = reversed(list(self.leases.values()))
+        return all([await lease._release_block() for lease in leases])
 
     async def _release(self) -> bool:
         answers = [await lease._release() for lease in reversed(list(self.leases.values()))]

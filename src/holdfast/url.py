@@ -139,7 +139,7 @@ def _options(query: str) -> dict[str, str]:
 def _host(text: str) -> tuple[str, int | None]:
     match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d+))?", text)
     if match is None or (match[2] and not 0 < int(match[2]) < 65536):
-        raise ValueError(f"not a host or host:port: {text!r}")
+        raise ValueError("not a host or host:port; a '/', '?' or '@' in a password is written %2F")
     return _decode(match[1].strip("[]")), int(match[2]) if match[2] else None
 
 

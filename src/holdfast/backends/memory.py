@@ -86,6 +86,7 @@ class Ledger:
         self.now, self.wall = now, wall
         self.names: dict[str, Name] = {}
         self.mutex = BlockingRuntime.mutex()
+        self.process = BlockingRuntime.where()[1]
 
     def tidy(self, name: Name, now: float) -> None:
         """Ends what has run out, skips who is gone, and wakes whom that lets in."""
@@ -299,6 +300,9 @@ class MemoryBackend:
         return [Finding("memory", "locks of this process only; they end with it")]
 
     def forget(self) -> None:
+        if self.ledger.process == self.runtime.where()[1]:
+            return  # another event loop, not another process: what others hold stays theirs
+        self.ledger.process = self.runtime.where()[1]
         self.ledger.mutex = BlockingRuntime.mutex()  # the parent's may be locked for ever
         self.ledger.names.clear()
 

@@ -100,6 +100,7 @@ async def _stand(
             if isinstance(answer, Grant):
                 hold = door.take(answer, sent, ask)
                 if hold is not None:
+                    turn.served = True
                     return hold
                 raise _too_late(door, turn.claim, sent)
         except BackendUnavailable as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from weakref import WeakMethod, ref
 
 from holdfast.claim import Claim, Grant, write_label
 from holdfast.core import log
@@ -15,6 +16,8 @@ from holdfast.errors import HoldfastError
 __all__ = ["Door"]
 
 KEPT_LABELS = 1024
+SETTLED_SECONDS = 6.0
+"""After so long a request has arrived, or never will."""
 PROMPT_SECONDS = 0.25
 """How long a cancelled acquire waits for its own undoing before it goes on without."""
 
@@ -29,7 +32,7 @@ class Door:
         self.patience, self.epoch = patience, epoch
         self.backend: Backend = store.backend(runtime)
         self.lines = Lines(runtime)
-        self.mine: dict[tuple[Hashable, str], Hold] = {}
+        self.mine: dict[tuple[int, str], Hold] = {}
         """The newest hold of a thread or task and name: for re-entry and self-deadlocks."""
         self.closed = False
         self.tell: Callable[[Callable[[str], object], str], None] = _tell_here
@@ -37,8 +40,8 @@ class Door:
         """What holds through this door: a thread or a task."""
         self.on_enter: Callable[[Door], None] | None = None
         self.on_fork: list[Callable[[], None]] = []
-        self._labels: dict[tuple[Hashable, str], str] = {}
-        keep.nudge = self.nudge
+        self._labels: dict[tuple[str, str], str] = {}
+        keep.nudge = _weakly(WeakMethod(self.nudge))
         keep.alive = runtime.alive  # the keeper lives among threads, and can't judge tasks
 
     def enter(self) -> None:
@@ -48,16 +51,15 @@ class Door:
         if self.on_enter is not None:
             self.on_enter(self)
 
-    def label(self, me: Hashable, note: str) -> str:
+    def label(self, note: str) -> str:
         """Who asks, for the store to keep and to tell others."""
-        label = self._labels.get((me, note))
+        name = self.runtime.my_name()
+        label = self._labels.get((name, note))
         if label is None:
+            if len(self._labels) >= KEPT_LABELS:
+                self._labels.clear()
             host, pid = self.runtime.where()
-            label = write_label(host, pid, self.runtime.my_name(), note)
-            if self.runtime.blocking:  # threads come back; tasks end, and are not to be kept
-                if len(self._labels) >= KEPT_LABELS:
-                    self._labels.clear()
-                self._labels[me, note] = label
+            label = self._labels[name, note] = write_label(host, pid, name, note)
         return label
 
     def nudge(self, claim: Claim) -> None:
@@ -74,6 +76,8 @@ class Door:
             return None
         hold.tell = self.tell
         self.keep.add(hold)
+        if self.closed:  # while the request was under way
+            raise HoldfastError(f"this door to {self.store.display} was closed")
         return hold
 
     def release_local(self, hold: Hold) -> bool:
@@ -86,19 +90,30 @@ class Door:
 
     def disown(self, hold: Hold) -> None:
         """It no longer counts for re-entry."""
-        key = (hold.who, hold.grant.claim.name)
+        key = (id(hold.who()), hold.grant.claim.name)
         if self.mine.get(key) is hold:
-            del self.mine[key]
+            self.mine.pop(key, None)
+
+    def own(self, hold: Hold, me: Hashable) -> None:
+        """It counts for re-entry by this thread or task."""
+        hold.who = ref(me)
+        self.mine[id(me), hold.grant.claim.name] = hold
+
+    def held_by(self, me: Hashable, name: str) -> Hold | None:
+        """The newest hold of the name that this thread or task took."""
+        hold = self.mine.get((id(me), name))
+        return hold if hold is not None and hold.who() is me else None
 
     async def release(self, hold: Hold) -> bool | None:
         """Ends a hold; whether it was still ours, or ``None`` if the store did not tell."""
-        if not self.release_local(hold):
-            self.disown(hold)
-            return False
         claim = hold.grant.claim
+        heir: Turn | None = None
         sent = self.runtime.now()
-        heir = self.lines.standing(claim.name)
-        try:
+        try:  # from before it is let go: an interrupt anywhere in here is undone
+            if not self.release_local(hold):
+                self.disown(hold)
+                return False
+            heir = self.lines.standing(claim.name)
             if heir is None:
                 ours = await self.backend.release(hold.grant)
             else:
@@ -106,7 +121,12 @@ class Door:
                 await self._pass_on(heir, answer, sent)
         except HoldfastError as error:
             log.warning("releasing %r on %s failed: %s", claim.name, self.store.display, error)
+            if heir is not None:
+                self.backend.nudge(heir.claim)  # it may have been let in without being told
             await self.undo(claim)
+            if sent >= hold.ends:
+                hold.lose("its certain time is over")
+                return False
             return None
         except GeneratorExit:  # the loop is gone, and nothing can be awaited any more
             self.keep.undo(claim)
@@ -123,8 +143,13 @@ class Door:
         if isinstance(answer, Grant):
             heir.answer = answer, sent
             self.backend.nudge(heir.claim)
-        if heir.gone and heir.claim.owner not in self.keep.holds:
-            # It left while the exchange was under way, which lined it up or let it in anew.
+        if not heir.gone or heir.claim.owner in self.keep.holds:
+            return
+        # It left while the exchange was under way, which lined it up or let it in anew.
+        if heir.served:
+            # It had won by itself, and its own release may be on its way: that goes first.
+            self.keep.undo(heir.claim, after=SETTLED_SECONDS, landed=True)
+        else:
             await self.undo(heir.claim)
 
     async def undo(self, claim: Claim) -> None:
@@ -158,12 +183,23 @@ class Door:
         self.lines.clear()
         self.mine.clear()
         for hold in holds:
-            hold.callbacks, hold.on_doubt = None, None
+            hold.callbacks, hold.on_doubt = [], None
             hold.lose("this process is a fork of the one that holds it")
         self.backend.forget()
         self.keep.backend.forget()
         for hook in self.on_fork:
             hook()
+
+
+def _weakly(method: WeakMethod[Callable[[Claim], None]]) -> Callable[[Claim], None]:
+    """The keeper must not keep the door alive."""
+
+    def call(claim: Claim) -> None:
+        alive = method()
+        if alive is not None:
+            alive(claim)
+
+    return call
 
 
 def _tell_here(callback: Callable[[str], object], reason: str) -> None:

@@ -21,6 +21,7 @@ async def extend(door: Door, hold: Hold, ttl: float | None) -> None:
     if hold.state is not State.HELD or sent >= hold.ends:
         raise _gone(door, hold, hold.reason or "its certain time is over")
     new = grant._replace(claim=claim)
+    renewals = hold.renewals
     answer = await door.backend.renew([new], [], until=max(hold.ends, sent + 0.05))
     owner = claim.owner
     if owner in answer.lost:
@@ -31,7 +32,13 @@ async def extend(door: Door, hold: Hold, ttl: float | None) -> None:
     if hold.state is not State.HELD or door.runtime.now() >= hold.ends:
         raise _gone(door, hold, hold.reason or "the answer came after its certain time was over")
     hold.grant = new
-    hold.extended(sent if answer.since is None else min(sent, answer.since))
+    since = sent if answer.since is None else min(sent, answer.since)
+    if hold.renewing or hold.renewals != renewals:
+        # A renewal with the old ttl is, or was, under way, and may land last at the store.
+        hold.extended(since, min(grant.claim.ttl, claim.ttl))
+        hold.renew_at = door.runtime.now()
+    else:
+        hold.extended(since)
     door.keep.plan(hold.next_at())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 from weakref import ref
 
@@ -37,6 +38,10 @@ class Ask(NamedTuple):
     """Whether a timeout is worth a request to find out who holds it."""
 
 
+def _nobody() -> Hashable:
+    return None
+
+
 class State(enum.Enum):
     """Where a hold is in its life. Whether it is doubtful is for the clock to say."""
 
@@ -64,10 +69,14 @@ class Hold:
         "ends",
         "grant",
         "handles",
+        "longest_grace",
         "on_doubt",
+        "orphaned",
         "reason",
         "renew",
         "renew_at",
+        "renewals",
+        "renewing",
         "state",
         "tell",
         "who",
@@ -78,27 +87,34 @@ class Hold:
         self.renew = renew
         self.cap = cap
         """Until when it may be kept at all (``max_hold``)."""
+        self.longest_grace = NEVER if cap is None else (cap - since) / 3
         self.state = State.HELD
         self.handles: list[ref[Handle]] = []
-        self.who: Hashable = None
-        """The thread or task that took it."""
+        self.who: Callable[[], Hashable] = _nobody
+        """The thread or task that took it, weakly: it may end without ending the hold."""
+        self.orphaned: float | None = None
+        """When the keeper first saw it without a handle."""
         self.block = False
         """Whether only ``who`` can end it, by leaving its block."""
         self.reason = ""
         self.cause = ""
         """Why the last renewal failed, if it did."""
+        self.renewing = False
+        """Whether the keeper has a renewal under way; ``renewals`` counts them."""
+        self.renewals = 0
         self.doubted = False
         self.on_doubt: Callable[[str], None] | None = None
-        self.callbacks: list[Callable[[str], object]] | None = None
+        self.callbacks: list[Callable[[str], object]] = []
         self.tell: Callable[[Callable[[str], object], str], None] | None = None
         self.extended(since)
 
-    def extended(self, since: float) -> None:
+    def extended(self, since: float, ttl: float | None = None) -> None:
         """A grant or renewal whose certain time began then."""
-        ttl = self.grant.claim.ttl
+        if ttl is None:
+            ttl = self.grant.claim.ttl
         ends = since + certain_seconds(ttl)
         self.ends = ends if self.cap is None else min(ends, self.cap)
-        self.doubtful_at = self.ends - grace_seconds(ttl)
+        self.doubtful_at = self.ends - min(grace_seconds(ttl), self.longest_grace)
         self.renew_at = since + ttl / 3 if self.renew else NEVER
         self.cause = ""
         self.doubted = False
@@ -113,10 +129,13 @@ class Hold:
         self.state = State.LOST
         self.reason = reason
         self.doubt(reason)
-        callbacks, self.callbacks = self.callbacks, None
-        if callbacks and self.tell is not None:
-            for callback in callbacks:
-                self.tell(callback, reason)
+        self.tell_lost()
+
+    def tell_lost(self) -> None:
+        """Tells each who asked once, whoever of two threads comes first."""
+        while self.callbacks and self.tell is not None:
+            with suppress(IndexError):
+                self.tell(self.callbacks.pop(0), self.reason)
 
     def handled(self) -> bool:
         """Whether somebody still has a handle to end it with."""
@@ -129,6 +148,6 @@ class Hold:
     def doubt(self, reason: str) -> None:
         """Little certain time is left: the block, if it can be stopped, is stopped now."""
         self.doubted = True
-        if self.on_doubt is not None:
-            on_doubt, self.on_doubt = self.on_doubt, None
+        on_doubt, self.on_doubt = self.on_doubt, None
+        if on_doubt is not None:
             on_doubt(reason)

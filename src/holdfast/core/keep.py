@@ -8,11 +8,11 @@ destructor or an interrupt at any point leaves it whole.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 from weakref import ref
 
-from holdfast.claim import Claim
+from holdfast.claim import Claim, Grant
 from holdfast.core import log
 from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
 from holdfast.core.hold import Hold, State
@@ -23,10 +23,15 @@ __all__ = ["Keep"]
 
 LINGER_SECONDS = 5.0
 """How long an idle keeper stays planned, so that a busy loop of short holds never wakes it."""
+UNDO_RETRY_SECONDS = (1.0, 3.0)
+"""While the store can't be reached it is tried again so often, as long as it takes."""
 UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 """An unknown outcome is undone at once and again later: a request may land after its undoing."""
 
 
+GLANCE_SECONDS = 1.0
+"""How often it is looked whether connections that are holds are still there."""
+MISHAP_SECONDS = 0.5
 UNHANDLED_SECONDS = 0.1
 """How soon a hold that has no handle is looked at again."""
 
@@ -54,6 +59,8 @@ class Keep:
         self.registered = 0
         self.closing = False
         self.refreshed_at = 0.0
+        self._glances: Callable[[Sequence[Grant]], dict[str, str]] | None
+        self._glances = getattr(backend, "glance", None)
         self.signal = runtime.signal()
         self.start: Callable[[], None] = lambda: None
         """Makes sure that the loop runs. The world that drives it sets this."""
@@ -68,7 +75,7 @@ class Keep:
         """Keeps a hold from now on."""
         self.holds[hold.grant.claim.owner] = hold
         self.registered += 1
-        at = hold.renew_at if hold.renew else hold.doubtful_at
+        at = hold.next_at()
         if at < self.planned:
             self.plan(at)
 
@@ -108,18 +115,28 @@ class Keep:
 
     async def run(self) -> None:
         """The loop: ends only when the door is closed."""
-        while not self.closing:
-            self.signal.clear()
+        while True:
+            self.signal.clear()  # before the look at closing: a call in between is not lost
+            if self.closing:
+                return
             self.planned = float("inf")  # whoever registers from here on wakes us
-            at = await self.round()
+            at = await self._guarded_round()
             if at == float("inf") and self.registered:
                 self.registered = 0
                 at = self.runtime.now() + LINGER_SECONDS
             self.planned = min(self.planned, at)
             await self.runtime.wait(self.signal, None if at == float("inf") else at)
 
+    async def _guarded_round(self) -> float:
+        try:
+            return await self.round()
+        except Exception:  # noqa: BLE001 - without a keeper every hold of the door would be lost
+            log.exception("keeping what is held on %s failed; it goes on", self.display)
+            return self.runtime.now() + MISHAP_SECONDS
+
     async def round(self) -> float:
         """One look at everything; answers when the next is due."""
+        self._glance()
         self._watch_clocks()
         await self._renew_due()
         self._watch_clocks()
@@ -128,21 +145,37 @@ class Keep:
         await self._undo_due()
         return self._next_at()
 
+    def _glance(self) -> None:
+        """Where holds end with their connections, one that is gone is seen without asking."""
+        if self._glances is not None and self.holds:
+            grants = [hold.grant for hold in list(self.holds.values())]
+            for owner, reason in self._glances(grants).items():
+                hold = self.holds.get(owner)
+                if hold is not None:
+                    self.lose(hold, reason)
+
     def _watch_clocks(self) -> None:
         now = self.runtime.now()
         for hold in list(self.holds.values()):
             if now >= hold.ends:
                 self._run_out(hold, now)
-            elif hold.block and not self.alive(hold.who):
+            elif hold.block and not self.alive(hold.who()):
                 hold.block = False
                 log.warning("%r: its thread or task ended inside the block", self._named(hold))
                 self.dropped.append(hold)
             elif hold.handles and not hold.handled():
-                # An interrupt tore its release or its handle's destructor apart.
-                self.dropped.append(hold)
+                self._find_orphan(hold, now)
             elif not hold.doubted and now >= hold.doubtful_at:
                 left = f"{hold.ends - now:.1f} s are left"
                 hold.doubt(f"renewal is overdue and {left}{_because(hold.cause)}")
+
+    def _find_orphan(self, hold: Hold, now: float) -> None:
+        # An interrupt tore its release or its handle's destructor apart; or somebody releases it
+        # in this very moment, and is done by the next look.
+        if hold.orphaned is None:
+            hold.orphaned = now
+        elif now >= hold.orphaned + UNHANDLED_SECONDS:
+            self.dropped.append(hold)
 
     def _run_out(self, hold: Hold, now: float) -> None:
         if hold.cap is not None and now >= hold.cap:
@@ -167,7 +200,7 @@ class Keep:
         now = self.runtime.now()
         holds = list(self.holds.values())
         refresh = bool(self.waits) and now >= self.refreshed_at + REFRESH_SECONDS
-        if not refresh and not any(hold.renew_at <= now for hold in holds):
+        if not refresh and not self._renewal_due():
             return
         # What is due soon goes along: holds of one door end up in one batch per interval.
         # One that never got a handle is not renewed: its acquire was torn apart, or is not done.
@@ -176,6 +209,10 @@ class Keep:
         waits = self._waiting()
         if due or waits:
             await self._renew(due, waits)
+
+    def _renewal_due(self) -> bool:
+        now = self.runtime.now()
+        return any(hold.renew_at <= now for hold in list(self.holds.values()))
 
     def _waiting(self) -> list[Waiting]:
         """Who stands in the store's line; who is gone without a word is undone."""
@@ -192,6 +229,9 @@ class Keep:
         sent = self.runtime.now()
         self.refreshed_at = sent
         grants = [hold.grant for hold in due]
+        for hold in due:
+            hold.renewing = True
+            hold.renewals += 1
         try:
             answer = await self.backend.renew(grants, waits, until=self._patience(sent))
         except HoldfastError as error:
@@ -199,7 +239,7 @@ class Keep:
         except Exception as error:  # noqa: BLE001 - the keeper goes on, whatever a store does
             log.exception("renewing on %s failed unexpectedly", self.display)
             answer = Renewal(unknown={grant.claim.owner: repr(error) for grant in grants})
-        self._learn(due, answer, sent)
+        self._learn(due, grants, answer, sent)
         for waiting in waits:
             if waiting.claim.owner in answer.forgotten:
                 self.nudge(waiting.claim)
@@ -209,16 +249,19 @@ class Keep:
         events = (h.ends if h.doubted else h.doubtful_at for h in list(self.holds.values()))
         return max(min(events, default=float("inf")), now + 0.05)
 
-    def _learn(self, due: list[Hold], answer: Renewal, sent: float) -> None:
+    def _learn(self, due: list[Hold], grants: list[Grant], answer: Renewal, sent: float) -> None:
         now = self.runtime.now()
         since = sent if answer.since is None else min(sent, answer.since)
-        for hold in due:
-            claim = hold.grant.claim
+        for hold, grant in zip(due, grants, strict=True):
+            hold.renewing = False
+            claim = grant.claim
             if claim.owner in answer.lost:
                 self.lose(hold, answer.lost[claim.owner])
             elif claim.owner in answer.unknown:
                 hold.cause = answer.unknown[claim.owner]
                 hold.renew_at = now + self.runtime.between(0.05, 0.15) * min(claim.ttl, 10.0)
+            elif hold.grant is not grant:  # extended meanwhile: with that ttl, once more
+                hold.renew_at = now
             elif now < hold.ends and hold.state is State.HELD:
                 hold.extended(since)
 
@@ -232,23 +275,36 @@ class Keep:
         for owner, undo in list(self.undoing.items()):
             if undo.at > now:
                 continue
-            try:
-                await self.backend.abandon(undo.claim)
-                landed = undo.landed
-            except HoldfastError as error:
-                log.debug("undoing %r on %s: %s", undo.claim.name, self.display, error)
-                landed = False
-            times = undo.times + 1
-            if landed or times == len(UNDO_TIMES_SECONDS):
-                self.undoing.pop(owner, None)
-            else:
-                self.undoing[owner] = undo._replace(at=now + UNDO_TIMES_SECONDS[times], times=times)
+            await self._undo_one(owner, undo)
+            self._watch_clocks()
+            if self._renewal_due():  # a store that is slow must not keep us from that
+                return
+
+    async def _undo_one(self, owner: str, undo: Undo) -> None:
+        try:
+            await self.backend.abandon(undo.claim)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+            log.debug("undoing %r on %s: %s", undo.claim.name, self.display, error)
+            again = self.runtime.now() + self.runtime.between(*UNDO_RETRY_SECONDS)
+            if self.undoing.get(owner) is undo:
+                self.undoing[owner] = undo._replace(at=again)
+            return
+        times = undo.times + 1
+        if self.undoing.get(owner) is not undo:
+            return
+        if undo.landed or times == len(UNDO_TIMES_SECONDS):
+            del self.undoing[owner]
+        else:
+            at = self.runtime.now() + UNDO_TIMES_SECONDS[times]
+            self.undoing[owner] = undo._replace(at=at, times=times)
 
     def _next_at(self) -> float:
         times = [self._look_at(hold) for hold in list(self.holds.values())]
         times += [undo.at for undo in list(self.undoing.values())]
         if self.waits:
             times.append(self.refreshed_at + REFRESH_SECONDS)
+        if self.holds and self._glances is not None:
+            times.append(self.runtime.now() + GLANCE_SECONDS)
         return min(times, default=float("inf"))
 
     def _look_at(self, hold: Hold) -> float:
@@ -263,7 +319,7 @@ class Keep:
         """The end of the door: releases all that is still held, or waits, or is to be undone."""
         for hold in list(self.holds.values()):
             if self.remove(hold):
-                hold.state = State.RELEASED
+                hold.lose("its door was closed")
                 self.undoing[hold.grant.claim.owner] = Undo(hold.grant.claim, 0.0, 0, landed=True)
         claims = {owner: undo.claim for owner, undo in self.undoing.items()}
         claims |= {owner: claim for owner, (claim, _) in list(self.waits.items())}
@@ -271,7 +327,7 @@ class Keep:
         for claim in claims.values():
             try:
                 await self.backend.abandon(claim)
-            except HoldfastError as error:
+            except Exception as error:  # noqa: BLE001 - the others are to be released too
                 log.warning("could not release %r on %s: %s", claim.name, self.display, error)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
-from itertools import islice
 from weakref import ref
 
 from holdfast.claim import Claim, Grant
@@ -17,14 +16,21 @@ from holdfast.core.contract import Runtime, Signal, Waiting
 
 __all__ = ["Lines", "Turn"]
 
-LOOK_AHEAD = 64
-"""How many who are gone one look removes; the next look goes on."""
-
 
 class Turn:
     """One acquire that waits or is about to ask."""
 
-    __slots__ = ("__weakref__", "answer", "claim", "gone", "key", "line", "signal", "standing")
+    __slots__ = (
+        "__weakref__",
+        "answer",
+        "claim",
+        "gone",
+        "key",
+        "line",
+        "served",
+        "signal",
+        "standing",
+    )
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -36,6 +42,8 @@ class Turn:
         self.answer: tuple[Grant, float] | None = None
         """A grant that another thread's exchange brought, and when that was sent."""
         self.gone = False
+        self.served = False
+        """Whether it left with a hold."""
 
     @property
     def first(self) -> bool:
@@ -51,7 +59,11 @@ Line = OrderedDict[ref[Turn], None]
 
 
 def _first(line: Line) -> Turn | None:
-    for key in list(islice(line, LOOK_AHEAD)):
+    while line:
+        try:
+            key = next(iter(line))
+        except (RuntimeError, StopIteration):
+            continue  # another thread joined or left between the two steps of this look
         turn = key()
         if turn is not None and not turn.gone:
             return turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from holdfast.claim import Claim, Mode
 from holdfast.core.acquire import acquire, attempt_once
@@ -30,6 +30,7 @@ class LockBase(Decorating, Entered[L]):
     """What both doors' locks share: everything but the words ``with`` and ``await``."""
 
     __slots__ = (
+        "__weakref__",
         "_ask",
         "_bare",
         "_limit",
@@ -62,7 +63,7 @@ class LockBase(Decorating, Entered[L]):
         door, terms = self._door, self._terms
         door.enter()
         me = door.runtime.me()
-        outer = door.mine.get((me, self.name)) if door.mine else None
+        outer = door.held_by(me, self.name) if door.mine else None
         if outer is not None and self._mode is not Mode.SLOTS:
             again = self._again(outer, timeout, explain)
             if again is not None:
@@ -74,14 +75,13 @@ class LockBase(Decorating, Entered[L]):
             self._limit,
             terms.ttl,
             os.urandom(16).hex(),
-            door.label(me, terms.note),
+            door.label(terms.note),
         )
         ask = self._ask
         if not explain or timeout != ask.timeout:
             ask = Ask(timeout, terms.renew, terms.max_hold, explain)
         hold = await (attempt_once if timeout == 0 else acquire)(door, claim, ask)
-        hold.who = me
-        door.mine[me, self.name] = hold
+        door.own(hold, me)
         hold.block = block  # kept alive from here on only while this thread or task lives
         try:
             return self._lease(door, hold, terms.note)
@@ -125,8 +125,14 @@ class LockBase(Decorating, Entered[L]):
             self._bare = WeakKeyDictionary()
         stack = self._bare.setdefault(self._door.runtime.me(), [])
         stack.append(lease)
-        lease._stack = stack
+        lease._taken_through = ref(self)
         return lease
+
+    def _forget(self, lease: LeaseBase) -> None:
+        """A lease that came from ``acquire`` has been given up."""
+        for stack in list((self._bare or {}).values()):
+            if lease in stack:
+                stack.remove(lease)
 
     async def _release(self) -> None:
         """Ends the newest lease that this thread or task took through this object."""

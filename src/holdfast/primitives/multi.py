@@ -88,9 +88,7 @@ class MultiLock(MultiLockBase[MultiLease]):
 
     def _leave(self, lease: MultiLease | None, error: BaseException | None) -> None:
         multi = self._closing(lease)
-        lost = multi.lost
-        multi.release()
-        if error is None and lost:
+        if not run_now(multi._release_block()) and error is None:
             raise multi._lost_error()
 
     if TYPE_CHECKING:

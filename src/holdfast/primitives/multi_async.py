@@ -41,11 +41,10 @@ class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
         if isinstance(error, GeneratorExit):
             multi._drop()  # its loop is gone: nothing can be awaited here any more
             return
-        lost = multi.lost
         scopes = [lease._scope for lease in multi.leases.values() if lease._scope is not None]
         closed = [scope.close(error) for scope in scopes]
-        await multi.release()
-        if True in closed or (error is None and lost):
+        ours = await multi._release_block()
+        if True in closed or (error is None and not ours):
             raise multi._lost_error() from error
 
     if TYPE_CHECKING:

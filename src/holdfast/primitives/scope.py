@@ -12,7 +12,7 @@ __all__ = ["BlockScope"]
 class BlockScope:
     """Counts cancellations as ``asyncio.timeout`` does, so that others' are never swallowed."""
 
-    __slots__ = ("_cancelling", "_closed", "_fired", "_loop", "_task", "reason")
+    __slots__ = ("_cancelling", "_closed", "_fired", "_hold", "_loop", "_task", "reason")
 
     def __init__(self, hold: Hold) -> None:
         task: asyncio.Task[object] = asyncio.current_task()  # type: ignore[assignment]
@@ -23,6 +23,7 @@ class BlockScope:
         self.reason = ""
         """Why the block was stopped."""
         self._closed = False
+        self._hold = hold
         if hold.on_doubt is None:  # a re-entered block is stopped by the outer one
             hold.on_doubt = self._stop
         if hold.doubted:
@@ -42,6 +43,8 @@ class BlockScope:
     def close(self, error: BaseException | None) -> bool:
         """Whether the block ends because of us, and of nobody else who cancelled it."""
         self._closed = True
+        if self._hold.on_doubt == self._stop:
+            self._hold.on_doubt = None
         if not self._fired:
             return False
         ours_alone = self._task.uncancel() <= self._cancelling

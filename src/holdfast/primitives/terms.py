@@ -86,7 +86,10 @@ def check_note(note: str | None) -> str:
         return ""
     if not isinstance(note, str):
         raise TypeError(f"note is text, not {type(note).__name__}")
-    size = len(note.encode(errors="surrogatepass"))
+    try:
+        size = len(note.encode())
+    except UnicodeEncodeError:
+        raise ValueError("note can't contain lone surrogates") from None
     if size > LONGEST_NOTE_BYTES:
         raise ValueError(f"note has at most {LONGEST_NOTE_BYTES} bytes, this one has {size}")
     return note

@@ -37,8 +37,9 @@ class BlockingSignal:
 
     def clear(self) -> None:
         self._set = False  # first: a call in between is kept
-        while not self._queue.empty():
-            self._queue.get()
+        with suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
 
     def wait(self, seconds: float) -> bool:
         """Whether it was set within so many seconds."""

@@ -23,14 +23,23 @@ class KeeperThread:
         self.keep = Keep(runtime, store.backend(runtime), store.display)
         self.keep.start = self.start
         self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()
 
     def start(self) -> None:
         """Makes sure that the thread runs; cheap when it does."""
-        if self._thread is None and not self.keep.closing:
+        if self._thread is not None or self.keep.closing:
+            return
+        with self._starting:
+            if self._thread is not None:
+                return
             thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: the next hold tries again
+                self.keep.planned = float("inf")
+                raise
             self._thread = thread
             lifetime.at_exit(self)
-            thread.start()
 
     def _run(self) -> None:
         run_now(self.keep.run())
@@ -55,5 +64,6 @@ class KeeperThread:
     def forked(self) -> None:
         """In a forked child: the thread is the parent's; the next hold starts another."""
         self._thread = None
+        self._starting = threading.RLock()
         self.keep.signal = self.keep.runtime.signal()
         self.keep.planned = float("inf")
