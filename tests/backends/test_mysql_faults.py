@@ -1,0 +1,279 @@
+"""Lease rows on MySQL when things go wrong: kills, restarts, forks, limits, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pymysql
+import pytest
+
+import holdfast
+from backends.mysql_bench import (
+    Admin,
+    account,
+    backend_of,
+    claim,
+    open_admin,
+    rows,
+    sessions,
+    taken,
+    wait_for,
+)
+from holdfast.claim import Busy, Grant
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
+from servers.mysql import MySQLServer
+from servers.registry import Servers
+
+
+@pytest.fixture
+def server(servers: Servers) -> MySQLServer:
+    return servers.of(MySQLServer)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def admin(server: MySQLServer) -> Iterator[Admin]:
+    with open_admin(server) as connection:
+        yield connection
+
+
+def test_many_waiters_share_a_few_connections(
+    server: MySQLServer, admin: Admin, namespace: str
+) -> None:
+    """200 threads on 20 names wait over at most six connections, and all are served."""
+    url = account(server, admin)
+    locks = holdfast.connect(url, namespace=namespace)
+    served: list[int] = []
+
+    def work(number: int) -> None:
+        lease = locks.lock(f"name {number % 20}").acquire(timeout=60)
+        assert lease is not None
+        served.append(lease.token)
+        lease.release()
+
+    holds = [locks.lock(f"name {number}").acquire() for number in range(20)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
+    for thread in threads:
+        thread.start()
+    crowded = "SELECT COUNT(*) FROM holdfast_lock WHERE namespace = %s AND crowd <> ''"
+    wait_for(lambda: rows(admin, crowded, namespace) == [(20,)])
+    most = len(sessions(admin, url))
+    for hold in holds:
+        assert hold is not None
+        hold.release()
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, len(sessions(admin, url)))
+        threading.Event().wait(0.01)
+    locks.close()
+    assert len(served) == 200
+    assert most <= 6
+
+
+def test_a_bell_that_is_killed_is_replaced(
+    server: MySQLServer, admin: Admin, namespace: str
+) -> None:
+    """KILL on everything of a waiter's: it is still called by the release."""
+    holder = holdfast.connect(server.url, namespace=namespace)
+    url = account(server, admin)
+    waiter = holdfast.connect(url, namespace=namespace)
+    lease = holder.lock("name").acquire()
+    assert lease is not None
+    tokens: list[int] = []
+
+    def wait() -> None:
+        with waiter.lock("name", timeout=60) as got:
+            tokens.append(got.token)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    for _ in range(2):
+        wait_for(lambda: sessions(admin, url, "DO IF%"))
+        for number in sessions(admin, url):
+            with suppress(pymysql.MySQLError):
+                rows(admin, f"KILL {number}")
+    wait_for(lambda: sessions(admin, url, "DO IF%"))
+    lease.release()
+    thread.join(60)
+    assert tokens[0] > lease.token
+    holder.close()
+    waiter.close()
+
+
+def test_killed_connections_lose_no_lease(
+    server: MySQLServer, admin: Admin, namespace: str
+) -> None:
+    """KILL on a holder's connections: rows do not end with connections."""
+    url = account(server, admin)
+    locks = holdfast.connect(url, namespace=namespace)
+    lease = locks.lock("name", ttl=30).acquire()
+    assert lease is not None
+    killed = sessions(admin, url)
+    for number in killed:
+        rows(admin, f"KILL {number}")
+    assert killed
+    lease.extend()
+    assert lease.held
+    assert lease.release() is True
+    locks.close()
+
+
+def test_a_waiter_whose_session_is_gone_is_skipped_at_once(
+    server: MySQLServer, admin: Admin, namespace: str
+) -> None:
+    """The server knows who still listens: nobody waits for the grace of the dead."""
+    first, holder = backend_of(server.url, namespace), backend_of(server.url, namespace)
+    third = backend_of(server.url, namespace)
+    grant = taken(holder, claim())
+    for backend, asked in ((first, claim()), (third, claim())):
+        for _ in range(2):  # the second attempt tells of the bell that the first wait hung
+            busy = run_now(backend.attempt(asked, join=True))
+            assert isinstance(busy, Busy)
+            run_now(backend.wait(asked, busy, 0.0))
+    run_now(first.close())
+    bell = first.listening.bell  # type: ignore[attr-defined]
+    wait_for(lambda: rows(admin, f"SELECT IS_USED_LOCK('hf:bell:{bell}')") == [(None,)])
+    assert run_now(holder.release(grant))
+    assert len(run_now(holder.look("name")).waiters) == 1
+    assert isinstance(taken(third, asked), Grant)
+    for backend in (holder, third):
+        run_now(backend.close())
+
+
+def test_tokens_grow_across_crashes_of_the_server(servers: Servers, namespace: str) -> None:
+    """kill -9 right after a grant, twenty times: every token is above the one before."""
+    server = servers.of(MySQLServer, arguments=("--innodb-log-file-size=16M",))
+    tokens: list[int] = []
+    for _ in range(20):
+        with holdfast.connect(server.url, namespace=namespace, patience=30) as locks:
+            lease = locks.lock("name", ttl=0.2, renew=False).acquire(timeout=60)
+            assert lease is not None
+            tokens.append(lease.token)
+            server.kill()
+            lease.release()
+        server.start()
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_hold_outlives_a_restart(servers: Servers, namespace: str) -> None:
+    """The row is still there, and so is the one who waits for it."""
+    server = servers.of(MySQLServer, arguments=("--innodb-log-file-size=16M",))
+    holder = holdfast.connect(server.url, namespace=namespace)
+    waiter = holdfast.connect(server.url, namespace=namespace)
+    lease = holder.lock("name", ttl=60).acquire()
+    assert lease is not None
+    tokens: list[int] = []
+
+    def wait() -> None:
+        with waiter.lock("name", timeout=60) as got:
+            tokens.append(got.token)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_for(lambda: holder.inspect("name").waiters)
+    server.kill()
+    server.start()
+    wait_for(lambda: holder.inspect("name").holders)
+    assert lease.held
+    assert lease.release() is True
+    thread.join(60)
+    assert tokens[0] > lease.token
+    holder.close()
+    waiter.close()
+
+
+def test_a_child_uses_connections_of_its_own(server: MySQLServer, namespace: str) -> None:
+    """After a fork the parent's hold stays, and the child waits like anybody else."""
+    with holdfast.connect(server.url, namespace=namespace) as locks, locks.lock("name") as lease:
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                alone = locks.lock("name").acquire(timeout=0) is None
+                with locks.lock("other", timeout=5):
+                    os._exit(0 if alone else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        lease.extend()
+        assert lease.held
+
+
+def test_a_full_server_is_told(servers: Servers, namespace: str) -> None:
+    """No connection left: an error that says so, and a lock as soon as there is one."""
+    server = servers.of(
+        MySQLServer, arguments=("--max-connections=10", "--extra-max-connections=1")
+    )
+    with open_admin(server) as admin:
+        url = account(server, admin)
+    with holdfast.connect(url, namespace=namespace) as first, first.lock("warm"):
+        pass
+    full: list[Admin] = []
+    with suppress(pymysql.MySQLError):
+        while len(full) < 20:
+            full.append(open_admin(server))
+    locks = holdfast.connect(url, namespace=namespace, patience=0.2)
+    with pytest.raises(BackendUnavailable, match="Too many connections"):
+        locks.lock("name").acquire()
+    for connection in full:
+        connection.close()
+    with locks.lock("name", timeout=20) as lease:
+        assert lease.held
+    locks.close()
+
+
+def test_a_read_only_server_is_told(servers: Servers, namespace: str) -> None:
+    """Locks need the primary, also for an account that may write anywhere."""
+    server = servers.of(MySQLServer, arguments=("--read-only=1",))
+    locks = holdfast.connect(server.url, namespace=namespace, patience=0.2)
+    with pytest.raises(BackendUnavailable, match="read-only replica"):
+        locks.lock("name").acquire()
+    locks.close()
+
+
+def test_a_server_that_becomes_read_only_is_told(
+    servers: Servers, admin: Admin, namespace: str
+) -> None:
+    """A failover under an open connection: the write is refused, and told."""
+    server = servers.of(MySQLServer, arguments=("--innodb-log-file-size=24M",))
+    with open_admin(server) as ours:
+        url = account(server, ours)
+        locks = holdfast.connect(url, namespace=namespace, patience=0.2)
+        with locks.lock("name"):
+            pass
+        rows(ours, "SET GLOBAL read_only = 1")
+        with pytest.raises(BackendUnavailable, match="read-only"):
+            locks.lock("name").acquire()
+        rows(ours, "SET GLOBAL read_only = 0")
+        with locks.lock("name", timeout=10) as lease:
+            assert lease.held
+    locks.close()
+
+
+def test_a_cancelled_request_leaves_its_wire_usable(server: MySQLServer, namespace: str) -> None:
+    """Acquires that are cancelled at any moment leave no hold, no entry, no broken connection."""
+
+    async def body() -> None:
+        async with holdfast.connect_async(server.url, namespace=namespace) as locks:
+            for step in range(60):
+                task = asyncio.create_task(locks.lock("name", timeout=5).acquire())
+                await asyncio.sleep(step * 0.0002)
+                task.cancel()
+                lease = None
+                with suppress(asyncio.CancelledError):
+                    lease = await task
+                if lease is not None:
+                    await lease.release()
+            async with locks.lock("name", timeout=10) as lease:
+                standing = await locks.inspect("name")
+                assert [holder.token for holder in standing.holders] == [lease.token]
+                assert standing.waiters == ()
+
+    asyncio.run(body())
