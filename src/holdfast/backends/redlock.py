@@ -32,7 +32,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode, Record
 from holdfast.core.contract import Guarantee, Runtime, Settings
 from holdfast.errors import Unsupported
 from holdfast.url import Url
-from holdfast.wires.redis import bulk
+from holdfast.wires.redis import bulk, pack
 from holdfast.wires.redlock import Fleet, Request, Round
 from holdfast.wires.redlock_aio import AsyncFan
 from holdfast.wires.redlock_aio_bell import AsyncNameWakeups
@@ -278,6 +278,15 @@ class RedlockBackend(Keeping, Looking):
         if asked.answered() < self._quorum:
             raise self._fleet.unavailable(asked.answers)
         check_round(asked.answers, self.display)
+        if count(asked.answers):
+            await self._tell(channel, asked.answers)
+
+    async def _tell(self, channel: str, answers: list[Any]) -> None:
+        """Nodes that had no vote in a hold that ended tell those who listen there, too."""
+        silent = [index for index, answer in enumerate(answers) if answer != [1]]
+        if silent:
+            told = pack("PUBLISH", channel, len(self._fleet.nodes))
+            await self._fan.post(Request([told], lambda at: told, wait_for_all, silent))
 
     def _half(self, answers: list[Any]) -> bool:
         return sum(type(answer) is list for answer in answers) >= self._quorum
