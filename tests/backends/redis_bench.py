@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -53,7 +52,7 @@ def over(
 
 def client_peer(bench: Bench, client: Any, scheme: str = "redis") -> Peer:
     """A peer that takes its settings from a user's own client."""
-    settings = dataclasses.replace(Settings(namespace=bench.namespace), client=client)
+    settings = Settings(namespace=bench.namespace, client=client)
     peer = Peer(open_store(f"{scheme}://", settings), bench.flavour, bench.workers)
     bench._peers.append(peer)
     return peer

@@ -12,6 +12,7 @@ import holdfast
 from holdfast.errors import Unsupported
 from servers.missing import ServerMissing
 from servers.mysql import MySQLServer
+from servers.ports import free_port
 from servers.registry import Servers
 
 LIBRARY = Path("/usr/lib/galera/libgalera_smm.so")
@@ -26,7 +27,12 @@ class GaleraServer(MySQLServer):
         super().__init__()
         self.arguments += ["--wsrep-on=ON", f"--wsrep-provider={LIBRARY}", "--binlog-format=ROW"]
         self.arguments += ["--wsrep-cluster-address=gcomm://", "--innodb-autoinc-lock-mode=2"]
-        self.arguments += [f"--wsrep-node-address={self.host}"]
+        group, transfer = free_port(), free_port()
+        self.arguments += [
+            f"--wsrep-node-address={self.host}:{group}",
+            f"--wsrep-provider-options=gmcast.listen_addr=tcp://{self.host}:{group};"
+            f"ist.recv_addr={self.host}:{transfer}",
+        ]
 
 
 @pytest.fixture
