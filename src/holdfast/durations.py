@@ -39,8 +39,9 @@ def timeout_seconds(value: Duration | None) -> float | None:
 
 
 def _number(value: Duration, word: str) -> float:
-    if hasattr(value, "total_seconds"):
-        return float(value.total_seconds())
+    total = getattr(value, "total_seconds", None)
+    if total is not None:
+        return float(total())
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{word} is seconds or a timedelta, not {type(value).__name__}")
     return float(value)

@@ -30,8 +30,8 @@ class GaleraServer(MySQLServer):
         group, transfer = free_port(), free_port()
         self.arguments += [
             f"--wsrep-node-address={self.host}:{group}",
-            f"--wsrep-provider-options=gmcast.listen_addr=tcp://{self.host}:{group};"
-            f"ist.recv_addr={self.host}:{transfer}",
+            f"--wsrep-provider-options=gmcast.listen_addr=tcp://{self.host}:{group}"
+            + f";ist.recv_addr={self.host}:{transfer}",
         ]
 
 

@@ -12,10 +12,12 @@ import holdfast
 
 def test_a_living_task_keeps_its_block(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
-        async with holdfast.connect_async("memory://tasks") as locks:
-            async with locks.lock("a", ttl=0.3) as lease:
-                await asyncio.sleep(0.5)  # several rounds of the keeper
-                lease.check()
+        async with (
+            holdfast.connect_async("memory://tasks") as locks,
+            locks.lock("a", ttl=0.3) as lease,
+        ):
+            await asyncio.sleep(0.5)  # several rounds of the keeper
+            lease.check()
 
     with caplog.at_level(logging.WARNING, "holdfast"):
         asyncio.run(body())

@@ -23,7 +23,17 @@ ALLOWED: dict[str, set[str]] = {
     "wires": {"core", "claim", "errors", "runtimes", "url"},
     "backends": {"core", "claim", "errors", "runtimes", "wires", "url", "sql"},
     "primitives": {"core", "claim", "errors", "durations", "lease", "multilease"},
-    "cli": {"claim", "core", "durations", "errors", "fencing", "lease", "locks", "primitives", "url"},
+    "cli": {
+        "claim",
+        "core",
+        "durations",
+        "errors",
+        "fencing",
+        "lease",
+        "locks",
+        "primitives",
+        "url",
+    },
 }
 
 # A backend stays among its own files; these serve several.

@@ -114,10 +114,10 @@ class AdvisoryBackend(SharedBackend):
         asked = [self.namespace, claim.name.encode(), self._key(claim)]
         if claim.mode is Mode.SLOTS:
             asked += [b"%d" % claim.weight, b"%d" % claim.limit]
-            statement, rest = self.statements.take_slots, (self.channel, ring(claim.owner))
+            statement, rest = self.statements.take_slots, [self.channel, ring(claim.owner)]
         else:
             asked += [claim.mode.encode()]
-            statement, rest = self.statements.take, ()
+            statement, rest = self.statements.take, []
         asked += [b"%.6f" % claim.ttl, claim.label.encode(), *flags, *rest]
         try:
             reply = first_value(await self._ask(session, statement, asked))

@@ -25,12 +25,16 @@ class KeeperThread:
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
 
+    def running(self) -> bool:
+        """Whether the thread was started, and has not been forked away."""
+        return self._thread is not None
+
     def start(self) -> None:
         """Makes sure that the thread runs; cheap when it does."""
-        if self._thread is not None or self.keep.closing:
+        if self.running() or self.keep.closing:
             return
         with self._starting:
-            if self._thread is not None:
+            if self.running():  # another thread was faster
                 return
             thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
             try:

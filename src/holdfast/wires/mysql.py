@@ -242,7 +242,7 @@ def _connect(address: Address, host: str, port: int | None, until: float) -> Con
     left = until - now()
     if left <= 0:
         raise BackendUnavailable(f"{address.display} did not answer the login in time")
-    given = {"host": host, "port": port or 3306} if host else {}
+    given: dict[str, Any] = {"host": host, "port": port or 3306} if host else {}
     try:
         client = pymysql.connect(
             **given,
