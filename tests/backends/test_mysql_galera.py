@@ -28,11 +28,10 @@ class GaleraServer(MySQLServer):
         self.arguments += ["--wsrep-on=ON", f"--wsrep-provider={LIBRARY}", "--binlog-format=ROW"]
         self.arguments += ["--wsrep-cluster-address=gcomm://", "--innodb-autoinc-lock-mode=2"]
         group, transfer = free_port(), free_port()
-        self.arguments += [
-            f"--wsrep-node-address={self.host}:{group}",
-            f"--wsrep-provider-options=gmcast.listen_addr=tcp://{self.host}:{group}"
-            + f";ist.recv_addr={self.host}:{transfer}",
-        ]
+        channel = f"gmcast.listen_addr=tcp://{self.host}:{group}"
+        options = f"{channel};ist.recv_addr={self.host}:{transfer}"
+        self.arguments += [f"--wsrep-node-address={self.host}:{group}"]
+        self.arguments += [f"--wsrep-provider-options={options}"]
 
 
 @pytest.fixture

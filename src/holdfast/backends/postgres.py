@@ -51,7 +51,7 @@ class _Common:
             listen.refuse_unknown(*LIBPQ_OPTIONS)
             self._listen_address = address_of(listen, settings)
 
-    def _dial(self) -> Connection:
+    def _dial(self, by: float | None = None) -> Connection:
         raise NotImplementedError
 
     def _dial_listener(self) -> Connection:
@@ -75,8 +75,8 @@ class LeaseStore(_Common):
         super().__init__(url, settings)
         self._statements = LeaseStatements(self._dialler.schema)
 
-    def _dial(self) -> Connection:
-        return self._dialler.enter(self._statements.prepared)
+    def _dial(self, by: float | None = None) -> Connection:
+        return self._dialler.enter(self._statements.prepared, by)
 
     def backend(self, runtime: Runtime) -> LeaseBackend:
         return LeaseBackend(
@@ -101,8 +101,8 @@ class AdvisoryStore(_Common):
         self._statements = AdvisoryStatements(self._dialler.schema)
         self._sessions = Sessions(settings.connections)
 
-    def _dial(self) -> Connection:
-        return self._dialler.enter(())
+    def _dial(self, by: float | None = None) -> Connection:
+        return self._dialler.enter((), by)
 
     def _dial_session(self) -> Connection:
         return self._dialler.enter_session(self._statements.prepared)

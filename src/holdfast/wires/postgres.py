@@ -221,7 +221,7 @@ class Connection:
         _forgotten.append(self)
 
 
-Dial = Callable[[], Connection]
+Dial = Callable[..., Connection]
 """Opens, checks and prepares a connection, by blocking calls."""
 
 

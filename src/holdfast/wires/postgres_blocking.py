@@ -73,7 +73,7 @@ class BlockingWire:
             finally:
                 self._starved -= 1
         try:
-            connection = self._dial()
+            connection = self._dial(until)
             connection.home = self._home
             self._all.add(connection)
             return connection
