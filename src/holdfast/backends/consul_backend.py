@@ -56,7 +56,9 @@ class ConsulBackend:
 
     # Taking and giving back.
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         if claim.weight > MOST_PERMITS:
             raise Unsupported(
                 f"{claim.weight} permits of {claim.name!r}: one transaction of "

@@ -56,7 +56,9 @@ class EtcdBackend:
 
     # Taking and giving back.
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         for _ in range(TRIES):
             session = await self.leases.session(claim.ttl)
             try:

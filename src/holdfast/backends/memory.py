@@ -141,7 +141,9 @@ class MemoryBackend:
         self.ledger.tidy(name, now)
         return name, now
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         with self.ledger.mutex:
             return self._attempt(claim, join)
 

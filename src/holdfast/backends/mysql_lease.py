@@ -59,7 +59,9 @@ class LeaseBackend:
         self._until_purge = PURGE_EVERY
         self._purged_to = b""
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         self._until_purge -= 1
         if claim.mode is Mode.EXCLUSIVE and claim.name not in self._crowded:
             (taken,) = await self._ask(self.statements.take(claim), claim.owner)

@@ -65,7 +65,9 @@ class AdvisoryBackend(SharedBackend):
         self._noted: dict[int, int] = {}
         self._closed = False
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         # A waiter and whoever exchanges with it may ask at the same time: one of them does.
         asking, mark = self.sessions.asking, object()
         if asking.setdefault(claim.owner, mark) is not mark:

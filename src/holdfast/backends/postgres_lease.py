@@ -67,7 +67,9 @@ class LeaseBackend(SharedBackend):
         self._standing: dict[str, bool] = {}
         """Who stands in line: a hint, so that the server need not try the usual way first."""
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         parameters = (*self._asked(claim), b"t" if join else b"f")
         stands = self._standing.pop(claim.owner, False)
         statement = self.statements.attempt_again if stands else self.statements.attempt

@@ -81,7 +81,9 @@ class RedisBackend:
         self._shapes[mode, weight, limit, ttl, join, heard] = shape
         return shape
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         script = self._scripts.acquire
         start, key = self._keys.start(script, claim.name)
         heard: int = self._wakeups.hearing

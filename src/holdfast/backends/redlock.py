@@ -94,7 +94,9 @@ class RedlockBackend(Keeping, Looking):
 
     # ---- taking
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         if join and self._courtesy and self._gives_way(claim.name):
             return Busy(0, self.runtime.between(0.001, 0.01))
         mark = object()

@@ -92,7 +92,9 @@ class SqliteBackend:
             self._own_wakes = Wakes(self._store.place, self._runtime)
         return self._own_wakes
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         name = self._space + claim.name
         if not self._high:
             await self._wire.run(_look_in)  # the marks must be known, the folder must be there

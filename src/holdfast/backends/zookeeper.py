@@ -58,7 +58,9 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
 
     # Taking
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         entry = self.attend(claim)
         try:
             session = await self.ready(entry.key)

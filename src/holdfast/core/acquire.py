@@ -16,6 +16,7 @@ LONG_WAIT_SECONDS = 10.0
 RECHECK_SECONDS = (5.0, 8.0)
 """A lost wake-up costs at most so much."""
 LOCAL_RECHECK_SECONDS = (20.0, 40.0)
+LEAST_REQUEST_SECONDS = 0.5
 
 
 async def attempt_once(door: Door, claim: Claim, ask: Ask) -> Hold:
@@ -48,7 +49,7 @@ async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
             return await _stand(door, turn, until, ask, None)
         # The usual way, without a step more than it needs: nobody waits and it is free.
         try:
-            answer = await door.backend.attempt(claim, join=True)
+            answer = await door.backend.attempt(claim, join=True, until=_answer_by(sent, until))
         except BackendUnavailable:  # perhaps a connection that went stale: _stand has patience
             return await _stand(door, turn, until, ask, None)
         hold = door.take(answer, sent, ask) if isinstance(answer, Grant) else None
@@ -96,7 +97,7 @@ async def _stand(
     while True:
         door.enter()
         try:
-            sent, answer = await _ask_store(door, turn)
+            sent, answer = await _ask_store(door, turn, until)
             if isinstance(answer, Grant):
                 hold = door.take(answer, sent, ask)
                 if hold is not None:
@@ -112,14 +113,20 @@ async def _stand(
         await wait.wait(answer)
 
 
-async def _ask_store(door: Door, turn: Turn) -> tuple[float, Grant | Busy]:
+async def _ask_store(door: Door, turn: Turn, until: float | None) -> tuple[float, Grant | Busy]:
     """What the store says, and when it was asked: by us, or by an exchange on our behalf."""
     if turn.answer is not None:
         answer, sent = turn.answer
         turn.answer = None
         return sent, answer
     sent = door.runtime.now()
-    return sent, await door.backend.attempt(turn.claim, join=True)
+    by = _answer_by(sent, until)
+    return sent, await door.backend.attempt(turn.claim, join=True, until=by)
+
+
+def _answer_by(sent: float, until: float | None) -> float | None:
+    # A store that is merely slow still gets a moment, also when the caller's time is nearly over.
+    return None if until is None else max(until, sent + LEAST_REQUEST_SECONDS)
 
 
 class _Wait:

@@ -174,13 +174,16 @@ class Backend(Protocol):
     of its own for longer than ``request_seconds``: retrying is the core's.
     """
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         """Takes the name if the claim fits and nobody in front of it waits; else joins the line.
 
         With ``join=False`` a claim that does not fit leaves no trace. An owner that holds
         already gets the same grant again (with its ttl renewed); one that stands in line keeps
         its place. A line that is full (``QUEUE_CAP``) answers ``Busy`` with a reason, unjoined.
-        Uncontended it is one round trip.
+        Uncontended it is one round trip, given up at ``until`` if that is sooner than
+        ``request_seconds``: who waits one second for a lock does not wait five for a store.
         """
         ...
 

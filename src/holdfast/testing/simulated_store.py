@@ -112,7 +112,9 @@ class SimBackend:
             raise answers[0]
         return answers[0]
 
-    async def attempt(self, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         return await self._call(lambda: self._inner.attempt(claim, join=join), claim)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
