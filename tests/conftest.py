@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,11 @@ pytest.register_assert_rewrite("holdfast.testing")
 from harnesses import harness_classes  # noqa: E402
 from holdfast.testing import Harness  # noqa: E402
 from servers.missing import ServerMissing, required  # noqa: E402
+
+# Who starts the tests in the background of a script makes them ignore Ctrl-C, and with them every
+# process that they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", params=list(harness_classes()))
