@@ -23,6 +23,7 @@ __all__ = ["Scene", "arguments", "processes"]
 _spawning = multiprocessing.get_context("spawn")
 Queue = _spawning.Queue
 Pipe = _spawning.Pipe
+Event = _spawning.Event
 
 
 class Scene:

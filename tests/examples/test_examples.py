@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 SAYS = {
     "two_workers": "30 of 30 jobs done, 0 twice",
-    "nightly_job": "was run by host",
+    "nightly_job": "nights, each was run once",
     "leader": "leads after",
     "cache_refill": "8 processes have them",
     "migration": "taking over from token",
