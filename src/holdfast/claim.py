@@ -141,6 +141,14 @@ def read_label(label: str) -> tuple[str, int, str, str]:
         return "?", 0, "?", ""
 
 
+def _quoted(name: str) -> str:
+    if name.isascii() and "".join(name.split("-")).isalnum():
+        return name  # most are, and every command that is run under a lock is told its fence
+    from urllib.parse import quote
+
+    return quote(name, safe="")
+
+
 def check_name(name: str) -> str:
     """Returns the name, or raises ``InvalidName`` or ``TypeError`` saying what is wrong with it."""
     if not isinstance(name, str):
@@ -228,10 +236,8 @@ class Fence:
         return f"Fence.parse({str(self)!r})"
 
     def __str__(self) -> str:
-        from urllib.parse import quote
-
         slots = ",".join(map(str, self.slots))
-        return f"1;{self.mode};{slots};{self.epoch};{self.token};{quote(self.name, safe='')}"
+        return f"1;{self.mode};{slots};{self.epoch};{self.token};{_quoted(self.name)}"
 
     @classmethod
     def parse(cls, text: str) -> Fence:

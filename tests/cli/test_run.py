@@ -153,6 +153,16 @@ def test_a_wrong_store_is_one_line_and_78(cli: Cli, url: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("patience", [[], ["-n"]])
+def test_a_refused_place_is_told_once(cli: Cli, tmp_path: Path, patience: list[str]) -> None:
+    tmp_path.chmod(0o777)
+    url = f"sqlite://{tmp_path}/locks.db"
+    result = cli("run", "x", *patience, "--url", url, "--", "true")
+    assert result.returncode == 78
+    assert "can be written by everybody" in result.stderr
+    assert result.stderr.count("\n") == 1  # nothing was taken, so nothing is to be released
+
+
 def test_without_a_url_it_uses_the_local_store_and_tells_only_a_terminal(cli: Cli) -> None:
     result = cli("run", "x", "--", "echo", "held", env={"HOLDFAST_URL": ""})
     assert (result.returncode, result.stdout, result.stderr) == (0, "held\n", "")

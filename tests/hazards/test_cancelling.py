@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from servers.proxy import Proxy
+from servers.redis import RedisServer
+from servers.registry import Servers
 
 TIMES = 500
 
@@ -47,6 +50,39 @@ def test_cancelled_acquires_leave_nothing(tmp_path: Path, store: str, contended:
     """Whatever await it is at, its claim is undone before the cancellation is told."""
     url = f"memory://{contended}" if store == "memory" else f"sqlite://{tmp_path}/locks.db"
     asyncio.run(_cancel_many(url, contended=contended, seed=7))
+
+
+async def _cancel_unanswered(server: RedisServer, proxy: Proxy) -> None:
+    draw = random.Random(11)
+    async with (
+        holdfast.connect_async(proxy.url, ttl=60) as ours,
+        holdfast.connect_async(server.url, ttl=60) as theirs,
+    ):
+        async with ours.lock("name"):
+            pass
+        for turn in range(TIMES):
+            holder = await theirs.lock("name").acquire() if turn % 2 else None
+            proxy.hold_replies()
+            acquiring = asyncio.ensure_future(ours.lock("name").acquire())
+            arrived = (1, 1) if holder else (1, 0)
+            async with asyncio.timeout(30):
+                while draw.random() < 0.95 and await _left(theirs, "name") != arrived:
+                    pass  # mostly until it holds or waits; at times its request is on its way
+            acquiring.cancel()
+            await asyncio.sleep(0)
+            if holder is not None:
+                assert await holder.release()
+            proxy.let_replies()
+            with pytest.raises(asyncio.CancelledError):
+                await acquiring
+            assert await _left(theirs, "name") == (0, 0), turn
+
+
+def test_cancelled_acquires_without_a_reply_leave_nothing(servers: Servers) -> None:
+    """The store has it, the door can't know: it is undone behind its own request."""
+    server = servers.of(RedisServer)
+    with Proxy(server) as proxy:
+        asyncio.run(_cancel_unanswered(server, proxy))
 
 
 def test_wait_for_works() -> None:

@@ -31,6 +31,8 @@ from holdfast.url import Url
 
 __all__ = ["Ledger", "MemoryStore", "open_store"]
 
+PURGE_SECONDS = 3600.0
+
 
 class Held:
     """One hold."""
@@ -85,6 +87,7 @@ class Ledger:
     def __init__(self, now: Callable[[], float], wall: Callable[[], float]) -> None:
         self.now, self.wall = now, wall
         self.names: dict[str, Name] = {}
+        self.purged = now()
         self.mutex = BlockingRuntime.mutex()
         self.process = BlockingRuntime.where()[1]
 
@@ -118,6 +121,9 @@ class Ledger:
 
     def purge(self, now: float) -> None:
         """Forgets names that nobody has used for a week; the clock floor keeps tokens growing."""
+        if now < self.purged + PURGE_SECONDS:
+            return
+        self.purged = now
         for key in [k for k, n in self.names.items() if now - n.used > IDLE_COUNTER_SECONDS]:
             name = self.names[key]
             recorded = name.record is not None and name.record[2] > now
@@ -184,6 +190,8 @@ class MemoryBackend:
             queued = name.line.get(claim.owner) if name else None
         if queued is not None:
             await self.runtime.wait(queued.signal, until)
+        elif busy.place >= QUEUE_CAP:  # not in the line, so nobody would wake it
+            await self.runtime.sleep(max(0.0, until - self.runtime.now()))
 
     def nudge(self, claim: Claim) -> None:
         with self.ledger.mutex:

@@ -111,13 +111,15 @@ class SqliteBackend:
                     return grant if token < self._high else await self._granted(grant)
             except sqlite3.Error:  # locked, most likely: the long way waits for it
                 pass
-        return await self._attempt(name, claim, join)
+        return await self._attempt(name, claim, join, NEVER if until is None else until)
 
-    async def _attempt(self, name: str, claim: Claim, join: bool) -> Grant | Busy:
+    async def _attempt(self, name: str, claim: Claim, join: bool, until: float) -> Grant | Busy:
         address = self._wakes.address() if join else ""
         answer: Grant | Busy = Busy(0)
         for _ in range(MOST_TRIES):
-            answer, skipped = await self._change(name, lambda at: at.attempt(claim, join), address)
+            answer, skipped = await self._change(
+                name, lambda at: at.attempt(claim, join), address, until
+            )
             if isinstance(answer, Grant):
                 return await self._granted(answer)
             if not skipped:  # else those in front of us were dead
@@ -138,13 +140,13 @@ class SqliteBackend:
             self._own_wakes.quiet(claim.owner)
 
     async def _change(
-        self, name: str, work: Callable[[Line], T], address: str = ""
+        self, name: str, work: Callable[[Line], T], address: str = "", until: float = NEVER
     ) -> tuple[T, bool]:
         """Does one thing to a name in one transaction, and wakes whom that lets in.
 
         Also answers whether somebody in the line turned out to be dead, and was taken out.
         """
-        result, wakes = await self._wire.transact(NEVER, self._work, name, work, address)
+        result, wakes = await self._wire.transact(until, self._work, name, work, address)
         return result, await self._wake(name, wakes) if wakes else False
 
     def _work(

@@ -7,8 +7,8 @@ the file; nobody can start it anew while we have the write lock, and nobody else
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from pathlib import Path
 
 from holdfast.backends.sqlite_schema import WAL_DUE_BYTES, note_clock
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
@@ -30,7 +30,7 @@ _FORGET_RECORDS = (
 def log_is_due(path: str) -> bool:
     """Whether the log has grown so much that it should be copied into the file."""
     try:
-        return Path(f"{path}-wal").stat().st_size > WAL_DUE_BYTES
+        return os.stat(f"{path}-wal").st_size > WAL_DUE_BYTES
     except OSError:
         return False
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
+from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.backends.sqlite_host import refuse_network, refuse_shifted_clock
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
     @property
     def folder(self) -> str:
-        return str(Path(self.path).parent)
+        return os.path.dirname(self.path)
 
     @property
     def file_mode(self) -> int:
@@ -50,21 +50,22 @@ class Place(NamedTuple):
             raise _explained(self.path, error) from error
 
     def _ready_folder(self) -> None:
-        missing: list[Path] = []
-        folder = Path(self.folder)
-        while not folder.exists():
+        missing: list[str] = []
+        folder = self.folder
+        while not os.path.exists(folder):
             missing.append(folder)
-            folder = folder.parent
-        refuse_network(str(folder))
+            folder = os.path.dirname(folder)
+        refuse_network(folder)
         if not missing:
             self._check_folder(folder)
         for part in reversed(missing):
-            part.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):  # another process was faster
+                os.mkdir(part, 0o700)
         if missing and self.group:
             self.share(self.folder, self.folder_mode)
 
-    def _check_folder(self, folder: Path) -> None:
-        found = folder.stat()
+    def _check_folder(self, folder: str) -> None:
+        found = os.stat(folder)
         if not stat.S_ISDIR(found.st_mode):
             raise Unsupported(f"{folder} is not a folder, so no locks can be kept in it")
         if not _POSIX:
@@ -72,7 +73,7 @@ class Place(NamedTuple):
         if found.st_mode & stat.S_IWOTH:
             raise GuaranteeNotMet(
                 f"{folder} can be written by everybody, who could then replace the locks in it: "
-                f"name a folder of your own, such as {folder / 'holdfast' / 'locks.db'}"
+                f"name a folder of your own, such as {os.path.join(folder, 'holdfast', 'locks.db')}"
             )
         if self.group and not (found.st_gid == _gid(self.group) and found.st_mode & stat.S_ISGID):
             raise GuaranteeNotMet(
@@ -115,22 +116,22 @@ class Place(NamedTuple):
 
     def _make_file(self) -> None:
         """Makes the empty file under another name: it must never be seen with other rights."""
-        draft = Path(f"{self.path}.{os.urandom(8).hex()}")
-        draft.touch(0o600, exist_ok=False)
+        draft = f"{self.path}.{os.urandom(8).hex()}"
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
             if self.group:
-                self.share(str(draft), self.file_mode)
+                self.share(draft, self.file_mode)
             os.link(draft, self.path)
         except FileExistsError:
             pass  # another process was faster; what it made is checked like any other
         finally:
-            draft.unlink()
+            os.unlink(draft)
 
     def share(self, path: str, mode: int) -> None:
         """Gives what we made the group and the mode of this place."""
         if self.group and _POSIX:
             os.chown(path, -1, _gid(self.group))
-        Path(path).chmod(mode)
+        os.chmod(path, mode)
 
 
 def place_of(url: Url) -> Place:
@@ -150,23 +151,23 @@ def place_of(url: Url) -> Place:
     if not path.strip("/") or path.endswith("/"):
         raise ValueError("sqlite:/// needs a file: sqlite:///var/lib/app/locks.db")
     # The folders may be reached through links; the file itself may not be one.
-    file = Path("/" + path.lstrip("/") if _POSIX else path)
-    return Place(str(file.parent.resolve() / file.name), group)
+    folder, name = os.path.split("/" + path.lstrip("/") if _POSIX else path)
+    return Place(os.path.join(os.path.realpath(folder), name), group)
 
 
 def _default_path() -> str:
-    state = Path(os.environ.get("XDG_STATE_HOME" if _POSIX else "LOCALAPPDATA", ""))
-    if not state.is_absolute():
-        home = Path(os.environ.get("HOME", ""))
-        state = (home if home.is_absolute() else _home_of_record()) / ".local" / "state"
-    return str(state.resolve() / "holdfast" / "locks.db")
+    state = os.environ.get("XDG_STATE_HOME" if _POSIX else "LOCALAPPDATA", "")
+    if not os.path.isabs(state):
+        home = os.environ.get("HOME", "")
+        state = os.path.join(home if os.path.isabs(home) else _home_of_record(), ".local", "state")
+    return os.path.join(os.path.realpath(state), "holdfast", "locks.db")
 
 
-def _home_of_record() -> Path:
+def _home_of_record() -> str:
     try:
         import pwd
 
-        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+        return pwd.getpwuid(os.getuid()).pw_dir
     except (ImportError, KeyError):
         raise Unsupported(
             "no home for the local store: HOME is not set and the user database names none. "

@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import GuaranteeNotMet
 
 __all__ = ["Machine", "file_system", "refuse_network", "this_machine"]
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_TIME_OFFSETS = Path("/proc/self/timens_offsets")
-_MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
-_MOUNTS = Path("/proc/self/mountinfo")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_TIME_OFFSETS = "/proc/self/timens_offsets"
+_MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
+_MOUNTS = "/proc/self/mountinfo"
 
 # Shared memory and POSIX locks of one file must mean the same to everybody who opens it.
 _NETWORK = frozenset(
@@ -54,9 +53,10 @@ def refuse_shifted_clock(path: str) -> None:
             )
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text().strip()
+        with open(path) as file:
+            return file.read().strip()
     except (OSError, UnicodeDecodeError):
         return ""
 

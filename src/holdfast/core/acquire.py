@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core import log
 from holdfast.core.door import Door
 from holdfast.core.hold import Ask, Hold
 from holdfast.core.line import Turn
 from holdfast.core.refusal import timed_out, told_so_far
-from holdfast.errors import BackendUnavailable, LockTimeout
+from holdfast.errors import (
+    BackendUnavailable,
+    GuaranteeNotMet,
+    Incompatible,
+    LockTimeout,
+    Unsupported,
+)
 
 __all__ = ["acquire", "attempt_once"]
 
@@ -17,6 +25,8 @@ RECHECK_SECONDS = (5.0, 8.0)
 """A lost wake-up costs at most so much."""
 LOCAL_RECHECK_SECONDS = (20.0, 40.0)
 LEAST_REQUEST_SECONDS = 0.5
+REFUSALS = (LockTimeout, GuaranteeNotMet, Incompatible, Unsupported)
+"""An attempt that ends with one of these changed nothing."""
 
 
 async def attempt_once(door: Door, claim: Claim, ask: Ask) -> Hold:
@@ -31,6 +41,8 @@ async def attempt_once(door: Door, claim: Claim, ask: Ask) -> Hold:
             raise _too_late(door, claim, sent)
     except GeneratorExit:
         door.keep.undo(claim)
+        raise
+    except REFUSALS:
         raise
     except BaseException:
         await door.undo(claim)
@@ -51,6 +63,7 @@ async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
         try:
             answer = await door.backend.attempt(claim, join=True, until=_answer_by(sent, until))
         except BackendUnavailable:  # perhaps a connection that went stale: _stand has patience
+            turn.unsure = True
             return await _stand(door, turn, until, ask, None)
         hold = door.take(answer, sent, ask) if isinstance(answer, Grant) else None
         return hold or await _stand(door, turn, until, ask, answer)
@@ -60,7 +73,8 @@ async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
         raise
     except BaseException as error:
         turn.gone = True
-        if turn.standing or turn.answer or not isinstance(error, LockTimeout):
+        traces = turn.standing or turn.unsure or turn.answer is not None
+        if traces or not isinstance(error, REFUSALS):
             await door.undo(claim)
         raise
     finally:
@@ -105,6 +119,7 @@ async def _stand(
                     return hold
                 raise _too_late(door, turn.claim, sent)
         except BackendUnavailable as error:
+            turn.unsure = True
             outage = outage or _Outage(door, turn.claim, until)
             await outage.hold_out(error)
             continue
@@ -154,7 +169,9 @@ class _Wait:
             self._told = True
             log.info(await told_so_far(door, turn.claim, now - self._started, busy.reason))
         if turn.answer is None:
-            await door.backend.wait(turn.claim, busy, self._wake_at(busy, now))
+            # If it can't wait for word, it asks: that meets the outage too, and has patience.
+            with suppress(BackendUnavailable):
+                await door.backend.wait(turn.claim, busy, self._wake_at(busy, now))
         await self._pause_if_spinning(now)
 
     def _wake_at(self, busy: Busy, now: float) -> float:

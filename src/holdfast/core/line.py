@@ -30,6 +30,7 @@ class Turn:
         "served",
         "signal",
         "standing",
+        "unsure",
     )
 
     def __init__(self, claim: Claim) -> None:
@@ -39,6 +40,8 @@ class Turn:
         self.signal: Signal | None = None
         self.standing = False
         """Whether it has a place in the store's line."""
+        self.unsure = False
+        """Whether a request of it went without an answer, and may still land."""
         self.answer: tuple[Grant, float] | None = None
         """A grant that another thread's exchange brought, and when that was sent."""
         self.gone = False

@@ -67,7 +67,10 @@ class LockBase(Decorating, Entered[L]):
         if outer is not None and self._mode is not Mode.SLOTS:
             again = self._again(outer, timeout, explain)
             if again is not None:
-                return self._lease(door, again, terms.note)
+                lease = self._lease(door, again, terms.note)
+                if again.state is State.HELD:
+                    return lease
+                lease._released = True  # another thread ended the hold in this very moment
         claim = Claim(
             self.name,
             self._mode,

@@ -12,8 +12,6 @@ from holdfast.runtimes.blocking import BlockingRuntime
 
 __all__ = ["KeeperThread"]
 
-EXIT_SECONDS = 1.0
-
 
 class KeeperThread:
     """Runs a ``Keep`` over blocking wires, whatever the door's own world is."""
@@ -60,10 +58,6 @@ class KeeperThread:
         self.keep.signal.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
-
-    def exit(self) -> None:
-        """At the interpreter's end: what is held is released, within a second."""
-        self.end(EXIT_SECONDS)
 
     def forked(self) -> None:
         """In a forked child: the thread is the parent's; the next hold starts another."""

@@ -11,7 +11,11 @@ import os
 from typing import Protocol
 from weakref import WeakSet
 
+from holdfast.runtimes.clock import now
+
 __all__ = ["at_exit", "at_fork", "ended"]
+
+EXIT_SECONDS = 1.0
 
 
 class Forkable(Protocol):
@@ -23,7 +27,9 @@ class Forkable(Protocol):
 class Endable(Protocol):
     """What wants to be told that the interpreter ends."""
 
-    def exit(self) -> None: ...
+    def end(self, seconds: float) -> None:
+        """Ends in the background; waits for that so long."""
+        ...
 
 
 _doors: WeakSet[Forkable] = WeakSet()
@@ -52,8 +58,12 @@ def _forked() -> None:
 
 
 def _exit() -> None:
+    # All at once, and all within one second: a store that hangs takes no time from the others.
+    until = now() + EXIT_SECONDS
     for keeper in list(_keepers):
-        keeper.exit()
+        keeper.end(0.0)
+    for keeper in list(_keepers):
+        keeper.end(max(0.0, until - now()))
 
 
 atexit.register(_exit)

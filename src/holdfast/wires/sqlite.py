@@ -18,7 +18,6 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -182,7 +181,7 @@ class SqliteWire:
 
     def _identify(self) -> tuple[int, int] | None:
         try:
-            found = Path(self.path).stat()
+            found = os.stat(self.path)
         except OSError:
             return None
         return found.st_dev, found.st_ino
@@ -258,8 +257,10 @@ class SqliteWire:
     def _writer(self) -> str:
         """Who has the write lock, as far as the system tells."""
         try:
-            inode = str(Path(f"{self.path}-shm").stat().st_ino)
-            for line in Path("/proc/locks").read_text().splitlines():
+            inode = str(os.stat(f"{self.path}-shm").st_ino)
+            with open("/proc/locks") as file:
+                locks = file.read()
+            for line in locks.splitlines():
                 fields = line.split()
                 if (
                     fields[3] == "WRITE"
