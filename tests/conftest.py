@@ -17,10 +17,15 @@ from harnesses import harness_classes  # noqa: E402
 from holdfast.testing import Harness  # noqa: E402
 from servers.missing import ServerMissing, required  # noqa: E402
 
-# Who starts the tests in the background of a script makes them ignore Ctrl-C, and with them every
-# process that they interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Who starts the tests in the background of a script makes them ignore Ctrl-C and Ctrl-\\, and with
+# them every process that they send it to.
+for _signal, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _usual)
 
 
 @pytest.fixture(scope="session", params=list(harness_classes()))

@@ -22,11 +22,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def signal_all(pid: int, which: signal.Signals) -> None:
-    """Signals the process first, so that it starts no more children, and then its descendants."""
-    children = descendants(pid)
-    for each in [pid, *children]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(each, which)
+    """Signals the process and its descendants; it is stopped first, so that it starts no more."""
+    with contextlib.suppress(ProcessLookupError):
+        if which is not signal.SIGCONT:
+            os.kill(pid, signal.SIGSTOP)
+        for each in [pid, *descendants(pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, which)
 
 
 def wait_gone(pids: list[int]) -> None:
