@@ -81,11 +81,13 @@ def test_no_check_after_a_wait_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         await wait(self, claim, busy, until)
         woken.add(claim.owner)
 
-    async def believe(self: SimBackend, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def believe(
+        self: SimBackend, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
         if claim.owner in woken:
             token = int(self.node.wall() * 1_000_000)
             return Grant(claim, token)
-        return await attempt(self, claim, join=join)
+        return await attempt(self, claim, join=join, until=until)
 
     monkeypatch.setattr(SimBackend, "wait", wait_and_believe)
     monkeypatch.setattr(SimBackend, "attempt", believe)

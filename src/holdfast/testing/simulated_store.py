@@ -83,7 +83,10 @@ class SimBackend:
         self._last_arrival = 0.0
 
     async def _call(
-        self, work: Callable[[], Coroutine[Any, Any, T]], claim: Claim | None = None
+        self,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        claim: Claim | None = None,
+        until: float | None = None,
     ) -> T:
         world, answered = self.node.world, SimSignal()
         answers: list[T | Exception] = []
@@ -106,7 +109,8 @@ class SimBackend:
         if way is not None:
             self._last_arrival = max(self._last_arrival + 1e-9, world.time + way)
             world.at(self._last_arrival, arrive)
-        if not await self.runtime.wait(answered, self.runtime.now() + REQUEST_SECONDS):
+        limit = self.runtime.now() + REQUEST_SECONDS
+        if not await self.runtime.wait(answered, limit if until is None else min(limit, until)):
             raise BackendUnavailable("sim://: no answer in time")
         if isinstance(answers[0], Exception):
             raise answers[0]
@@ -115,7 +119,7 @@ class SimBackend:
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        return await self._call(lambda: self._inner.attempt(claim, join=join), claim)
+        return await self._call(lambda: self._inner.attempt(claim, join=join), claim, until)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         signal = self._rings.signals.setdefault(claim.owner, SimSignal())
