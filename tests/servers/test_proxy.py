@@ -133,5 +133,5 @@ def test_delay_in_each_direction(proxy: Proxy) -> None:
 
 def test_a_server_that_is_down_resets_its_clients(proxy: Proxy, server: RedisServer) -> None:
     server.kill()
-    with connect(proxy) as wire, pytest.raises(ConnectionError):
+    with pytest.raises(ConnectionError), connect(proxy) as wire:  # perhaps while it connects
         talk(wire)
