@@ -14,6 +14,9 @@ import holdfast
 
 ROOT = Path(holdfast.__file__).parent
 
+PACKAGES = ("holdfast.backends", "holdfast.wires")
+"""Of these it is a module that is imported, not a name."""
+
 WORLD = {"asyncio", "threading", "time", "socket", "ssl", "select", "selectors", "os", "sqlite3"}
 
 # What a room of the tree may import of the package, besides its own.
@@ -23,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "wires": {"core", "claim", "errors", "runtimes", "url"},
     "backends": {"core", "claim", "errors", "runtimes", "wires", "url", "sql"},
     "primitives": {"core", "claim", "errors", "durations", "lease", "multilease"},
+    "fencing": {"core", "claim", "errors", "durations", "lease", "url", "sql"},
     "cli": {
         "claim",
         "core",
@@ -35,6 +39,9 @@ ALLOWED: dict[str, set[str]] = {
         "url",
     },
 }
+
+# A guard in the lock's own store speaks to it in that store's words, and in no other's.
+OWN_STORES = ("fencing.etcd", "fencing.consul", "fencing.zookeeper")
 
 # A backend stays among its own files; these serve several.
 SHARED_BACKENDS = {"lines", "sessions", "memory"}
@@ -50,6 +57,8 @@ def imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module in PACKAGES:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
 
@@ -62,7 +71,9 @@ def test_imports_point_one_way(name: str, path: Path) -> None:
         return
     for target in imported(path):
         parts = target.split(".")
-        if parts[0] == "holdfast" and len(parts) > 1:
+        if name in OWN_STORES and parts[1:2] in (["backends"], ["wires"]):
+            assert family(parts[2]) in name.split("."), f"{name} imports {target}"
+        elif parts[0] == "holdfast" and len(parts) > 1:
             assert parts[1] in ALLOWED[room] | {room}, f"{name} imports {target}"
 
 
