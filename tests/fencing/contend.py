@@ -1,9 +1,11 @@
 """Sixteen processes at one guarded account, stale and fresh holders mixed.
 
-The stale ones go on after they have lost the lock. What each step did is written down by the
+The stale ones go on after they have lost the lock: some at once, racing with the next holder,
+some when a later holder is known to have entered. What each step did is written down by the
 resource itself, in the order in which it happened.
 
-Run as a program: ``contend.py KIND ADDRESS``; prints what was found.
+Run as a program: ``contend.py KIND ADDRESS``; prints what was found. With ``careless`` behind it
+the late ones write without a look at their fence: the mutant that the test must catch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypedDict
 
 from fencing.accounts import mysql_settings
 from holdfast import Fence, Mode, StaleFence
@@ -30,9 +32,14 @@ from holdfast.fencing import file, redis, sql
 
 PROCESSES = 16
 HOLDS = 14
+LONGEST_SECONDS = 200.0
 RESOURCE = "account"
-Step = Callable[[Fence, int | None], int]
-"""Enters and reads, or enters and writes the value; the resource writes it down."""
+
+
+class Step(Protocol):
+    """Enters and reads, or enters and writes the value; the resource writes it down."""
+
+    def __call__(self, fence: Fence, value: int | None, *, guarded: bool = True) -> int: ...
 
 
 class Lock:
@@ -40,26 +47,58 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("r+b")
-        self._map = mmap.mmap(self._file.fileno(), 8)
+        self._map = mmap.mmap(self._file.fileno(), len(Lock.new()))
+
+    @staticmethod
+    def new() -> bytes:
+        """The last token, the last that entered the account, how many processes are done."""
+        return struct.pack("3q", 0, 0, 0)
+
+    def _read(self) -> list[int]:
+        return list(struct.unpack("3q", self._map[:]))
+
+    @contextmanager
+    def _alone(self) -> Iterator[list[int]]:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            numbers = self._read()
+            yield numbers
+            self._map[:] = struct.pack("3q", *numbers)
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     @contextmanager
     def held(self) -> Iterator[Fence]:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            (token,) = struct.unpack("q", self._map[:8])
-            self._map[:8] = struct.pack("q", token + 1)
-            yield Fence("lock", Mode.EXCLUSIVE, (), 0, token + 1)
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+        with self._alone() as numbers:
+            numbers[0] += 1
+            yield Fence("lock", Mode.EXCLUSIVE, (), 0, numbers[0])
+            numbers[1] = numbers[0]
+
+    def finish(self) -> None:
+        with self._alone() as numbers:
+            numbers[2] += 1
+
+    def followed(self, fence: Fence) -> bool:
+        """Waits for a later holder to enter; ``False`` if nobody is left who could."""
+        ends = time.monotonic() + LONGEST_SECONDS
+        while time.monotonic() < ends:
+            _, entered, done = self._read()
+            if entered > fence.token:
+                return True
+            if done == PROCESSES - 1:
+                return False
+            time.sleep(0.002)
+        raise TimeoutError(f"nobody came after token {fence.token}")
 
 
 def in_sql(connect: Callable[[], Any]) -> Step:
     connection = connect()
     cursor = connection.cursor()
 
-    def step(fence: Fence, value: int | None) -> int:
+    def step(fence: Fence, value: int | None, *, guarded: bool = True) -> int:
         try:
-            sql.guard(connection, RESOURCE, fence)
+            if guarded:
+                sql.guard(connection, RESOURCE, fence)
             if value is None:
                 cursor.execute("SELECT value FROM account")
                 value = int(cursor.fetchone()[0])
@@ -67,10 +106,7 @@ def in_sql(connect: Callable[[], Any]) -> Step:
             else:
                 cursor.execute(f"UPDATE account SET value = {value}")
                 kind = 1
-            cursor.execute(
-                "INSERT INTO log (place, token, wrote) SELECT COALESCE(MAX(place), 0) + 1, "
-                f"{fence.token}, {kind} FROM log"
-            )
+            cursor.execute(f"INSERT INTO log (token, wrote) VALUES ({fence.token}, {kind})")
         except BaseException:
             connection.rollback()
             raise
@@ -92,23 +128,36 @@ def in_redis(url: str) -> Step:
 
     client = Redis.from_url(url)
 
-    def step(fence: Fence, value: int | None) -> int:
+    def step(fence: Fence, value: int | None, *, guarded: bool = True) -> int:
         wanted = "" if value is None else str(value)
         told = json.dumps([fence.token, int(value is not None)])
         keys = [RESOURCE, f"{{{RESOURCE}}}:log"]
+        if not guarded:
+            answer: Any = client.eval(REDIS_STEP, len(keys), *keys, wanted, told)
+            return int(answer)
         return int(redis.guard(client, RESOURCE, fence).run(REDIS_STEP, keys, [wanted, told]))
 
     return step
 
 
 def in_file(path: str) -> Step:
-    def step(fence: Fence, value: int | None) -> int:
-        with file.guard(path, fence) as guarded:
-            content = json.loads(guarded.read_text())
-            if value is not None:
-                content["value"] = value
-            content["log"].append([fence.token, int(value is not None)])
-            guarded.write_text(json.dumps(content))
+    def change(text: str, fence: Fence, value: int | None) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(text)
+        if value is not None:
+            content["value"] = value
+        content["log"].append([fence.token, int(value is not None)])
+        return content
+
+    def step(fence: Fence, value: int | None, *, guarded: bool = True) -> int:
+        if not guarded:
+            aside = Path(f"{path}.{os.getpid()}")
+            content = change(Path(path).read_text(), fence, value)
+            aside.write_text(json.dumps(content))
+            aside.replace(path)
+            return int(content["value"])
+        with file.guard(path, fence) as ledger:
+            content = change(ledger.read_text(), fence, value)
+            ledger.write_text(json.dumps(content))
             return int(content["value"])
 
     return step
@@ -128,49 +177,72 @@ def open_step(kind: str, address: str) -> Step:
     return in_redis(address) if kind == "redis" else in_file(address)
 
 
-def work(step: Step, lock: Lock, draw: random.Random) -> list[list[int]]:
-    """Half of the holders work while they hold the lock, the others go on when they have lost it.
-    What was refused of the latter: the token, and what stood against it."""
-    refused: list[list[int]] = []
+class Found(TypedDict):
+    """What one process has seen, or all of them."""
+
+    refused: list[list[int]]
+    """Whose writes were refused: the token, and the one that stood against it."""
+    late: int
+    """How many wrote when a later holder was known to have entered."""
+    let_in: list[int]
+    """Which of these were accepted."""
+
+
+def work(step: Step, lock: Lock, draw: random.Random, careless: bool) -> Found:
+    """Half of the holders work while they hold the lock; the others go on when they have not."""
+    found: Found = {"refused": [], "late": 0, "let_in": []}
     for _ in range(HOLDS):
+        way = draw.choice(["fresh", "fresh", "racing", "late"])
         with lock.held() as fence:
             value = step(fence, None) + 1
-            if draw.random() < 0.5:
+            if way == "fresh":
                 step(fence, value)  # may never be refused
                 continue
-        time.sleep(draw.choice([0, 0.01, 0.05]))
+        late = way == "late" and lock.followed(fence)
+        found["late"] += late
         try:
-            step(fence, value)
+            step(fence, value, guarded=not (late and careless))
+            if late:
+                found["let_in"].append(fence.token)
         except StaleFence as error:
-            refused.append([fence.token, error.highest.token if error.highest else 0])
-    return refused
+            found["refused"].append([fence.token, error.highest.token if error.highest else 0])
+    return found
 
 
-def child(kind: str, address: str, folder: Path, number: int) -> None:
+def child(kind: str, address: str, folder: Path, number: int, careless: bool) -> None:
+    lock = Lock(folder / "tokens")
+    code = 1
     try:
-        found = work(open_step(kind, address), Lock(folder / "tokens"), random.Random(number))
-        (folder / f"refused-{number}").write_text(json.dumps(found))
-        os._exit(0)
+        found = work(open_step(kind, address), lock, random.Random(number), careless)
+        (folder / f"found-{number}").write_text(json.dumps(found))
+        code = 0
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
+    finally:
+        lock.finish()
+        os._exit(code)
 
 
 def main() -> None:
-    kind, address = sys.argv[1:]
+    kind, address, *more = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "tokens").write_bytes(struct.pack("q", 0))
+        (folder / "tokens").write_bytes(Lock.new())
         children = []
         for number in range(PROCESSES):
             forked = os.fork()
             if forked == 0:
-                child(kind, address, folder, number)
+                child(kind, address, folder, number, more == ["careless"])
             children.append(forked)
         failed = sum(os.waitpid(forked, 0)[1] != 0 for forked in children)
-        found = [json.loads(path.read_text()) for path in folder.glob("refused-*")]
-        refused = [pair for pairs in found for pair in pairs]
-        print(json.dumps({"failed": failed, "refused": refused}))
+        found: list[Found] = [json.loads(path.read_text()) for path in folder.glob("found-*")]
+        told = {
+            "failed": failed,
+            "refused": [pair for one in found for pair in one["refused"]],
+            "late": sum(one["late"] for one in found),
+            "let_in": [token for one in found for token in one["let_in"]],
+        }
+        print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ class WriteOnly(Account):
 
 
 def lost_update(account: Account) -> tuple[int, int]:
-    """The schedule of RELIABILITY.md, section 0: A pauses between its read and its write, B is
-    granted the lock and reads before A goes on. How many deposits were accepted, and the sum."""
+    """The schedule that fencing is for: A pauses between its read and its write, B is granted the
+    lock and reads before A goes on. How many deposits were accepted, and the sum."""
     accepted = 0
     a, b = fence(33), fence(34)
     of_a = account.read(a)

@@ -164,7 +164,7 @@ def test_a_released_hold_writes_nothing(bench: Bench) -> None:
         async with bench.doors() as (door, other):
             async with door.lock("lock") as lease:
                 guard = bench.guard(lease)
-            with pytest.raises(StaleFence, match="by nobody"):
+            with pytest.raises(StaleFence, match="that hold has ended; nobody holds it now"):
                 await guard.put(bench.key, "late")
             async with other.lock("lock") as fresh:
                 assert await bench.guard(fresh).get(bench.key) is None

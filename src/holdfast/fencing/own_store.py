@@ -87,7 +87,7 @@ class OwnStoreGuard:
         holders = (await self._backend.look(lease.name)).holders
         latest = max(holders, key=lambda holder: holder.token, default=None)
         if latest is None:
-            return StaleFence(f"{told}: it is no longer held, by nobody", fence=fence)
+            return StaleFence(f"{told}: that hold has ended; nobody holds it now", fence=fence)
         highest = Fence(lease.name, latest.mode, latest.slots, fence.epoch, latest.token)
-        who = f"it is no longer held; token {latest.token} is, by {latest}"
+        who = f"that hold has ended; now token {latest.token} holds it, {latest}"
         return StaleFence(f"{told}: {who}", fence=fence, highest=highest)
