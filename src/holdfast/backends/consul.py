@@ -12,18 +12,19 @@ from typing import NamedTuple
 
 from holdfast.backends.consul_backend import ConsulBackend
 from holdfast.backends.consul_requests import Names
-from holdfast.backends.consul_sessions import Ref
+from holdfast.backends.consul_sessions import Held, Ref
 from holdfast.backends.sessions import Sessions
 from holdfast.core.contract import Guarantee, Runtime, Settings
 from holdfast.url import Url
 from holdfast.wires.http import IndexedResponses, Servers, Tls
 
-__all__ = ["ConsulStore", "Held", "Place", "open_store"]
+__all__ = ["ConsulStore", "Place", "open_store"]
 
 DEFAULT_PORT = 8500
 DEFAULT_TLS_PORT = 8501
 REMEMBERED = 10_000
 SESSION_TTL_MIN = 10.0  # Consul's own default
+LONGEST_LOCK_DELAY = 60.0  # Consul's own
 
 
 class Place(NamedTuple):
@@ -37,13 +38,6 @@ class Place(NamedTuple):
     """The entries that it has to wait for, in order. None is ever added."""
 
 
-class Held(NamedTuple):
-    """A grant that this door was given."""
-
-    token: int
-    slots: tuple[int, ...]
-
-
 class ConsulStore:
     """One Consul datacenter, for one door."""
 
@@ -51,9 +45,13 @@ class ConsulStore:
     longest_ttl = 86_400.0
     whole_seconds = True
 
-    def __init__(self, servers: Servers, settings: Settings, shortest_ttl: float) -> None:
+    def __init__(
+        self, servers: Servers, settings: Settings, shortest_ttl: float, lock_delay: float = 0.0
+    ) -> None:
         self.display = servers.display
         self.servers, self.settings, self.shortest_ttl = servers, settings, shortest_ttl
+        self.lock_delay = lock_delay
+        """How long Consul keeps others out after a session of this door's has ended."""
         self.names = Names(settings.namespace)
         self.sessions = Sessions()
         self.places: dict[str, Place] = {}
@@ -85,7 +83,7 @@ class ConsulStore:
 
 def open_store(url: Url, settings: Settings) -> ConsulStore:
     """``consul://[:token@]host[:8500],…``; ``consuls://`` with ``?ca=&cert=&key=``."""
-    url.refuse_unknown("ca", "cert", "key", "token", "session_ttl_min")
+    url.refuse_unknown("ca", "cert", "key", "token", "session_ttl_min", "lock_delay")
     if url.path not in ("", "/"):
         raise ValueError("consul:// has no path; a namespace keeps locks apart")
     env = os.environ
@@ -112,4 +110,12 @@ def open_store(url: Url, settings: Settings) -> ConsulStore:
         if not token.isascii() or not token.isprintable():
             raise ValueError("a Consul token is printable ASCII")
         servers.headers = b"X-Consul-Token: %b\r\n" % token.encode()
-    return ConsulStore(servers, settings, url.number("session_ttl_min", SESSION_TTL_MIN))
+    shortest_ttl = url.number("session_ttl_min", SESSION_TTL_MIN)
+    return ConsulStore(servers, settings, shortest_ttl, _lock_delay(url))
+
+
+def _lock_delay(url: Url) -> float:
+    seconds = url.number("lock_delay", 0.0)
+    if not 0 <= seconds <= LONGEST_LOCK_DELAY:
+        raise ValueError(f"lock_delay is 0 to {LONGEST_LOCK_DELAY:g} seconds, not {seconds:g}")
+    return seconds

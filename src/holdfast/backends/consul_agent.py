@@ -21,9 +21,11 @@ class SessionGone(Exception):
 class Refused(Exception):
     """A transaction was not carried out; ``failed`` are the operations that did not fit."""
 
-    def __init__(self, failed: frozenset[int]) -> None:
+    def __init__(self, failed: frozenset[int], *, delayed: bool = False) -> None:
         super().__init__(f"operations {sorted(failed)}")
         self.failed = failed
+        self.delayed = delayed
+        """Whether a lock-delay was in the way."""
 
 
 class Agent:
@@ -36,7 +38,7 @@ class Agent:
     async def txn(
         self, body: bytes, *, line: bytes = TXN, until: float | None = None
     ) -> list[dict[str, Any]]:
-        """What the operations answered. Raises ``Refused``, ``SessionGone`` or
+        """What the operations answered. Raises ``Refused``, ``SessionGone``, ``Unsupported`` or
         ``BackendUnavailable``."""
         reply = await self.http.ask(line, body, until)
         if reply.status == 200:
@@ -48,7 +50,8 @@ class Agent:
                 raise SessionGone
             if any("ermission denied" in error["What"] for error in errors):
                 raise self._denied(line)
-            raise Refused(frozenset(int(error["OpIndex"]) for error in errors))
+            delayed = any("lock delay" in error["What"] for error in errors)
+            raise Refused(frozenset(int(error["OpIndex"]) for error in errors), delayed=delayed)
         raise self._refusal(line, reply)
 
     async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Any:
@@ -62,7 +65,7 @@ class Agent:
 
     def _read(self, line: bytes, reply: Reply) -> Any:
         try:
-            return json.loads(reply.body or b"null")
+            return json.loads(reply.body.decode() or "null")
         except ValueError:
             raise BackendUnavailable(
                 f"{self.display}: {_said(line)}: status {reply.status}, with a text that is not "
@@ -77,9 +80,10 @@ class Agent:
             return self._denied(line)
         return BackendUnavailable(f"{self.display}: {_said(line)}: {text or reply.status}")
 
-    def _denied(self, line: bytes) -> BackendUnavailable:
+    def _denied(self, line: bytes) -> Unsupported:
+        # Not worth another try, unlike a store that can't be reached.
         words = "the token is missing or may not do this"
-        return BackendUnavailable(f"{self.display}: {_said(line)}: permission denied: {words}")
+        return Unsupported(f"{self.display}: {_said(line)}: permission denied: {words}")
 
 
 def _said(line: bytes) -> str:

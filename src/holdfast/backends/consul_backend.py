@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from holdfast.backends import consul_requests as requests
 from holdfast.backends import consul_view as view
 from holdfast.backends.consul_agent import READ, Agent, Refused, SessionGone
-from holdfast.backends.consul_sessions import OPS, Ref, SessionKeeper
+from holdfast.backends.consul_remains import DELAYED, RETRY_SECONDS, bury, remains_of
+from holdfast.backends.consul_sessions import OPS, Held, Ref, SessionKeeper
 from holdfast.backends.consul_wait import Waits
-from holdfast.backends.lines import Entry, Patience, Verdict, judge
-from holdfast.backends.sessions import Session
+from holdfast.backends.lines import Entry, Patience, judge
+from holdfast.backends.sessions import Attempt, Session
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     QUEUE_CAP,
@@ -65,9 +66,9 @@ class ConsulBackend:
                 f"{self.store.display} grants {MOST_PERMITS} at most"
             )
         for _ in range(TRIES):
-            session = await self.keeper.session(claim.ttl)
+            session = await self.keeper.session(claim.ttl, until)
             try:
-                answer = await self._attempt(claim, join, session)
+                answer = await self._attempt(Attempt(claim, join, session, until))
             except SessionGone:
                 self.store.sessions.ended(session.id)
                 continue
@@ -75,30 +76,32 @@ class ConsulBackend:
                 return answer
         raise BackendUnavailable(f"{self.store.display}: the line of {claim.name!r} never rests")
 
-    async def _attempt(self, claim: Claim, join: bool, session: Session) -> Grant | Busy | None:
+    async def _attempt(self, at: Attempt) -> Grant | Busy | None:
         """The answer, or ``None`` to look again."""
-        owner = claim.owner
+        claim, owner = at.claim, at.claim.owner
         place = self.store.places.get(owner)
         if place is not None and claim.mode is not Mode.SLOTS and len(place.front) < OPS - 2:
-            grant = await self._enter(claim, session, place.front)
+            grant = await self._enter(at, place.front)
             if grant is not None:
                 return grant
         known = place is not None or owner in self.store.holds
         if known or owner in self.store.sessions.doubts:
-            line = await self.line(claim.name)
+            line = await self.line(claim.name, at.until)
             if any(entry.owner == owner for entry in line):
-                return await self._judge(claim, join, session, line)
+                return await self._judge(at, line)
             self.store.places.pop(owner, None)
             self.store.holds.pop(owner, None)
-        return await self._join(claim, join, session)
+        return await self._join(at)
 
-    async def line(self, name: str) -> list[Entry]:
+    async def line(self, name: str, until: float | None = None) -> list[Entry]:
         """Everybody who holds or waits, in order, by a consistent read."""
         keys = self.store.names.of(name)
-        found = await self.agent.txn(requests.txn(requests.tree(keys.encoded)), line=READ)
+        body = requests.txn(requests.tree(keys.encoded))
+        found = await self.agent.txn(body, line=READ, until=until)
         return requests.line_of(found, keys.prefix, self.store.waiting)
 
-    async def _join(self, claim: Claim, join: bool, session: Session) -> Grant | Busy | None:
+    async def _join(self, at: Attempt) -> Grant | Busy | None:
+        claim, _, session, until = at
         keys = self.store.names.of(claim.name)
         key = keys.entry(claim)
         value = requests.entry_value(claim, self.runtime.wall())
@@ -108,16 +111,19 @@ class ConsulBackend:
             requests.tree(keys.encoded),
         )
         try:
-            found = await self._send(claim, session, body)
-        except Refused:
-            await self._learn_guard(session)
+            found = await self._send(at, body)
+        except Refused as refused:
+            if refused.delayed:  # the own entry went with its session
+                return Busy(0, RETRY_SECONDS, reason=DELAYED)
+            await self._learn_guard(session, until)
             return None
-        # The first is what the lock answered; a check answers nothing where there is no key.
-        line = requests.line_of(found[-_tail(found, key) :], keys.prefix, self.store.waiting)
+        # What the lock answered comes before the tree; a check answers only where there is a key.
+        before = 1 if found[0]["Key"] == key.decode() else 2
+        line = requests.line_of(found[before:], keys.prefix, self.store.waiting)
         own = next(entry for entry in line if entry.owner == claim.owner)
         if own.held and claim.mode is not Mode.SLOTS:
             return self._granted(claim, session, own.changed, ())
-        return await self._judge(claim, join, session, line)
+        return await self._judge(at, line)
 
     def _guard(self, session: Session) -> bytes:
         key = self.store.names.guard(session.id)
@@ -125,35 +131,41 @@ class ConsulBackend:
             return requests.same(key, session.generation)
         return requests.absent(key)
 
-    async def _send(self, claim: Claim, session: Session, body: bytes) -> list[dict[str, Any]]:
+    async def _send(self, at: Attempt, body: bytes) -> list[dict[str, Any]]:
         try:
-            return await self.agent.txn(body)
+            return await self.agent.txn(body, until=at.until)
         except (Refused, SessionGone):
             raise
         except BaseException:  # it may have been carried out, or be so later
-            self.store.sessions.doubts[claim.owner] = session
+            self.store.sessions.doubts[at.claim.owner] = at.session
             raise
 
-    async def _learn_guard(self, session: Session) -> None:
-        key = self.store.names.guard(session.id)
+    async def _learn_guard(self, session: Session, until: float | None) -> None:
+        body = requests.txn(requests.get(self.store.names.guard(session.id)))
         try:
-            found = await self.agent.txn(requests.txn(requests.get(key)), line=READ)
+            found = await self.agent.txn(body, line=READ, until=until)
         except Refused:
             session.generation = 0
         else:
             session.generation = int(found[0]["ModifyIndex"])
 
     def _granted(self, claim: Claim, session: Session, token: int, slots: tuple[int, ...]) -> Grant:
-        from holdfast.backends.consul import Held
-
         self.store.places.pop(claim.owner, None)
         self.store.holds[claim.owner] = Held(token, slots)
         key = self.store.names.of(claim.name).entry(claim).decode()
         return Grant(claim, token, slots, session.since, Ref(key, session.id, session.ttl))
 
-    async def _judge(
-        self, claim: Claim, join: bool, session: Session, line: list[Entry]
-    ) -> Grant | Busy | None:
+    async def _judge(self, at: Attempt, line: list[Entry]) -> Grant | Busy | None:
+        remains = remains_of(line)
+        if not remains:
+            return await self._decide(at, line)
+        if await self._bury(at, remains):
+            return None
+        answer = await self._decide(at, line)
+        return answer._replace(reason=DELAYED) if isinstance(answer, Busy) else answer
+
+    async def _decide(self, at: Attempt, line: list[Entry]) -> Grant | Busy | None:
+        claim, join, session, until = at
         try:
             verdict = judge(claim, line, self.store.display)
         except LimitMismatch:
@@ -167,24 +179,33 @@ class ConsulBackend:
         if own.details.settled:  # the answer that said so was lost
             return self._granted(claim, session, own.details.token, own.details.slots)
         if verdict.fits:
-            return await self._enter(claim, session, (), verdict.slots)
+            return await self._enter(at, (), verdict.slots)
         self.store.remember((entry.key, entry.order) for entry in line if not entry.held)
         absent, retry = self._patience.judge(verdict.absent, self.runtime.now())
         if absent is not None:
-            await self._skip(claim.name, absent)
+            await self._skip(claim.name, absent, until)
             return None
-        if not join or verdict.place >= QUEUE_CAP:
-            reason = "" if not join else f"{QUEUE_CAP} already wait for {claim.name!r}"
-            if not join and claim.owner in self.store.places:
-                return Busy(verdict.place, retry, reason=reason)
-            await self.abandon(claim)
-            return Busy(verdict.place, 1.0 if join else retry, reason=reason)
-        return self._stand(claim, own, verdict, line, retry)
+        if join and verdict.place < QUEUE_CAP:
+            return self.waits.stand(claim, own, verdict, line, retry)
+        if not join and claim.owner in self.store.places:
+            return Busy(verdict.place, retry)
+        await self.abandon(claim)
+        reason = f"{QUEUE_CAP} already wait for {claim.name!r}" if join else ""
+        return Busy(verdict.place, 1.0 if join else retry, reason=reason)
+
+    async def _bury(self, at: Attempt, remains: list[Entry]) -> bool:
+        """Ends what sessions have left in the line; false while a lock-delay protects it."""
+        if any(entry.owner == at.claim.owner for entry in remains):
+            await self.abandon(at.claim)
+            return True
+        keys = self.store.names.of(at.claim.name)
+        return await bury(self.agent, keys, remains, at.session.id, at.until)
 
     async def _enter(
-        self, claim: Claim, session: Session, front: tuple[str, ...], slots: tuple[int, ...] = ()
+        self, at: Attempt, front: tuple[str, ...], slots: tuple[int, ...] = ()
     ) -> Grant | None:
         """Makes the own entry a hold, if nothing in front and none of the slots is there."""
+        claim, _, session, _ = at
         keys = self.store.names.of(claim.name)
         ops = [requests.absent(name.encode()) for name in front]
         for number in slots:
@@ -192,7 +213,7 @@ class ConsulBackend:
             ops += [requests.absent(slot), requests.lock(slot, owner, session.id)]
         ops += self._marking(claim, session)
         try:
-            answer = await self._send(claim, session, requests.txn(*ops))
+            answer = await self._send(at, requests.txn(*ops))
         except Refused:
             return None
         return self._granted(claim, session, int(answer[-1]["ModifyIndex"]), slots)
@@ -206,36 +227,12 @@ class ConsulBackend:
             requests.lock(keys.mark(claim.owner), since, session.id),
         ]
 
-    def _stand(
-        self, claim: Claim, own: Entry, verdict: Verdict, line: list[Entry], retry: float | None
-    ) -> Busy:
-        """Remembers what the claim waits for."""
-        from holdfast.backends.consul import Place
-
-        ahead = [entry for entry in line if entry.order < own.order]
-        if claim.mode is Mode.SHARED:
-            ahead = [entry for entry in ahead if entry.mode is not Mode.SHARED]
-        front, said = tuple(entry.key for entry in ahead), own.details
-        place = Place(own.order, own.changed, said.since, said.behind, front)
-        self.store.places[claim.owner] = place
-        if claim.mode is not Mode.SLOTS:
-            last = ahead[-1]
-            return Busy(verdict.place, retry, (last.key, last.changed, (), ""))
-        # A slot's predecessor moves on by being let in; without one, any holder's end counts.
-        keys = self.store.names.of(claim.name)
-        target = next((entry for entry in ahead if entry.key == verdict.target), None)
-        gone = (
-            tuple(entry.key for entry in ahead if entry.held) if target is None else (target.key,)
-        )
-        come = "" if target is None else keys.mark(target.owner).decode()
-        return Busy(verdict.place, retry, (keys.prefix, 0, gone, come))
-
-    async def _skip(self, name: str, absent: Entry) -> None:
+    async def _skip(self, name: str, absent: Entry, until: float | None) -> None:
         """Takes its place from somebody who was let in and did not come."""
         mark = self.store.names.of(name).mark(absent.owner)
         skip = requests.delete_same(absent.key.encode(), absent.changed)
         with suppress(Refused):  # it has come
-            await self.agent.txn(requests.txn(requests.absent(mark), skip))
+            await self.agent.txn(requests.txn(requests.absent(mark), skip), until=until)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         place = self.store.places.get(claim.owner)
@@ -259,7 +256,7 @@ class ConsulBackend:
             *self._marking(claim, session),
         )
         try:
-            answer = await self._send(claim, session, body)
+            answer = await self._send(Attempt(claim, True, session, None), body)
         except (Refused, SessionGone):
             return await self.release(grant), await self.attempt(claim, join=True)
         self.store.forgotten(grant.claim.owner)
@@ -361,13 +358,6 @@ class ConsulBackend:
                 await self.keeper.end_all()
         self.waits.listening.close()
         await self.agent.http.close()
-
-
-def _tail(found: list[dict[str, Any]], key: bytes) -> int:
-    """How many of a joining's answers belong to the tree that was read last."""
-    name = key.decode()
-    first = next(index for index, kv in enumerate(found) if kv["Key"] == name)
-    return len(found) - first - 1
 
 
 def _http(store: ConsulStore, runtime: Runtime) -> Http:

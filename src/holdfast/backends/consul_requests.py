@@ -127,7 +127,7 @@ class Names:
         space = escape(namespace)
         self.root = f"{space}/locks/"
         self.records = f"{space}/records/"
-        self._guards = f"{space}/guards/"
+        self.guards = f"{space}/guards/"
         self.of = lru_cache(2048)(self._of)
 
     def _of(self, name: str) -> NameKeys:
@@ -139,7 +139,7 @@ class Names:
 
     def guard(self, session: str) -> bytes:
         """The key whose index a session's requests must know; see ``ConsulBackend.abandon``."""
-        return f"{self._guards}{session}".encode()
+        return f"{self.guards}{session}".encode()
 
 
 def line_of(
@@ -192,9 +192,14 @@ class _Mark:
         self.slots: list[int] = []
 
     def read(self, kv: dict[str, Any]) -> None:
-        self.token = int(kv["ModifyIndex"])
+        self.token = _written(kv)
         with suppress(ValueError):
             self.since = float(b64decode(kv["Value"] or ""))
+
+
+def _written(kv: dict[str, Any]) -> int:
+    """The index of a key's own write; the end of its session has changed it once more."""
+    return int(kv["ModifyIndex"] if kv.get("Session") else kv["CreateIndex"])
 
 
 def _entry(
@@ -215,7 +220,9 @@ def _entry(
     settled = mark is not None and mark.token > 0
     held = settled or ((key, order) not in waiting and crowd.lets_in(mode, weight, limit))
     crowd.add(mode, weight)
-    token, since = (mark.token, mark.since) if mark is not None and settled else (changed, 0.0)
+    token, since = _written(kv), 0.0
+    if mark is not None and settled:
+        token, since = mark.token, mark.since
     slots = tuple(sorted(mark.slots)) if mark is not None else ()
     said = Details(token, weight, held, settled, 0, since, slots, "")
     read = partial(_details, kv, prefix, said)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.backends import consul_requests as requests
 from holdfast.backends.consul_agent import READ, Agent, Refused, SessionGone
-from holdfast.backends.sessions import Session, whole
+from holdfast.backends.consul_remains import sweep
+from holdfast.backends.sessions import Opening, Session, whole
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Renewal, Runtime, Waiting
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, HoldfastError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from holdfast.backends.consul import ConsulStore
 
-__all__ = ["OPS", "Ref", "SessionKeeper"]
+__all__ = ["OPS", "Held", "Ref", "SessionKeeper"]
 
 CREATE = b"PUT /v1/session/create"
 RENEW = b"PUT /v1/session/renew/"
@@ -37,32 +36,41 @@ class Ref(NamedTuple):
     ttl: int
 
 
+class Held(NamedTuple):
+    """A grant that this door was given."""
+
+    token: int
+    slots: tuple[int, ...]
+
+
 class SessionKeeper:
     """One backend's view of its store's sessions."""
 
     def __init__(self, store: ConsulStore, agent: Agent, runtime: Runtime) -> None:
         self.store, self.agent, self.runtime = store, agent, runtime
         self.sessions = store.sessions
-        self._opening = threading.Lock()
-        self._opening_async: asyncio.Lock | None = None
+        self._opening = Opening(runtime)
 
-    async def session(self, ttl: float) -> Session:
+    async def session(self, ttl: float, until: float | None = None) -> Session:
         """The current session of a ttl with enough certain time, opened or renewed if need be."""
         session = self.sessions.current(ttl)
         if session is not None and session.fresh(self.runtime.now()):
             return session
-        if self.runtime.blocking:
-            with self._opening:
-                return await self._freshen(ttl)
-        if self._opening_async is None:
-            self._opening_async = _async_lock()
-        async with self._opening_async:
-            return await self._freshen(ttl)
+        ends = self.runtime.now() + self.store.settings.request_seconds
+        until = ends if until is None or ends < until else until
+        try:
+            async with self._opening.turn(until):
+                return await self._freshen(ttl, until)
+        except TimeoutError:
+            raise BackendUnavailable(
+                f"{self.store.display}: no session was opened in time"
+            ) from None
 
-    async def _freshen(self, ttl: float) -> Session:
+    async def _freshen(self, ttl: float, until: float) -> Session:
         session = self.sessions.current(ttl)
         if session is not None and (
-            session.fresh(self.runtime.now()) or await self.keep_alive(session.id) is not None
+            session.fresh(self.runtime.now())
+            or await self.keep_alive(session.id, until) is not None
         ):
             return session
         sent = self.runtime.now()
@@ -72,11 +80,16 @@ class SessionKeeper:
             "TTL": f"{whole(ttl)}s",
             "Checks": [],
             "NodeChecks": [],
-            "Behavior": "delete",
-            "LockDelay": "0s",
+            "Behavior": "release" if self.store.lock_delay else "delete",
+            "LockDelay": f"{self.store.lock_delay:g}s",
         }
-        answer = await self.agent.ask(CREATE, json.dumps(wish).encode())
-        return self.sessions.install(Session(answer["ID"], whole(ttl), sent))
+        answer = await self.agent.ask(CREATE, json.dumps(wish).encode(), until)
+        session = self.sessions.install(Session(answer["ID"], whole(ttl), sent))
+        if self.store.lock_delay:
+            with suppress(HoldfastError, Refused, SessionGone):
+                start = self.runtime.between(0, 1)
+                await sweep(self.agent, self.store, session.id, start, until)
+        return session
 
     async def keep_alive(self, session_id: str, until: float | None = None) -> float | None:
         """When the answered request was sent, or ``None`` if the session is gone."""
@@ -98,18 +111,12 @@ class SessionKeeper:
             try:
                 line = DESTROY + session.id.encode()
                 await self.agent.ask(line, b"", self.runtime.now() + 1.0)
-            except BackendUnavailable:
+            except HoldfastError:
                 continue
         self.sessions.forget()
 
     def forget(self) -> None:
-        self._opening, self._opening_async = threading.Lock(), None
-
-
-def _async_lock() -> asyncio.Lock:
-    import asyncio
-
-    return asyncio.Lock()
+        self._opening.forget()
 
 
 class _Renewing:
@@ -217,7 +224,7 @@ class _Renewing:
         """Binds a hold whose ttl was changed to the session of its new ttl."""
         claim, key = grant.claim, ref.key.encode()
         try:
-            session = await self._keeper.session(claim.ttl)
+            session = await self._keeper.session(claim.ttl, self._until)
             value = requests.entry_value(claim, self._keeper.runtime.wall(), token=grant.token)
             mark = self._store.names.of(claim.name).mark(claim.owner)
             body = requests.txn(

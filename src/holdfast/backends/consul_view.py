@@ -18,6 +18,7 @@ from holdfast.core.contract import Finding, Page
 from holdfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
+    from holdfast.backends.consul import ConsulStore
     from holdfast.backends.consul_backend import ConsulBackend
 
 __all__ = ["look", "probe", "recall", "record", "revoke", "survey", "watch"]
@@ -33,12 +34,14 @@ async def look(backend: ConsulBackend, name: str) -> Standing:
 
 
 async def _remaining(backend: ConsulBackend, entries: Iterable[Entry]) -> dict[str, float]:
-    """Consul does not tell how long it would still wait: at least the session's whole ttl."""
+    """Consul does not tell how long it would still wait: at least the session's whole ttl, and
+    then its lock-delay. For an entry whose session has ended, nothing."""
     remaining: dict[str, float] = {}
     for session in {entry.session for entry in entries if entry.held and entry.session}:
         info = await backend.agent.ask(INFO + session.encode())
         if info:
-            remaining[session] = float(str(info[0]["TTL"]).rstrip("s") or 0)
+            ttl = float(str(info[0]["TTL"]).rstrip("s") or 0)
+            remaining[session] = ttl + int(info[0]["LockDelay"]) / 1e9
     return remaining
 
 
@@ -164,4 +167,13 @@ async def probe(backend: ConsulBackend) -> list[Finding]:
     session = await backend.keeper.session(max(10.0, backend.store.shortest_ttl))
     words = "sessions can be made; Consul ends them one to two ttls after their last renewal"
     findings.append(Finding("sessions", f"{words} ({session.ttl} s)"))
+    findings.append(_limits(backend.store))
     return findings
+
+
+def _limits(store: ConsulStore) -> Finding:
+    floor = f"the shortest ttl is {store.shortest_ttl:g} s (session_ttl_min)"
+    if store.lock_delay:
+        return Finding("limits", f"{floor}; the lock-delay is {store.lock_delay:g} s")
+    words = "no lock-delay: who destroys a session by hand lets the next in at once (lock_delay)"
+    return Finding("limits", f"{floor}; {words}")

@@ -9,7 +9,9 @@ import json
 from typing import TYPE_CHECKING
 
 from holdfast.backends import consul_requests as requests
-from holdfast.claim import Busy, Claim
+from holdfast.backends.consul_remains import RETRY_SECONDS
+from holdfast.backends.lines import Entry, Verdict
+from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.http import Reply
@@ -28,9 +30,34 @@ class Waits:
         self.store, self.runtime = store, runtime
         self.listening = _listening(store, runtime)
 
+    def stand(
+        self, claim: Claim, own: Entry, verdict: Verdict, line: list[Entry], retry: float | None
+    ) -> Busy:
+        """Remembers what a claim waits for, and says it."""
+        from holdfast.backends.consul import Place
+
+        ahead = [entry for entry in line if entry.order < own.order]
+        if any(not entry.session for entry in ahead):  # nobody tells when a lock-delay is over
+            retry = RETRY_SECONDS if retry is None else min(retry, RETRY_SECONDS)
+        if claim.mode is Mode.SHARED:
+            ahead = [entry for entry in ahead if entry.mode is not Mode.SHARED]
+        front, said = tuple(entry.key for entry in ahead), own.details
+        place = Place(own.order, own.changed, said.since, said.behind, front)
+        self.store.places[claim.owner] = place
+        if claim.mode is not Mode.SLOTS:
+            last = ahead[-1]
+            return Busy(verdict.place, retry, (last.key, last.changed, (), ""))
+        # A slot's predecessor moves on by being let in; without one, any holder's end counts.
+        keys = self.store.names.of(claim.name)
+        target = next((entry for entry in ahead if entry.key == verdict.target), None)
+        held = tuple(entry.key for entry in ahead if entry.held)
+        gone = held if target is None else (target.key,)
+        come = "" if target is None else keys.mark(target.owner).decode()
+        return Busy(verdict.place, retry, (keys.prefix, 0, gone, come))
+
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        if busy.ref is None:
-            await self.pause(until)
+        if busy.ref is None:  # nothing tells when that is over
+            await self.pause(until, 0.3, 0.6)
             return
         path, index, gone, come = busy.ref
         try:
@@ -71,7 +98,7 @@ class Waits:
 def _goes_on(reply: Reply, index: int, gone: tuple[str, ...], come: str) -> int | None:
     """The index to go on listening with, or ``None`` if another attempt is worth it: the key
     that was listened to, or one that must go, has gone, or the one that must come has come."""
-    if reply.status != 200:
+    if reply.status != 200 or (not gone and b'"Session"' not in reply.body):  # see consul_remains
         return None
     if gone:
         there = set(json.loads(reply.body))

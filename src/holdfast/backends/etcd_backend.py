@@ -15,9 +15,9 @@ from holdfast.backends import etcd_requests as requests
 from holdfast.backends import etcd_view as view
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
 from holdfast.backends.etcd_leases import TXN, Leases, Ref
-from holdfast.backends.etcd_stream import StreamWatches
+from holdfast.backends.etcd_wait import Waits
 from holdfast.backends.lines import Entry, Patience, Verdict, judge
-from holdfast.backends.sessions import Session
+from holdfast.backends.sessions import Attempt, Session
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     QUEUE_CAP,
@@ -28,11 +28,9 @@ from holdfast.core.contract import (
     Waiting,
 )
 from holdfast.errors import BackendUnavailable
-from holdfast.wires.websocket import NoWebSocket
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd import EtcdStore
-    from holdfast.backends.etcd_watch import Watches
     from holdfast.wires.http import Http
 
 __all__ = ["EtcdBackend"]
@@ -50,7 +48,7 @@ class EtcdBackend:
         self.store, self.runtime = store, runtime
         self.gateway = Gateway(_http(store, runtime), store.credentials)
         self.leases = Leases(store, self.gateway, runtime)
-        self.watches = _watches(store, runtime)
+        self.waits = Waits(store, self.gateway, runtime)
         self._patience = Patience()
         store.backends.add(id(self))
 
@@ -60,9 +58,9 @@ class EtcdBackend:
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         for _ in range(TRIES):
-            session = await self.leases.session(claim.ttl)
+            session = await self.leases.session(claim.ttl, until)
             try:
-                answer = await self._attempt(claim, join, session)
+                answer = await self._attempt(Attempt(claim, join, session, until))
             except SessionGone:
                 self.store.sessions.ended(session.id)
                 continue
@@ -70,8 +68,9 @@ class EtcdBackend:
                 return answer
         raise BackendUnavailable(f"{self.store.display}: the line of {claim.name!r} never rests")
 
-    async def _attempt(self, claim: Claim, join: bool, session: Session) -> Grant | Busy | None:
+    async def _attempt(self, at: Attempt) -> Grant | Busy | None:
         """The answer, or ``None`` to look again."""
+        claim, join, session, _ = at
         keys = self.store.names.of(claim.name)
         key, since = keys.entry(claim), self.runtime.wall()
         place = self.store.places.get(claim.owner)
@@ -90,7 +89,7 @@ class EtcdBackend:
                 otherwise.insert(0, line)
         free = self._free(claim, key)
         body = requests.txn([guard, *free], [requests.put(key, held, session.id)], otherwise)
-        answer = await self._send(claim, session, body)
+        answer = await self._send(at, body)
         revision = int(answer["header"]["revision"])
         if answer.get("succeeded"):
             if place is None:
@@ -101,7 +100,7 @@ class EtcdBackend:
         if not otherwise:
             return None
         found = answer["responses"][-1]["response_range"]
-        return await self._judge(claim, join, session, found, revision, (waiting, since))
+        return await self._judge(at, found, revision, (waiting, since))
 
     def _free(self, claim: Claim, key: bytes) -> list[bytes]:
         """Holds if the claim can be granted at once."""
@@ -117,13 +116,13 @@ class EtcdBackend:
         key = self.store.names.guard(session.id)
         return b'{"key":"%b","target":"VERSION","version":"%d"}' % (key, session.generation)
 
-    async def _send(self, claim: Claim, session: Session, body: bytes) -> dict[str, Any]:
+    async def _send(self, at: Attempt, body: bytes) -> dict[str, Any]:
         try:
-            return await self.gateway.post(TXN, body)
+            return await self.gateway.post(TXN, body, at.until)
         except SessionGone:
             raise
         except BaseException:  # it may have been carried out, or be so later
-            self.store.sessions.doubts[claim.owner] = session
+            self.store.sessions.doubts[at.claim.owner] = at.session
             raise
 
     def _granted(
@@ -134,14 +133,9 @@ class EtcdBackend:
         return Grant(claim, order, slots, session.since, ref)
 
     async def _judge(
-        self,
-        claim: Claim,
-        join: bool,
-        session: Session,
-        found: dict[str, Any],
-        revision: int,
-        written: tuple[bytes, float],
+        self, at: Attempt, found: dict[str, Any], revision: int, written: tuple[bytes, float]
     ) -> Grant | Busy | None:
+        claim, join, session, until = at
         keys = self.store.names.of(claim.name)
         line = requests.line_of(found, keys.prefix)
         verdict = judge(claim, line, self.store.display)
@@ -149,13 +143,13 @@ class EtcdBackend:
         if own is not None and own.held:
             return self._granted(claim, session, key, own.order, own.details.slots)
         if join and own is None:
-            await self._learn_guard(session)
+            await self._learn_guard(session, until)
             return None
         if verdict.fits:
-            return await self._settle(claim, session, verdict, revision)
+            return await self._settle(at, verdict, revision)
         absent, retry = self._patience.judge(verdict.absent, self.runtime.now())
         if absent is not None:
-            await self._skip(absent)
+            await self._skip(absent, until)
             return None
         if own is not None:
             known = self.store.places.get(claim.owner)
@@ -168,32 +162,31 @@ class EtcdBackend:
                 return Busy(verdict.place, 1.0, reason=f"{QUEUE_CAP} wait for {claim.name!r}")
         return Busy(verdict.place, retry, (verdict.target, claim.name, revision))
 
-    async def _settle(
-        self, claim: Claim, session: Session, verdict: Verdict, revision: int
-    ) -> Grant | None:
+    async def _settle(self, at: Attempt, verdict: Verdict, revision: int) -> Grant | None:
         """Takes what was free when the line was read, if the line is still the same."""
+        claim, _, session, until = at
         keys = self.store.names.of(claim.name)
         key, order = keys.entry(claim), verdict.own.order if verdict.own else 0
         value = requests.entry_value(claim, self.runtime.wall(), held=True, slots=verdict.slots)
         same = requests.unchanged_since(keys.all, revision)
         compare = [self._guard(session), same, requests.created_at(key, order)]
         body = requests.txn(compare, [requests.put(key, value, session.id)])
-        answer = await self._send(claim, session, body)
+        answer = await self._send(at, body)
         if not answer.get("succeeded"):
-            await self._learn_guard(session)
+            await self._learn_guard(session, until)
             return None
         order = order or int(answer["header"]["revision"])
         return self._granted(claim, session, key, order, verdict.slots)
 
-    async def _skip(self, absent: Entry) -> None:
+    async def _skip(self, absent: Entry, until: float | None) -> None:
         """Takes its place from somebody who was let in and did not come."""
         key = absent.key.encode()
         same = b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, absent.changed)
-        await self.gateway.post(TXN, requests.txn([same], [requests.delete(key)]))
+        await self.gateway.post(TXN, requests.txn([same], [requests.delete(key)]), until)
 
-    async def _learn_guard(self, session: Session) -> None:
+    async def _learn_guard(self, session: Session, until: float | None = None) -> None:
         body = b'{"key":"%b"}' % self.store.names.guard(session.id)
-        found = (await self.gateway.post(RANGE, body)).get("kvs")
+        found = (await self.gateway.post(RANGE, body, until)).get("kvs")
         session.generation = int(found[0]["version"]) if found else 0
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
@@ -218,7 +211,7 @@ class EtcdBackend:
         ]
         body = requests.txn(compare, [requests.delete(mine), requests.put(key, value, session.id)])
         try:
-            answer = await self._send(claim, session, body)
+            answer = await self._send(Attempt(claim, True, session, None), body)
         except SessionGone:
             answer = {}
         if answer.get("succeeded"):
@@ -248,66 +241,13 @@ class EtcdBackend:
         doubts.pop(claim.owner, None)
         return bool(answer["responses"][1]["response_delete_range"].get("deleted"))
 
-    # Waiting.
+    # Waiting, keeping, looking, ending: see the modules they are in.
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        if busy.ref is None:
-            await self._pause(until)
-            return
-        target, name, revision = busy.ref
-        keys = self.store.names.of(name).all.decode() if not target else f'"key":"{target}"'
-        # A slot's predecessor moves on by being granted, which is a change and no end.
-        ends_only = claim.mode is not Mode.SLOTS or not target
-        try:
-            watch = await self._confirmed(claim.owner, keys, ends_only, until)
-            if watch is None:
-                return
-            try:
-                if watch.began > revision and await self._changed(claim, target):
-                    return
-                await self._fired(watch, until)
-            finally:
-                await self.watches.end(watch)
-        except BackendUnavailable as error:
-            if isinstance(error.__cause__, NoWebSocket):
-                useless, self.watches = self.watches, _streams(self.store, self.runtime)
-                useless.close()
-            await self._pause(until)
-
-    async def _confirmed(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
-        """A watch that has begun; ``None`` if the wait is over before."""
-        limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
-        watch = await self.watches.begin(owner, keys, ends_only, limit)
-        rung = await self.watches.rung(owner, limit)
-        if watch.began is not None and not watch.broken and not watch.fired:
-            return watch
-        await self.watches.end(watch)
-        if not rung and limit < until:  # nothing comes any more, and nobody said so
-            self.watches.distrust()
-        if watch.broken or not rung:
-            await self._pause(until)
-        return None
-
-    async def _fired(self, watch: Any, until: float) -> None:
-        await self.watches.rung(watch.owner, until)
-        if watch.broken:
-            await self._pause(until)
-
-    async def _changed(self, claim: Claim, target: str) -> bool:
-        """Whether another attempt is worth it, by a linearizable read."""
-        keys = self.store.names.of(claim.name)
-        found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
-        verdict = judge(claim, requests.line_of(found, keys.prefix), self.store.display)
-        return verdict.fits or verdict.own is None or verdict.target != target
-
-    async def _pause(self, until: float) -> None:
-        now = self.runtime.now()
-        await self.runtime.sleep(max(0.0, min(until - now, self.runtime.between(0.05, 0.25))))
+        await self.waits.wait(claim, busy, until)
 
     def nudge(self, claim: Claim) -> None:
-        self.watches.nudge(claim.owner)
-
-    # Keeping, looking, ending: see the modules they are in.
+        self.waits.watches.nudge(claim.owner)
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
@@ -340,14 +280,14 @@ class EtcdBackend:
         self.store.places.clear()
         self.leases.forget()
         self.gateway.http.forget()
-        self.watches.forget()
+        self.waits.watches.forget()
 
     async def close(self) -> None:
         if id(self) in self.store.backends:
             self.store.backends.discard(id(self))
             if not self.store.backends:
                 await self.leases.end_all()
-        self.watches.close()
+        self.waits.watches.close()
         await self.gateway.http.close()
 
 
@@ -365,25 +305,3 @@ def _http(store: EtcdStore, runtime: Runtime) -> Http:
     from holdfast.wires.http_async import AsyncHttp
 
     return AsyncHttp(store.servers, store.settings.connections)
-
-
-def _streams(store: EtcdStore, runtime: Runtime) -> Watches:
-    if runtime.blocking:
-        from holdfast.wires.http_listen import BlockingListening
-
-        return StreamWatches(BlockingListening(store.servers))
-    from holdfast.wires.http_listen_async import AsyncListening
-
-    return StreamWatches(AsyncListening(store.servers))
-
-
-def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
-    if store.credentials.user:
-        return _streams(store, runtime)
-    if runtime.blocking:
-        from holdfast.backends.etcd_watch import BlockingWatches
-
-        return BlockingWatches(store.servers)
-    from holdfast.backends.etcd_watch_async import AsyncWatches
-
-    return AsyncWatches(store.servers)

@@ -90,13 +90,20 @@ class Gateway:
                 f"{self.display} answers HTTP but not etcd's JSON gateway: it is switched off "
                 "(start etcd with --enable-grpc-gateway), older than 3.4, or not etcd"
             )
-        if "user name is empty" in text or "invalid user ID or password" in text:
-            who = f"refused the password of {self.credentials.user!r}"
-            words = who if self.credentials.user else "needs a user and a password"
-            return BackendUnavailable(f"{self.display} {words}")
+        denial = self._denial(line, text)
+        if denial:  # not worth another try, unlike a store that can't be reached
+            return Unsupported(f"{self.display} {denial}")
         if reply.status in _SERVER_TROUBLE or text:
             return BackendUnavailable(f"{self.display}: {_said(line)}: {text or reply.status}")
         return self._strange(line, reply)
+
+    def _denial(self, line: bytes, text: str) -> str:
+        user = self.credentials.user
+        if "user name is empty" in text or "invalid user ID or password" in text:
+            return f"refused the password of {user!r}" if user else "needs a user and a password"
+        if "permission denied" in text:
+            return f"does not let {user!r} do this ({_said(line)}): its role is too small"
+        return ""
 
     def _strange(self, line: bytes, reply: Reply) -> Exception:
         return BackendUnavailable(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
-from holdfast.backends.sessions import Session, whole
+from holdfast.backends.sessions import Opening, Session, whole
 from holdfast.claim import Grant
 from holdfast.core.contract import Renewal, Runtime, Waiting
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, HoldfastError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from holdfast.backends.etcd import EtcdStore
 
 __all__ = ["Leases", "Ref"]
@@ -46,30 +43,30 @@ class Leases:
     def __init__(self, store: EtcdStore, gateway: Gateway, runtime: Runtime) -> None:
         self.store, self.gateway, self.runtime = store, gateway, runtime
         self.sessions = store.sessions
-        self._opening = threading.Lock()
-        self._opening_async: asyncio.Lock | None = None
+        self._opening = Opening(runtime)
 
-    async def session(self, ttl: float) -> Session:
+    async def session(self, ttl: float, until: float | None = None) -> Session:
         """The current session of a ttl with enough certain time, opened or asked for if need be."""
         session = self.sessions.current(ttl)
         if session is not None and session.fresh(self.runtime.now()):
             return session
-        if self.runtime.blocking:
-            with self._opening:
-                return await self._freshen(ttl)
-        if self._opening_async is None:
-            self._opening_async = _async_lock()
-        async with self._opening_async:
-            return await self._freshen(ttl)
+        ends = self.runtime.now() + self.store.settings.request_seconds
+        until = ends if until is None or ends < until else until
+        try:
+            async with self._opening.turn(until):
+                return await self._freshen(ttl, until)
+        except TimeoutError:
+            raise BackendUnavailable(f"{self.store.display}: no lease was opened in time") from None
 
-    async def _freshen(self, ttl: float) -> Session:
+    async def _freshen(self, ttl: float, until: float) -> Session:
         session = self.sessions.current(ttl)
         if session is not None and (
-            session.fresh(self.runtime.now()) or await self.keep_alive(session.id) is not None
+            session.fresh(self.runtime.now())
+            or await self.keep_alive(session.id, until) is not None
         ):
             return session
         sent = self.runtime.now()
-        answer = await self.gateway.post(GRANT, b'{"TTL":"%d"}' % whole(ttl))
+        answer = await self.gateway.post(GRANT, b'{"TTL":"%d"}' % whole(ttl), until)
         return self.sessions.install(Session(answer["ID"], whole(ttl), sent))
 
     async def keep_alive(self, session_id: str, until: float | None = None) -> float | None:
@@ -106,18 +103,12 @@ class Leases:
             try:
                 body = b'{"ID":"%b"}' % session.id.encode()
                 await self.gateway.post(REVOKE, body, self.runtime.now() + 1.0)
-            except (BackendUnavailable, SessionGone):
-                pass
+            except (HoldfastError, SessionGone):
+                continue
         self.sessions.forget()
 
     def forget(self) -> None:
-        self._opening, self._opening_async = threading.Lock(), None
-
-
-def _async_lock() -> asyncio.Lock:
-    import asyncio
-
-    return asyncio.Lock()
+        self._opening.forget()
 
 
 class _Renewing:
@@ -173,7 +164,7 @@ class _Renewing:
         owner, leases = grant.claim.owner, self._leases
         key = ref.key.encode()
         try:
-            session = await leases.session(grant.claim.ttl)
+            session = await leases.session(grant.claim.ttl, self._until)
             change = b'{"request_put":{"key":"%b","ignore_value":true,"lease":"%b"}}' % (
                 key,
                 session.id.encode(),

@@ -136,17 +136,17 @@ async def watch(backend: EtcdBackend, name: str, seen: int | None, until: float)
     keys = backend.store.names.of(name).all.decode()
     watcher = f"watch {backend.runtime.between(0, 1)}"
     try:
-        found = await backend._confirmed(watcher, keys, False, until)
+        found = await backend.waits.confirmed(watcher, keys, False, until)
         if found is None:
             return
         try:
             tokens = [entry.order for entry in await line(backend, name) if entry.held]
             if max(tokens, default=None) == seen:
-                await backend._fired(found, until)
+                await backend.waits.fired(found, until)
         finally:
-            await backend.watches.end(found)
+            await backend.waits.watches.end(found)
     except BackendUnavailable:
-        await backend._pause(until)
+        await backend.waits.pause(until)
 
 
 async def probe(backend: EtcdBackend) -> list[Finding]:
@@ -170,10 +170,10 @@ async def probe(backend: EtcdBackend) -> list[Finding]:
 async def _watching(backend: EtcdBackend) -> Finding:
     until = backend.runtime.now() + backend.store.settings.request_seconds
     keys = backend.store.names.of("holdfast probe").all.decode()
-    found = await backend._confirmed("probe", keys, True, until)
+    found = await backend.waits.confirmed("probe", keys, True, until)
     if found is None:
         return Finding("watch", "no watch could be opened: waiters only look again", "warning")
-    await backend.watches.end(found)
+    await backend.waits.watches.end(found)
     return Finding("watch", "waiters are woken over one WebSocket")
 
 

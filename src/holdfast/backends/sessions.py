@@ -9,8 +9,17 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["Session", "Sessions", "whole"]
+from holdfast.claim import Claim
+from holdfast.core.contract import Runtime
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Attempt", "Opening", "Session", "Sessions", "whole"]
 
 # A session that was not kept alive for longer than this share of its ttl is asked for first.
 FRESH_SHARE = 0.5
@@ -34,6 +43,56 @@ class Session:
     def fresh(self, now: float) -> bool:
         """Whether enough certain time is left to put a new hold on it without asking."""
         return now - self.since < self.ttl * FRESH_SHARE
+
+
+class Attempt(NamedTuple):
+    """One attempt at a claim, as it goes from request to request."""
+
+    claim: Claim
+    join: bool
+    session: Session
+    until: float | None
+    """By when the store must have answered; ``None``: in the time that every request has."""
+
+
+class Opening:
+    """Lets one at a time open a session, or ask for it; the others find it done."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._threads = threading.Lock()
+        self._tasks: asyncio.Lock | None = None
+
+    @asynccontextmanager
+    async def turn(self, until: float) -> AsyncIterator[None]:
+        """Raises ``TimeoutError`` if it does not become one's turn by then."""
+        left = max(0.0, until - self._runtime.now())
+        if self._runtime.blocking:
+            threads = self._threads
+            if not threads.acquire(timeout=left):
+                # Should an interrupt have kept it for ever: two at once do no harm.
+                self._threads = threading.Lock()
+                raise TimeoutError
+            try:
+                yield
+            finally:
+                threads.release()
+            return
+        import asyncio
+
+        if self._tasks is None:
+            self._tasks = asyncio.Lock()
+        tasks = self._tasks
+        async with asyncio.timeout(left):
+            await tasks.acquire()
+        try:
+            yield
+        finally:
+            tasks.release()
+
+    def forget(self) -> None:
+        """In a forked child, where a thread of the parent's may have had its turn."""
+        self._threads, self._tasks = threading.Lock(), None
 
 
 class Sessions:

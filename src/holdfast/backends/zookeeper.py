@@ -8,6 +8,8 @@ is stored and ``wires.zookeeper`` for what makes a hold certain.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from holdfast.backends.zookeeper_end import Ending, was_ours
 from holdfast.backends.zookeeper_line import (
     SEQUENCE_LIMIT,
@@ -49,6 +51,16 @@ TRIES = 8
 GONE_NAME = "the name's node vanished again and again"
 
 
+class Attempt(NamedTuple):
+    """One attempt at a claim, as it goes from trip to trip."""
+
+    session: Session
+    entry: Entry
+    join: bool
+    until: float | None
+    """By when the store must have answered; ``None``: in the time that every trip has."""
+
+
 class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
     """Admits claims in lines of nodes; its other parts keep, show and record."""
 
@@ -63,30 +75,28 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
     ) -> Grant | Busy:
         entry = self.attend(claim)
         try:
-            session = await self.ready(entry.key)
-            return await self._attempt(session, entry, join)
+            session = await self.ready(entry.key, until)
+            return await self._attempt(Attempt(session, entry, join, until))
         finally:
             entry.attended = self.runtime.now()
 
-    async def _attempt(
-        self, session: Session, entry: Entry, join: bool, *before: Ask
-    ) -> Grant | Busy:
-        if entry.path and entry.session != session.id:
+    async def _attempt(self, at: Attempt, *before: Ask) -> Grant | Busy:
+        entry = at.entry
+        if entry.path and entry.session != at.session.id:
             entry.reset()  # it went with its session
         elif entry.asked and not entry.path:
-            await self._find(session, entry)
+            await self._find(at)
         if entry.path:
-            answer = await self._stand(session, entry, join, *before)
+            answer = await self._stand(at, *before)
             if answer is not None:
                 return answer
             entry.reset()
             before = ()
-        return await self._enter(session, entry, join, *before)
+        return await self._enter(at, *before)
 
-    async def _enter(
-        self, session: Session, entry: Entry, join: bool, *before: Ask
-    ) -> Grant | Busy:
+    async def _enter(self, at: Attempt, *before: Ask) -> Grant | Busy:
         """Makes a node and decides by the line that it finds itself in."""
+        session, entry, _, until = at
         claim = entry.claim
         parent = self.store.parent(claim.name)
         prefix = f"{parent}/{entry_prefix(claim)}"
@@ -97,7 +107,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         for _ in range(TRIES):
             create, listing = Create(prefix, data, self.store.acl), Listing(parent)
             sent = self.runtime.now()
-            await self.ask(session, *before, create, listing)
+            await self.ask(session, *before, create, listing, until=until)
             if create.error is None:
                 entry.path, stat = create.value
                 entry.session, entry.token = stat.ephemeral_owner, stat.czxid
@@ -105,17 +115,16 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
                 since = session.since(sent, entry.session)
                 if since == NEVER:
                     raise BackendUnavailable(f"{self.store.display}: the session has just ended")
-                answer = await self._decide(session, entry, listing.value, since, join)
+                answer = await self._decide(at, listing.value, since)
                 if answer is not None:
                     return answer
             before = ()
-            await self.make(session, parent)
+            await self.make(session, parent, until=until)
         raise BackendUnavailable(f"{self.store.display}: {GONE_NAME}: {claim.name!r}")
 
-    async def _stand(
-        self, session: Session, entry: Entry, join: bool, *before: Ask
-    ) -> Grant | Busy | None:
+    async def _stand(self, at: Attempt, *before: Ask) -> Grant | Busy | None:
         """Looks again from the place that it has; ``None`` if it has none any more."""
+        session, entry, _, until = at
         parent = self.store.parent(entry.claim.name)
         sent = self.runtime.now()
         # A recent proof is enough for a grant; an old one is renewed in the same trip.
@@ -123,28 +132,29 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         preview, entry.preview = entry.preview, None
         if preview is not None and fresh and not before and preview.usable(session, sent):
             since = session.proven_since(entry.session)
-            return await self._decide(session, entry, preview.listing.value, since, join)
+            return await self._decide(at, preview.listing.value, since)
         first: Ask = Sync(parent) if fresh else Multi([Check(entry.path)])
         listing = Listing(parent)
-        await self.ask(session, *before, first, listing)
+        await self.ask(session, *before, first, listing, until=until)
         if listing.error is not None or (isinstance(first, Multi) and first.failed):
             return None
         number = entry.session
         since = session.proven_since(number) if fresh else session.since(sent, number)
-        return await self._decide(session, entry, listing.value, since, join)
+        return await self._decide(at, listing.value, since)
 
-    async def _find(self, session: Session, entry: Entry) -> None:
+    async def _find(self, at: Attempt) -> None:
         """A create was not answered: adopts the node that it may have made in this session."""
+        session, entry, _, until = at
         entry.unsure = True
         parent = self.store.parent(entry.claim.name)
         listing = Listing(parent)
-        await self.ask(session, Sync(parent), listing)
+        await self.ask(session, Sync(parent), listing, until=until)
         if listing.error is not None:
             return
         line = Line(listing.value, self.where(entry.claim.name))
         reads = [Read(f"{parent}/{p.node}") for p in line.of_owner(digest(entry.claim.owner))]
         if reads:
-            await self.ask(session, *reads)
+            await self.ask(session, *reads, until=until)
         for read in reads:
             if read.error is None and read.value[1].ephemeral_owner == session.id:
                 entry.path, entry.session = read.path, session.id
@@ -153,9 +163,8 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
 
     # Deciding
 
-    async def _decide(
-        self, session: Session, entry: Entry, nodes: list[str], since: float, join: bool
-    ) -> Grant | Busy | None:
+    async def _decide(self, at: Attempt, nodes: list[str], since: float) -> Grant | Busy | None:
+        entry = at.entry
         if since == NEVER or self.store.entries.get(entry.claim.owner) is not entry:
             return None  # its session has ended, or nobody had come for it in time
         if len(nodes) == 1 and entry.claim.mode is not Mode.SLOTS and nodes[0] == entry.node:
@@ -167,22 +176,23 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
                 return None
             line.check(entry.claim, index, self.store.display)
         except BaseException:
-            await self._withdraw(session, entry)
+            await self._withdraw(at)
             raise
-        await self._drop_doubles(session, entry, line)
+        await self._drop_doubles(at, line)
         if index < line.admitted:
             if entry.claim.mode is Mode.SLOTS:
-                return await self._take_slots(session, entry, line, since)
+                return await self._take_slots(at, line, since)
             return self._grant(entry, entry.token, (), since)
-        return await self._busy(session, entry, line, index, join)
+        return await self._busy(at, line, index)
 
-    async def _drop_doubles(self, session: Session, entry: Entry, line: Line) -> None:
+    async def _drop_doubles(self, at: Attempt, line: Line) -> None:
         """Deletes nodes of the same owner that an unanswered create has left."""
+        entry = at.entry
         parent = self.store.parent(entry.claim.name)
         own = line.of_owner(digest(entry.claim.owner))
         doubles = [Delete(f"{parent}/{p.node}") for p in own if p.node != entry.node]
         if doubles:
-            await self.ask(session, *doubles)
+            await self.ask(at.session, *doubles, until=at.until)
 
     def _grant(self, entry: Entry, token: int, slots: tuple[int, ...], since: float) -> Grant:
         ref = (entry.key, entry.session, entry.path)
@@ -191,10 +201,9 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         entry.grant = grant
         return grant
 
-    async def _take_slots(
-        self, session: Session, entry: Entry, line: Line, since: float
-    ) -> Grant | Busy | None:
+    async def _take_slots(self, at: Attempt, line: Line, since: float) -> Grant | Busy | None:
         """Takes the lowest free slots. The zxid of that is the token: per slot it only grows."""
+        session, entry, _, until = at
         if entry.grant is not None:
             return self._grant(entry, entry.grant.token, entry.grant.slots, since)
         if entry.taking:
@@ -202,11 +211,11 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         entry.taking = True
         try:
             for _ in range(TRIES):
-                grant = await self._try_slots(session, entry, line)
+                grant = await self._try_slots(at, line)
                 if grant is not None:
                     return grant
                 read, listing = Read(entry.path), Listing(self.store.parent(entry.claim.name))
-                await self.ask(session, read, listing)
+                await self.ask(session, read, listing, until=until)
                 if read.error is not None or listing.error is not None:
                     return None
                 data, stat = read_data(read.value[0]), read.value[1]
@@ -219,7 +228,8 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         finally:
             entry.taking = False
 
-    async def _try_slots(self, session: Session, entry: Entry, line: Line) -> Grant | None:
+    async def _try_slots(self, at: Attempt, line: Line) -> Grant | None:
+        session, entry, _, until = at
         slots = line.free_slots(entry.claim.weight, entry.claim.limit)
         if len(slots) < entry.claim.weight:
             return None
@@ -229,30 +239,29 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         # With its version, so that of two tries of which one was not answered one is done.
         multi = Multi([Write(entry.path, data, entry.version), *parts])
         sent = self.runtime.now()
-        await self.ask(session, multi)
+        await self.ask(session, multi, until=until)
         if multi.failed:
             return None
         return self._grant(entry, multi.value[0].mzxid, slots, session.since(sent, entry.session))
 
-    async def _busy(
-        self, session: Session, entry: Entry, line: Line, index: int, join: bool
-    ) -> Busy:
+    async def _busy(self, at: Attempt, line: Line, index: int) -> Busy:
+        entry = at.entry
         place = index - line.admitted
-        if not join:
-            await self._withdraw(session, entry)
+        if not at.join:
+            await self._withdraw(at)
             return Busy(place)
         if place >= QUEUE_CAP:
-            await self._withdraw(session, entry)
+            await self._withdraw(at)
             return Busy(place, 1.0, reason=f"{QUEUE_CAP} already wait for {entry.claim.name!r}")
         if not 0 <= line.places[index].sequence < SEQUENCE_LIMIT:
-            await self._withdraw(session, entry)
+            await self._withdraw(at)
             reason = f"the line of {entry.claim.name!r} starts over"
             return Busy(place, self.runtime.between(0.05, 0.2), reason=reason)
         return Busy(place, ref=(entry.key, line.before(index)))
 
-    async def _withdraw(self, session: Session, entry: Entry) -> None:
-        self.store.entries.pop(entry.claim.owner, None)
-        await self.ask(session, Delete(entry.path))
+    async def _withdraw(self, at: Attempt) -> None:
+        self.store.entries.pop(at.entry.claim.owner, None)
+        await self.ask(at.session, Delete(at.entry.path), until=at.until)
 
     # Ending
 
@@ -264,9 +273,10 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
             if entry.key != key or (entry.asked and not entry.path):
                 if ending:
                     await self.ask(session, *ending)
-                answer = await self._attempt(await self.ready(entry.key), entry, True)
+                at = Attempt(await self.ready(entry.key), entry, True, None)
+                answer = await self._attempt(at)
             else:
-                answer = await self._attempt(session, entry, True, *ending)
+                answer = await self._attempt(Attempt(session, entry, True, None), *ending)
             return bool(ending) and was_ours(ending[0]), answer
         finally:
             entry.attended = self.runtime.now()

@@ -65,12 +65,18 @@ class Trips:
         session.start(call, *asks)
         await session.finish(call, self.seconds(until), *asks)
 
-    async def make(self, session: Session, path: str, leaf: type[Create] = Container) -> None:
+    async def make(
+        self,
+        session: Session,
+        path: str,
+        leaf: type[Create] = Container,
+        until: float | None = None,
+    ) -> None:
         """Makes a node where it is missing, and what is missing above it."""
         missing: list[Create] = [leaf(path, b"", self.store.acl)]
         paths = [path]
         for _ in range(DEEPEST_PATH):
-            await self.ask(session, missing[-1])
+            await self.ask(session, missing[-1], until=until)
             error = missing[-1].error
             if isinstance(error, NoNodeError):
                 paths.append(paths[-1].rpartition("/")[0])

@@ -82,6 +82,8 @@ class Session:
         self.clock = (0.0, 0.0)
         """The servers' wall clock at some moment of ours."""
         self.refusal = ""
+        self.denied = False
+        """Whether the servers did not believe who we are."""
         self.looks_only = False
         """Whether it holds nothing, so that any timeout will do."""
         self.dead = False
@@ -184,7 +186,9 @@ class Session:
             self.id = 0
             client = self._client
             # Anything but an expired session is the end of the client.
-            if client is not None and str(client.client_state) != "EXPIRED_SESSION":
+            state = "" if client is None else str(client.client_state)
+            if client is not None and state != "EXPIRED_SESSION":
+                self.denied = state == "AUTH_FAILED"
                 self._end()
         for watchers in list(self.watching.values()):
             self._ring(watchers)
@@ -261,6 +265,8 @@ class Session:
         """Raises unless requests can be sent now."""
         if self.refusal:
             raise Unsupported(f"{self.options.display}: a ttl of {self.ttl:g} s: {self.refusal}")
+        if self.denied:
+            raise Unsupported(f"{self.options.display} refuses our user and password")
         if not self.up:
             trouble = f": {self._log.trouble}" if self._log.trouble else ""
             raise BackendUnavailable(f"{self.options.display} is not connected{trouble}")
@@ -297,10 +303,13 @@ class Session:
             if ask.error is not None and not isinstance(ask.error, _ANSWERS):
                 raise self._failure(ask.error) from ask.error
 
-    def _failure(self, error: Exception) -> BackendUnavailable:
+    def _failure(self, error: Exception) -> Exception:
         where = self.options.display
-        if isinstance(error, NoAuthError | AuthFailedError):
-            return BackendUnavailable(f"{where} does not let us: {type(error).__name__}")
+        # Not worth another try, unlike servers that can't be reached.
+        if isinstance(error, NoAuthError):
+            return Unsupported(f"{where} does not let us: these nodes are another user's")
+        if isinstance(error, AuthFailedError):
+            return Unsupported(f"{where} refuses our user and password")
         trouble = self._log.trouble or type(error).__name__
         return BackendUnavailable(f"{where} lost the connection: {trouble}")
 

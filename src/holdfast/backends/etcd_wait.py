@@ -1,0 +1,111 @@
+"""Waiting on ``etcd://``: a watch of the one entry in front, and a read behind its beginning.
+
+All waits of a backend share one WebSocket; without WebSockets each has a stream of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.backends import etcd_requests as requests
+from holdfast.backends.etcd_gateway import Gateway
+from holdfast.backends.etcd_stream import StreamWatches
+from holdfast.backends.lines import judge
+from holdfast.claim import Busy, Claim, Mode
+from holdfast.core.contract import Runtime
+from holdfast.errors import BackendUnavailable
+from holdfast.wires.websocket import NoWebSocket
+
+if TYPE_CHECKING:
+    from holdfast.backends.etcd import EtcdStore
+    from holdfast.backends.etcd_watch import Watches
+
+__all__ = ["Waits"]
+
+RANGE = b"POST /v3/kv/range"
+
+
+class Waits:
+    """The waits of one backend."""
+
+    def __init__(self, store: EtcdStore, gateway: Gateway, runtime: Runtime) -> None:
+        self.store, self.gateway, self.runtime = store, gateway, runtime
+        self.watches = _watches(store, runtime)
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        if busy.ref is None:
+            await self.pause(until)
+            return
+        target, name, revision = busy.ref
+        keys = self.store.names.of(name).all.decode() if not target else f'"key":"{target}"'
+        # A slot's predecessor moves on by being granted, which is a change and no end.
+        ends_only = claim.mode is not Mode.SLOTS or not target
+        try:
+            watch = await self.confirmed(claim.owner, keys, ends_only, until)
+            if watch is None:
+                return
+            try:
+                if watch.began > revision and await self._changed(claim, target):
+                    return
+                await self.fired(watch, until)
+            finally:
+                await self.watches.end(watch)
+        except BackendUnavailable as error:
+            if isinstance(error.__cause__, NoWebSocket):
+                useless, self.watches = self.watches, _streams(self.store, self.runtime)
+                useless.close()
+            await self.pause(until)
+
+    async def confirmed(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
+        """A watch that has begun; ``None`` if the wait is over before."""
+        limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
+        watch = await self.watches.begin(owner, keys, ends_only, limit)
+        rung = await self.watches.rung(owner, limit)
+        if watch.began is not None and not watch.broken and not watch.fired:
+            return watch
+        await self.watches.end(watch)
+        if not rung and limit < until:  # nothing comes any more, and nobody said so
+            self.watches.distrust()
+        if watch.broken or not rung:
+            await self.pause(until)
+        return None
+
+    async def fired(self, watch: Any, until: float) -> None:
+        """Returns when the watch has something to tell, or is broken, or was nudged."""
+        await self.watches.rung(watch.owner, until)
+        if watch.broken:
+            await self.pause(until)
+
+    async def _changed(self, claim: Claim, target: str) -> bool:
+        """Whether another attempt is worth it, by a linearizable read."""
+        keys = self.store.names.of(claim.name)
+        found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
+        verdict = judge(claim, requests.line_of(found, keys.prefix), self.store.display)
+        return verdict.fits or verdict.own is None or verdict.target != target
+
+    async def pause(self, until: float) -> None:
+        """Something is in the way: a short, jittered rest before the next attempt."""
+        now = self.runtime.now()
+        await self.runtime.sleep(max(0.0, min(until - now, self.runtime.between(0.05, 0.25))))
+
+
+def _streams(store: EtcdStore, runtime: Runtime) -> Watches:
+    if runtime.blocking:
+        from holdfast.wires.http_listen import BlockingListening
+
+        return StreamWatches(BlockingListening(store.servers))
+    from holdfast.wires.http_listen_async import AsyncListening
+
+    return StreamWatches(AsyncListening(store.servers))
+
+
+def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
+    if store.credentials.user:
+        return _streams(store, runtime)
+    if runtime.blocking:
+        from holdfast.backends.etcd_watch import BlockingWatches
+
+        return BlockingWatches(store.servers)
+    from holdfast.backends.etcd_watch_async import AsyncWatches
+
+    return AsyncWatches(store.servers)
