@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,7 +15,16 @@ from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
 from servers.redis import RedisServer
 
-__all__ = ["LONGEST_SECONDS", "blocking_and_asyncio", "client_peer", "connections", "keys", "over"]
+__all__ = [
+    "LONGEST_SECONDS",
+    "blocking_and_asyncio",
+    "client_peer",
+    "connections",
+    "keys",
+    "over",
+    "scripts_run",
+    "somebody_rests",
+]
 
 LONGEST_SECONDS = 60.0
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
@@ -68,3 +78,20 @@ def keys(server: RedisServer, namespace: str) -> list[str]:
 def connections(server: RedisServer) -> int:
     """How many clients are connected, the asking one aside."""
     return len(str(server.ask("CLIENT", "LIST")).splitlines()) - 1
+
+
+def scripts_run(server: RedisServer) -> int:
+    """How many scripts a server has run."""
+    return sum(
+        int(line.split("calls=")[1].split(",")[0])
+        for line in str(server.ask("INFO", "commandstats")).splitlines()
+        if line.startswith(("cmdstat_eval:", "cmdstat_evalsha:"))
+    )
+
+
+def somebody_rests(server: RedisServer) -> bool:
+    """Whether somebody listens there, and nothing has been asked for a while."""
+    before = scripts_run(server)
+    time.sleep(0.3)
+    listening = server.ask("CLIENT", "LIST", "TYPE", "pubsub")
+    return bool(listening) and before == scripts_run(server)

@@ -173,7 +173,8 @@ def test_a_silent_server_is_given_up_in_time(server: RedisServer, flavour: Flavo
             proxy.stall()
             with pytest.raises(BackendUnavailable, match="did not answer"):
                 await peer.attempt(bench.claim("other"))
-            backend = (peer if flavour is Flavour.BLOCKING else peer.keeper).backend
+            patient = bench.peer(proxied=True, request=30.0)
+            backend = (patient if flavour is Flavour.BLOCKING else patient.keeper).backend
             with pytest.raises(BackendUnavailable):
                 await bench.workers.run(lambda: run_now(_hurried(backend, grant)))
             proxy.resume()
@@ -189,7 +190,7 @@ async def _hurried(backend: Any, grant: Grant) -> None:
     try:
         await backend.renew([grant], [], until=started + 0.2)
     finally:
-        assert now() - started < 0.9, "it went on for longer than it was allowed to"
+        assert now() - started < 25, "it went on for longer than it was allowed to"
 
 
 @blocking_and_asyncio

@@ -89,17 +89,17 @@ class RedisBackend:
         heard: int = self._wakeups.hearing
         packed = f"{start}{self._claim_words(claim, join, heard)}".encode()
         if self._replicas:
-            return await self._replicated(claim, Command(script, packed, key), heard)
+            return await self._replicated(claim, Command(script, packed, key), heard, until)
         now = self._now
         try:
-            reply = await self._call(packed, key) if now is None else now(packed)
+            reply = await self._call(packed, key, until) if now is None else now(packed, until)
         except LinkBroken as error:
             self._doubt(claim)
-            reply = await self._requests.again(Command(script, packed, key), error)
+            reply = await self._requests.again(Command(script, packed, key), error, until)
         if type(reply) is int:
             return Grant(claim, reply)
         if type(reply) is Refused:
-            reply = await self._requests.amend(Command(script, packed, key), reply)
+            reply = await self._requests.amend(Command(script, packed, key), reply, until)
         return self._answer(claim, reply, heard)
 
     def _answer(self, claim: Claim, reply: Any, heard: int) -> Grant | Busy:
@@ -115,9 +115,11 @@ class RedisBackend:
         while len(self._doubtful) > KEPT_SHAPES:
             self._doubtful.pop(next(iter(self._doubtful)), None)
 
-    async def _replicated(self, claim: Claim, command: Command, heard: int) -> Grant | Busy:
+    async def _replicated(
+        self, claim: Claim, command: Command, heard: int, until: float | None
+    ) -> Grant | Busy:
         try:
-            reply, short = await self._requests.replicated(command)
+            reply, short = await self._requests.replicated(command, until)
         except LinkBroken:
             self._doubt(claim)
             raise
@@ -150,7 +152,7 @@ class RedisBackend:
         packed = f"{start}{bulk(claim.owner)}".encode()
         now = self._now
         try:
-            reply = await self._call(packed, key) if now is None else now(packed)
+            reply = await self._call(packed, key) if now is None else now(packed, None)
         except LinkBroken as error:
             # If the first one did arrive, the hold was ours and is gone by now.
             await self._requests.again(Command(script, packed, key), error)

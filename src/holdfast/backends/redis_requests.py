@@ -52,17 +52,18 @@ class Requests:
             return await self.again(command, error)
         return await self.amend(command, reply) if type(reply) is Refused else reply
 
-    async def again(self, command: Command, error: LinkBroken) -> Any:
+    async def again(self, command: Command, error: LinkBroken, until: float | None = None) -> Any:
         """Sends a command once more if the server had closed its connection."""
         if not error.closed:
             raise error
-        reply = await self.call(command.packed, command.key)
-        return await self.amend(command, reply) if type(reply) is Refused else reply
+        reply = await self.call(command.packed, command.key, until)
+        return await self.amend(command, reply, until) if type(reply) is Refused else reply
 
-    async def amend(self, command: Command, reply: Refused) -> Any:
+    async def amend(self, command: Command, reply: Refused, until: float | None = None) -> Any:
         """Answers an error reply with the script's text, where that is what is missing."""
         if reply.code == "NOSCRIPT":
-            again = await self.call(command.script.in_full(command.packed), command.key)
+            in_full = command.script.in_full(command.packed)
+            again = await self.call(in_full, command.key, until)
             if type(again) is not Refused:
                 return again
             reply = again
@@ -91,12 +92,12 @@ class Requests:
                 replies[i] = reply
         return replies
 
-    async def replicated(self, command: Command) -> tuple[Any, str]:
+    async def replicated(self, command: Command, until: float | None) -> tuple[Any, str]:
         """The reply, and what is missing if too few replicas have what it wrote."""
-        reply, count = await self.route.alone([command.packed, self._wait], command.key)
+        reply, count = await self.route.alone([command.packed, self._wait], command.key, until)
         if type(reply) is Refused and reply.code == "NOSCRIPT":
             full = command.script.in_full(command.packed)
-            reply, count = await self.route.alone([full, self._wait], command.key)
+            reply, count = await self.route.alone([full, self._wait], command.key, until)
         for each in (reply, count):
             if type(each) is Refused:
                 raise refusal(each, self._display)

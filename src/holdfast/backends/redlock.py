@@ -19,12 +19,14 @@ from holdfast.backends.redlock_answers import SPLIT_SECONDS, busy, check_round, 
 from holdfast.backends.redlock_keep import Keeping
 from holdfast.backends.redlock_look import Looking
 from holdfast.backends.redlock_options import RedlockOptions, read_options
+from holdfast.backends.redlock_patience import Patience
 from holdfast.backends.redlock_scripts import RedlockKeys, RedlockScripts
 from holdfast.backends.redlock_votes import (
     Ballot,
     Verdict,
     count,
     enough_acks,
+    enough_ends,
     enough_grants,
     wait_for_all,
 )
@@ -46,6 +48,8 @@ SPLIT_TRIES = 3
 """How often an attempt is repeated at once when several contended and none of them won."""
 COURTESY_SECONDS = 0.02
 """How long one who let go leaves the name to those who listened."""
+OVER, HELD = 0, 1
+"""What a node says of a hold that is released; anything else is that it does not know it."""
 KEPT_NAMES = 4096
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 
@@ -62,13 +66,14 @@ class RedlockBackend(Keeping, Looking):
         self._wakeups: Any = self._new_wakeups()
         self._enough = enough_grants(self._quorum, slots=False)
         self._enough_slots = enough_grants(self._quorum, slots=True)
-        self._acks = enough_acks(self._quorum)
+        self._ended = enough_ends(self._quorum)
         self._sent = 0
         self._asking: dict[str, object] = {}
         self._won: dict[str, None] = {}
         """Owners that hold: an attempt of theirs that fails undoes nothing."""
         self._seen: dict[str, int] = {}
         self._courtesy: dict[str, float] = {}
+        self._patience = Patience(runtime)
 
     def _new_wakeups(self) -> Any:
         maker = BlockingNameWakeups if self.runtime.blocking else AsyncNameWakeups
@@ -104,46 +109,49 @@ class RedlockBackend(Keeping, Looking):
             # Another thread asks for the same claim: the end of one must not undo the other.
             return Busy(0, self.runtime.between(*SPLIT_SECONDS))
         try:
-            return await self._take(claim, join)
+            return await self._take(claim, join, until)
         finally:
             self._asking.pop(claim.owner, None)
 
-    async def _take(self, claim: Claim, join: bool) -> Grant | Busy:
-        answer = await self._attempt(claim, join)
+    async def _take(self, claim: Claim, join: bool, until: float | None = None) -> Grant | Busy:
+        answer = await self._attempt(claim, join, until)
         if isinstance(answer, Grant):
             self._won[claim.owner] = None
             if len(self._won) > KEPT_NAMES:
                 self._won.pop(next(iter(self._won)), None)
+            self._patience.forget(claim.owner)
             self._wakeups.leave(self.channel(claim.name), _bell_key(claim.owner))
         return answer
 
-    async def _attempt(self, claim: Claim, join: bool) -> Grant | Busy:
+    async def _attempt(self, claim: Claim, join: bool, until: float | None) -> Grant | Busy:
         for _ in range(SPLIT_TRIES):
-            ballot = await self._election(claim, join)
+            calls: int = self._wakeups.calls(self.channel(claim.name)) if join else 0
+            ballot = await self._election(claim, join, until)
             verdict = ballot.verdict()
             if verdict is not None:
                 if verdict.token is not None:
                     return _grant(claim, verdict.token, verdict.slots)
-                grant = await self._raise(claim, verdict, ballot.sent)
+                grant = await self._raise(claim, verdict, ballot.sent, until)
                 if grant is not None:
                     return grant
             elif not ballot.split():
-                return busy(ballot, claim, self.display, self.runtime)
+                answer = busy(ballot, claim, self.display, self.runtime)
+                return self._patience.tempered(claim.owner, ballot, answer, calls)
             await self.runtime.sleep(self.runtime.between(*SPLIT_SECONDS))
         return Busy(0, self.runtime.between(*SPLIT_SECONDS))
 
-    async def _election(self, claim: Claim, join: bool) -> Ballot:
+    async def _election(self, claim: Claim, join: bool, until: float | None) -> Ballot:
         """The votes on a claim; for slots, once more where the nodes chose different ones."""
         if claim.mode is not Mode.SLOTS:
-            return await self._vote(claim, join, "-", self._enough)
+            return await self._vote(claim, join, "-", until)
         start = f"@{random.randrange(claim.limit)}"
-        ballot = await self._vote(claim, join, start, self._enough_slots)
+        ballot = await self._vote(claim, join, start, until)
         choice = "" if ballot.verdict() else rearranged(ballot, claim)
         if not choice:
             return ballot
-        return await self._vote(claim, join, choice, self._enough_slots)
+        return await self._vote(claim, join, choice, until)
 
-    async def _vote(self, claim: Claim, join: bool, choice: str, enough: Any) -> Ballot:
+    async def _vote(self, claim: Claim, join: bool, choice: str, until: float | None) -> Ballot:
         script = self._scripts.grant
         sent = self._stamp()
         proposal = max(sent, self._seen.get(claim.name, 0) + 1) if self._seen else sent
@@ -160,8 +168,9 @@ class RedlockBackend(Keeping, Looking):
                 return None
             return self._undoing(claim, sent, "-"), ballot.unless_refused()
 
+        enough = self._enough if choice == "-" else self._enough_slots
         request = Request([packed], lambda at: script.in_full(packed), enough, None, undo)
-        asked: Round = await self._fan.ask(request)
+        asked: Round = await self._fan.ask(request, until)
         ballot = Ballot(asked.answers, self._quorum, sent)
         self._remember(claim.name, ballot, sent)
         if ballot.answered < self._quorum:
@@ -188,7 +197,9 @@ class RedlockBackend(Keeping, Looking):
         elif self._seen:
             self._seen.pop(name, None)
 
-    async def _raise(self, claim: Claim, verdict: Verdict, sent: int) -> Grant | None:
+    async def _raise(
+        self, claim: Claim, verdict: Verdict, sent: int, until: float | None
+    ) -> Grant | None:
         """The second round: a quorum granted under several tokens, and agrees on the highest."""
         assert verdict.raise_to is not None
         script, raised = self._scripts.raises, verdict.raised
@@ -203,7 +214,7 @@ class RedlockBackend(Keeping, Looking):
         only = [index for index in nodes if index not in raised]
         enough = enough_acks(self._quorum, len(raised))
         request = Request([packed], lambda at: script.in_full(packed), enough, only, undo)
-        asked: Round = await self._fan.ask(request)
+        asked: Round = await self._fan.ask(request, until)
         if count(asked.answers) + len(raised) < self._quorum:
             return None
         return _grant(claim, verdict.raise_to, verdict.slots)
@@ -228,7 +239,7 @@ class RedlockBackend(Keeping, Looking):
     # ---- ending
 
     async def release(self, grant: Grant) -> bool:
-        was_ours, listening = await self._release(grant, self._acks)
+        was_ours, listening = await self._release(grant, self._ended)
         if listening:
             if len(self._courtesy) >= KEPT_NAMES:
                 self._courtesy.clear()
@@ -240,19 +251,21 @@ class RedlockBackend(Keeping, Looking):
         claim, script = grant.claim, self._scripts.release
         self._won.pop(claim.owner, None)
         channel = self.channel(claim.name)
-        packed = self._packed(script, claim.name, claim.owner, str(grant.token), channel)
+        shape = f"{_MODES[claim.mode]} {','.join(map(str, grant.slots)) or '-'}"
+        packed = self._packed(script, claim.name, claim.owner, str(grant.token), channel, shape)
         asked = await self._ask(script, packed, enough)
         ones = zeros = others = 0
         for index, answer in enumerate(asked.answers):
             if type(answer) is list and type(answer[0]) is int:
-                listening, was = divmod(answer[0], 2)
-                ones += was
+                listening, was = divmod(answer[0], 4)
+                ones += was == HELD
                 # A reply to a request that was sent again may be the second answer.
-                zeros += not was and index not in asked.resent
+                zeros += was == OVER and index not in asked.resent
                 others = max(others, listening - self._wakeups.listens(channel, index))
         if asked.answered() < self._quorum:
             raise self._fleet.unavailable(asked.answers)
         check_round(asked.answers, self.display)
+        # Nodes that never heard of it, or forgot it, let nobody in and so say nothing against it.
         lost = zeros > len(self._fleet.nodes) - self._quorum
         return ones >= self._quorum or not lost, others > 0
 
@@ -273,6 +286,7 @@ class RedlockBackend(Keeping, Looking):
     async def abandon(self, claim: Claim) -> None:
         script, channel = self._scripts.abandon, self.channel(claim.name)
         self._won.pop(claim.owner, None)
+        self._patience.forget(claim.owner)
         self.store.leave(channel, _bell_key(claim.owner), self)
         sent = str(int(self.runtime.wall() * 1_000_000))
         packed = self._packed(script, claim.name, claim.owner, sent, channel)

@@ -51,7 +51,7 @@ class RedlockScripts:
         self.grant = self._make("grant", ("state", "run"), 6)
         self.raises = self._make("raise", ("state",), 2)
         self.renew = self._make("renew", ("state",), 5)
-        self.release = self._make("release", ("state",), 3)
+        self.release = self._make("release", ("state",), 4)
         self.undo = self._make("undo", ("state",), 3)
         self.abandon = self._make("abandon", ("state",), 3)
         self.intend = self._make("intend", ("state",), 1)
@@ -59,8 +59,10 @@ class RedlockScripts:
         self.look = self._make("look", ("state",), 1)
         self.begin = Script(_text("begin"), ("run",), 0)
 
-        self.prepare = (pack("SCRIPT", "LOAD", self.undo.text),)
-        """What every new connection is sent: an undoing is not waited for, so it must be known."""
+        votes = (self.grant, self.raises, self.renew, self.release, self.undo, self.abandon)
+        self.prepare = tuple(pack("SCRIPT", "LOAD", script.text) for script in votes)
+        """What every new connection is sent: a node that is not waited for, as the others have
+        decided already, is not asked a second time. It must know the scripts, or has no vote."""
 
     def _make(self, name: str, keys: tuple[str, ...], arguments: int) -> _Script:
         return _Script(self._head + _text("state") + _text(name), keys, arguments)

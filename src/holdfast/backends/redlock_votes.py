@@ -16,6 +16,7 @@ __all__ = [
     "Verdict",
     "count",
     "enough_acks",
+    "enough_ends",
     "enough_grants",
     "ready_after",
     "wait_for_all",
@@ -92,6 +93,14 @@ class Ballot:
         most = max(held.values(), default=0)
         return bool(held) and most + unseen < self.quorum
 
+    def holder(self) -> bytes:
+        """Who is seen to hold a majority alone; empty where nobody is."""
+        held = Counter(vote[3] for vote in self.kinds_of_no())
+        for holder, votes in held.items():
+            if votes >= self.quorum:
+                return bytes(holder)
+        return b""
+
     def young(self) -> bool:
         """Whether what is in the way may be an attempt that comes to nothing, and of which nobody
         would tell."""
@@ -153,6 +162,16 @@ def enough_acks(quorum: int, already: int = 0) -> Callable[[list[Any]], bool]:
             elif type(answer) is list and type(answer[0]) is int and answer[0] & 1:
                 yes += 1
         return yes >= quorum or yes + open_ < quorum
+
+    return enough
+
+
+def enough_ends(quorum: int) -> Callable[[list[Any]], bool]:
+    """When enough have ended a hold that was theirs; or, if too few can, when a quorum has told."""
+    ended = enough_acks(quorum)
+
+    def enough(answers: list[Any]) -> bool:
+        return ended(answers) and sum(type(answer) is list for answer in answers) >= quorum
 
     return enough
 

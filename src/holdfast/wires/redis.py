@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 SLOTS = 16_384
+TRIFLE_SECONDS = 0.05
+"""Not worth a timeout of its own."""
 INCOMPLETE = object()
 """What a reader answers while a reply is not all there."""
 
@@ -142,6 +144,10 @@ class Access:
         if until is None:
             return self.request_seconds
         return max(0.001, min(self.request_seconds, until - now()))
+
+    def in_a_hurry(self, until: float) -> bool:
+        """Whether that is sooner than every request has to be over, by more than a trifle."""
+        return until - now() < self.request_seconds - TRIFLE_SECONDS
 
     def _arguments(self, address: Address, seconds: float) -> dict[str, Any]:
         where: dict[str, Any] = {"host": address.host, "port": address.port}

@@ -197,12 +197,17 @@ class AsyncPool:
         self._opening = asyncio.Lock()
         self._lanes = asyncio.Semaphore(limit)
 
-    def call(self, packed: bytes, key: str = "") -> Awaitable[Any]:
+    def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]:
         """Sends one command, and brings its reply. ``key`` is for topologies that route by it."""
+        if until is not None and self.access.in_a_hurry(until):
+            return self._hurried_call(packed, until)
         link = self._link
         if link is None or link.broken is not None:
             return self._fresh_call(packed)
         return link.request(packed)
+
+    async def _hurried_call(self, packed: bytes, until: float) -> Any:
+        return (await self.calls([packed], until))[0]
 
     async def _fresh_call(self, packed: bytes) -> Any:
         return await (await self._connect()).request(packed)
@@ -221,8 +226,16 @@ class AsyncPool:
             raise unreachable(self.address, error, seconds) from error
         return replies
 
-    async def alone(self, commands: Sequence[bytes]) -> list[Any]:
+    async def alone(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
         """Sends commands that block their connection, so over one that nobody else uses."""
+        seconds = self.access.seconds_until(until)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._alone(commands)
+        except TimeoutError as error:
+            raise unreachable(self.address, error, seconds) from error
+
+    async def _alone(self, commands: Sequence[bytes]) -> list[Any]:
         async with self._lanes:
             self._idle = [idle for idle in self._idle if idle.broken is None]
             link = self._idle.pop() if self._idle else await self._open()

@@ -38,16 +38,19 @@ class AsyncBell(Wired):
         self._feed, self._gets = reader.feed, reader.gets
 
     @classmethod
-    async def open(cls, access: Access, address: Address, channel: str) -> AsyncBell:
+    async def open(
+        cls, access: Access, address: Address, channel: str, until: float | None = None
+    ) -> AsyncBell:
         bell = cls(access, address)
-        await bell.wire(access, address)
+        await bell.wire(access, address, until)
+        seconds = access.seconds_until(until)
         try:
             bell._transport.write(pack("SUBSCRIBE", channel))
-            async with asyncio.timeout(access.request_seconds):
+            async with asyncio.timeout(seconds):
                 reply = await bell._subscribed
         except OSError as error:
             bell.close()
-            raise unreachable(address, error, access.request_seconds) from error
+            raise unreachable(address, error, seconds) from error
         except BaseException:
             bell.close()
             raise
@@ -102,7 +105,11 @@ class AsyncWakeups:
         self._bell: AsyncBell | None = None
 
     async def wait(
-        self, key: str, heard: int, until: float, subscribe: Callable[[str], Awaitable[AsyncBell]]
+        self,
+        key: str,
+        heard: int,
+        until: float,
+        subscribe: Callable[[str, float], Awaitable[AsyncBell]],
     ) -> None:
         """Returns when rung or by ``until``; at once unless what is waited for was asked while
         the subscription that is live now was live (``heard``): its wake-up may have come before.
@@ -113,12 +120,12 @@ class AsyncWakeups:
             await self._doorbell.wait(key, until)
 
     async def _subscribe(
-        self, until: float, subscribe: Callable[[str], Awaitable[AsyncBell]]
+        self, until: float, subscribe: Callable[[str, float], Awaitable[AsyncBell]]
     ) -> None:
         try:
             async with self._opening:
                 if not self.hearing:
-                    bell = await subscribe(self.channel)
+                    bell = await subscribe(self.channel, until)
                     bell.hang(self._doorbell.ring, self._lost)
                     if not bell.closing:
                         self._count += 1

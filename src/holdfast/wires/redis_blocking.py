@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import ssl
 import struct
@@ -17,6 +18,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from holdfast.runtimes.clock import now
 from holdfast.wires.redis import (
     INCOMPLETE,
     Access,
@@ -102,6 +104,39 @@ class BlockingLink:
             raise unreachable(self.address, error, self._seconds) from error
         return self.receive() if reply is INCOMPLETE else reply
 
+    def call_by(self, packed: bytes, until: float, seconds: float) -> Any:
+        """The same, given up at ``until``; ``seconds`` is for all others."""
+        if isinstance(self._sock, ssl.SSLSocket) or not hasattr(select, "poll"):
+            self.limit(max(0.001, until - now()))
+            reply = self.call(packed)
+            self.limit(seconds)
+            return reply
+        self.send(packed)
+        reply = INCOMPLETE
+        while reply is INCOMPLETE:
+            self._wait(until)
+            reply = self._more()
+        return reply
+
+    def _wait(self, until: float) -> None:
+        # Cheaper than another limit and back.
+        left = max(0.0, until - now())
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        if not poll.poll(left * 1000):
+            raise unreachable(self.address, TimeoutError(), left)
+
+    def _more(self) -> Any:
+        """What one read brings: a reply, or ``INCOMPLETE``."""
+        try:
+            data = self._recv(READ_SIZE)
+            if not data:
+                raise EOFError("closed by the server")
+            self._feed(data)
+            return self._gets()
+        except (OSError, EOFError) as error:
+            raise unreachable(self.address, error, self._seconds) from error
+
     def listen(self) -> None:
         """Turns it into a source of messages that is read without blocking."""
         self._sock.settimeout(0.0)
@@ -157,18 +192,20 @@ class BlockingPool:
         self._closed = False
         self._freed = threading.Condition()
 
-    async def call(self, packed: bytes, key: str = "") -> Any:
+    async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
         """Sends one command, and reads its reply. ``key`` is for topologies that route by it."""
-        return self.call_now(packed)
+        return self.call_now(packed, until)
 
-    def call_now(self, packed: bytes) -> Any:
+    def call_now(self, packed: bytes, until: float | None = None) -> Any:
         """The same without a coroutine in between."""
+        if until is not None and not self.access.in_a_hurry(until):
+            until = None
         try:
             link = self._idle.pop()
         except IndexError:
-            return self._fresh_call(packed)
+            return self._fresh_call(packed, until)
         try:
-            reply = link.call(packed)
+            reply = link.call(packed) if until is None else self._hurried(link, packed, until)
         except BaseException:
             self._drop(link)
             self.reset()  # the others were open as long: they are suspect too
@@ -178,19 +215,22 @@ class BlockingPool:
             self._notify()
         return reply
 
-    def _fresh_call(self, packed: bytes) -> Any:
-        link = self._take()
+    def _hurried(self, link: BlockingLink, packed: bytes, until: float) -> Any:
+        return link.call_by(packed, until, self.access.request_seconds)
+
+    def _fresh_call(self, packed: bytes, until: float | None) -> Any:
+        link = self._take(until)
         try:
-            reply = link.call(packed)
+            reply = link.call(packed) if until is None else self._hurried(link, packed, until)
         except BaseException:
             self._drop(link)
             raise
         self._give(link)
         return reply
 
-    async def alone(self, commands: Sequence[bytes]) -> list[Any]:
+    async def alone(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
         """The same as ``calls``: here every request has its connection to itself."""
-        return await self.calls(commands)
+        return await self.calls(commands, until)
 
     async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
         """Sends many commands at once and reads their replies, in order, all by ``until``."""
@@ -251,7 +291,9 @@ class BlockingPool:
             raise
         try:
             if self._greeting is not None:
+                link.limit(self.access.seconds_until(until))
                 self._greeting.judge(link.call(self._greeting.packed))
+                link.limit(self.access.request_seconds)
         except BaseException:
             self._drop(link)
             raise

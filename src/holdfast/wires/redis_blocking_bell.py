@@ -61,7 +61,7 @@ class BlockingWakeups:
         key: str,
         heard: int,
         until: float,
-        subscribe: Callable[[str], Awaitable[BlockingBell]],
+        subscribe: Callable[[str, float], Awaitable[BlockingBell]],
     ) -> None:
         """Returns when rung or by ``until``; at once unless what is waited for was asked while
         the subscription that is live now was live (``heard``): its wake-up may have come before.
@@ -77,13 +77,13 @@ class BlockingWakeups:
             time.sleep(random.uniform(0.01, 0.1))
 
     async def _subscribe(
-        self, until: float, subscribe: Callable[[str], Awaitable[BlockingBell]]
+        self, until: float, subscribe: Callable[[str, float], Awaitable[BlockingBell]]
     ) -> None:
         if not self._opening.acquire(timeout=max(0.0, min(until - now(), LONGEST_WAIT_SECONDS))):
             return
         try:
             if not self.hearing:
-                self._bell = await subscribe(self.channel)
+                self._bell = await subscribe(self.channel, until)
                 self._doorbell.hang(self._bell)
                 self._count += 1
                 self.hearing = self._count

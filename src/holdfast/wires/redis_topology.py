@@ -22,14 +22,18 @@ MOVING_SECONDS = 0.05
 _NOT_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
 
 
+CallNow = Callable[[bytes, float | None], Any]
+"""A packed command, and by when it is given up."""
+
+
 class Pool(Protocol):
     """The connections to one node."""
 
     address: Address
 
-    def call(self, packed: bytes, key: str = "") -> Awaitable[Any]: ...
+    def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]: ...
     async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]: ...
-    async def alone(self, commands: Sequence[bytes]) -> list[Any]: ...
+    async def alone(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]: ...
     def reset(self) -> None: ...
     def forget(self) -> None: ...
     async def close(self) -> None: ...
@@ -44,22 +48,24 @@ class Wire(Protocol):
     async def once(
         self, access: Access, address: Address, *commands: bytes, until: float | None = None
     ) -> list[Any]: ...
-    async def bell(self, address: Address, channel: str) -> Any: ...
+    async def bell(self, address: Address, channel: str, until: float | None = None) -> Any: ...
     async def sleep(self, seconds: float) -> None: ...
 
 
 class Route(Protocol):
     """Where commands go. Keys are the routing keys of their commands, one each."""
 
-    now: Callable[[bytes], Any] | None
+    now: CallNow | None
     """``call`` without a coroutine in between, where one blocking server is all there is."""
 
-    def call(self, packed: bytes, key: str = "") -> Awaitable[Any]: ...
+    def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]: ...
     async def calls(
         self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
     ) -> list[Any]: ...
-    async def alone(self, commands: Sequence[bytes], key: str) -> list[Any]: ...
-    async def bell(self, channel: str) -> Any: ...
+    async def alone(
+        self, commands: Sequence[bytes], key: str, until: float | None = None
+    ) -> list[Any]: ...
+    async def bell(self, channel: str, until: float) -> Any: ...
     async def pools(self) -> list[Pool]: ...
     def refused(self) -> None: ...
     def forget(self) -> None: ...
@@ -73,18 +79,20 @@ class SingleRoute:
         self._wire = wire
         self._pool: Pool = wire.pool(address, greeting)
         self.call = self._pool.call  # no step in between on the usual way
-        self.now: Callable[[bytes], Any] | None = getattr(self._pool, "call_now", None)
+        self.now: CallNow | None = getattr(self._pool, "call_now", None)
 
     async def calls(
         self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
     ) -> list[Any]:
         return await self._pool.calls(commands, until)
 
-    async def alone(self, commands: Sequence[bytes], key: str) -> list[Any]:
-        return await self._pool.alone(commands)
+    async def alone(
+        self, commands: Sequence[bytes], key: str, until: float | None = None
+    ) -> list[Any]:
+        return await self._pool.alone(commands, until)
 
-    async def bell(self, channel: str) -> Any:
-        return await self._wire.bell(self._pool.address, channel)
+    async def bell(self, channel: str, until: float) -> Any:
+        return await self._wire.bell(self._pool.address, channel, until)
 
     async def pools(self) -> list[Pool]:
         return [self._pool]
@@ -103,7 +111,7 @@ class SingleRoute:
 class SentinelRoute:
     """The master that the sentinels name. ``moved`` is called when it is another one."""
 
-    now: Callable[[bytes], Any] | None = None
+    now: CallNow | None = None
 
     def __init__(
         self,
@@ -120,10 +128,10 @@ class SentinelRoute:
         self._sure = False
         self._changing = threading.Lock()
 
-    async def call(self, packed: bytes, key: str = "") -> Any:
-        pool = self._pool if self._sure and self._pool is not None else await self._find()
+    async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
+        pool = self._pool if self._sure and self._pool is not None else await self._find(until)
         try:
-            reply = await pool.call(packed)
+            reply = await pool.call(packed, "", until)
         except BackendUnavailable:
             self._sure = False
             raise
@@ -137,9 +145,11 @@ class SentinelRoute:
         pool = self._pool if self._sure and self._pool is not None else await self._find(until)
         return await self._judged(pool.calls(commands, until))
 
-    async def alone(self, commands: Sequence[bytes], key: str) -> list[Any]:
-        pool = self._pool if self._sure and self._pool is not None else await self._find()
-        return await self._judged(pool.alone(commands))
+    async def alone(
+        self, commands: Sequence[bytes], key: str, until: float | None = None
+    ) -> list[Any]:
+        pool = self._pool if self._sure and self._pool is not None else await self._find(until)
+        return await self._judged(pool.alone(commands, until))
 
     async def _judged(self, batch: Awaitable[list[Any]]) -> list[Any]:
         try:
@@ -184,9 +194,9 @@ class SentinelRoute:
             failures.append(f"the sentinel at {sentinel} knows no master {self._service!r}")
         raise BackendUnavailable(f"no sentinel names a master: {'; '.join(failures)}")
 
-    async def bell(self, channel: str) -> Any:
-        pool = self._pool if self._sure and self._pool is not None else await self._find()
-        return await self._wire.bell(pool.address, channel)
+    async def bell(self, channel: str, until: float) -> Any:
+        pool = self._pool if self._sure and self._pool is not None else await self._find(until)
+        return await self._wire.bell(pool.address, channel, until)
 
     async def pools(self) -> list[Pool]:
         return [self._pool if self._sure and self._pool is not None else await self._find()]
@@ -210,7 +220,7 @@ class SentinelRoute:
 class ClusterRoute:
     """The owners of the slots, as any node of the cluster tells it."""
 
-    now: Callable[[bytes], Any] | None = None
+    now: CallNow | None = None
 
     def __init__(self, wire: Wire, seeds: Sequence[Address], greeting: Greeting | None) -> None:
         self._wire, self._greeting = wire, greeting
@@ -225,13 +235,13 @@ class ClusterRoute:
         # Two threads may come here at once; a pool that is not used has opened nothing.
         return self._pools.setdefault(address, self._wire.pool(address, self._greeting))
 
-    async def call(self, packed: bytes, key: str = "") -> Any:
+    async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
         slot = key_slot(key)
-        deadline = now() + self._wire.access.request_seconds
-        address, asking = await self._owner(slot), False
+        deadline = now() + self._wire.access.seconds_until(until)
+        address, asking = await self._owner(slot, until), False
         reply: Any = None
         for _ in range(ATTEMPTS):
-            reply = await self._ask(address, packed, asking)
+            reply = await self._ask(address, packed, asking, until)
             if type(reply) is not Refused:
                 return reply
             code, asking = reply.code, False
@@ -244,17 +254,17 @@ class ClusterRoute:
                 await self._wire.sleep(MOVING_SECONDS)
                 if code != "TRYAGAIN":
                     self._owners = []
-                    address = await self._owner(slot)
+                    address = await self._owner(slot, until)
             else:
                 return reply
         raise BackendUnavailable(f"the cluster does not settle who has slot {slot}: {reply}")
 
-    async def _ask(self, address: Address, packed: bytes, asking: bool) -> Any:
+    async def _ask(self, address: Address, packed: bytes, asking: bool, until: float | None) -> Any:
         pool = self._pool(address)
         try:
             if asking:
-                return (await pool.calls([pack("ASKING"), packed]))[1]
-            return await pool.call(packed)
+                return (await pool.calls([pack("ASKING"), packed], until))[1]
+            return await pool.call(packed, "", until)
         except BackendUnavailable:
             self._owners = []  # it may be gone for good: ask who has its slots now
             raise
@@ -278,13 +288,15 @@ class ClusterRoute:
                 replies[index] = reply
         for index, reply in enumerate(replies):
             if isinstance(reply, Refused) and reply.code in ("MOVED", "ASK", "TRYAGAIN"):
-                replies[index] = await self.call(commands[index], keys[index])
+                replies[index] = await self.call(commands[index], keys[index], until)
         return replies
 
-    async def alone(self, commands: Sequence[bytes], key: str) -> list[Any]:
+    async def alone(
+        self, commands: Sequence[bytes], key: str, until: float | None = None
+    ) -> list[Any]:
         slot = key_slot(key)
         for _ in range(ATTEMPTS):
-            replies = await self._pool(await self._owner(slot)).alone(commands)
+            replies = await self._pool(await self._owner(slot, until)).alone(commands, until)
             first = replies[0]
             if type(first) is not Refused or first.code not in ("MOVED", "ASK", "TRYAGAIN"):
                 return replies
@@ -328,12 +340,12 @@ class ClusterRoute:
         for address in [address for address in list(self._pools) if address not in owners]:
             await self._pools.pop(address).close()
 
-    async def bell(self, channel: str) -> Any:
+    async def bell(self, channel: str, until: float) -> Any:
         """A message reaches the subscribers of every node: any will do."""
         failures: list[str] = []
         for pool in await self.pools():
             try:
-                return await self._wire.bell(pool.address, channel)
+                return await self._wire.bell(pool.address, channel, until)
             except BackendUnavailable as error:
                 failures.append(str(error))
         self._owners = []

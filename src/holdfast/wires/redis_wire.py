@@ -37,8 +37,12 @@ class BlockingWire:
         finally:
             link.close()
 
-    async def bell(self, address: Address, channel: str) -> BlockingBell:
-        return BlockingBell(BlockingLink(self.access, address), channel)
+    async def bell(
+        self, address: Address, channel: str, until: float | None = None
+    ) -> BlockingBell:
+        link = BlockingLink(self.access, address, until)
+        link.limit(self.access.seconds_until(until))
+        return BlockingBell(link, channel)
 
     def wakeups(self, channel: str) -> BlockingWakeups:
         return BlockingWakeups(channel)
@@ -68,8 +72,8 @@ class AsyncWire:
         finally:
             link.close()
 
-    async def bell(self, address: Address, channel: str) -> AsyncBell:
-        return await AsyncBell.open(self.access, address, channel)
+    async def bell(self, address: Address, channel: str, until: float | None = None) -> AsyncBell:
+        return await AsyncBell.open(self.access, address, channel, until)
 
     def wakeups(self, channel: str) -> AsyncWakeups:
         return AsyncWakeups(channel)

@@ -141,7 +141,7 @@ class Request:
 class Round:
     """One request on its way: what came back so far."""
 
-    __slots__ = ("amended", "answers", "got", "request", "resent", "slow", "waiting")
+    __slots__ = ("amended", "answers", "got", "over", "request", "resent", "slow", "waiting")
 
     def __init__(self, request: Request, total: int) -> None:
         self.request = request
@@ -150,6 +150,8 @@ class Round:
         self.waiting: set[int] = set()
         self.amended: dict[int, list[int]] = {}
         self.resent: set[int] = set()
+        self.over = False
+        """Whether nobody waits for the rest any more."""
         self.slow: set[int] = set()
         """Nodes that still owe an answer to an earlier round: nobody waits for these."""
 

@@ -121,7 +121,10 @@ class AsyncFan:
                 self._broke(index, pending, link, error)
             elif not future.cancelled() and index in pending.round.waiting:
                 more = pending.round.take(index, future.result())
-                if more is not None:
+                if more is not None and pending.round.over:
+                    pending.round.waiting.discard(index)
+                    self._teach(link)
+                elif more is not None:
                     self._send_more(index, pending, arrived)
             self._answered(index, pending)
 
@@ -141,6 +144,13 @@ class AsyncFan:
                 link.request(round_.request.in_full(at)).add_done_callback(arrived)
         except LinkBroken as error:
             round_.failed(index, error)
+
+    def _teach(self, link: AsyncLink) -> None:
+        """The others have decided without a node that forgot its scripts: what it was asked would
+        come out of order now, behind what was asked since. The next request finds it ready."""
+        if link.broken is None:
+            for command in self.fleet.greeting[1:]:
+                link.request(command).add_done_callback(_heard)
 
     def _answered(self, index: int, pending: _Pending) -> None:
         if index not in pending.round.waiting:
@@ -264,6 +274,7 @@ class AsyncFan:
             task.exception()  # it stands in the node's cause
 
     def _leave(self, round_: Round, *, hung: bool) -> None:
+        round_.over = True
         for index in round_.waiting:
             lane, node = self._lanes[index], self.fleet.nodes[index]
             if hung:

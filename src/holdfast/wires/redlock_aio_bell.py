@@ -72,6 +72,10 @@ class AsyncNameWakeups:
             and self._listeners.is_known(channel)
         )
 
+    def calls(self, channel: str) -> int:
+        """How often those who wait there have been called."""
+        return self._listeners.calls(channel)
+
     async def wait(self, channel: str, key: str, until: float) -> None:
         """Returns when the name may be had, or by ``until``; the first time as soon as nothing
         can be missed any more."""

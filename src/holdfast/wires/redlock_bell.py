@@ -34,6 +34,7 @@ class Listeners:
         self._keys: dict[str, dict[str, None]] = {}
         self._live: dict[str, bool] = {}
         self._others: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
 
     def join(self, channel: str, key: str) -> bool:
         """Notes that somebody waits; false if that is known already."""
@@ -54,6 +55,7 @@ class Listeners:
         if keys:
             return False
         self._keys.pop(channel, None)
+        self._calls.pop(channel, None)
         return self._live.pop(channel, None) is not None
 
     def asked(self, channel: str) -> bool:
@@ -80,11 +82,17 @@ class Listeners:
             self._others.pop(channel, None)
         elif kind == b"message":
             self._others[channel] = int(message[2])
+            if channel in self._keys:
+                self._calls[channel] = self._calls.get(channel, 0) + 1
             if len(self._others) > MOST_CHANNELS:
                 self._others.pop(next(iter(self._others)), None)
         else:
             return []
         return list(self._keys.get(channel, ()))
+
+    def calls(self, channel: str) -> int:
+        """How often those who wait there have been called."""
+        return self._calls.get(channel, 0)
 
     def pause(self, channel: str) -> float:
         """How long to hold back after a call, so that not all come at once."""
@@ -139,6 +147,10 @@ class BlockingNameWakeups:
             and bell.node is self._fleet.nodes[index]
             and self._listeners.is_known(channel)
         )
+
+    def calls(self, channel: str) -> int:
+        """How often those who wait there have been called."""
+        return self._listeners.calls(channel)
 
     async def wait(self, channel: str, key: str, until: float) -> None:
         """Returns when the name may be had, or by ``until``; the first time as soon as nothing

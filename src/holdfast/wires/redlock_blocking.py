@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.runtimes.clock import now
-from holdfast.wires.redis import INCOMPLETE, Access, LinkBroken, unreachable
+from holdfast.wires.redis import INCOMPLETE, Access, LinkBroken, Refused, unreachable
 from holdfast.wires.redis_blocking import BlockingLink
 from holdfast.wires.redlock import (
     CONNECT_SECONDS,
@@ -55,13 +55,20 @@ class NodeLink(BlockingLink):
                 self._feed(self._recv(READ_SIZE))
             while (reply := self._gets()) is not INCOMPLETE:
                 if self.owed:
-                    self.owed -= 1
-                    self.since = now()
+                    self._settle(reply)
                 else:
                     found.append(reply)
         except (OSError, EOFError) as error:
             raise unreachable(self.address, error, self._seconds) from error
         return found
+
+    def _settle(self, reply: Any) -> None:
+        """A reply that nobody waits for any more."""
+        self.owed -= 1
+        self.since = now()
+        if type(reply) is Refused and reply.code == "NOSCRIPT":
+            # A new connection teaches it the scripts again; here they would come out of order.
+            raise LinkBroken(f"redis at {self.address} forgot its scripts", closed=True)
 
 
 class Bundle:
@@ -217,10 +224,11 @@ class BlockingFan:
         return link
 
     def _connect(self, node: Node, until: float | None) -> NodeLink:
-        soon = now() + min(CONNECT_SECONDS, self.access.request_seconds)
-        link = NodeLink(self.access, node, soon if until is None else min(soon, until))
+        soon = now() + CONNECT_SECONDS
+        soon = soon if until is None else min(soon, until)
+        link = NodeLink(self.access, node, soon)
         try:
-            link.limit(min(CONNECT_SECONDS, self.access.request_seconds))
+            link.limit(self.access.seconds_until(soon))
             link.send(b"".join(self.fleet.greeting))
             replies = [link.receive() for _ in self.fleet.greeting]
             self.fleet.judge(node, replies[0])

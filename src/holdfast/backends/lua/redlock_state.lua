@@ -38,8 +38,6 @@ if s[6] then
   end
 end
 
-local function whole(number) return string.format('%.0f', number) end
-
 -- The key outlives its last use by a week: then the clock in every proposal takes over.
 local function keep(ttl)
   local last = now + math.max(ttl, KEEP)

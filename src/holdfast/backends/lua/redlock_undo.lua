@@ -2,7 +2,7 @@
 -- ARGV: owner, sent µs of the attempt, channel, or - to wake nobody. Answers 1 if it held.
 local hold = holds[ARGV[1]]
 local at = s[3] == ARGV[1] and tonumber(s[13] or 0) or hold and hold.sent
-if not at or at > tonumber(ARGV[2]) then return 0 end
-if not drop(ARGV[1], 0) then return 0 end
+local was = at and at <= tonumber(ARGV[2]) and drop(ARGV[1], 0)
+-- Also where it held nothing: this may be the node that they listen to.
 if ARGV[3] ~= '-' then wake(ARGV[3]) end
-return 1
+return was and 1 or 0

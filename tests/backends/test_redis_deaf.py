@@ -1,0 +1,104 @@
+"""Wake-ups that never arrive: behind every notification stands a look of the waiter's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+import holdfast
+from backends.redis_bench import somebody_rests
+from harnesses.redlock import mark_as_new
+from holdfast.wires.redis_aio_bell import AsyncBell
+from holdfast.wires.redis_blocking_bell import BlockingBell
+from holdfast.wires.redlock_bell import Listeners
+from servers.ensemble import Ensemble
+from servers.process import wait_until
+from servers.redis import RedisServer
+
+
+@pytest.fixture(params=["redis", "redlock"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """Servers whose messages are heard by nobody."""
+    _swallow_messages(monkeypatch)
+    monkeypatch.setattr("holdfast.core.acquire.RECHECK_SECONDS", (1.0, 1.5))
+    with Store(request.param, 3 if request.param == "redlock" else 1) as store:
+        yield store
+
+
+class Store(Ensemble[RedisServer]):
+    """One server, or a majority of three."""
+
+    def __init__(self, scheme: str, count: int) -> None:
+        super().__init__([RedisServer() for _ in range(count)])
+        self.url = f"{scheme}://{self.hosts}"
+
+    def wait_ready(self) -> None:
+        super().wait_ready()
+        if self.url.startswith("redlock"):
+            mark_as_new(self.url)
+
+    def wait_for_waiter(self) -> None:
+        """Returns when somebody listens and rests."""
+        wait_until("the waiter", partial(somebody_rests, self.nodes[0]))
+
+
+def _swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_nothing(bell: BlockingBell) -> list[str]:
+        bell._link.messages()
+        return []
+
+    def hear_nothing(bell: AsyncBell, reply: object) -> None:
+        if not bell._subscribed.done():
+            bell._subscribed.set_result(reply)
+
+    heard = Listeners.heard
+
+    def hear_subscriptions(listeners: Listeners, message: list[bytes]) -> list[str]:
+        return [] if message[0] == b"message" else heard(listeners, message)
+
+    monkeypatch.setattr(BlockingBell, "read", read_nothing)
+    monkeypatch.setattr(AsyncBell, "_heard", hear_nothing)
+    monkeypatch.setattr(Listeners, "heard", hear_subscriptions)
+
+
+def test_a_deaf_waiter_finds_out(store: Store) -> None:
+    """The release is not told, and the ttl is far away."""
+    with (
+        holdfast.connect(store.url, ttl=60) as ours,
+        holdfast.connect(store.url, ttl=60) as theirs,
+        ThreadPoolExecutor() as pool,
+    ):
+
+        def get() -> int:
+            with theirs.lock("name", timeout=30) as lease:
+                return lease.token
+
+        with ours.lock("name") as held:
+            waiting = pool.submit(get)
+            store.wait_for_waiter()
+        assert waiting.result(40) > held.token
+
+
+def test_a_deaf_waiter_finds_out_async(store: Store) -> None:
+    """The same through the asyncio door."""
+
+    async def main() -> None:
+        async with (
+            holdfast.connect_async(store.url, ttl=60) as ours,
+            holdfast.connect_async(store.url, ttl=60) as theirs,
+        ):
+
+            async def get() -> int:
+                async with theirs.lock("name", timeout=30) as lease:
+                    return lease.token
+
+            async with ours.lock("name") as held:
+                waiting = asyncio.create_task(get())
+                await asyncio.to_thread(store.wait_for_waiter)
+            assert await waiting > held.token
+
+    asyncio.run(main())

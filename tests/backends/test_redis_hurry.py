@@ -1,0 +1,87 @@
+"""Who waits a second for a lock does not wait longer for a store that hangs, by whatever way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+import holdfast
+from harnesses.redlock import mark_as_new
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+from servers.ensemble import Ensemble
+from servers.redis import RedisServer
+from servers.redis_cluster import RedisCluster
+from servers.redis_sentinel import SentinelTrio
+
+LESS_THAN_A_REQUEST_SECONDS = 4.0
+"""A request may take five."""
+
+
+class Several(Ensemble[RedisServer]):
+    """One or more servers, under a URL."""
+
+    def __init__(self, count: int, url: str) -> None:
+        super().__init__([RedisServer() for _ in range(count)])
+        self.url = url.format(self.hosts)
+
+    def wait_ready(self) -> None:
+        super().wait_ready()
+        if self.url.startswith("redlock"):
+            mark_as_new(self.url)
+
+
+Store = Several | SentinelTrio | RedisCluster
+
+
+def _start(kind: str) -> Store:
+    if kind == "sentinel":
+        return SentinelTrio(replicas=0)
+    if kind == "cluster":
+        return RedisCluster()
+    return Several(5, "redlock://{}") if kind == "redlock" else Several(1, "redis://{}")
+
+
+@pytest.fixture(params=["single", "sentinel", "cluster", "redlock"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """Servers that may be stopped."""
+    with _start(request.param) as servers:
+        yield servers
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_hanging_store_is_given_up_with_the_timeout(store: Store, warm: bool) -> None:
+    """Over connections that are open, and over those that would have to be opened."""
+    with holdfast.connect(store.url) as locks:
+        if warm:
+            with locks.lock("before"):
+                pass
+        store.pause()
+        began = now()
+        with pytest.raises(BackendUnavailable):
+            locks.lock("name").acquire(timeout=1)
+        took = now() - began
+        store.resume()
+    assert took < LESS_THAN_A_REQUEST_SECONDS
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_hanging_store_is_given_up_with_the_timeout_async(store: Store, warm: bool) -> None:
+    """The same through the asyncio door."""
+
+    async def main() -> float:
+        async with holdfast.connect_async(store.url) as locks:
+            if warm:
+                async with locks.lock("before"):
+                    pass
+            store.pause()
+            began = now()
+            with pytest.raises(BackendUnavailable):
+                await locks.lock("name").acquire(timeout=1)
+            took = now() - began
+            store.resume()
+            return took
+
+    assert asyncio.run(main()) < LESS_THAN_A_REQUEST_SECONDS
