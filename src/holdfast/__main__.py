@@ -1,7 +1,5 @@
 """``python -m holdfast`` is the ``holdfast`` command."""
 
-import sys
+from holdfast.cli import program
 
-from holdfast.cli import main
-
-sys.exit(main())
+program()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar, Unpack
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from holdfast.claim import Holder, Mode, Standing, check_name
 from holdfast.core import log
@@ -14,27 +15,43 @@ from holdfast.core.door import Door
 from holdfast.core.keep import Keep
 from holdfast.durations import Duration, seconds, timeout_seconds
 from holdfast.errors import GuaranteeNotMet, Unsupported
-from holdfast.primitives.election import ElectionBase
-from holdfast.primitives.every import EveryRules, Missed, make_timetable
 from holdfast.primitives.lock import LockBase
-from holdfast.primitives.multi import MultiLockBase
-from holdfast.primitives.once_job import Errors, JobBase, make_plan
-from holdfast.primitives.rwlock import ReadWriteLock
 from holdfast.primitives.terms import Options, Terms, check_ttl, make_terms
 from holdfast.runtimes import lifetime
 from holdfast.runtimes.keeper import KeeperThread
 from holdfast.url import open_store
 
-__all__ = ["Doorway"]
+if TYPE_CHECKING:
+    from holdfast.primitives.election import ElectionBase
+    from holdfast.primitives.every import EveryRules, Missed
+    from holdfast.primitives.multi import MultiLockBase
+    from holdfast.primitives.once_job import Errors, JobBase
+    from holdfast.primitives.rwlock import ReadWriteLock
+
+__all__ = ["Doorway", "later"]
 
 K = TypeVar("K", bound=LockBase[Any])
-M = TypeVar("M", bound=MultiLockBase[Any])
-E = TypeVar("E", bound=ElectionBase[Any])
-J = TypeVar("J", bound=JobBase[Any])
-V = TypeVar("V", bound=EveryRules[Any])
+M = TypeVar("M", bound="MultiLockBase[Any]")
+E = TypeVar("E", bound="ElectionBase[Any]")
+J = TypeVar("J", bound="JobBase[Any]")
+V = TypeVar("V", bound="EveryRules[Any]")
 
 PAGE = 200
 LONGEST_LIST = 100_000
+
+
+class _Later:
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def __get__(self, door: object, kind: type) -> Any:
+        return getattr(import_module(self._module), self._name)
+
+
+def later(module: str, name: str) -> Any:
+    """A door's primitive whose module is loaded when it is first asked for: a command that takes
+    one lock pays for no other."""
+    return _Later(module, name)
 
 
 class Doorway(Generic[K, M, E, J, V]):
@@ -88,6 +105,8 @@ class Doorway(Generic[K, M, E, J, V]):
 
     def rwlock(self, name: str, **options: Unpack[Options]) -> ReadWriteLock[K]:
         """``.read()`` is shared, ``.write()`` is exclusive; a waiting writer is not starved."""
+        from holdfast.primitives.rwlock import ReadWriteLock
+
         self._need(Guarantee.SHARED, "rwlock()")
         return ReadWriteLock(self._lock, self._door, check_name(name), self._options(options))
 
@@ -124,6 +143,8 @@ class Doorway(Generic[K, M, E, J, V]):
         (``errors="record"``). Who finds it running waits for its outcome, or skips it
         (``wait=False``). A run that crashed is taken over.
         """
+        from holdfast.primitives.once_job import make_plan
+
         self._need(Guarantee.RECORDS, "once()")
         plan = make_plan(seconds(keep, "keep"), errors, wait)
         return self._once(self._door, key, self._options(options), plan)
@@ -146,6 +167,9 @@ class Doorway(Generic[K, M, E, J, V]):
         not at all (``missed="skip"``: a run starts within ``grace`` of its interval's start or
         is left out).
         """
+        from holdfast.primitives.every import make_timetable
+        from holdfast.primitives.once_job import make_plan
+
         self._need(Guarantee.RECORDS, "every()")
         timetable = make_timetable(interval, offset, missed, grace)
         plan = make_plan(timetable.keep_seconds, errors, wait)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 __all__ = ["Duration", "seconds", "timeout_seconds"]
@@ -16,6 +15,7 @@ else:
     Duration = float  # whoever has a timedelta has loaded its module; we need not
 
 LONGEST_SECONDS = 366 * 24 * 3600.0
+INFINITE = float("inf")
 
 
 def seconds(value: Duration, word: str) -> float:
@@ -31,7 +31,7 @@ def timeout_seconds(value: Duration | None) -> float | None:
     if value is None:
         return None
     number = _number(value, "timeout")
-    if number == -1 or number == math.inf:
+    if number == -1 or number == INFINITE:
         return None
     if not number >= 0:
         raise ValueError(f"timeout is None (for ever), 0 (try once) or seconds; not {value!r}")

@@ -6,19 +6,21 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.claim import Standing
 from holdfast.core.contract import Finding, Guarantee
 from holdfast.core.drive import run_now
-from holdfast.doorway import LONGEST_LIST, Doorway
+from holdfast.doorway import LONGEST_LIST, Doorway, later
 from holdfast.durations import Duration
-from holdfast.primitives.election import Election
-from holdfast.primitives.every import Every
 from holdfast.primitives.lock import Lock
-from holdfast.primitives.multi import MultiLock
-from holdfast.primitives.once import Once
 from holdfast.runtimes.blocking import BlockingRuntime
+
+if TYPE_CHECKING:
+    from holdfast.primitives.election import Election
+    from holdfast.primitives.every import Every
+    from holdfast.primitives.multi import MultiLock
+    from holdfast.primitives.once import Once
 
 __all__ = ["Locks", "connect", "find_url"]
 
@@ -38,14 +40,14 @@ def find_url(url: str | object | None) -> str | object:
     return found
 
 
-class Locks(Doorway[Lock, MultiLock, Election, Once, Every]):
+class Locks(Doorway[Lock, "MultiLock", "Election", "Once", "Every"]):
     """A connection to one store. Any number of threads may share it."""
 
     _lock = Lock
-    _multi = MultiLock
-    _election = Election
-    _once = Once
-    _every = Every
+    _multi: type[MultiLock] = later("holdfast.primitives.multi", "MultiLock")
+    _election: type[Election] = later("holdfast.primitives.election", "Election")
+    _once: type[Once] = later("holdfast.primitives.once", "Once")
+    _every: type[Every] = later("holdfast.primitives.every", "Every")
 
     def __init__(self, url: str | object, **settings: Any) -> None:
         super().__init__(url, BlockingRuntime(), **settings)

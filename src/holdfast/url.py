@@ -7,7 +7,6 @@ others register an entry point in the group ``holdfast.backends`` under their sc
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -38,8 +37,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
 CLIENTS = {"redis": "redis", "valkey": "redis"}
 """Packages whose client objects are accepted for their settings."""
 
-_SECRET = re.compile(r"pass|secret|token|key|auth|credential", re.IGNORECASE)
-_AUTHORITY = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+_SECRETS = ("pass", "secret", "token", "key", "auth", "credential")
 
 
 class Url(NamedTuple):
@@ -59,7 +57,7 @@ class Url(NamedTuple):
         )
         user = f"{self.username}@" if self.username else ""
         shown = "&".join(
-            f"{key}={'***' if _SECRET.search(key) or '://' in value else value}"
+            f"{key}={'***' if _is_secret(key) or '://' in value else value}"
             for key, value in self.options.items()
         )
         return f"{self.scheme}://{user}{hosts}{self.path}{'?' if shown else ''}{shown}"
@@ -101,23 +99,32 @@ def parse_url(text: str) -> Url:
     """Takes a store's URL apart; raises ``ValueError`` without repeating what may be a secret."""
     if text == "local":
         return Url("local", None, None, (), "", {})
-    match = _AUTHORITY.fullmatch(text.strip())
-    if match is None:
+    scheme, found, rest = text.strip().partition("://")
+    if not found or not _is_scheme(scheme):
         raise ValueError(
             "not a store's URL: expected scheme://… such as redis://host:6379/0, or local"
         )
-    rest, _, query = match["rest"].partition("?")
+    rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
     userinfo, at, hosts = authority.rpartition("@")
     username, colon, password = userinfo.partition(":")
     return Url(
-        match["scheme"].lower(),
+        scheme.lower(),
         _decode(username) if at and username else None,
         _decode(password) if colon else None,
         tuple(_host(part) for part in hosts.split(",") if part),
         _decode(slash + path),
         _options(query),
     )
+
+
+def _is_secret(key: str) -> bool:
+    return any(word in key.lower() for word in _SECRETS)
+
+
+def _is_scheme(text: str) -> bool:
+    letters = text.translate({ord(mark): "0" for mark in "+.-"})
+    return text.isascii() and text[:1].isalpha() and letters.isalnum()
 
 
 def _decode(text: str) -> str:
@@ -137,6 +144,8 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _host(text: str) -> tuple[str, int | None]:
+    import re
+
     match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d+))?", text)
     if match is None or (match[2] and not 0 < int(match[2]) < 65536):
         raise ValueError("not a host or host:port; a '/', '?' or '@' in a password is written %2F")

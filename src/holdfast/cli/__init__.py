@@ -1,5 +1,5 @@
 """The ``holdfast`` command. One file per verb; ``main`` picks one and imports only that."""
 
-from holdfast.cli.main import main
+from holdfast.cli.main import main, program
 
-__all__ = ["main"]
+__all__ = ["main", "program"]

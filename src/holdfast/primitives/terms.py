@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from holdfast.durations import Duration, seconds, timeout_seconds
+from holdfast.durations import INFINITE, Duration, seconds, timeout_seconds
 
 if TYPE_CHECKING:
     from holdfast.core.contract import Store
@@ -71,9 +70,9 @@ def make_terms(defaults: Terms, store: Store, options: Options) -> Terms:
 def check_ttl(ttl: float, store: Store) -> float:
     """A ttl that the store can honour, rounded up where it counts whole seconds."""
     if store.whole_seconds:
-        ttl = float(math.ceil(ttl))
+        ttl = -(-ttl // 1)  # rounded up
     if not store.shortest_ttl <= ttl <= store.longest_ttl:
-        longest = "" if math.isinf(store.longest_ttl) else f" and {store.longest_ttl:g} s at most"
+        longest = "" if store.longest_ttl == INFINITE else f" and {store.longest_ttl:g} s at most"
         raise ValueError(
             f"ttl={ttl:g}: {store.display} honours {store.shortest_ttl:g} s at least{longest}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Coroutine, Hashable
@@ -11,6 +10,11 @@ from typing import Any
 
 from holdfast.core.contract import Signal
 from holdfast.runtimes import clock
+
+try:
+    from _queue import Empty, SimpleQueue  # alone: the rest of the module is not needed
+except ImportError:
+    from queue import Empty, SimpleQueue
 
 __all__ = ["BlockingRuntime"]
 
@@ -25,7 +29,7 @@ class BlockingSignal:
     __slots__ = ("_queue", "_set")
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._queue: SimpleQueue[None] = SimpleQueue()
         self._set = False
 
     def set(self) -> None:
@@ -37,14 +41,14 @@ class BlockingSignal:
 
     def clear(self) -> None:
         self._set = False  # first: a call in between is kept
-        with suppress(queue.Empty):
+        with suppress(Empty):
             while True:
                 self._queue.get_nowait()
 
     def wait(self, seconds: float) -> bool:
         """Whether it was set within so many seconds."""
         if not self._set:
-            with suppress(queue.Empty):
+            with suppress(Empty):
                 self._queue.get(timeout=max(0.0, seconds))
         return self._set
 
