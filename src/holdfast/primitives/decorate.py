@@ -9,9 +9,44 @@ from typing import Any, Self, TypeVar
 from holdfast.claim import check_name
 from holdfast.errors import LockLost
 
-__all__ = ["Decorating", "fill"]
+__all__ = ["Decorating", "check_door", "check_whole", "fill"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+_TOO_LATE = {
+    "lock": "the lock is free again: take it inside, around what must be alone, or decorate the "
+    "function that runs the whole loop",
+    "job": "the job is recorded as done: let it run the whole loop and return what came of it",
+}
+
+
+def check_whole(function: Callable[..., Any], what: str) -> None:
+    """Raises ``TypeError`` for a generator function: calling it runs nothing of its body."""
+    import inspect
+
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+        raise TypeError(
+            f"{_called(function)} is a generator function: its body runs while it is iterated "
+            f"over, when {_TOO_LATE[what]}"
+        )
+
+
+def check_door(function: Callable[..., Any], what: str, *, asynchronous: bool) -> None:
+    """Raises ``TypeError`` for an ``async def`` on the blocking door, or a ``def`` on the other."""
+    import inspect
+
+    if asynchronous != _is(inspect.iscoroutinefunction, function):
+        kind, door = ("def", "connect()") if asynchronous else ("async def", "connect_async()")
+        raise TypeError(f"{_called(function)} is a plain {kind}: its {what} come from {door}")
+
+
+def _is(kind: Callable[[object], bool], function: Callable[..., Any]) -> bool:
+    return kind(function) or kind(getattr(type(function), "__call__", None))  # noqa: B004
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def fill(template: str, function: Callable[..., Any]) -> Callable[..., str]:
@@ -22,14 +57,16 @@ def fill(template: str, function: Callable[..., Any]) -> Callable[..., str]:
     fields = {
         field.split(".")[0].split("[")[0]
         for _, field, _, _ in string.Formatter().parse(template)
-        if field
+        if field is not None
     }
     signature = inspect.signature(function)
     for field in fields:
         if field not in signature.parameters:
-            raise ValueError(f"{template!r}: {function.__qualname__}() has no argument {field!r}")
+            wrong = f"has no argument {field!r}" if field else "is called with names: {} has none"
+            raise ValueError(f"{template!r}: {_called(function)}() {wrong}")
     if not fields:
-        return lambda *args, **kwargs: template
+        constant = check_name(template.format())  # {{ is a brace, as it is beside a field
+        return lambda *args, **kwargs: constant
 
     def name(*args: Any, **kwargs: Any) -> str:
         bound = signature.bind(*args, **kwargs)
@@ -51,15 +88,10 @@ class Decorating:
 
     def __call__(self, function: F) -> F:
         """Runs the function under the lock; ``LockLost.result`` is its result if it finished."""
-        import inspect
-
-        name = fill(self.name, function)
         asynchronous = hasattr(self, "__aenter__")
-        if asynchronous != inspect.iscoroutinefunction(function):
-            kind, door = ("def", "connect()") if asynchronous else ("async def", "connect_async()")
-            raise TypeError(
-                f"{function.__qualname__} is a plain {kind}: its locks come from {door}"
-            )
+        check_whole(function, "lock")
+        check_door(function, "locks", asynchronous=asynchronous)
+        name = fill(self.name, function)
         wrapper = _wrap_async(self, function, name) if asynchronous else _wrap(self, function, name)
         return functools.wraps(function)(wrapper)  # type: ignore[return-value]
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.drive import run_now
 from holdfast.errors import LockLost, LockTimeout
-from holdfast.primitives.decorate import fill
+from holdfast.primitives.decorate import check_door, check_whole, fill
 from holdfast.primitives.lock import Lock
 from holdfast.primitives.once_job import JobBase, Start, ready
 from holdfast.primitives.once_outcome import Outcome
@@ -29,10 +29,8 @@ class Once(JobBase[Lock]):
         A function with an argument called ``lease`` is given the run's lease. Its own exception
         is raised here; ``LockLost`` (with ``.result``) means that the outcome came too late.
         """
-        import inspect
-
-        if inspect.iscoroutinefunction(function):
-            raise TypeError(f"{function.__qualname__} is an async def: use connect_async()")
+        check_whole(function, "job")
+        check_door(function, "jobs", asynchronous=False)
         call = ready(function, args, kwargs)
         found = run_now(self._find())
         return self._run(call) if found is None else found
@@ -64,6 +62,8 @@ class Once(JobBase[Lock]):
 
     def __call__(self, function: F) -> F:
         """As a decorator: a call answers the job's value, whoever ran it."""
+        check_whole(function, "job")
+        check_door(function, "jobs", asynchronous=False)
         key = fill(self.key, function)
 
         @functools.wraps(function)

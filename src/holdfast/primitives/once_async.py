@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.errors import LockLost, LockTimeout
-from holdfast.primitives.decorate import fill
+from holdfast.primitives.decorate import check_door, check_whole, fill
 from holdfast.primitives.lock_async import AsyncLock
 from holdfast.primitives.once_job import JobBase, Start, ready
 from holdfast.primitives.once_outcome import Outcome
@@ -30,6 +30,7 @@ class AsyncOnce(JobBase[AsyncLock]):
         argument called ``lease`` is given the run's lease. Its own exception is raised here;
         ``LockLost`` (with ``.result``) means that the outcome came too late.
         """
+        check_whole(function, "job")
         call = ready(function, args, kwargs)
         found = await self._find()
         return await self._run(call) if found is None else found
@@ -72,8 +73,8 @@ class AsyncOnce(JobBase[AsyncLock]):
 
     def __call__(self, function: F) -> F:
         """As a decorator of an ``async def``: a call answers the job's value, whoever ran it."""
-        if not inspect.iscoroutinefunction(function):
-            raise TypeError(f"{function.__qualname__} is a plain def: its jobs come from connect()")
+        check_whole(function, "job")
+        check_door(function, "jobs", asynchronous=True)
         key = fill(self.key, function)
 
         @functools.wraps(function)
