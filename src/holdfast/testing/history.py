@@ -221,8 +221,14 @@ def _sinking_in(lane: Sequence[Hold]) -> list[str]:
 
 
 def fairness(holds: Iterable[Hold], processes: Iterable[str]) -> float:
-    """Fewest over most holds per process: 1 is perfectly fair, 0 left somebody out."""
-    counts = Counter(dict.fromkeys(processes, 0))
-    counts.update(hold.process for hold in holds)
-    most = max(counts.values(), default=0)
-    return min(counts.values()) / most if most else 0.0
+    """Fewest over most holds per process while all of them contended: 1 is perfectly fair, 0
+    left somebody out."""
+    asked: dict[str, list[float]] = {process: [] for process in processes}
+    for hold in holds:
+        asked.setdefault(hold.process, []).append(hold.asked)
+    if not all(asked.values()):
+        return 0.0
+    began, ended = max(map(min, asked.values())), min(map(max, asked.values()))
+    counts = [sum(began <= at <= ended for at in times) for times in asked.values()]
+    most = max(counts, default=0)
+    return min(counts) / most if most else 0.0
