@@ -77,12 +77,12 @@ def test_the_lock_is_the_documented_one(url: str, admin: Admin, namespace: str) 
 def test_a_killed_session_is_lost_and_told(url: str, admin: Admin, namespace: str) -> None:
     """KILL on a holder: the keeper notices by itself, and the next one gets in with more."""
     with holdfast.connect(url, namespace=namespace) as locks:
-        lease = locks.lock("name", ttl=1.5).acquire()
+        lease = locks.lock("name", ttl=600).acquire()  # its renewal is far away
         assert lease is not None
         told = threading.Event()
         lease.on_lost(lambda _: told.set())
         one(admin, f"KILL {one(admin, f'''SELECT IS_USED_LOCK('{key(namespace)}')''')}")
-        assert told.wait(20)
+        assert told.wait(60)
         assert not lease.held
         assert lease.release() is False
         with locks.lock("name", timeout=10) as later:
@@ -240,3 +240,35 @@ def test_waiters_are_shown(url: str, namespace: str) -> None:
         assert (waiter.note, waiter.pid) == ("it's me */ '", os.getpid())
         thread.join()
         wait_for(lambda: not ours.inspect("name").waiters)
+
+
+def test_an_old_hold_of_the_session_is_not_shown(
+    server: MySQLServer, url: str, admin: Admin, namespace: str
+) -> None:
+    """A session that takes the name again has its lock before its row says so."""
+    with (
+        holdfast.connect(url, namespace=namespace) as locks,
+        holdfast.connect(url, namespace=namespace) as looking,
+    ):
+        with locks.lock("name") as first:
+            assert [holder.token for holder in looking.inspect("name").holders] == [first.token]
+        taken: list[holdfast.Lease | None] = []
+        thread = threading.Thread(
+            target=lambda: taken.append(locks.lock("name").acquire(timeout=60))
+        )
+        used = f"SELECT IS_USED_LOCK('{key(namespace)}')"
+        with pymysql.connect(
+            unix_socket=str(server.folder / "mysql.sock"), user="root", database="holdfast"
+        ) as slow:
+            with slow.cursor() as cursor:
+                sql = "SELECT * FROM holdfast_counter WHERE namespace = %s FOR UPDATE"
+                assert cursor.execute(sql, (namespace.encode(),)) == 1
+            thread.start()
+            wait_for(lambda: one(admin, used))
+            assert looking.inspect("name").holders == ()
+            slow.rollback()
+        thread.join(60)
+        assert taken[0] is not None
+        tokens = [holder.token for holder in looking.inspect("name").holders]
+        assert tokens == [taken[0].token] != [first.token]
+        taken[0].release()

@@ -24,10 +24,12 @@ from backends.mysql_bench import (
     taken,
     wait_for,
 )
+from backends.sql_deadline import gives_up_in_time
 from holdfast.claim import Busy, Grant
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from servers.mysql import MySQLServer
+from servers.proxy import Proxy
 from servers.registry import Servers
 
 
@@ -277,3 +279,14 @@ def test_a_cancelled_request_leaves_its_wire_usable(server: MySQLServer, namespa
                 assert standing.waiters == ()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asyncio"])
+@pytest.mark.parametrize("mode", ["lease", "advisory"])
+def test_an_attempt_ends_at_its_own_deadline(
+    server: MySQLServer, mode: str, blocking: bool, connected: bool
+) -> None:
+    """Who waits a second for a lock does not wait longer for a server that hangs."""
+    with Proxy(server) as proxy:
+        gives_up_in_time(proxy, mode, blocking=blocking, connected=connected)

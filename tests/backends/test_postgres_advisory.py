@@ -256,6 +256,24 @@ def test_stale_notes_are_not_believed(
         assert one(admin, noted, namespace) != 0
 
 
+@pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
+def test_an_old_hold_of_the_session_is_not_shown(
+    backend: AdvisoryBackend, server: PostgresServer, admin: Admin, namespace: str, mode: Mode
+) -> None:
+    """A session that takes the name again has its key before its row says so."""
+    assert run_now(backend.release(take(backend, claim(mode=mode))))
+    again: list[Grant] = []
+    thread = threading.Thread(target=lambda: again.append(take(backend, claim(mode=mode))))
+    key = base_key(namespace, "name")
+    with psycopg.connect(server.url) as slow:
+        slow.execute("SELECT FROM holdfast.counter WHERE namespace = %s FOR UPDATE", (namespace,))
+        thread.start()
+        eventually(lambda: one(admin, HOLDING, key) == 1, "the key was not taken")
+        assert run_now(backend.look("name")).holders == ()
+    thread.join(SOON)
+    assert [holder.token for holder in run_now(backend.look("name")).holders] == [again[0].token]
+
+
 def test_a_killed_slot_holder_stalls_nobody(backend: AdvisoryBackend, admin: Admin) -> None:
     """A slot whose holder was killed rings nobody; the first in line looks by itself."""
     held = [claim(mode=Mode.SLOTS) for _ in range(2)]

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 import holdfast
+from backends.sql_deadline import gives_up_in_time
 from holdfast.errors import BackendUnavailable, LockLost, Unsupported
 from servers.account import account, give_to
 from servers.postgres import USER, PgBouncer, PostgresServer, binary
@@ -261,3 +262,14 @@ def test_a_unix_socket_and_a_folder(server: PostgresServer, namespace: str) -> N
     url = f"postgresql://{USER}@/postgres?host={folder}&port={server.port}"
     with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name") as lease:
         assert lease.held
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asyncio"])
+@pytest.mark.parametrize("mode", ["lease", "advisory"])
+def test_an_attempt_ends_at_its_own_deadline(
+    server: PostgresServer, mode: str, blocking: bool, connected: bool
+) -> None:
+    """Who waits a second for a lock does not wait longer for a server that hangs."""
+    with Proxy(server) as proxy:
+        gives_up_in_time(proxy, mode, blocking=blocking, connected=connected)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import inf
 
+from holdfast.backends.mysql_advisory_keep import Keeping
 from holdfast.backends.mysql_advisory_slots import Slots
-from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, session_lock
+from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, hold_mark, session_lock
 from holdfast.backends.mysql_advisory_view import AdvisoryView, Wire
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.admit import check_limit
@@ -32,7 +34,6 @@ __all__ = ["AdvisoryBackend"]
 RECHECK_SECONDS = 1.0
 REBINDS = 5
 REMEMBERED = 1024
-LOST = "its connection to the server is gone"
 
 
 class AdvisoryBackend(AdvisoryView):
@@ -52,6 +53,7 @@ class AdvisoryBackend(AdvisoryView):
         self.sessions = sessions
         self.talk: Talk = BlockingTalk() if runtime.blocking else AsyncTalk()
         self._dial, self._seconds = dial, settings.request_seconds
+        self._keep = Keeping(sessions, self.talk, statements)
         self._slots = Slots(self.ask, statements, display)
         self._wanted: dict[str, None] = {}
         """Names that somebody else had when they were last asked for: asked for with reasons."""
@@ -65,26 +67,32 @@ class AdvisoryBackend(AdvisoryView):
         if asking.setdefault(claim.owner, mark) is not mark:
             return Busy(0, RECHECK_SECONDS)
         try:
-            return await self._attempt(claim, join)
+            return await self._attempt(claim, join, inf if until is None else until)
         finally:
             del asking[claim.owner]
+            session = self.sessions.by_owner.get(claim.owner)
+            if session is not None:
+                session.until = inf
 
-    async def _attempt(self, claim: Claim, join: bool) -> Grant | Busy:
+    async def _attempt(self, claim: Claim, join: bool, until: float) -> Grant | Busy:
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
+            session.until = until
             answer = await self._go_on(session, claim)
             if answer is not None:
                 return answer
         if claim.owner in self.sessions.doomed:
-            await self._end_doomed(claim.owner)
+            await self._end_doomed(claim.owner, until)
         self._until_purge -= 1
         session = self.sessions.borrow()
         if session is not None:
+            session.until = until
             try:
                 return await self._begin(session, claim, join)
             except Dropped:  # it had ended before it was asked
-                await self._end_doomed(claim.owner)
-        session = await self.talk.open(self._dial, now() + self._seconds)
+                await self._end_doomed(claim.owner, until)
+        session = await self.talk.open(self._dial, min(until, now() + self._seconds))
+        session.until = until
         return await self._begin(session, claim, join)
 
     async def _begin(self, session: Session, claim: Claim, join: bool) -> Grant | Busy:
@@ -132,7 +140,7 @@ class AdvisoryBackend(AdvisoryView):
     async def _take_lock(self, session: Session, claim: Claim, queued: bool) -> Grant | Busy:
         has_lock = queued
         for _ in range(REBINDS):
-            sql = self.statements.take(claim, has_lock=has_lock)
+            sql = self.statements.take(claim, session.parity, has_lock=has_lock)
             why: list[Result] = []
             if claim.name in self._wanted and not queued:
                 counted, *why = await self.ask(session, sql + b"; " + self._why(claim))
@@ -148,9 +156,11 @@ class AdvisoryBackend(AdvisoryView):
                 return Busy(0)
             if was and not await self._rebind(session, claim, was):
                 if has_lock:
-                    await self.ask(session, b"DO RELEASE_LOCK(%s)" % self._lock(claim))
+                    both = self._lock(claim), hold_mark(session.parity)
+                    await self.ask(session, b"DO RELEASE_LOCK(%s), RELEASE_LOCK(%s)" % both)
                 check_limit(claim, was, slots=True, store=self.display)
-        return Busy(0, RECHECK_SECONDS)
+        session.connection.close()  # it may have the lock, and can't go and wait for it
+        raise session.connection.broken(f"{claim.name!r} keeps changing while it is asked for")
 
     def _want(self, name: str) -> None:
         self._wanted[name] = None
@@ -180,7 +190,8 @@ class AdvisoryBackend(AdvisoryView):
         return session.connection.checked(reply)
 
     async def _talk_to(self, session: Session, sql: bytes) -> Reply:
-        return await self.talk.ask(session, sql, now() + self._seconds)
+        by = min(session.until, now() + self._seconds)
+        return await self.talk.ask(session, sql, by)
 
     def _line_up(self, session: Session, claim: Claim) -> None:
         """Sends the request that waits for the lock; ``attempt`` reads its answer."""
@@ -198,7 +209,7 @@ class AdvisoryBackend(AdvisoryView):
     async def _go_on(self, session: Session, claim: Claim) -> Grant | Busy | None:
         """What has become of a claim that was asked before; nothing if its session broke."""
         if session.grant is not None:
-            renewal = await self.renew([session.grant], [], until=now() + self._seconds)
+            renewal = await self.renew([session.grant], [], until=session.until)
             if renewal.unknown:
                 raise BackendUnavailable(renewal.unknown[claim.owner])
             return None if renewal.lost else session.grant
@@ -212,7 +223,7 @@ class AdvisoryBackend(AdvisoryView):
     async def _wake_up(self, session: Session, claim: Claim) -> None:
         """Ends the nap of one who is asked again."""
         if session.owed and not session.connection.stirs():
-            await self.wire.request(self.statements.stir(claim.name))
+            await self.wire.request(self.statements.stir(claim.name), until=session.until)
 
     async def _queue_tells(self, session: Session, claim: Claim) -> bytes | None:
         """'1' if it is our turn, else empty; nothing if the session broke."""
@@ -229,13 +240,13 @@ class AdvisoryBackend(AdvisoryView):
             return None
         return told
 
-    async def _end_doomed(self, owner: str) -> None:
+    async def _end_doomed(self, owner: str, until: float = inf) -> None:
         """Ends the sessions of an owner that broke in the middle of a request."""
         doomed = self.sessions.doomed.pop(owner, [])
         try:
             while doomed:
                 kill = b"KILL CONNECTION IS_USED_LOCK(%s)" % session_lock(doomed[-1].tag)
-                await self.wire.request(kill)
+                await self.wire.request(kill, until=until)
                 doomed.pop()
         finally:
             if doomed:
@@ -262,52 +273,15 @@ class AdvisoryBackend(AdvisoryView):
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
     ) -> Renewal:
         until = min(until, now() + self._seconds)
-        lost, unknown = await self._renew_all(grants, until)
+        lost, unknown = await self._keep.renew(grants, until)
         standing = {w.claim.owner: self.sessions.by_owner.get(w.claim.owner) for w in waits}
         gone = [owner for owner, s in standing.items() if s is None or not s.connection.open]
         await self._purge(until)
         return Renewal(lost, unknown, frozenset(gone))
 
-    async def _renew_all(
-        self, grants: Sequence[Grant], until: float
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """One question on each session, all at once."""
-        lost: dict[str, str] = {}
-        unknown: dict[str, str] = {}
-        asked: dict[Session, bytes] = {}
-        renewed: dict[Session, Grant] = {}
-        for grant in grants:
-            session = self.sessions.by_owner.get(grant.claim.owner)
-            if session is None or session.grant is None or not session.connection.open:
-                lost[grant.claim.owner] = LOST
-            elif not session.mutex.acquire(blocking=False):
-                unknown[grant.claim.owner] = "its connection is in use"
-            else:
-                asked[session] = self._touch(session, grant.claim)
-                renewed[session] = grant
-        try:
-            failed = await self.talk.ask_all(asked, until)
-        finally:
-            for session in asked:
-                session.mutex.release()
-        for session, grant in renewed.items():
-            owner = grant.claim.owner
-            if session not in failed:
-                session.grant = grant
-                session.connection.ttl = max(1, math.ceil(grant.claim.ttl))
-            elif session.connection.open:
-                unknown[owner] = str(failed[session])
-            else:
-                self.sessions.lose(owner, session)
-                lost[owner] = LOST
-        return lost, unknown
-
-    def _touch(self, session: Session, claim: Claim) -> bytes:
-        """What keeps a session alive: anything; or what changes how long it may be idle."""
-        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
-            return b"DO 0"
-        wait = b"SET SESSION wait_timeout = %d" % max(1, math.ceil(claim.ttl))
-        return wait + b"; " + self.statements.set_ttl(claim)
+    def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
+        """Whose session has ended: its socket says so before anybody asks."""
+        return self._keep.glance(grants)
 
     async def release(self, grant: Grant) -> bool:
         owner = grant.claim.owner
@@ -333,7 +307,8 @@ class AdvisoryBackend(AdvisoryView):
 
     async def _free(self, session: Session, grant: Grant) -> bool:
         """Frees what is held, and stirs who naps for it."""
-        locks = b", ".join(b"RELEASE_LOCK(%s)" % lock for lock in self._locks(grant))
+        held = [*self._locks(grant), hold_mark(session.parity)]
+        locks = b", ".join(b"RELEASE_LOCK(%s)" % lock for lock in held)
         sql = b"SELECT " + locks
         if grant.claim.mode is Mode.SLOTS:
             sql += b"; " + self.statements.stir(grant.claim.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
+from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, hold_mark
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.admit import check_limit
 from holdfast.errors import Unsupported
@@ -74,9 +74,9 @@ class Slots:
     async def _count(
         self, session: Session, claim: Claim, slots: tuple[int, ...], turn: bytes
     ) -> Grant | Busy:
-        locks = self._statements.slots(claim.name, slots)
+        locks = [*self._statements.slots(claim.name, slots), hold_mark(session.parity)]
         taking = b"SELECT " + b", ".join(b"GET_LOCK(%s, 0)" % lock for lock in locks)
-        counting = self._statements.count_slots(claim, slots)
+        counting = self._statements.count_slots(claim, slots, session.parity)
         free_turn = b"DO RELEASE_LOCK(%s)" % turn
         sql = b"; ".join([taking, b"BEGIN", *counting, b"COMMIT", free_turn])
         taken, _, counted, *_ = await self._ask(session, sql)

@@ -1,7 +1,9 @@
 """What is asked of the server for named locks, and the locks that stand for names.
 
 A name's lock is a digest; a semaphore has one lock for each slot, one for the turn of the first
-in line, and one by which that waiter is found while it naps.
+in line, and one by which that waiter is found while it naps. Beside it a holder has a mark, a
+lock that changes from one hold of its session to the next: a session that takes a name again has
+its lock before its row says so, and the row of its last hold must not be believed meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from holdfast.claim import Claim
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
 from holdfast.wires.mysql_protocol import quoted
 
-__all__ = ["WAIT_SECONDS", "AdvisoryStatements", "session_lock"]
+__all__ = ["WAIT_SECONDS", "AdvisoryStatements", "hold_mark", "session_lock"]
 
 WAIT_SECONDS = 3600
 """How long the server is asked to wait at a time."""
@@ -39,10 +41,10 @@ SELECT %(namespace)s, %(name)s, -1, LAST_INSERT_ID(#now#), %(capacity)d, %(sessi
   #now#, %(ttl)d FROM (SELECT 1) one WHERE %(condition)s #count#"""
 _SLOT = """
 INSERT INTO @counter (namespace, name, slot, token, capacity, session, label, since, ttl)
-SELECT %(namespace)s, %(name)s, %(slot)d, token, %(capacity)d, CONNECTION_ID(), %(label)s, since,
+SELECT %(namespace)s, %(name)s, %(slot)d, token, %(capacity)d, %(session)s, %(label)s, since,
   %(ttl)d FROM @counter whole
 WHERE whole.namespace = %(namespace)s AND whole.name = %(name)s AND whole.slot = -1
-ON DUPLICATE KEY UPDATE token = VALUES(token), capacity = %(capacity)d, session = CONNECTION_ID(),
+ON DUPLICATE KEY UPDATE token = VALUES(token), capacity = %(capacity)d, session = %(session)s,
   label = %(label)s, since = VALUES(since), ttl = %(ttl)d"""
 _OF_NAME = "namespace = %(namespace)s AND name = %(name)s AND slot = -1"
 _CAPACITY = "SELECT capacity FROM @counter WHERE #of#"
@@ -50,7 +52,7 @@ _REBIND = """
 UPDATE @counter SET capacity = %(capacity)d WHERE #of# AND capacity = %(was)d AND %(condition)s"""
 _SET_TTL = """
 UPDATE @counter SET ttl = %(ttl)d
-WHERE namespace = %(namespace)s AND name = %(name)s AND session = CONNECTION_ID()"""
+WHERE namespace = %(namespace)s AND name = %(name)s AND session DIV 2 = CONNECTION_ID()"""
 _RECORD = """
 INSERT INTO @record SELECT %(namespace)s, %(name)s, %(value)s, %(token)d, #now#, #now# + %(keep)d
   FROM (SELECT 1) one WHERE %(condition)s
@@ -58,7 +60,8 @@ ON DUPLICATE KEY UPDATE value = %(value)s, token = %(token)d, written = #now#,
   expires = #now# + %(keep)d"""
 _LOOK = """
 SELECT name, slot, capacity, token, label, since, ttl FROM @counter
-WHERE namespace = %(namespace)s AND session > 0 AND IS_USED_LOCK(#lock#) = session"""
+WHERE namespace = %(namespace)s AND session > 0 AND IS_USED_LOCK(#lock#) = session DIV 2
+  AND IS_USED_LOCK(CONCAT('hf:hold:', session)) = session DIV 2"""
 _PAGE = """
 SELECT name FROM @counter WHERE namespace = %(namespace)s AND slot = -1 AND name >= %(start)s
   AND name > %(after)s AND name < %(end)s ORDER BY name LIMIT %(limit)d"""
@@ -100,6 +103,16 @@ def session_lock(tag: str) -> bytes:
     return b"'hf:session:%s'" % tag.encode()
 
 
+def _session(parity: int) -> bytes:
+    """Which hold of which session, in one number."""
+    return b"(CONNECTION_ID() * 2 + %d)" % parity
+
+
+def hold_mark(parity: int) -> bytes:
+    """The named lock that tells a session's hold from the one before it."""
+    return b"CONCAT('hf:hold:', %s)" % _session(parity)
+
+
 class AdvisoryStatements:
     """The requests, as they read in one database and namespace."""
 
@@ -119,11 +132,17 @@ class AdvisoryStatements:
     def slots(self, name: str, slots: Iterable[int]) -> list[bytes]:
         return [self.lock(name, f":{slot}") for slot in slots]
 
-    def take(self, claim: Claim, *, has_lock: bool) -> bytes:
-        """Takes the lock of a name, unless the session has it, and counts."""
-        lock = self.lock(claim.name)
-        ask = b"IS_USED_LOCK(%s) = CONNECTION_ID()" if has_lock else b"GET_LOCK(%s, 0) = 1"
-        return self._count(claim, ask % lock, b"CONNECTION_ID()")
+    def take(self, claim: Claim, parity: int, *, has_lock: bool) -> bytes:
+        """Takes the lock of a name, unless the session has it, and the mark, and counts."""
+        lock, mark = self.lock(claim.name), hold_mark(parity)
+        if has_lock:  # and maybe the mark: a lock that is taken twice must be freed twice
+            ask = (
+                b"IS_USED_LOCK(%s) = CONNECTION_ID() AND IFNULL(IS_USED_LOCK(%s), GET_LOCK(%s, 0))"
+            )
+            condition = ask % (lock, mark, mark)
+        else:
+            condition = b"GET_LOCK(%s, 0) = 1 AND GET_LOCK(%s, 0) = 1" % (lock, mark)
+        return self._count(claim, condition, _session(parity))
 
     def _count(self, claim: Claim, condition: bytes, session: bytes) -> bytes:
         return self._sql["take"] % {
@@ -135,7 +154,7 @@ class AdvisoryStatements:
             b"condition": condition,
         }
 
-    def count_slots(self, claim: Claim, slots: Iterable[int]) -> list[bytes]:
+    def count_slots(self, claim: Claim, slots: Iterable[int], parity: int) -> list[bytes]:
         """Counts, and notes who has which slot."""
         return [self._count(claim, b"1", b"0")] + [
             self._sql["slot"]
@@ -143,6 +162,7 @@ class AdvisoryStatements:
                 b"name": quoted(claim.name.encode()),
                 b"slot": slot,
                 b"capacity": claim.limit,
+                b"session": _session(parity),
                 b"label": quoted(claim.label.encode()),
                 b"ttl": int(claim.ttl * MICROS),
             }

@@ -64,12 +64,12 @@ class LeaseBackend:
     ) -> Grant | Busy:
         self._until_purge -= 1
         if claim.mode is Mode.EXCLUSIVE and claim.name not in self._crowded:
-            (taken,) = await self._ask(self.statements.take(claim), claim.owner)
+            (taken,) = await self._ask(self.statements.take(claim), claim.owner, until)
             if taken.affected:
                 return Grant(claim, taken.insert_id)
         bell = self.listening.bell
         return await self._change(
-            claim.name, lambda state: state.attempt(claim, join, bell), claim.owner
+            claim.name, lambda state: state.attempt(claim, join, bell), claim.owner, until
         )
 
     async def _ask(self, sql: bytes, owner: str = "", until: float | None = None) -> list[Result]:

@@ -104,8 +104,8 @@ class AdvisoryStore(_Common):
     def _dial(self, by: float | None = None) -> Connection:
         return self._dialler.enter((), by)
 
-    def _dial_session(self) -> Connection:
-        return self._dialler.enter_session(self._statements.prepared)
+    def _dial_session(self, by: float) -> Connection:
+        return self._dialler.enter_session(self._statements.prepared, by)
 
     def backend(self, runtime: Runtime) -> AdvisoryBackend:
         self._sessions.users += 1

@@ -14,6 +14,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 
 from psycopg.pq.abc import PGresult
 
@@ -73,28 +74,35 @@ class AdvisoryBackend(SharedBackend):
         if asking.setdefault(claim.owner, mark) is not mark:
             return Busy(0, RECHECK_SECONDS)
         try:
-            return await self._attempt(claim, join)
+            return await self._attempt(claim, join, inf if until is None else until)
         finally:
             del asking[claim.owner]
+            session = self.sessions.by_owner.get(claim.owner)
+            if session is not None:
+                session.until = inf
 
-    async def _attempt(self, claim: Claim, join: bool) -> Grant | Busy:
+    async def _attempt(self, claim: Claim, join: bool, until: float) -> Grant | Busy:
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
+            session.until = until
             answer = await self._go_on(session, claim)
             if answer is not None:
                 return answer
         if claim.owner in self.sessions.doomed:
-            await self._end_doomed(claim.owner)
+            await self._end_doomed(claim.owner, until)
         self._until_purge -= 1
         session = self.sessions.borrow()
         if session is not None:
+            session.until = until
             try:
                 return await self._begin(session, claim, join)
             except Refused as error:
                 if error.sqlstate not in _NEVER_RAN:
                     raise
                 self.sessions.doomed.pop(claim.owner, None)
-        return await self._begin(await self.talk.open(self._dial), claim, join)
+        session = await self.talk.open(self._dial, min(until, now() + self._seconds))
+        session.until = until
+        return await self._begin(session, claim, join)
 
     async def _begin(self, session: Session, claim: Claim, join: bool) -> Grant | Busy:
         """The first request for a claim, on a session that has nothing."""
@@ -153,7 +161,8 @@ class AdvisoryBackend(SharedBackend):
     async def _ask(
         self, session: Session, statement: Statement, parameters: Parameters
     ) -> PGresult:
-        return await self.talk.ask(session, statement, parameters, now() + self._seconds)
+        by = min(session.until, now() + self._seconds)
+        return await self.talk.ask(session, statement, parameters, by)
 
     def _line_up(self, session: Session, claim: Claim) -> None:
         """Sends the request that waits for the key; ``attempt`` reads its answer."""
@@ -170,7 +179,7 @@ class AdvisoryBackend(SharedBackend):
     async def _go_on(self, session: Session, claim: Claim) -> Grant | Busy | None:
         """What has become of a claim that was asked before; nothing if its session broke."""
         if session.grant is not None:
-            renewal = await self.renew([session.grant], [], until=now() + self._seconds)
+            renewal = await self.renew([session.grant], [], until=session.until)
             if renewal.unknown:
                 raise BackendUnavailable(renewal.unknown[claim.owner])
             return None if renewal.lost else session.grant
@@ -185,13 +194,13 @@ class AdvisoryBackend(SharedBackend):
         answer = await self._take(session, claim, join=True, queued=True)
         return Busy(0, RECHECK_SECONDS) if isinstance(answer, Busy) else answer
 
-    async def _end_doomed(self, owner: str) -> None:
+    async def _end_doomed(self, owner: str, until: float = inf) -> None:
         """Ends the sessions of an owner that broke in the middle of a request."""
         doomed = self.sessions.doomed.pop(owner, [])
         try:
             while doomed:
                 parameters = (b"%d" % doomed[-1].pid, doomed[-1].started.encode())
-                await self.wire.request(self.statements.end, parameters)
+                await self.wire.request(self.statements.end, parameters, until=until)
                 doomed.pop()
         finally:
             if doomed:
@@ -320,14 +329,13 @@ class AdvisoryBackend(SharedBackend):
         return ours
 
     def _freeing(self, grant: Grant) -> tuple[Statement, Parameters]:
-        claim = grant.claim
+        claim, key, token = grant.claim, self._key(grant.claim), b"%d" % grant.token
         if claim.mode is Mode.EXCLUSIVE:
-            return self.statements.unlock, (self._key(claim),)
+            return self.statements.unlock, (key, token)
         if claim.mode is Mode.SHARED:
-            return self.statements.unlock_shared, (self._key(claim),)
-        slots = ",".join(map(str, grant.slots))
-        asked = (self.namespace, claim.name.encode(), self._key(claim), f"{{{slots}}}".encode())
-        return self.statements.free_slots, asked
+            return self.statements.unlock_shared, (key, token)
+        slots = f"{{{','.join(map(str, grant.slots))}}}".encode()
+        return self.statements.free_slots, (self.namespace, claim.name.encode(), key, slots, token)
 
     async def abandon(self, claim: Claim) -> None:
         patience = now() + self._seconds

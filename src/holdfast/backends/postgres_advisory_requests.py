@@ -28,9 +28,11 @@ class AdvisoryStatements(SharedStatements):
         self.take_slots = say("take_slots", f"SELECT @take_slots({places})")
         self.wait = say("wait", "SELECT pg_advisory_lock($1)")
         self.wait_shared = say("wait_shared", "SELECT pg_advisory_lock_shared($1)")
-        self.unlock = say("unlock", "SELECT pg_advisory_unlock($1)")
-        self.unlock_shared = say("unlock_shared", "SELECT pg_advisory_unlock_shared($1)")
-        self.free_slots = say("free_slots", "SELECT @free_slots($1, $2, $3, $4)")
+        self.unlock = say("unlock", f"SELECT pg_advisory_unlock($1) AND {_UNMARK}")
+        self.unlock_shared = say(
+            "unlock_shared", f"SELECT pg_advisory_unlock_shared($1) AND {_UNMARK}"
+        )
+        self.free_slots = say("free_slots", "SELECT @free_slots($1, $2, $3, $4, $5)")
         self.leave = say("leave", "SELECT @leave()")
         self.cancel = say("cancel", "SELECT pg_cancel_backend($1)")
         self.end = say("end", "SELECT @end_session($1, $2)")
@@ -44,6 +46,7 @@ class AdvisoryStatements(SharedStatements):
         )  # fmt: skip
 
 
+_UNMARK = "pg_advisory_unlock_shared($1 # $2)"
 _LOOK = """
 SELECT l.name, l.capacity,
   (SELECT json_agg(json_build_array(o.label, o.mode, o.token, o.slots,

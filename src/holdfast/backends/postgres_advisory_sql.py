@@ -3,7 +3,8 @@
 The lock itself is a session's, on keys made of the name's digest: ``base`` for locks; ``base + 1``
 is shared by all who hold or wait for slots, ``base + 2`` is where they queue, ``base + 3`` and up
 are the slots. Rows in ``queue`` and ``holders`` may be older than what is true: whoever reads
-them compares them with ``pg_locks``.
+them compares them with ``pg_locks``. There a hold is told by its mark, the key ``base # token``:
+a session that takes a name again has the key before its row says so.
 
 ``@`` stands for schema and prefix, ``%word%`` for what ``postgres_schema`` fills in.
 """
@@ -73,6 +74,7 @@ BEGIN
                  lbl)::@session
       WHERE c.namespace = ns AND c.name = nm AND c.capacity = 0 RETURNING c.token INTO fence;
     IF FOUND THEN
+      PERFORM pg_advisory_lock_shared(key # fence);
       RETURN 'G ' || fence || ' ';
     END IF;
     INSERT INTO @counter AS c (namespace, name, base, token, used, holders)
@@ -81,6 +83,7 @@ BEGIN
       WHERE NOT EXISTS (SELECT FROM @counter o WHERE o.namespace = ns AND o.name = nm)
       ON CONFLICT DO NOTHING RETURNING c.token INTO fence;
     IF FOUND THEN
+      PERFORM pg_advisory_lock_shared(key # fence);
       RETURN 'G ' || fence || ' ';
     END IF;
     SELECT c.capacity INTO other FROM @counter c
@@ -200,6 +203,7 @@ BEGIN
   END IF;
   moment := clock_timestamp();
   fence := greatest(c.token + 1, (extract(epoch FROM moment) * 1000000)::bigint);
+  PERFORM pg_advisory_lock_shared(key # fence);
   UPDATE @counter o SET token = fence, capacity = lim, used = moment,
       bell = CASE WHEN turn THEN '' ELSE o.bell END,
       holders = @others(c.holders, key)
@@ -226,8 +230,8 @@ END $$;
 
 -- The keys are free before the row is read: who has the turn and found nothing free has left
 -- its bell there by then.
-CREATE OR REPLACE FUNCTION @free_slots(ns text, nm text, key bigint, slots integer[])
-RETURNS boolean
+CREATE OR REPLACE FUNCTION @free_slots(
+  ns text, nm text, key bigint, slots integer[], fence bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
   ours boolean := true;
@@ -237,6 +241,7 @@ BEGIN
   FOR i IN 1 .. cardinality(slots) LOOP
     ours := pg_advisory_unlock(key + 3 + slots[i]) AND ours;
   END LOOP;
+  PERFORM pg_advisory_unlock_shared(key # fence);
   PERFORM pg_advisory_unlock_shared(key + 1);
   IF NOT pg_try_advisory_xact_lock(key + 2) THEN
     SELECT * INTO c FROM @counter o WHERE o.namespace = ns AND o.name = nm FOR UPDATE;
@@ -277,8 +282,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION @holding(c @counter) RETURNS SETOF @session LANGUAGE sql AS $$
   SELECT h.* FROM unnest(c.holders) h WHERE EXISTS (
-    SELECT FROM @keys k WHERE k.pid = h.pid AND k.granted
-      AND k.key = c.base + CASE WHEN h.mode = 'slots' THEN 3 + h.slots[1] ELSE 0 END);
+    SELECT FROM @keys k WHERE k.pid = h.pid AND k.granted AND k.key = c.base # h.token);
 $$;
 
 CREATE OR REPLACE FUNCTION @terminate(ns text, nm text) RETURNS text

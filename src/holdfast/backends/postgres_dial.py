@@ -74,10 +74,9 @@ class Dialler:
             raise
         return connection
 
-    def enter_session(self, statements: tuple[Statement, ...]) -> Connection:
+    def enter_session(self, statements: tuple[Statement, ...], until: float) -> Connection:
         """A connection whose session is ours alone, and stays alive while it waits."""
-        connection = self.enter(statements)
-        until = now() + self.settings.request_seconds
+        connection = self.enter(statements, until)
         try:
             if connection.pooled:
                 self._refuse_pooler(connection, until)

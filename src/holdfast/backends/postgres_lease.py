@@ -73,7 +73,7 @@ class LeaseBackend(SharedBackend):
         parameters = (*self._asked(claim), b"t" if join else b"f")
         stands = self._standing.pop(claim.owner, False)
         statement = self.statements.attempt_again if stands else self.statements.attempt
-        answer = await self.wire.request(statement, parameters, claim.owner)
+        answer = await self.wire.request(statement, parameters, claim.owner, until)
         self._until_purge -= 1
         told = self._answered(claim, first_value(answer))
         if join and isinstance(told, Busy):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Callable
+from math import inf
 
 from holdfast.claim import Grant
 from holdfast.wires.mysql import Connection
@@ -26,8 +27,10 @@ class Session:
         "mutex",
         "nudged",
         "owed",
+        "parity",
         "reader",
         "turn",
+        "until",
         "wake",
     )
 
@@ -40,6 +43,10 @@ class Session:
         """Whether it is first of those who wait for slots."""
         self.owed = False
         """Whether an answer is still to come: that of a wait, or of a renewal that was late."""
+        self.parity = 0
+        """Changes from one hold to the next: tells them apart on the server."""
+        self.until = inf
+        """By when an attempt needs its answers: they may be wanted sooner than others."""
         self.nudged = False
         self.wake: Callable[[], None] | None = None
         """Ends the wait of somebody who waits for this session's answer."""
@@ -91,7 +98,8 @@ class Sessions:
 
     def give_back(self, session: Session) -> None:
         """It holds nothing any more."""
-        session.grant, session.turn, session.nudged = None, False, False
+        session.grant, session.turn, session.nudged, session.until = None, False, False, inf
+        session.parity ^= 1
         if len(self.idle) < self.spare and session.connection.open:
             self.idle.append(session)
         else:

@@ -137,9 +137,11 @@ class AsyncWire:
         """One request, behind those of the same owner whose callers were cancelled."""
         if self._orphans and owner in self._orphans:
             await asyncio.shield(self._orphans[owner])
-        seconds = self._seconds if until is None else min(self._seconds, until - now())
-        line = self._idle.pop() if self._idle else await self._borrow()
-        future = line.request(statement, parameters, seconds)
+        by = now() + self._seconds
+        if until is not None and until < by:
+            by = until
+        line = self._idle.pop() if self._idle else await self._borrow(by)
+        future = line.request(statement, parameters, by - now())
         try:
             return await future
         except asyncio.CancelledError:
@@ -148,16 +150,16 @@ class AsyncWire:
                 line.landed.add_done_callback(lambda _: self._orphans.pop(owner, None))
             raise
 
-    async def _borrow(self) -> _Line:
+    async def _borrow(self, until: float) -> _Line:
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(until - now()):
                 while not self._idle and len(self._all) + self._opening >= self._limit:
                     await self._room()
         except TimeoutError:
             raise BackendUnavailable(
                 f"{self._display}: all {self._limit} connections are busy"
             ) from None
-        return self._idle.pop() if self._idle else await self._open()
+        return self._idle.pop() if self._idle else await self._open(until)
 
     async def _room(self) -> None:
         room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -169,10 +171,10 @@ class AsyncWire:
                 self._wake()  # it was meant for somebody who can use it
             raise
 
-    async def _open(self) -> _Line:
+    async def _open(self, until: float) -> _Line:
         self._opening += 1
         try:
-            connection = await in_thread(self._dial, Connection.close)
+            connection = await in_thread(lambda: self._dial(until), Connection.close)
             line = _Line(connection, self)
             self._all.add(line)
             return line

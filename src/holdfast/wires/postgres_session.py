@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Callable
+from math import inf
 
 from psycopg import Error as PsycopgError
 
@@ -30,6 +31,7 @@ class Session:
         "owed",
         "reader",
         "turn",
+        "until",
         "wake",
     )
 
@@ -42,6 +44,8 @@ class Session:
         """Whether it is first of those who wait for slots."""
         self.owed = False
         """Whether an answer is still to come: that of a wait, or of a renewal that was late."""
+        self.until = inf
+        """By when an attempt needs its answers: they may be wanted sooner than others."""
         self.nudged = False
         self.wake: Callable[[], None] | None = None
         """Ends the wait of somebody who waits for this session's answer."""
@@ -99,7 +103,7 @@ class Sessions:
 
     def give_back(self, session: Session) -> None:
         """It holds nothing any more."""
-        session.grant, session.turn, session.nudged = None, False, False
+        session.grant, session.turn, session.nudged, session.until = None, False, False, inf
         if len(self.idle) < self.spare and session.connection.open:
             self.idle.append(session)
         else:

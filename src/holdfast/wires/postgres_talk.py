@@ -29,7 +29,7 @@ LONGEST_WAIT_SECONDS = 3600.0
 class Talk(Protocol):
     """How a world uses a session."""
 
-    async def open(self, dial: Dial) -> Session: ...
+    async def open(self, dial: Dial, until: float) -> Session: ...
 
     async def ask(
         self, session: Session, statement: Statement, parameters: Parameters, until: float
@@ -54,8 +54,8 @@ class Talk(Protocol):
 class BlockingTalk:
     """For threads."""
 
-    async def open(self, dial: Dial) -> Session:
-        return Session(dial())
+    async def open(self, dial: Dial, until: float) -> Session:
+        return Session(dial(until))
 
     async def ask(
         self, session: Session, statement: Statement, parameters: Parameters, until: float

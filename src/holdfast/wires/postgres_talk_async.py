@@ -22,8 +22,8 @@ __all__ = ["AsyncTalk"]
 class AsyncTalk:
     """For the tasks of one loop."""
 
-    async def open(self, dial: Dial) -> Session:
-        return await in_thread(lambda: Session(dial()), lambda made: made.connection.close())
+    async def open(self, dial: Dial, until: float) -> Session:
+        return await in_thread(lambda: Session(dial(until)), lambda made: made.connection.close())
 
     async def ask(
         self, session: Session, statement: Statement, parameters: Parameters, until: float

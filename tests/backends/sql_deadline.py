@@ -1,0 +1,61 @@
+"""An attempt that has little time, on a server that hangs. For both SQL stores, both modes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import pytest
+
+from holdfast.claim import Claim, Grant, Mode, write_label
+from holdfast.core.contract import Backend, Settings
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.aio import AsyncioRuntime
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
+from holdfast.url import open_store
+from servers.proxy import Proxy
+
+__all__ = ["gives_up_in_time"]
+
+LONG = 600.0
+"""How long a request may take that has no deadline of its own: longer than any test."""
+
+
+def gives_up_in_time(proxy: Proxy, mode: str, *, blocking: bool, connected: bool) -> None:
+    """An attempt ends at its own deadline, with or without a connection that stands."""
+    store = open_store(
+        f"{proxy.url}?mode={mode}",
+        Settings(namespace=f"t{secrets.token_hex(6)}", request_seconds=LONG),
+    )
+    if blocking:
+        run_now(_attempt(store.backend(BlockingRuntime()), proxy, connected))
+    else:
+
+        async def on_a_loop() -> None:
+            await _attempt(store.backend(AsyncioRuntime()), proxy, connected)
+
+        asyncio.run(on_a_loop())
+
+
+async def _attempt(backend: Backend, proxy: Proxy, connected: bool) -> None:
+    first = await backend.attempt(_claim(), join=True)
+    assert isinstance(first, Grant)
+    assert await backend.release(first)
+    if not connected:
+        backend.forget()
+    proxy.stall()
+    try:
+        began = now()
+        with pytest.raises(BackendUnavailable):
+            await backend.attempt(_claim(), join=True, until=began + 0.3)
+        assert now() - began < LONG / 10
+    finally:
+        proxy.resume()
+        await backend.close()
+
+
+def _claim() -> Claim:
+    label = write_label("host", 1, "thread", "")
+    return Claim("name", Mode.EXCLUSIVE, 1, 0, 30.0, secrets.token_hex(16), label)
