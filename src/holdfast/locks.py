@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -120,7 +121,7 @@ def connect(
     ...     lease.held
     True
     """
-    return Locks(
+    locks = Locks(
         find_url(url),
         ttl=ttl,
         timeout=timeout,
@@ -130,3 +131,12 @@ def connect(
         connections=connections,
         epoch=epoch,
     )
+    _load_the_rest(type(locks._door.store).__module__)
+    return locks
+
+
+def _load_the_rest(backend: str) -> None:
+    # An interrupt that tears an import apart may leave the interpreter's import lock taken: the
+    # next import of any other thread hangs, be it the keeper's. So none is left for later.
+    for module in ("logging", *getattr(import_module(backend), "LATER", ())):
+        import_module(module)

@@ -27,7 +27,7 @@ locks = holdfast.connect(sys.argv[1], ttl=float(sys.argv[2]))
 lock = locks.lock("name")
 draw = random.Random(int(sys.argv[3]))
 interrupted = held = 0
-while interrupted < 200:
+while interrupted < 400:
     try:
         signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.00001, 0.002))
         with lock:
@@ -53,7 +53,7 @@ locks.close()
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_a_storm_of_interrupts_leaves_nothing(tmp_path: Path, store: str, seed: int) -> None:
-    """Two hundred interrupts at random moments of acquire, block and release."""
+    """Four hundred interrupts at random moments of acquire, block and release."""
     url = "memory://" if store == "memory" else f"sqlite://{tmp_path}/locks.db"
     program = [sys.executable, "-c", STORM, url, str(TTL), str(seed)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)

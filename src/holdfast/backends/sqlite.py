@@ -38,6 +38,8 @@ SEPARATOR = "\x1f"  # no name and no namespace contains it
 MOST_TRIES = 1000
 KEPT_CROWDED = 1024
 NEVER = float("inf")
+LATER = ("holdfast.backends.sqlite_view", "holdfast.backends.sqlite_wakes")
+"""Modules that a command without rivals never loads."""
 EXCLUSIVE = Mode.EXCLUSIVE  # looking up a member of an enumeration takes its time
 
 # A token that is not above the name's last one is left to Line, as is a name that is not free.

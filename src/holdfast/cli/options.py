@@ -12,7 +12,16 @@ from holdfast.cli.text import is_terminal, say
 if TYPE_CHECKING:
     from holdfast import Locks
 
-__all__ = ["Parser", "connect", "exit_code", "length", "seconds", "store_options", "whole"]
+__all__ = [
+    "Parser",
+    "connect",
+    "epoch_option",
+    "exit_code",
+    "length",
+    "seconds",
+    "store_options",
+    "whole",
+]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -45,6 +54,13 @@ def store_options(parser: argparse.ArgumentParser) -> None:
     """``--url`` and ``--namespace``."""
     parser.add_argument("--url", help="the store; else $HOLDFAST_URL, else local")
     parser.add_argument("--namespace", help="the part of the store that is used (holdfast)")
+
+
+def epoch_option(parser: argparse.ArgumentParser) -> None:
+    """``--epoch``, for verbs that hand out fences."""
+    parser.add_argument(
+        "--epoch", metavar="N", type=count, help="of the deployment, as in connect(epoch=N) (0)"
+    )
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +100,13 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
 def exit_code(text: str) -> int:
     """An exit code, 0 to 255."""
     if not text.isascii() or not text.isdecimal() or int(text) > 255:
@@ -91,7 +114,9 @@ def exit_code(text: str) -> int:
     return int(text)
 
 
-def connect(url: str | None, namespace: str | None, ttl: float | None = None) -> Locks:
+def connect(
+    url: str | None, namespace: str | None, ttl: float | None = None, epoch: int | None = None
+) -> Locks:
     """The door to the store that was asked for; tells a terminal when it is the local one."""
     url = url or os.environ.get("HOLDFAST_URL")
     if not url:
@@ -102,10 +127,10 @@ def connect(url: str | None, namespace: str | None, ttl: float | None = None) ->
     from holdfast.core import log
 
     log.at_first_line(_log_to_standard_error)
-    given: dict[str, Any] = {"namespace": namespace, "ttl": ttl}
+    given: dict[str, Any] = {"namespace": namespace, "ttl": ttl, "epoch": epoch}
     settings = {word: value for word, value in given.items() if value is not None}
     try:
-        return holdfast.connect(url, **settings)
+        return holdfast.Locks(url, **settings)  # connect() would load more than a command needs
     except (ValueError, ImportError) as error:
         raise BadSetting(str(error)) from error
 
