@@ -48,7 +48,7 @@ class LeaseBase:
         self._taken_through: ref[Giver] | None = None
         self._scope: Scope | None = None
         self._released = False
-        hold.handles.append(ref(self))
+        hold.handle(self)
 
     @property
     def _who(self) -> Hashable:

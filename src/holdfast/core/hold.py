@@ -16,6 +16,7 @@ DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
 LONGEST_GRACE_SECONDS = 5.0
 NEVER = float("inf")
+MOST_DEAD_HANDLES = 16
 
 
 def certain_seconds(ttl: float) -> float:
@@ -54,6 +55,11 @@ class Handle(Protocol):
     """What a user has of a hold: a lease."""
 
     _released: bool
+
+
+def _in_use(handle_ref: ref[Handle]) -> bool:
+    handle = handle_ref()
+    return handle is not None and not handle._released
 
 
 class Hold:
@@ -137,13 +143,15 @@ class Hold:
             with suppress(IndexError):
                 self.tell(self.callbacks.pop(0), self.reason)
 
+    def handle(self, handle: Handle) -> None:
+        """Somebody has a handle to it: who took it, or re-entered it."""
+        if len(self.handles) > MOST_DEAD_HANDLES:
+            self.handles = list(filter(_in_use, self.handles))
+        self.handles.append(ref(handle))
+
     def handled(self) -> bool:
         """Whether somebody still has a handle to end it with."""
-        for handle_ref in self.handles:
-            handle = handle_ref()
-            if handle is not None and not handle._released:
-                return True
-        return False
+        return any(map(_in_use, self.handles))
 
     def doubt(self, reason: str) -> None:
         """Little certain time is left: the block, if it can be stopped, is stopped now."""
