@@ -35,13 +35,19 @@ test: venv servers ## every test but the fault matrix
 faults: venv servers ## the slow fault matrix
 	$(PYTEST) -m faults --durations=10 $(TESTS) || { code=$$?; [ $$code = 5 ] || exit $$code; }
 
-bench: venv servers ## the benchmarks; see benchmarks/
-	$(bin)/python -m benchmarks
+# Peers live in an environment of their own: their dependencies are not ours.
+.venv-bench/.installed: $(stamp) benchmarks/requirements.txt scripts/make-bench-venv
+	@scripts/make-bench-venv
+	@touch $@
+
+# BENCH="--quick --only redis" and the like; see benchmarks/ and docs/benchmarks.md
+bench: .venv-bench/.installed servers ## the benchmarks against every peer, with plots
+	.venv-bench/bin/python -m benchmarks $(BENCH)
 
 format: venv ## rewrite as the formatter wants it
 	$(bin)/ruff check --fix-only --quiet .
 	$(bin)/ruff format .
 
 clean: ## remove what the commands above made
-	rm -rf .venv build dist htmlcov .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bench build dist htmlcov .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,65 +1,64 @@
-"""``python -m benchmarks [--only STORE] [--quick]``: prints the tables that ``docs`` quotes."""
+"""``python -m benchmarks``: measures, writes JSON, a Markdown report and plots."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from benchmarks.book import STORES
+from benchmarks.plan import CASES, plan, sizes
+from benchmarks.progress import Progress
+from benchmarks.report import publish, write_report
+from benchmarks.results import load, save, write_all
+from benchmarks.run import carry_out
+from benchmarks.stores import served
+from holdfast.bench.nursery import Nursery
 
-from benchmarks.contended import contend
-from benchmarks.contenders import CONTENDERS
-from benchmarks.uncontended import Row, measure, pinned
-from servers.redis import RedisServer
+__all__ = ["main"]
 
-STORES = ("sqlite", "redis")
-
-
-@contextmanager
-def _served(store: str) -> Iterator[tuple[str, int | None]]:
-    """The URL of a store of our own, and its server's process."""
-    if store == "sqlite":
-        with tempfile.TemporaryDirectory() as folder:
-            yield f"sqlite://{folder}/locks.db", None
-    else:
-        with RedisServer() as server:
-            yield server.url, server.pid
+DEFAULT_FOLDER = Path("build/benchmarks")
 
 
-def _tell(title: str, rows: list[Row]) -> None:
-    limit = next(row for row in rows if row.contender.limit)
-    print(f"\n{title}\n\n| contender | holds/s | ÷ limit | client CPU µs |\n|---|---|---|---|")
-    for row in rows:
-        ratio = row.per_second / limit.per_second
-        mark = " **(limit)**" if row.contender.limit else ""
-        print(
-            f"| {row.contender.name}{mark} | {row.per_second:,.0f} | {ratio:.2f} "
-            f"| {row.cpu_microseconds:.1f} |"
-        )
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    words = [*CASES, "growth"]
+    parser.add_argument("--only", metavar="STORE", choices=STORES, action="append", default=[])
+    parser.add_argument("--case", choices=words, action="append", default=[])
+    parser.add_argument("--quick", action="store_true", help="under 3 minutes; rough figures")
+    parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER, help="the folder of results")
+    parser.add_argument(
+        "--report", action="store_true", help="only write the report of what is in the folder"
+    )
+    parser.add_argument(
+        "--docs", action="store_true", help="put report and plots into docs/benchmarks.md"
+    )
+    return parser
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    parser.add_argument("--only", choices=STORES, action="append", help="these stores alone")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter runs")
-    words = parser.parse_args()
-    rounds, seconds = (5, 3.0) if words.quick else (25, 10.0)
-    for store in words.only or STORES:
-        contenders = [one for one in CONTENDERS if one.store == store]
-        with _served(store) as (url, pid):
-            with pinned(pid):
-                _tell(f"{store}: uncontended, pinned", measure(contenders, url, rounds))
-            _tell(f"{store}: uncontended, free", measure(contenders, url, rounds))
-            seen = contend(url, seconds=seconds)
-            print(
-                f"\n{store}: 16 processes on one lock, 1 ms holds: {seen.per_second:,.0f} holds/s, "
-                f"fewest/most {seen.fewest_to_most:.2f}, longest wait "
-                f"{seen.longest_wait * 1000:.0f} ms, {len(seen.faults)} faults"
-            )
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(argv)
+    if not options.report:
+        _measure(options.only, options.case, options.quick, options.out)
+    results = load(options.out)
+    write_all(options.out, results)
+    print(write_report(options.out, results))
+    if options.docs:
+        publish(options.out)
+
+
+def _measure(only: list[str], cases: list[str], quick: bool, folder: Path) -> None:
+    size = sizes(quick)
+    steps = plan(only, cases, size)
+    progress = Progress(len(steps))
+    for store, group in groupby(steps, key=lambda step: step.store):
+        with served(store) as target, Nursery("benchmarks.book") as nursery:
+            for step in group:
+                progress.begin(f"{store}: {CASES[step.case]}")
+                rows = carry_out(step, size, target, nursery, progress.tick)
+                save(folder, step.name, rows, quick=quick)
+                progress.end()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "primitives": {"core", "claim", "errors", "durations", "lease", "multilease"},
     "fencing": {"core", "claim", "errors", "durations", "lease", "url", "sql"},
     "cli": {
+        "bench",
         "claim",
         "core",
         "durations",

@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("check", "contact a store and verify what its guarantees rest on"),
     "init": ("init", "mark a new deployment of a store as new"),
     "schema": ("schema", "print the SQL that a database store needs"),
+    "bench": ("bench", "measure a store of your own"),
 }
 
 

@@ -1,0 +1,1 @@
+"""One file per store: limits, the bare client library, peers, and Holdfast."""

@@ -1,0 +1,175 @@
+"""Carries out one step: asks the nursery for each contender in turn, and gathers the rows."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.plan import (
+    HOLD_SECONDS,
+    PAUSE_SECONDS,
+    PROCESSES,
+    REDLOCK_STATES,
+    Size,
+    Step,
+    growth,
+)
+from benchmarks.stores import Served
+from holdfast.bench.contender import Contender
+from holdfast.bench.nursery import Nursery
+
+__all__ = ["carry_out"]
+
+Tick = Callable[[str], None]
+Row = dict[str, Any]
+
+
+def carry_out(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+    """The rows of one case on one store."""
+    if step.case == "uncontended":
+        return _uncontended(step, size, store, nursery, tick)
+    if step.case in PROCESSES:
+        return _contended(step, size, store, nursery, tick)
+    if step.case == "redlock":
+        return _redlock(step, size, store, nursery, tick)
+    if step.case.startswith("growth"):
+        return _growth(step, size, store, nursery, tick)
+    rows = []
+    for one in step.players:
+        tick(one.name)
+        run = _drain if step.case == "drain" else _held
+        rows.append(_head(one) | run(one, size, store, nursery))
+    return rows
+
+
+def _head(one: Contender) -> Row:
+    return {"contender": one.name, "store": one.store, "role": one.role, "door": one.door}
+
+
+def _uncontended(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+    tick("all, in turns")
+    keys = [one.key for one in step.players]
+    allowed = 30 + len(keys) * (2 * size.rounds * size.slice_seconds * 1.5 + 10)
+    rows: Any = nursery.run(
+        "uncontended",
+        allowed=allowed,
+        contenders=keys,
+        target=store.aim(),
+        rounds=size.rounds,
+        slice_seconds=size.slice_seconds,
+    )
+    if isinstance(rows, dict):
+        return [_head(one) | rows for one in step.players]
+    counts: Row = {}
+    if store.nodes:
+        counts = nursery.run("requests", allowed=60, contenders=keys, target=store.aim())
+    for row in rows:
+        row["requests"] = counts.get(row["contender"])
+    order = {one.name: number for number, one in enumerate(step.players)}
+    return sorted(rows, key=lambda row: order[row["contender"]])
+
+
+def _contended(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+    """Rounds in which everybody has a short turn; what is reported is the middle of them."""
+    seen: dict[str, list[Row]] = {one.name: [] for one in step.players}
+    for _ in range(size.contended_rounds):
+        for one in random.sample(step.players, len(step.players)):
+            tick(one.name)
+            answer = nursery.run(
+                "contended",
+                allowed=size.contended_seconds + 40,
+                contender=one.key,
+                target=store.aim(),
+                processes=PROCESSES[step.case],
+                seconds=size.contended_seconds,
+                hold_seconds=HOLD_SECONDS,
+                pause_seconds=PAUSE_SECONDS.get(step.case, 0.0),
+            )
+            seen[one.name].append(answer)
+    return [_head(one) | _merged(seen[one.name]) for one in step.players]
+
+
+_WORST = {"longest_wait_ms": max, "fewest_to_most": min, "fewest": min, "most": max, "hung": max}
+_SUMS = ("overlaps", "sinking_tokens", "holds")
+
+
+def _merged(rounds: list[Row]) -> Row:
+    good = [row for row in rounds if "error" not in row]
+    if not good:
+        return {"error": rounds[0]["error"]}
+    merged: Row = {}
+    for field in dict.fromkeys(field for row in good for field in row):
+        values = [row[field] for row in good if row.get(field) is not None]
+        if field in _SUMS:
+            merged[field] = sum(values)
+        elif field in _WORST:
+            merged[field] = _WORST[field](values)
+        elif field == "errors":
+            merged[field] = sorted({text for texts in values for text in texts})
+        else:
+            merged[field] = statistics.mean(values) if values else None
+    return merged
+
+
+def _drain(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
+    waiters = 200 if one.door == "blocking" else 1000
+    answer: Row = nursery.run(
+        "drain",
+        allowed=size.drain_limit_seconds + 2 * size.settle_seconds + 30,
+        contender=one.key,
+        target=store.aim(),
+        waiters=waiters,
+        settle_seconds=size.settle_seconds,
+        idle_seconds=size.settle_seconds,
+        limit_seconds=size.drain_limit_seconds,
+    )
+    return answer
+
+
+def _held(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
+    answer: Row = nursery.run(
+        "held",
+        allowed=size.watch_seconds + 75,
+        contender=one.key,
+        target=store.aim(),
+        leases=size.leases,
+        seconds=size.watch_seconds,
+    )
+    return answer
+
+
+def _redlock(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+    rows = []
+    for state in REDLOCK_STATES:
+        for one in step.players:
+            tick(f"{one.name}, {state}")
+            answer = nursery.run(
+                "redlock",
+                allowed=size.redlock_seconds + 12,
+                contender=one.key,
+                target=store.aim(),
+                state=state,
+                seconds=size.redlock_seconds,
+            )
+            store.mend()
+            rows.append(_head(one) | {"state": state} | answer)
+    return rows
+
+
+def _growth(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+    rows = []
+    for one in step.players:
+        for number in growth(step.case, step.store, size):
+            tick(f"{one.name}, {number:,}")
+            answer = nursery.run(
+                "growth",
+                allowed=150,
+                contender=one.key,
+                target=store.aim(),
+                what=step.case.removeprefix("growth-"),
+                size=number,
+            )
+            rows.append(_head(one) | {"size": number} | answer)
+    return rows

@@ -1,0 +1,216 @@
+"""Several processes on one lock: rate, hand-over, fairness, and that no two held it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from holdfast.bench.contender import Book, Contender, Target
+from holdfast.bench.figures import cpu_seconds, percentile
+from holdfast.bench.jobs import find, read_target
+from holdfast.bench.nursery import in_child, read_by
+
+__all__ = ["Turn", "contended_job", "judge"]
+
+NAME = "contended"
+LATE_SECONDS = 15.0
+"""How long after the end the last waiters may still take to get the lock once."""
+
+
+class Turn(NamedTuple):
+    """One hold. Times are of the machine's monotonic clock, the same in all processes."""
+
+    process: int
+    asked: float
+    held: float
+    ended: float
+    token: int
+
+
+class Pace(NamedTuple):
+    """What each process does. The name is of this run: one that was killed may have left its own
+    lock held."""
+
+    name: str
+    seconds: float
+    hold_seconds: float
+    pause_seconds: float
+
+
+def judge(turns: Sequence[Turn], processes: int, start: float, end: float) -> dict[str, Any]:
+    """What the turns of one run come to.
+
+    A wait that was still unanswered at the end counts with what it had lasted by then: who
+    starves must not look as if he had never asked.
+    """
+    turns = sorted(turns, key=lambda turn: turn.held)
+    counted = [turn for turn in turns if turn.held <= end]
+    each = Counter(dict.fromkeys(range(processes), 0))
+    each.update(turn.process for turn in counted)
+    pairs = list(pairwise(counted))
+    gaps = [after.held - before.ended for before, after in pairs]
+    handed = [a.held - b.ended for b, a in pairs if a.process != b.process]
+    waits = [min(turn.held, end) - turn.asked for turn in turns if turn.asked < end]
+    tokens = [turn.token for turn in counted]
+    most = max(each.values(), default=0)
+    return {
+        "holds": len(counted),
+        "holds_per_second": len(counted) / (end - start),
+        "gap_p50_us": _micro(percentile(gaps, 0.5)),
+        "gap_p99_us": _micro(percentile(gaps, 0.99)),
+        "handover_p50_us": _micro(percentile(handed, 0.5)),
+        "handover_p99_us": _micro(percentile(handed, 0.99)),
+        "longest_wait_ms": max(waits, default=0.0) * 1000,
+        "switch_percent": 100 * len(handed) / len(pairs) if pairs else 0.0,
+        "fewest": min(each.values()),
+        "most": most,
+        "fewest_to_most": min(each.values()) / most if most else 0.0,
+        "overlaps": sum(gap < 0 for gap in gaps),
+        "sinking_tokens": sum(b >= a for b, a in pairwise(tokens) if b and a),
+    }
+
+
+def contended_job(
+    book: Book,
+    contender: str,
+    target: list[Any],
+    processes: int,
+    seconds: float,
+    hold_seconds: float,
+    pause_seconds: float,
+) -> Any:
+    """Forks the processes, starts them together, and judges what they recorded."""
+    (found,), aim = find(book, [contender]), read_target(target)
+    pace = Pace(f"{NAME}:{os.getpid()}", seconds, hold_seconds, pause_seconds)
+    children = [_spawn(found, aim, pace) for _ in range(processes)]
+    for reader, _ in children:
+        first = os.read(reader, 1)
+        if first != b"r":
+            told = first + (read_by(reader, time.monotonic() + 1) or b"")
+            return json.loads(told or b'{"error": "a process did not start"}')
+    server = cpu_seconds(aim.pids)
+    start = time.monotonic() + 0.05
+    for _, go in children:
+        os.write(go, f"{start!r}\n".encode())
+    time.sleep(max(0.0, start + seconds - time.monotonic()))
+    server = cpu_seconds(aim.pids) - server
+    deadline = time.monotonic() + LATE_SECONDS
+    said = [read_by(reader, deadline) for reader, _ in children]
+    return _gather(said, processes, start, seconds, server if aim.pids else None)
+
+
+def _gather(
+    said: list[bytes | None], processes: int, start: float, seconds: float, server: float | None
+) -> dict[str, Any]:
+    turns: list[Turn] = []
+    cpu, hung, errors = 0.0, 0, []
+    for number, text in enumerate(said):
+        answer: dict[str, Any] = json.loads(text) if text else {"error": "hung"}
+        if "error" in answer:
+            hung += answer["error"] == "hung"
+            errors.append(answer["error"])
+        else:
+            cpu += answer["cpu"]
+            turns += [Turn(number, *turn) for turn in answer["turns"]]
+    row = judge(turns, processes, start, start + seconds)
+    holds = row["holds"] or 1
+    row |= {"client_cpu_ms": cpu / holds * 1000, "hung": hung}
+    if server is not None:
+        row["server_cpu_ms"] = server / holds * 1000
+    if errors:
+        row["errors"] = sorted(set(errors))
+    return row
+
+
+def _spawn(contender: Contender, target: Target, pace: Pace) -> tuple[int, int]:
+    """Where a child is read, and where it is told to go."""
+    order, go = os.pipe()
+
+    def work(writer: int) -> Any:
+        os.close(go)
+
+        def ready() -> float:
+            os.write(writer, b"r")
+            with os.fdopen(order) as line:
+                return float(line.readline())
+
+        play = _play if contender.door == "blocking" else _play_async
+        return play(contender, target, ready, pace)
+
+    _, reader = in_child(work)
+    os.close(order)
+    return reader, go
+
+
+def _play(
+    contender: Contender,
+    target: Target,
+    ready: Callable[[], float],
+    pace: Pace,
+) -> dict[str, Any]:
+    name, seconds, hold, pause = pace
+    client: Any = contender.open(target)
+    own = client.lock(f"{name}:{os.getpid()}")  # connects, and whatever else comes first
+    own.acquire()
+    own.release()
+    pair = client.lock(name)
+    turns: list[tuple[float, float, float, int]] = []
+    clock, sleep = time.monotonic, time.sleep
+    start = ready()
+    sleep(max(0.0, start - clock()))
+    end, cpu = start + seconds, time.process_time()
+    while (asked := clock()) < end:
+        token = pair.acquire()
+        held = clock()
+        sleep(hold)
+        ended = clock()
+        pair.release()
+        turns.append((asked, held, ended, token if type(token) is int else 0))
+        if pause:
+            sleep(pause)
+    return {"turns": turns, "cpu": time.process_time() - cpu}
+
+
+def _play_async(
+    contender: Contender,
+    target: Target,
+    ready: Callable[[], float],
+    pace: Pace,
+) -> dict[str, Any]:
+    name, seconds, hold, pause = pace
+    turns: list[tuple[float, float, float, int]] = []
+    clock = time.monotonic
+
+    async def main() -> float:
+        client: Any = await contender.open(target)  # type: ignore[misc]
+        own = client.lock(f"{name}:{os.getpid()}")
+        await own.acquire()
+        await own.release()
+        pair = client.lock(name)
+        start = ready()
+        await asyncio.sleep(max(0.0, start - clock()))
+        end, cpu = start + seconds, time.process_time()
+        while (asked := clock()) < end:
+            token = await pair.acquire()
+            held = clock()
+            await asyncio.sleep(hold)
+            ended = clock()
+            await pair.release()
+            turns.append((asked, held, ended, token if type(token) is int else 0))
+            if pause:
+                await asyncio.sleep(pause)
+        return time.process_time() - cpu
+
+    with asyncio.Runner() as runner:
+        cpu = runner.run(main())
+    return {"turns": turns, "cpu": cpu}
+
+
+def _micro(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6

@@ -1,0 +1,154 @@
+"""A process that has imported everything and forks one child for each job.
+
+Forking is quick where importing a dozen clients sixteen times is not; and a child that hangs is
+killed with all that it started, and told as hung.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self
+
+__all__ = ["Nursery", "in_child"]
+
+PR_SET_PDEATHSIG = 1
+CASES = {
+    # case: where its function is; it gets the book and the job's words
+    "uncontended": "holdfast.bench.jobs:uncontended_job",
+    "contended": "holdfast.bench.contended:contended_job",
+    "drain": "holdfast.bench.drain:drain_job",
+    "held": "holdfast.bench.held:held_job",
+    "growth": "holdfast.bench.growth:growth_job",
+}
+
+
+class Nursery:
+    """The handle on such a process; ``run`` does one job after the other."""
+
+    def __init__(self, book: str) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-m", "holdfast.bench.nursery", book],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def run(self, case: str, *, allowed: float, **words: Any) -> Any:
+        """What the job answered, or ``{"error": …}``; it is killed after the seconds allowed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        job = {"case": case, "allowed": allowed, **words}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else {"error": "the measuring process ended"}
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def in_child(work: Callable[[int], Any]) -> tuple[int, int]:
+    """Forks a child that does the work; answers its number and where its answer can be read.
+
+    The work is given the pipe that its answer goes to, for words before it."""
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    os.close(reader)
+    _die_with(parent)
+    try:
+        answer = work(writer)
+    except BaseException as error:  # noqa: BLE001 - told to the parent
+        answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+    with suppress(OSError), os.fdopen(writer, "w") as pipe:
+        json.dump(answer, pipe)
+    # No destructors: a peer's threads and loops may hang in them.
+    os._exit(0)
+
+
+def _die_with(parent: int) -> None:
+    """What is measured may spin for ever: it must not outlive whoever would have killed it."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def read_by(reader: int, deadline: float) -> bytes | None:
+    """All that a child wrote, or ``None`` if it had not ended by then."""
+    parts: list[bytes] = []
+    with os.fdopen(reader, "rb", buffering=0) as pipe:
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([pipe], [], [], left)[0]:
+                return None
+            part = pipe.read(65536)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+
+
+def _grouped(work: Callable[[], Any]) -> Callable[[int], Any]:
+    def run(_: int) -> Any:
+        os.setpgid(0, 0)
+        return work()
+
+    return run
+
+
+def _do(book: Any, job: dict[str, Any]) -> Any:
+    case, seconds = job.pop("case"), job.pop("allowed")
+    module, name = {**CASES, **getattr(book, "CASES", {})}[case].split(":")
+    function = getattr(importlib.import_module(module), name)
+    pid, reader = in_child(_grouped(lambda: function(book, **job)))
+    said = read_by(reader, time.monotonic() + seconds)
+    with suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if said is None:
+        return {"error": f"hung: killed after {seconds:g} s"}
+    return json.loads(said) if said else {"error": "it died without a word"}
+
+
+def main(module: str) -> None:
+    """Reads jobs, a line each, and answers each with a line."""
+    book = importlib.import_module(module)
+    book.contenders()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a peer prints must not be taken for an answer
+    for line in sys.stdin:
+        answers.write(json.dumps(_do(book, json.loads(line))) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,124 @@
+"""The report compares like with like, and hides nobody."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is no part of the package."""
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def row(contender: str, role: str, door: str, rate: float, **more: Any) -> dict[str, Any]:
+    state = {"holds_per_second": rate, "p50_us": 1.0, "p99_us": 2.0}
+    state |= {"client_cpu_us": 30.0, "server_cpu_us": 10.0}
+    head = {"contender": contender, "store": "redis", "role": role, "door": door}
+    return {**head, "pinned": state, "free": state, **more}
+
+
+def results(*rows: dict[str, Any], case: str = "uncontended") -> dict[str, dict[str, Any]]:
+    return {f"{case}-redis": {"at": "2026-01-01 00:00", "quick": False, "rows": list(rows)}}
+
+
+def test_each_door_has_its_own_limit_and_its_own_best_peer() -> None:
+    """A blocking peer is no measure for an asyncio door while there is an asyncio one."""
+    from benchmarks.compare import best_peer, limit_of
+
+    rows = [
+        row("raw", "limit", "blocking", 100.0),
+        row("raw asyncio", "limit", "asyncio", 50.0),
+        row("slow", "peer", "asyncio", 10.0),
+        row("quick", "peer", "blocking", 20.0),
+        row("mine", "ours", "asyncio", 25.0),
+    ]
+    limit, peer = limit_of(rows, rows[-1]), best_peer(rows, rows[-1], "pinned")
+    assert limit is not None
+    assert peer is not None
+    assert (limit["contender"], peer["contender"]) == ("raw asyncio", "slow")
+
+
+def test_an_advisory_mode_is_measured_by_its_own_limit() -> None:
+    """Two modes of one store send different requests."""
+    from benchmarks.compare import library_of
+
+    rows = [
+        row("bare", "library", "blocking", 100.0),
+        row("bare (advisory)", "library", "blocking", 50.0),
+    ]
+    for name, limit in (("Holdfast", "bare"), ("Holdfast advisory", "bare (advisory)")):
+        found = library_of(rows, row(name, "ours", "blocking", 1.0))
+        assert found is not None
+        assert found["contender"] == limit
+
+
+def test_aims_are_met_or_not() -> None:
+    """By the ratio to the limit; what was not run is neither."""
+    from benchmarks.aims import aims
+
+    def first(rate: float) -> bool | None:
+        rows = [row("raw", "limit", "blocking", 100.0), row("Holdfast", "ours", "blocking", rate)]
+        return next(aims(results(*rows))).met
+
+    assert (first(46.0), first(44.0)) == (True, False)
+    assert next(aims({})).met is None
+
+
+def test_whoever_failed_is_in_the_report(tmp_path: Path) -> None:
+    """By name and with its own words, beside those who did not."""
+    from benchmarks.report import write_report
+
+    failed = row("a peer", "peer", "blocking", 1.0)
+    for state in ("pinned", "free"):
+        del failed[state]
+    failed["error"] = "ImportError: no such thing"
+    write_report(tmp_path, results(row("Holdfast", "ours", "blocking", 5.0), failed))
+    text = (tmp_path / "report.md").read_text()
+    assert "| a peer | redis | uncontended | ImportError: no such thing |" in text
+    assert "**Holdfast**" in text
+
+
+def test_every_contender_has_a_key_of_its_own() -> None:
+    """All adapters can be imported without any peer installed."""
+    from benchmarks.book import contenders
+
+    keys = [one.key for one in contenders()]
+    assert len(set(keys)) == len(keys)
+    assert {one.role for one in contenders()} == {"ours", "peer", "library", "limit", "least"}
+    assert not {"tooz", "filelock", "pottery"} & set(sys.modules)
+
+
+def test_a_whole_run_of_the_smallest_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the command line to the report, without a server."""
+    from benchmarks.__main__ import main
+
+    monkeypatch.chdir(ROOT)
+    main(["--quick", "--only", "memory", "--case", "uncontended", "--out", str(tmp_path)])
+    text = (tmp_path / "report.md").read_text()
+    assert "threading.Lock" in text
+    assert "**Holdfast asyncio**" in text
+    assert (tmp_path / "results.json").exists()
+
+
+def test_a_recording_is_what_was_sent() -> None:
+    """Requests and replies are told apart, and a batch that is answered at once is one."""
+    from benchmarks.tape import Line
+
+    line = Line()
+    line.sent(b"a")
+    line.sent(b"b")
+    line.received(b"1")
+    line.received(b"2")
+    line.sent(b"c")
+    line.received(b"3")
+    assert [(bytes(sent), bytes(got)) for sent, got in line.exchanges] == [
+        (b"ab", b"12"),
+        (b"c", b"3"),
+    ]

@@ -1,0 +1,71 @@
+"""``holdfast bench``: the same cases on a user's own store, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli import main
+
+
+def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert main(["bench", *arguments, "--quick", "--json"]) == 0
+    told: dict[str, object] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_every_case_runs_and_cleans_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both doors have a row in each case, and nobody holds or waits afterwards."""
+    url = f"sqlite://{tmp_path}/locks.db"
+    with holdfast.connect(url) as locks, locks.lock("production"):
+        told = measured(capsys, url)
+        cases = told["cases"]
+        assert isinstance(cases, dict)
+        assert list(cases) == ["uncontended", "two", "sixteen", "drain", "held"]
+        for rows in cases.values():
+            assert [row["contender"] for row in rows] == ["Holdfast", "Holdfast asyncio"]
+            assert all("error" not in row for row in rows)
+        assert all(row["overlaps"] == 0 for row in cases["sixteen"])
+        assert all(row["served"] == row["waiters"] for row in cases["drain"])
+        assert told["left_behind"] == []
+        assert [standing.name for standing in locks.list()] == ["production"]
+    with holdfast.connect(url, namespace=str(told["namespace"])) as locks:
+        assert locks.list() == []
+
+
+def test_names_stay_in_a_namespace_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it writes can be told from what production wrote."""
+    file = tmp_path / "locks.db"
+    namespace = measured(capsys, f"sqlite://{file}", "--case", "uncontended")["namespace"]
+    with sqlite3.connect(file) as connection:
+        dump = "\n".join(connection.iterdump())
+    connection.close()
+    assert "benchmark" in dump
+    assert str(namespace) in dump
+
+
+def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each door under a title."""
+    url = f"sqlite://{tmp_path}/locks.db"
+    assert main(["bench", url, "--quick", "--case", "uncontended"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "One process, nobody else"
+    assert [line.split("  ")[0] for line in lines[-2:]] == ["Holdfast", "Holdfast asyncio"]
+
+
+def test_a_store_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+    """It says so at once, before anything is measured."""
+    assert main(["bench", "redis://127.0.0.1:1/0", "--quick"]) == 69
+    assert capfd.readouterr().err.startswith("holdfast:")
+
+
+def test_a_case_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+    """Wrong usage, in one line."""
+    assert main(["bench", "memory://x", "--case", "nonsense"]) == 64
+    assert "uncontended" in capfd.readouterr().err
