@@ -10,6 +10,7 @@ from holdfast.runtimes.clock import now
 from servers.ensemble import Ensemble
 from servers.etcd import EtcdServer
 from servers.ports import free_port, give_back
+from servers.process import Server
 from servers.pump import Pump
 from servers.relay import Relay
 
@@ -24,8 +25,14 @@ class Link(Pump):
     """
 
     def __init__(self, port: int, target: tuple[str, int]) -> None:
-        self.shunned: EtcdServer | None = None
+        self._shunned: Server | None = None
+        self._known: dict[int, bool] = {}
+        """Whether what comes from a port is to be kept out: to find out takes its time."""
         super().__init__(port, target)
+
+    def shun(self, whom: Server | None) -> None:
+        """On the link's own thread."""
+        self._shunned, self._known = whom, {}
 
     def _register(self, selector: object) -> None:
         relays = self.relays
@@ -36,12 +43,14 @@ class Link(Pump):
             self.relays = relays
 
     def _shuns(self, relay: Relay) -> bool:
-        if self.shunned is None or not self.shunned.alive:
+        if self._shunned is None or not self._shunned.alive:
             return False
         with suppress(OSError, psutil.Error):
             port = relay.client.wire.getpeername()[1]
-            own = psutil.Process(self.shunned.pid).net_connections("tcp4")
-            return any(connection.laddr.port == port for connection in own)
+            if port not in self._known:
+                own = psutil.Process(self._shunned.pid).net_connections("tcp4")
+                self._known[port] = any(connection.laddr.port == port for connection in own)
+            return self._known[port]
         return False
 
 
@@ -106,13 +115,13 @@ class LinkedTrio(Ensemble[LinkedNode]):
             if node is lonely:
                 node.link.do(lambda link=node.link: setattr(link, "stalled", True))  # type: ignore[misc]
             else:
-                node.link.do(lambda link=node.link: setattr(link, "shunned", lonely))  # type: ignore[misc]
+                node.link.do(lambda link=node.link: link.shun(lonely))  # type: ignore[misc]
 
     def mend(self) -> None:
         """Everything runs and is connected again."""
         for node in self.nodes:
             node.link.do(lambda link=node.link: setattr(link, "stalled", False))  # type: ignore[misc]
-            node.link.do(lambda link=node.link: setattr(link, "shunned", None))  # type: ignore[misc]
+            node.link.do(lambda link=node.link: link.shun(None))  # type: ignore[misc]
             if node.alive and node.paused:
                 node.resume()
         self.launch()

@@ -10,13 +10,14 @@ from contextlib import closing
 import pytest
 
 import holdfast
+from backends.consensus_bench import LinkedConsulTrio
 from backends.zookeeper_bench import Believer
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
-from servers.consul import ConsulServer, ConsulTrio
 from servers.missing import ServerMissing, required
+from servers.proxy import Proxy
 
 pytestmark = pytest.mark.faults
 
@@ -27,8 +28,8 @@ BOUND = 2 * TTL + ELECTION + 4
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[ConsulTrio]:
-    trio = ConsulTrio()
+def running() -> Iterator[LinkedConsulTrio]:
+    trio = LinkedConsulTrio()
     try:
         trio.start()
     except ServerMissing as missing:
@@ -41,27 +42,14 @@ def running() -> Iterator[ConsulTrio]:
 
 
 @pytest.fixture
-def trio(running: ConsulTrio) -> Iterator[ConsulTrio]:
+def trio(running: LinkedConsulTrio) -> Iterator[LinkedConsulTrio]:
     yield running
-    for node in running.nodes:
-        if node.alive and node.paused:
-            node.resume()
-    running.launch()
-    running.wait_ready()
+    running.mend()
 
 
 @pytest.fixture
 def namespace() -> str:
     return f"t{secrets.token_hex(6)}"
-
-
-def _url(*nodes: ConsulServer) -> str:
-    hosts = ",".join(f"{node.host}:{node.port}" for node in nodes)
-    return f"consul://{hosts}?session_ttl_min=1"
-
-
-def _others(trio: ConsulTrio, lonely: ConsulServer) -> str:
-    return _url(*(node for node in trio.nodes if node is not lonely))
 
 
 def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
@@ -73,41 +61,100 @@ def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
         return lease.token, now()
 
 
-def test_a_hold_survives_its_leader(trio: ConsulTrio, namespace: str) -> None:
+def test_a_hold_survives_its_leader(trio: LinkedConsulTrio, namespace: str) -> None:
     """A killed leader costs an election, not the hold."""
-    with closing(Believer(_url(*trio.nodes), namespace, "name", 20.0)) as believer:
-        leader = trio.leader()
+    with closing(Believer(trio.url(), namespace, "name", 20.0)) as believer:
+        leader = trio.find(leads=True)
         leader.kill()
         with (
-            holdfast.connect(_others(trio, leader), namespace=namespace, ttl=TTL) as locks,
+            holdfast.connect(trio.others(leader), namespace=namespace, ttl=TTL) as locks,
             locks.lock("other", timeout=BOUND),
         ):
             assert not locks.lock("name").acquire(timeout=0)
         assert believer.lease is not None
         believer.lease.check(at_least=1.0)
         assert believer.lease.release() is True
-    token, _ = _next_token(_others(trio, leader), namespace, BOUND)
+    token, _ = _next_token(trio.others(leader), namespace, BOUND)
     assert token > believer.token
 
 
-def test_the_leader_stops(trio: ConsulTrio, namespace: str) -> None:
+def test_the_leader_stops(trio: LinkedConsulTrio, namespace: str) -> None:
     """A leader that hangs is replaced; whoever holds next, nobody holds at the same time."""
-    believer = Believer(_url(*trio.nodes), namespace, "name", TTL)
+    believer = Believer(trio.url(), namespace, "name", TTL)
     with closing(believer):
-        leader = trio.leader()
+        leader = trio.find(leads=True)
         leader.pause()
-        token, entered = _next_token(_others(trio, leader), namespace, BOUND + TTL)
+        token, entered = _next_token(trio.others(leader), namespace, BOUND + TTL)
         assert token > believer.token
         assert believer.lost(0.0), "two held at the same time"
         assert believer.believed_until <= entered
         leader.resume()
 
 
-def test_no_majority_for_three_ttls(trio: ConsulTrio, namespace: str) -> None:
-    """Nobody acquires, the holder learns it by its deadline, and work goes on afterwards."""
-    url = _url(*trio.nodes)
+@pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
+def test_a_minority_is_cut_off_with_its_client(
+    trio: LinkedConsulTrio, namespace: str, leads: bool
+) -> None:
+    """A server that is cut off proves nothing: its client stops before anybody else begins."""
+    lonely = trio.find(leads=leads)
+    with closing(Believer(trio.url(lonely), namespace, "name", TTL)) as believer:
+        trio.isolate(lonely)
+        token, entered = _next_token(trio.others(lonely), namespace, BOUND + TTL)
+        assert token > believer.token
+        assert believer.lost(0.0), "two held at the same time"
+        assert believer.believed_until <= entered
+    trio.mend()
+    _nothing_is_left(trio, namespace)
+
+
+def _nothing_is_left(trio: LinkedConsulTrio, namespace: str) -> None:
+    with holdfast.connect(trio.url(), namespace=namespace) as locks:
+        standing = locks.inspect("name")
+        assert (standing.holders, standing.waiters) == ((), ())
+
+
+@pytest.mark.parametrize("mode", ["lock", "semaphore"])
+def test_the_reply_of_the_grant_is_lost(trio: LinkedConsulTrio, namespace: str, mode: str) -> None:
+    """It is found again by its owner: one hold, and nothing left of it afterwards."""
+    url = "?session_ttl_min=1"
+    with (
+        Proxy(trio.nodes[0]) as proxy,
+        holdfast.connect(proxy.url + url, namespace=namespace, ttl=TTL) as locks,
+        holdfast.connect(trio.url(), namespace=namespace, ttl=TTL) as others,
+    ):
+        lock = locks.lock("name") if mode == "lock" else locks.semaphore("name", 2)
+        with lock:
+            pass
+        dropped = proxy.drop_next_reply(matching=b"/locks/name/")
+        with lock as lease:
+            assert dropped.is_set()
+            standing = others.inspect("name")
+            assert [holder.token for holder in standing.holders] == [lease.token]
+            assert standing.waiters == ()
+    _nothing_is_left(trio, namespace)
+
+
+def test_a_session_is_destroyed_from_outside(trio: LinkedConsulTrio, namespace: str) -> None:
+    """With a lock-delay the next one is let in only after the last one knows: nobody works at
+    the same time as another."""
+    url = f"{trio.url()}&lock_delay=4"
     with closing(Believer(url, namespace, "name", TTL)) as believer:
-        leader = trio.leader()
+        for session in trio.nodes[0].ask("/v1/session/list"):
+            if session["Name"].endswith(namespace):
+                trio.nodes[0].ask(f"/v1/session/destroy/{session['ID']}", "", method="PUT")
+        token, entered = _next_token(trio.url(), namespace, BOUND)
+        assert token > believer.token
+        assert believer.lost(0.0), "two held at the same time"
+        assert believer.believed_until <= entered
+        assert "session" in believer.reason
+    _nothing_is_left(trio, namespace)
+
+
+def test_no_majority_for_three_ttls(trio: LinkedConsulTrio, namespace: str) -> None:
+    """Nobody acquires, the holder learns it by its deadline, and work goes on afterwards."""
+    url = trio.url()
+    with closing(Believer(url, namespace, "name", TTL)) as believer:
+        leader = trio.find(leads=True)
         stopped = [leader, next(node for node in trio.nodes if node is not leader)]
         for node in stopped:
             node.pause()
@@ -126,9 +173,9 @@ def test_no_majority_for_three_ttls(trio: ConsulTrio, namespace: str) -> None:
         assert token > believer.token
 
 
-def test_a_client_is_stopped_past_its_session(trio: ConsulTrio, namespace: str) -> None:
+def test_a_client_is_stopped_past_its_session(trio: LinkedConsulTrio, namespace: str) -> None:
     """Its first word after it goes on is that the hold is lost."""
-    asyncio.run(_stopped_past_its_session(_url(*trio.nodes), namespace))
+    asyncio.run(_stopped_past_its_session(trio.url(), namespace))
 
 
 async def _stopped_past_its_session(url: str, namespace: str) -> None:

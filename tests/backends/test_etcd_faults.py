@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -17,6 +18,7 @@ from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
 from servers.missing import ServerMissing, required
+from servers.proxy import Proxy
 
 pytestmark = pytest.mark.faults
 
@@ -67,6 +69,9 @@ def _loses(believer: Believer, url: str, namespace: str) -> None:
         assert token > believer.token
         assert believer.lost(0.0), "two held at the same time"
         assert believer.believed_until <= entered
+        with holdfast.connect(url, namespace=namespace) as locks:
+            standing = locks.inspect("name")
+            assert (standing.holders, standing.waiters) == ((), ())
 
 
 def test_a_hold_survives_its_leader(trio: LinkedTrio, namespace: str) -> None:
@@ -110,6 +115,48 @@ def test_a_minority_is_cut_off_with_its_client(trio: LinkedTrio, namespace: str,
     believer = Believer(lonely.url, namespace, "name", TTL)
     trio.isolate(lonely)
     _loses(believer, trio.others(lonely), namespace)
+
+
+@pytest.mark.parametrize("mode", ["lock", "semaphore"])
+def test_the_reply_of_the_grant_is_lost(trio: LinkedTrio, namespace: str, mode: str) -> None:
+    """It is found again by its owner: one hold, and nothing left of it afterwards."""
+    with (
+        Proxy(trio.nodes[0]) as proxy,
+        holdfast.connect(proxy.url, namespace=namespace, ttl=TTL) as locks,
+        holdfast.connect(trio.url, namespace=namespace, ttl=TTL) as others,
+    ):
+        lock = locks.lock("name") if mode == "lock" else locks.semaphore("name", 2)
+        with lock:
+            pass
+        dropped = proxy.drop_next_reply(matching=b"/v3/kv/txn")
+        with lock as lease:
+            assert dropped.is_set()
+            standing = others.inspect("name")
+            assert [holder.token for holder in standing.holders] == [lease.token]
+            assert standing.waiters == ()
+        standing = others.inspect("name")
+        assert (standing.holders, standing.waiters) == ((), ())
+
+
+def test_a_wait_outlives_compaction_and_its_leader(trio: LinkedTrio, namespace: str) -> None:
+    """History is thrown away and the leader killed while somebody waits: it is woken after."""
+    with holdfast.connect(trio.url, namespace=namespace, ttl=20) as ours:
+        held = ours.lock("name").acquire()
+        assert held
+        with ThreadPoolExecutor(1) as pool:
+            later = pool.submit(_next_token, trio.url, namespace, 4 * BOUND)
+            while not ours.inspect("name").waiters:
+                pass
+            node = trio.follower()
+            puts = [node.ask("/v3/kv/put", {"key": "YQ==", "value": "YQ=="}) for _ in range(5)]
+            node.ask("/v3/kv/compaction", {"revision": puts[-1]["header"]["revision"]})
+            trio.leader().kill()
+            with ours.lock("other", timeout=BOUND):
+                pass
+            held.check()
+            assert held.release() is True
+            token, _ = later.result()
+            assert token > held.token
 
 
 def test_no_majority_for_three_ttls(trio: LinkedTrio, namespace: str) -> None:

@@ -1,0 +1,171 @@
+"""Consul's lock-delay: what a session that ended leaves keeps others out for so long."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.errors import LockTimeout
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from holdfast.testing.processes import Process
+from servers.consul import ConsulServer
+from servers.registry import Servers
+
+DELAY = 3.0
+SOON = 30.0
+
+
+@pytest.fixture
+def server(servers: Servers) -> ConsulServer:
+    return servers.of(ConsulServer)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+def _url(server: ConsulServer, delay: float = DELAY) -> str:
+    return f"{server.url}?session_ttl_min=1&lock_delay={delay:g}"
+
+
+def _destroy(server: ConsulServer, namespace: str) -> None:
+    for session in server.ask("/v1/session/list"):
+        if session["Name"].endswith(namespace):
+            server.ask(f"/v1/session/destroy/{session['ID']}", "", method="PUT")
+
+
+def _keys(server: ConsulServer, namespace: str) -> list[str]:
+    try:
+        return [kv["Key"] for kv in server.ask(f"/v1/kv/{namespace}/?recurse")]
+    except OSError:  # there is none
+        return []
+
+
+def _lock(locks: holdfast.Locks, mode: str, timeout: float) -> Any:
+    if mode == "slots":
+        return locks.semaphore("name", 2, permits=2, timeout=timeout)
+    rwlock = locks.rwlock("name", timeout=timeout)
+    return rwlock.read() if mode == "reader" else rwlock.write()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("writer", "reader"), ("reader", "writer"), ("slots", "slots")]
+)
+def test_the_next_one_waits_for_the_delay(
+    server: ConsulServer, namespace: str, first: str, second: str
+) -> None:
+    """Also one that comes only after the session was destroyed, and has no delay of its own."""
+    with (
+        holdfast.connect(_url(server), namespace=namespace, ttl=20) as ours,
+        holdfast.connect(_url(server, 0), namespace=namespace, ttl=20) as theirs,
+    ):
+        held = _lock(ours, first, SOON).acquire()
+        assert held
+        (holder,) = theirs.inspect("name").holders
+        assert holder.remaining == 20 + DELAY
+        _destroy(server, namespace)
+        destroyed = now()
+        lock = _lock(theirs, second, 0.5)
+        with pytest.raises(LockTimeout, match="lock-delay is not over"), lock:
+            pass
+        (holder,) = theirs.inspect("name").holders
+        assert (holder.token, holder.remaining) == (held.token, 0.0)
+        with _lock(theirs, second, SOON) as lease:
+            assert now() - destroyed >= DELAY - 0.1
+            assert lease.token > held.token
+        assert held.release() is False
+    assert _keys(server, namespace) == []
+
+
+def test_one_who_waits_is_let_in_after_the_delay(server: ConsulServer, namespace: str) -> None:
+    """It learns of the session's end at once, and of the delay's end soon."""
+    with (
+        holdfast.connect(_url(server), namespace=namespace, ttl=20) as ours,
+        holdfast.connect(_url(server, 0), namespace=namespace, ttl=19) as theirs,
+    ):
+        held = ours.lock("name").acquire()
+        assert held
+        sessions = [s for s in server.ask("/v1/session/list") if s["Name"].endswith(namespace)]
+        entered: list[float] = []
+
+        def wait() -> None:
+            with theirs.lock("name", timeout=SOON):
+                entered.append(now())
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not ours.inspect("name").waiters:
+            pass
+        destroyed = now()
+        server.ask(f"/v1/session/destroy/{sessions[0]['ID']}", "", method="PUT")
+        thread.join()
+        assert entered[0] - destroyed >= DELAY - 0.1
+        assert held.release() is False
+    assert _keys(server, namespace) == []
+
+
+def test_a_waiter_whose_session_was_destroyed_joins_anew(
+    server: ConsulServer, namespace: str
+) -> None:
+    """Its own key is under the delay too; it gets in all the same once that is over."""
+    with (
+        holdfast.connect(_url(server, 0), namespace=namespace, ttl=20) as ours,
+        holdfast.connect(_url(server), namespace=namespace, ttl=19) as theirs,
+    ):
+        held = ours.lock("name").acquire()
+        assert held
+        got = threading.Event()
+
+        def wait() -> None:
+            with theirs.lock("name", timeout=SOON):
+                got.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not ours.inspect("name").waiters:
+            pass
+        for session in server.ask("/v1/session/list"):
+            if session["Name"].endswith(namespace) and session["TTL"] == "19s":
+                server.ask(f"/v1/session/destroy/{session['ID']}", "", method="PUT")
+        assert held.release() is True
+        assert got.wait(SOON)
+        thread.join()
+    assert _keys(server, namespace) == []
+
+
+def test_what_a_killed_process_left_is_swept(server: ConsulServer, namespace: str) -> None:
+    """Also where nobody asks for the same name again: the next session of anybody's does it."""
+    asyncio.run(_kill_one(server, namespace))
+    deadline = now() + SOON
+    while _keys(server, namespace):
+        assert now() < deadline, _keys(server, namespace)
+        with holdfast.connect(_url(server), namespace=namespace, ttl=1) as locks, locks.lock("b"):
+            pass
+
+
+async def _kill_one(server: ConsulServer, namespace: str) -> None:
+    process = Process(_url(server, 1), Flavour.BLOCKING, namespace=namespace, ttl=1)
+    try:
+        await process.ask("acquire", name="a")
+        process.kill()
+    finally:
+        process.close()
+    assert _keys(server, namespace)
+
+
+def test_a_lock_delay_has_its_limits(server: ConsulServer, namespace: str) -> None:
+    """Consul knows none longer than a minute; ``check()`` tells what is in force."""
+    with pytest.raises(ValueError, match="0 to 60 seconds"):
+        holdfast.connect(_url(server, 61))
+    with holdfast.connect(_url(server), namespace=namespace) as locks:
+        told = "; ".join(finding.detail for finding in locks.check())
+    assert "the shortest ttl is 1 s" in told
+    assert "one to two ttls" in told
+    assert f"the lock-delay is {DELAY:g} s" in told
