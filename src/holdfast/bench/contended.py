@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from holdfast.bench.bounds import Alarm, limited
 from holdfast.bench.contender import Book, Contender, Target
 from holdfast.bench.figures import cpu_seconds, percentile
 from holdfast.bench.jobs import find, read_target
@@ -19,8 +20,10 @@ from holdfast.bench.nursery import in_child, read_by
 __all__ = ["Turn", "contended_job", "judge"]
 
 NAME = "contended"
-LATE_SECONDS = 15.0
-"""How long after the end the last waiters may still take to get the lock once."""
+LATE_SECONDS = 2.0
+"""How long after the end the last waiters may still take to get the lock once; then they leave."""
+DEAF_SECONDS = 10.0
+"""How long after that a process is waited for which does not even hear that it should leave."""
 
 
 class Turn(NamedTuple):
@@ -100,7 +103,7 @@ def contended_job(
         os.write(go, f"{start!r}\n".encode())
     time.sleep(max(0.0, start + seconds - time.monotonic()))
     server = cpu_seconds(aim.pids) - server
-    deadline = time.monotonic() + LATE_SECONDS
+    deadline = time.monotonic() + LATE_SECONDS + DEAF_SECONDS
     said = [read_by(reader, deadline) for reader, _ in children]
     return _gather(said, processes, start, seconds, server if aim.pids else None)
 
@@ -148,68 +151,91 @@ def _spawn(contender: Contender, target: Target, pace: Pace) -> tuple[int, int]:
     return reader, go
 
 
+class _Log:
+    """What one process noted."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self.turns: list[tuple[float, float, float, int]] = []
+        self.asked = self.end = self.cpu = 0.0
+
+    def begin(self, start: float) -> None:
+        self.end, self.cpu = start + self.pace.seconds, time.process_time()
+
+    def asking(self) -> bool:
+        """Whether it goes on."""
+        self.asked = time.monotonic()
+        return self.asked < self.end
+
+    def note(self, held: float, ended: float, token: object) -> None:
+        self.turns.append((self.asked, held, ended, token if type(token) is int else 0))
+
+    def left(self) -> None:
+        """It never got what it asked for last."""
+        self.note(self.end + LATE_SECONDS, self.end + LATE_SECONDS, 0)
+
+    def answer(self) -> dict[str, Any]:
+        return {"turns": self.turns, "cpu": time.process_time() - self.cpu}
+
+
 def _play(
-    contender: Contender,
-    target: Target,
-    ready: Callable[[], float],
-    pace: Pace,
+    contender: Contender, target: Target, ready: Callable[[], float], pace: Pace
 ) -> dict[str, Any]:
-    name, seconds, hold, pause = pace
+    log = _Log(pace)
     client: Any = contender.open(target)
-    own = client.lock(f"{name}:{os.getpid()}")  # connects, and whatever else comes first
+    own = client.lock(f"{pace.name}:{os.getpid()}")  # connects, and whatever else comes first
     own.acquire()
     own.release()
-    pair = client.lock(name)
-    turns: list[tuple[float, float, float, int]] = []
+    pair = client.lock(pace.name)
     clock, sleep = time.monotonic, time.sleep
-    start = ready()
+    log.begin(start := ready())
     sleep(max(0.0, start - clock()))
-    end, cpu = start + seconds, time.process_time()
-    while (asked := clock()) < end:
-        token = pair.acquire()
-        held = clock()
-        sleep(hold)
-        ended = clock()
-        pair.release()
-        turns.append((asked, held, ended, token if type(token) is int else 0))
-        if pause:
-            sleep(pause)
-    return {"turns": turns, "cpu": time.process_time() - cpu}
+    try:
+        with limited(log.end + LATE_SECONDS - clock()):
+            while log.asking():
+                token = pair.acquire()
+                held = clock()
+                sleep(pace.hold_seconds)
+                ended = clock()
+                pair.release()
+                log.note(held, ended, token)
+                if pace.pause_seconds:
+                    sleep(pace.pause_seconds)
+    except Alarm:
+        log.left()
+    return log.answer()
 
 
 def _play_async(
-    contender: Contender,
-    target: Target,
-    ready: Callable[[], float],
-    pace: Pace,
+    contender: Contender, target: Target, ready: Callable[[], float], pace: Pace
 ) -> dict[str, Any]:
-    name, seconds, hold, pause = pace
-    turns: list[tuple[float, float, float, int]] = []
-    clock = time.monotonic
+    log = _Log(pace)
+    clock, sleep = time.monotonic, asyncio.sleep
 
-    async def main() -> float:
+    async def main() -> None:
         client: Any = await contender.open(target)  # type: ignore[misc]
-        own = client.lock(f"{name}:{os.getpid()}")
+        own = client.lock(f"{pace.name}:{os.getpid()}")
         await own.acquire()
         await own.release()
-        pair = client.lock(name)
-        start = ready()
-        await asyncio.sleep(max(0.0, start - clock()))
-        end, cpu = start + seconds, time.process_time()
-        while (asked := clock()) < end:
-            token = await pair.acquire()
-            held = clock()
-            await asyncio.sleep(hold)
-            ended = clock()
-            await pair.release()
-            turns.append((asked, held, ended, token if type(token) is int else 0))
-            if pause:
-                await asyncio.sleep(pause)
-        return time.process_time() - cpu
+        pair = client.lock(pace.name)
+        log.begin(start := ready())
+        await sleep(max(0.0, start - clock()))
+        async with asyncio.timeout(log.end + LATE_SECONDS - clock()):
+            while log.asking():
+                token = await pair.acquire()
+                held = clock()
+                await sleep(pace.hold_seconds)
+                ended = clock()
+                await pair.release()
+                log.note(held, ended, token)
+                if pace.pause_seconds:
+                    await sleep(pace.pause_seconds)
 
-    with asyncio.Runner() as runner:
-        cpu = runner.run(main())
-    return {"turns": turns, "cpu": cpu}
+    try:
+        asyncio.Runner().run(main())  # not closed: a peer's tasks may not end
+    except TimeoutError:
+        log.left()
+    return log.answer()
 
 
 def _micro(seconds: float | None) -> float | None:

@@ -21,6 +21,7 @@ from typing import Any, Self
 __all__ = ["Nursery", "in_child"]
 
 PR_SET_PDEATHSIG = 1
+REHEARSAL_SECONDS = 15.0
 CASES = {
     # case: where its function is; it gets the book and the job's words
     "uncontended": "holdfast.bench.jobs:uncontended_job",
@@ -29,6 +30,9 @@ CASES = {
     "held": "holdfast.bench.held:held_job",
     "growth": "holdfast.bench.growth:growth_job",
 }
+
+
+_rehearsed: set[str] = set()
 
 
 class Nursery:
@@ -125,8 +129,38 @@ def _grouped(work: Callable[[], Any]) -> Callable[[int], Any]:
     return run
 
 
+def _rehearse(book: Any, key: str, target: list[Any]) -> None:
+    """Imports here what a contender imports when it is first used, so that no child has to.
+
+    A child tries it out and tells which modules that took: this process itself never opens
+    anything that a fork would share."""
+
+    def tried(_: int) -> Any:
+        from holdfast.bench.rehearsal import rehearse
+
+        before = dict(os.environ)
+        rehearse(book, key, target)
+        changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        return [changed, list(sys.modules)]
+
+    pid, reader = in_child(tried)
+    said = read_by(reader, time.monotonic() + REHEARSAL_SECONDS)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    answer = json.loads(said) if said else {}
+    if isinstance(answer, list):
+        os.environ.update(answer[0])
+        for name in answer[1]:
+            if name not in sys.modules and name != "__main__":
+                with suppress(Exception):
+                    importlib.import_module(name)
+
+
 def _do(book: Any, job: dict[str, Any]) -> Any:
     case, seconds = job.pop("case"), job.pop("allowed")
+    if case == "contended" and (key := job["contender"]) not in _rehearsed:
+        _rehearsed.add(key)
+        _rehearse(book, key, job["target"])
     module, name = {**CASES, **getattr(book, "CASES", {})}[case].split(":")
     function = getattr(importlib.import_module(module), name)
     pid, reader = in_child(_grouped(lambda: function(book, **job)))
