@@ -79,6 +79,9 @@ class Waits:
     async def _changed(self, claim: Claim, target: str) -> bool:
         """Whether another attempt is worth it, by a linearizable read."""
         keys = self.store.names.of(claim.name)
+        if target and claim.mode is not Mode.SLOTS:  # it waits for one end, and reads no line
+            body = b'{"key":"%b","count_only":true}' % target.encode()
+            return not int((await self.gateway.post(RANGE, body)).get("count", 0))
         found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
         verdict = judge(claim, requests.line_of(found, keys.prefix), self.store.display)
         return verdict.fits or verdict.own is None or verdict.target != target
