@@ -42,3 +42,12 @@ def test_links(page: str) -> None:
     path = DOCS / page
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("name", ["sql", "redis", "file", "http", "etcd", "consul", "zookeeper"])
+def test_every_word_is_in_the_reference(name: str) -> None:
+    text = (DOCS / "reference" / "api.md").read_text()
+    assert f"`fencing.{name}." in text
+    words = set(importlib.import_module(f"holdfast.fencing.{name}").__all__)
+    for word in words - {"Guard", "File", "TABLE", "HEADER"}:
+        assert f".{word}(" in text or f"`{word}`" in text, word

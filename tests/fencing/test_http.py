@@ -141,6 +141,20 @@ def test_a_handlers_own_refusal_is_told_alike(service: Service) -> None:
     assert answer.json()["highest"] == str(fence(6))
 
 
+def test_a_refusal_for_a_frameworks_own_error_handler() -> None:
+    """Flask and Django catch errors before a middleware sees them."""
+    error = StaleFence("later", fence=fence(5), highest=fence(6))
+    told = http.problem(error)
+    answer = httpx.Response(told.status, headers=dict(told.headers), content=told.body)
+    assert int(answer.headers["content-length"]) == len(told.body)
+    with pytest.raises(StaleFence, match="later") as caught:
+        http.raise_for_stale(answer)
+    assert caught.value.fence == fence(5)
+    assert caught.value.highest == fence(6)
+    with pytest.raises(TypeError, match="not for ValueError"):
+        http.problem(ValueError())  # type: ignore[arg-type]
+
+
 def test_other_errors_are_the_servers(service: Service) -> None:
     service.raises = ZeroDivisionError("a defect")
     with pytest.raises(ZeroDivisionError):

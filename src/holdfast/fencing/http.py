@@ -19,7 +19,7 @@ from holdfast.claim import Fence
 from holdfast.errors import StaleFence
 from holdfast.fencing.gate import Gate
 from holdfast.fencing.http_asgi import AsgiFence
-from holdfast.fencing.http_check import HEADER, KEY, STALE
+from holdfast.fencing.http_check import HEADER, KEY, STALE, Problem, refused_for
 from holdfast.fencing.http_wsgi import WsgiFence
 from holdfast.fencing.rule import as_fence
 
@@ -31,6 +31,7 @@ __all__ = [
     "carry",
     "fence_of",
     "headers",
+    "problem",
     "raise_for_stale",
 ]
 
@@ -55,6 +56,19 @@ def carry(lease: Any) -> Callable[[R], R]:
         return request
 
     return add
+
+
+def problem(error: StaleFence) -> Problem:
+    """The 409 that a middleware answers with, for frameworks that catch a handler's errors before
+    it sees them (Flask, Django): ``.status``, ``.headers``, ``.body``.
+
+    >>> problem(StaleFence("a later holder has been here")).status
+    409
+    """
+    told = refused_for(error)
+    if told is None:
+        raise TypeError(f"this is for StaleFence, not for {type(error).__name__}")
+    return told.problem
 
 
 def raise_for_stale(response: R) -> R:

@@ -13,7 +13,7 @@ from holdfast.errors import BackendUnavailable, HoldfastError, LockTimeout, Stal
 from holdfast.fencing.gate import Gate
 from holdfast.fencing.rule import Memory, as_fence, check_resource, enter, refusal, stale
 
-__all__ = ["HEADER", "KEY", "STALE", "Checks", "Problem", "Refused"]
+__all__ = ["HEADER", "KEY", "STALE", "Checks", "Problem", "Refused", "refused_for"]
 
 HEADER = "Holdfast-Fence"
 KEY = "holdfast.fence"
