@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg
+import pymysql
 import pytest
 import redis.asyncio
 
 from fencing import accounts
-from fencing.accounts import Account
+from fencing.accounts import Account, mysql_settings
+from fencing.databases import Connect
+from holdfast.fencing import sql_table
 from servers.mysql import MySQLServer
 from servers.postgres import PostgresServer
 from servers.redis import RedisServer
@@ -76,3 +82,30 @@ def account(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) ->
     made = GUARDS[request.param](servers, tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def connect(
+    request: pytest.FixtureRequest, servers: Servers, tmp_path: Path
+) -> Iterator[Callable[[], Any]]:
+    """Opens connections to one database without a table of fences."""
+    opened: list[Any] = []
+    kinds: dict[str, Connect] = {
+        "sqlite": lambda: sqlite3.connect(tmp_path / "a.db", timeout=30, check_same_thread=False),
+        "postgresql": lambda: psycopg.connect(
+            servers.of(PostgresServer).url, options="-c lock_timeout=20s"
+        ),
+        "mysql": lambda: pymysql.connect(**mysql_settings(servers.of(MySQLServer).url)),
+    }
+
+    def open_one() -> Any:
+        opened.append(kinds[request.param]())
+        return opened[-1]
+
+    sql_table._present.clear()
+    first = open_one()
+    first.cursor().execute("DROP TABLE IF EXISTS holdfast_fence")
+    first.commit()
+    yield open_one
+    for connection in opened:
+        connection.close()

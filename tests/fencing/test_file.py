@@ -21,6 +21,18 @@ def fence(token: int, mode: Mode = Mode.EXCLUSIVE) -> Fence:
     return Fence("lock", mode, (), 0, token)
 
 
+def until_somebody_waits(path: Path) -> None:
+    """For the lock on the file, as the kernel tells it."""
+    inode, ends = f":{path.stat().st_ino} ", time.monotonic() + 20
+    while not any("->" in line and inode in line for line in open_locks()):
+        assert time.monotonic() < ends, "nobody waits"
+        time.sleep(0.01)
+
+
+def open_locks() -> list[str]:
+    return Path("/proc/locks").read_text().splitlines()
+
+
 def test_its_words(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     with guard(path, fence(5)) as ledger:
@@ -82,7 +94,7 @@ def test_a_stale_holder_that_waited_is_refused(tmp_path: Path) -> None:
     with guard(path, fence(5)) as ledger:
         thread = threading.Thread(target=late)
         thread.start()
-        time.sleep(0.1)
+        until_somebody_waits(tmp_path / "ledger.fence.lock")
         assert not outcome
         ledger.write_text("fresh")
     thread.join(10)
@@ -128,7 +140,7 @@ def test_a_lock_file_that_was_removed(tmp_path: Path) -> None:
     with guard(path, fence(5)):
         thread = threading.Thread(target=wait)
         thread.start()
-        time.sleep(0.1)
+        until_somebody_waits(lock)
         lock.unlink()
     thread.join(10)
     assert entered == ["second"]

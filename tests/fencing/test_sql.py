@@ -1,12 +1,9 @@
-"""What is peculiar to guards in SQL: transactions, rows that stay locked, the table."""
+"""What is peculiar to guards in SQL: transactions, the table, the drivers' own habits."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,63 +15,13 @@ import sqlalchemy
 from psycopg.rows import dict_row
 
 from fencing.accounts import mysql_settings
-from holdfast import Fence, InvalidName, Mode, StaleFence, Unsupported
-from holdfast.fencing import sql, sql_table
+from fencing.databases import Connect, dialect, fence, ready, refused
+from holdfast import InvalidName, Mode, StaleFence, Unsupported
+from holdfast.fencing import sql
 from holdfast.fencing.sql_drivers import driver_of
 from servers.mysql import MySQLServer
 from servers.postgres import PostgresServer
 from servers.registry import Servers
-
-Connect = Callable[..., Any]
-
-
-def fence(token: int, mode: Mode = Mode.EXCLUSIVE, *slots: int, name: str = "lock") -> Fence:
-    return Fence(name, mode, slots, 0, token)
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
-def connect(
-    request: pytest.FixtureRequest, servers: Servers, tmp_path: Path
-) -> Iterator[Callable[[], Any]]:
-    """Opens connections to one database without a table of fences."""
-    opened: list[Any] = []
-    kinds: dict[str, Connect] = {
-        "sqlite": lambda: sqlite3.connect(tmp_path / "a.db", check_same_thread=False),
-        "postgresql": lambda: psycopg.connect(
-            servers.of(PostgresServer).url, options="-c lock_timeout=20s"
-        ),
-        "mysql": lambda: pymysql.connect(**mysql_settings(servers.of(MySQLServer).url)),
-    }
-
-    def open_one() -> Any:
-        opened.append(kinds[request.param]())
-        return opened[-1]
-
-    sql_table._present.clear()
-    first = open_one()
-    first.cursor().execute("DROP TABLE IF EXISTS holdfast_fence")
-    first.commit()
-    yield open_one
-    for connection in opened:
-        connection.close()
-
-
-def ready(connect: Connect) -> Any:
-    connection = connect()
-    sql.create(connection)
-    connection.commit()
-    return connection
-
-
-def refused(connection: Any, asked: Fence, why: str | None = None, **options: Any) -> None:
-    """A refusal leaves the row locked until the transaction ends, as an entry does."""
-    with pytest.raises(StaleFence, match=why):
-        sql.guard(connection, "r", asked, **options)
-    connection.rollback()
-
-
-def dialect(connection: Any) -> str:
-    return driver_of(connection).dialect
 
 
 def test_the_table_is_made_on_first_use(connect: Connect) -> None:
@@ -130,55 +77,6 @@ def test_autocommit_is_refused(connect: Connect) -> None:
     connection.cursor().execute("COMMIT")
     with pytest.raises(Unsupported, match="outside a transaction"):
         sql.guard(connection, "r", fence(1))
-
-
-def test_the_row_is_held_until_the_end(connect: Connect) -> None:
-    """A stale holder that comes while a fresh one works waits, and is then refused."""
-    fresh, stale = ready(connect), connect()
-    sql.guard(fresh, "r", fence(2))
-    outcome: list[object] = []
-
-    def late() -> None:
-        try:
-            sql.guard(stale, "r", fence(1))
-            outcome.append("let in")
-        except StaleFence as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=late)
-    thread.start()
-    time.sleep(0.3)
-    assert not outcome
-    fresh.commit()
-    thread.join(20)
-    assert isinstance(outcome[0], StaleFence)
-    stale.rollback()
-
-
-def test_a_fresh_holder_waits_for_a_stale_ones_transaction(connect: Connect) -> None:
-    """What the stale one had begun is whole and committed before the fresh one reads."""
-    stale, fresh = ready(connect), connect()
-    stale.cursor().execute("DROP TABLE IF EXISTS log")
-    stale.cursor().execute("CREATE TABLE log (word VARCHAR(20))")
-    stale.commit()
-    sql.guard(stale, "r", fence(1))
-    seen: list[int] = []
-
-    def later() -> None:
-        sql.guard(fresh, "r", fence(2))
-        cursor = fresh.cursor()
-        cursor.execute("SELECT COUNT(*) FROM log")
-        seen.append(cursor.fetchone()[0])
-        fresh.commit()
-
-    thread = threading.Thread(target=later)
-    thread.start()
-    time.sleep(0.2)
-    stale.cursor().execute("INSERT INTO log VALUES ('stale')")
-    assert not seen
-    stale.commit()
-    thread.join(20)
-    assert seen == [1]
 
 
 def test_readers_that_came_before_work_side_by_side(connect: Connect) -> None:
@@ -306,34 +204,6 @@ def test_no_right_to_create(servers: Servers) -> None:
         with pytest.raises(Unsupported, match=r"permission denied(.|\n)*CREATE TABLE"):
             sql.guard(humble, "r", fence(1))
         humble.rollback()
-
-
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_stricter_isolation(servers: Servers, level: str) -> None:
-    """Who waited behind another's entry gets the database's own error, never a stale read."""
-    url = servers.of(PostgresServer).url
-    with psycopg.connect(url) as fresh, psycopg.connect(url) as stale:
-        fresh.execute("DROP TABLE IF EXISTS holdfast_fence")
-        sql.create(fresh)
-        sql.guard(fresh, "r", fence(1))
-        fresh.commit()
-        sql.guard(fresh, "r", fence(3))
-        stale.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
-        errors: list[BaseException] = []
-
-        def late() -> None:
-            try:
-                sql.guard(stale, "r", fence(2))
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=late)
-        thread.start()
-        time.sleep(0.2)
-        fresh.commit()
-        thread.join(20)
-        assert isinstance(errors[0], StaleFence | psycopg.errors.SerializationFailure)
-        stale.rollback()
 
 
 def test_autocommit_under_sqlalchemy(servers: Servers, tmp_path: Path) -> None:
