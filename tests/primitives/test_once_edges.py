@@ -99,7 +99,7 @@ def test_an_outage_longer_than_that_is_told(locks: Locks) -> None:
         return "value"
 
     with pytest.raises(BackendUnavailable):
-        locks.once("k", ttl=0.3, renew=False).run(fail_from_here)
+        locks.once("k", ttl=2, renew=False).run(fail_from_here)
     counting.failing.clear()
     assert locks.once("k").run(lambda: "again").took_over is not None
 
@@ -125,8 +125,10 @@ def test_bad_input_is_refused_when_it_is_made(locks: Locks) -> None:
     locks.once("k" * 507)
     with pytest.raises(InvalidName, match="at most 507 bytes, not 508"):
         locks.once("k" * 508)
-    with pytest.raises(InvalidName, match="empty"):
+    with pytest.raises(InvalidName, match="a job's key can't be empty"):
         locks.once("")
+    with pytest.raises(TypeError, match="a job's key is text, not int"):
+        locks.once(7)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="errors is 'retry' or 'record'"):
         locks.once("k", errors="ignore")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep"):
@@ -172,7 +174,7 @@ def test_a_task_is_stopped_before_another_takes_over() -> None:
     async def body() -> None:
         async with holdfast.connect_async("memory://stopped") as door:
             with pytest.raises(LockLost):
-                await door.once("k", ttl=0.3, renew=False).run(asyncio.sleep, 30)
+                await door.once("k", ttl=2, renew=False).run(asyncio.sleep, 30)
             outcome = await door.once("k").run(lambda: "done")
             assert outcome.took_over is not None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from holdfast.claim import LONGEST_NAME_BYTES, Mode, check_name
@@ -48,7 +47,6 @@ Errors = Literal["retry", "record"]
 SHORTEST_KEEP_SECONDS = 24 * 3600.0
 """How long a run that has not finished is remembered at least: who follows it must know."""
 RETRY_SECONDS = (0.05, 0.25)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Plan(NamedTuple):
@@ -238,7 +236,12 @@ def _follow(lease: LeaseBase, told: Told | None, due: int) -> Start:
 
 
 def _name(prefix: str, key: str) -> str:
-    check_name(key)
+    if not isinstance(key, str):
+        raise TypeError(f"a job's key is text, not {type(key).__name__}")
+    try:
+        check_name(key)
+    except InvalidName as error:
+        raise InvalidName(str(error).replace("a lock's name", "a job's key")) from None
     longest = LONGEST_NAME_BYTES - len(prefix)
     if len(key.encode()) > longest:
         size = len(key.encode())
@@ -261,7 +264,9 @@ def ready(
     wanted -= bound.keys()
 
     def call(start: Start) -> Any:
-        due = EPOCH + timedelta(microseconds=start.due)
+        from datetime import UTC, datetime, timedelta
+
+        due = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=start.due)
         known: dict[str, Any] = {"lease": start.lease, "due": due}
         return function(*args, **kwargs, **{word: known[word] for word in wanted})
 
