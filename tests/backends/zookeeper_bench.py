@@ -190,9 +190,11 @@ class Believer:
 
     def _believe(self) -> None:
         assert self.lease is not None
+        moment = now()  # before the look: who is held up in between has not believed for longer
         while not self._over.is_set() and self.lease.held:
-            self.believed_until = now()
+            self.believed_until = moment
             self._over.wait(0.002)
+            moment = now()
         if self.lease.lost:
             self.reason = self.lease.reason
 
