@@ -45,7 +45,7 @@ def library_of(rows: list[Row], row: Row) -> Row | None:
 
 def _match(rows: list[Row], row: Row, role: str) -> Row | None:
     advisory = "advisory" in row["contender"].lower()
-    found = [one for one in rows if one["role"] == role and "error" not in one]
+    found = [one for one in rows if one["role"] == role and not one.get("error")]
     found.sort(
         key=lambda one: (
             one["door"] != row["door"],
@@ -58,6 +58,7 @@ def _match(rows: list[Row], row: Row, role: str) -> Row | None:
 def best_peer(rows: list[Row], row: Row, state: str = "") -> Row | None:
     """The quickest of the others through the same door, else of all others."""
     peers = [one for one in rows if one["role"] == "peer" and rate(one, state)]
+    peers = [one for one in peers if not one.get("errors")]
     same = [one for one in peers if one["door"] == row["door"]] or peers
     return max(same, key=lambda one: rate(one, state) or 0.0, default=None)
 

@@ -48,7 +48,7 @@ class Size(NamedTuple):
 
 
 FULL = Size(False, 16, 0.1, 2, 1.5, 2.0, 12.0, 1000, 8.0, 1.5, 100_000)
-QUICK = Size(True, 3, 0.04, 1, 0.5, 0.7, 3.0, 200, 3.5, 0.3, 100)
+QUICK = Size(True, 2, 0.04, 1, 0.5, 0.5, 3.0, 200, 3.5, 0.3, 100)
 
 
 def sizes(quick: bool) -> Size:
@@ -82,20 +82,23 @@ def plan(stores: list[str], cases: list[str], size: Size) -> list[Step]:
 def _players(case: str, store: str, size: Size) -> Iterator[Contender]:
     found = [one for one in contenders() if one.store == store and _plays(one, case)]
     if size.quick and case != "uncontended":
-        if case == "two" or (case == "sixteen-pause" and store != "redis"):
-            return
-        if case.startswith(("drain", "held", "growth")) and store != "redis":
-            return
-        yield from _first_of_each(found)
+        yield from _few(found, case, store)
     else:
         yield from found
 
 
-def _first_of_each(found: list[Contender]) -> Iterator[Contender]:
-    """One of each role and door: enough for a quick look."""
+def _few(found: list[Contender], case: str, store: str) -> Iterator[Contender]:
+    """For a quick look: the limits, ourselves and one peer; crowds on Redis alone."""
+    if case in ("two", "sixteen-pause", "growth-leases"):
+        return
+    if case.startswith(("drain", "held", "growth")) and store != "redis":
+        return
+    doors = ("blocking", "asyncio") if case.startswith(("drain", "growth")) else ("blocking",)
+    roles = ("ours", "limit") if case in ("drain", "held") else ("ours", "limit", "least", "peer")
     seen: set[Any] = set()
     for one in found:
-        if (key := (one.role, one.door)) not in seen:
+        key = (one.role, one.door)
+        if one.door in doors and one.role in roles and key not in seen:
             seen.add(key)
             yield one
 

@@ -17,7 +17,7 @@ __all__ = ["redlock_job"]
 
 NAME = "redlocked"
 WARM_HOLDS = 20
-HANG_SECONDS = 4.0
+HANG_SECONDS = 2.5
 FAULTS = {"one hung": signal.SIGSTOP, "one down": signal.SIGKILL}
 
 
@@ -66,7 +66,7 @@ def _strike(target: Target, state: str) -> None:
 
 def _play(contender: Contender, target: Target, state: str, seconds: float, seen: _Seen) -> None:
     client: Any = contender.open(target)
-    pair = client.lock(NAME)
+    pair = client.lock(f"{NAME}:{os.getpid()}")
     for _ in range(WARM_HOLDS):
         pair.acquire()
         pair.release()
@@ -90,7 +90,7 @@ async def _play_async(
     contender: Contender, target: Target, state: str, seconds: float, seen: _Seen
 ) -> None:
     client: Any = await contender.open(target)  # type: ignore[misc]
-    pair = client.lock(NAME)
+    pair = client.lock(f"{NAME}:{os.getpid()}")
     for _ in range(WARM_HOLDS):
         await pair.acquire()
         await pair.release()

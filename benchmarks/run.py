@@ -17,7 +17,8 @@ from benchmarks.plan import (
     growth,
 )
 from benchmarks.stores import Served
-from holdfast.bench.contender import Contender
+from benchmarks.tape import Relay
+from holdfast.bench.contender import HELD_TTL_SECONDS, Contender
 from holdfast.bench.nursery import Nursery
 
 __all__ = ["carry_out"]
@@ -129,14 +130,22 @@ def _drain(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
 
 
 def _held(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
+    url, pids, namespace = store.aim()
+    relay = Relay(url) if store.nodes else None
     answer: Row = nursery.run(
         "held",
         allowed=size.watch_seconds + 75,
         contender=one.key,
-        target=store.aim(),
+        target=[relay.url if relay else url, pids, namespace],
         leases=size.leases,
         seconds=size.watch_seconds,
     )
+    if relay is not None:
+        if "error" not in answer:
+            sent = relay.batches(answer["since"] + 0.1, answer["until"])
+            span = answer["until"] - answer["since"]
+            answer["batches_per_interval"] = sent / span * HELD_TTL_SECONDS / 3
+        relay.close()
     return answer
 
 
@@ -163,13 +172,16 @@ def _growth(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick)
     for one in step.players:
         for number in growth(step.case, step.store, size):
             tick(f"{one.name}, {number:,}")
-            answer = nursery.run(
-                "growth",
-                allowed=150,
-                contender=one.key,
-                target=store.aim(),
-                what=step.case.removeprefix("growth-"),
-                size=number,
-            )
+            if step.case == "growth-leases":
+                answer = _held(one, size._replace(leases=number), store, nursery)
+            else:
+                answer = nursery.run(
+                    "growth",
+                    allowed=150,
+                    contender=one.key,
+                    target=store.aim(),
+                    what=step.case.removeprefix("growth-"),
+                    size=number,
+                )
             rows.append(_head(one) | {"size": number} | answer)
     return rows

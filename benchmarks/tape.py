@@ -9,8 +9,10 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -20,6 +22,7 @@ __all__ = ["Exchange", "Recording", "Relay", "at_port", "dial", "record"]
 
 Exchange = tuple[bytes, bytes]
 WARM_HOLDS = 5
+APART_SECONDS = 0.05
 
 
 def at_port(url: str, port: int) -> str:
@@ -42,8 +45,11 @@ class Line:
     """What went through one connection, as requests with their replies."""
 
     exchanges: list[tuple[bytearray, bytearray]] = field(default_factory=list)
+    sent_at: list[float] = field(default_factory=list)
+    """When something was sent, by the machine's monotonic clock."""
 
     def sent(self, data: bytes) -> None:
+        self.sent_at.append(time.monotonic())
         if not self.exchanges or self.exchanges[-1][1]:
             self.exchanges.append((bytearray(), bytearray()))
         self.exchanges[-1][0].extend(data)
@@ -68,6 +74,12 @@ class Relay:
     def turns(self) -> int:
         """How many requests went through, a batch that is answered at once counted as one."""
         return sum(len(line.exchanges) for line in self.lines)
+
+    def batches(self, start: float, end: float) -> int:
+        """How many times something was sent in this span, what is close together counted once:
+        a long batch goes out in pieces."""
+        times = sorted(at for line in self.lines for at in line.sent_at if start <= at <= end)
+        return sum(later - sooner > APART_SECONDS for sooner, later in pairwise([-1.0, *times]))
 
     def _accept(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""How cost grows: with waiters in a line, with leases that are held, with names that are used."""
+"""How cost grows: with waiters in a line, with names that are used. (``held`` grows by itself.)"""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from holdfast.bench.contender import Book, Contender, Target
 from holdfast.bench.drain import drain_job
-from holdfast.bench.held import held_job
 from holdfast.bench.jobs import find, read_target
 
 __all__ = ["growth_job"]
@@ -22,8 +21,6 @@ def growth_job(book: Book, contender: str, target: list[Any], what: str, size: i
     if what == "waiters":
         settle = 1.0 + size / 2000
         return drain_job(book, contender, target, size, settle, WINDOW, 60.0)
-    if what == "leases":
-        return held_job(book, contender, target, size, 8.0)
     (found,), aim = find(book, [contender]), read_target(target)
     counter = book.request_counter(found.store, aim.url)
     if found.door == "blocking":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast.bench.contender import HELD_TTL_SECONDS, Book, Contender, Target
+from holdfast.bench.contender import Book, Contender, Target
 from holdfast.bench.figures import connections_to, cpu_seconds, memory_megabytes, thread_count
 from holdfast.bench.jobs import find, read_target
 
@@ -39,23 +39,24 @@ class _Watch:
         self._cpu, self._at = time.process_time(), time.perf_counter()
 
     def row(self, held: int, taking: float) -> dict[str, Any]:
-        """All figures per second; an interval is a third of the ttl."""
+        """All figures per second; the span is told for whoever counts from outside."""
         seconds = time.perf_counter() - self._at
         cpu = time.process_time() - self._cpu
         requests = None
         if self._counter is not None and self._requests is not None:
             requests = (self._counter() - self._requests) / seconds
-        interval = HELD_TTL_SECONDS / 3
+        until = time.monotonic()
         return {
             "leases": held,
             "taking_seconds": taking,
             "threads": thread_count(),
             "connections": connections_to(urlsplit(self._target.url).port or 0),
             "requests_per_second": requests,
-            "requests_per_interval": None if requests is None else requests * interval,
             "client_cpu_percent": 100 * cpu / seconds,
             "server_cpu_percent": 100 * (cpu_seconds(self._target.pids) - self._server) / seconds,
             "memory_mb": memory_megabytes(),
+            "since": until - seconds,
+            "until": until,
         }
 
 
