@@ -245,18 +245,17 @@ class Fence:
         from urllib.parse import unquote
 
         try:
-            version, mode, slots, epoch, token, name = text.split(";")
+            version, mode, slots, epoch, token, quoted = text.split(";")
+            numbers = tuple(int(slot) for slot in slots.split(",") if slot)
+            rest = Mode(mode), numbers, int(epoch), int(token)
+        except ValueError:
+            form = "its form is 1;mode;slots;epoch;token;name"
+            raise ValueError(f"not a fence: {text[:120]!r} ({form})") from None
+        try:
             if version != "1":
                 raise ValueError(f"version {version}")
-            numbers = tuple(int(slot) for slot in slots.split(",") if slot)
-            fence = cls(
-                check_name(unquote(name, errors="strict")),
-                Mode(mode),
-                numbers,
-                int(epoch),
-                int(token),
-            )
-        except (ValueError, UnicodeDecodeError) as error:
+            fence = cls(check_name(unquote(quoted, errors="strict")), *rest)
+        except ValueError as error:
             raise ValueError(f"not a fence: {text[:120]!r} ({error})") from None
         if fence.epoch < 0 or fence.token < 0 or any(slot < 0 for slot in numbers):
             raise ValueError(f"not a fence: {text[:120]!r} (negative)")

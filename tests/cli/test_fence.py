@@ -127,6 +127,23 @@ def test_enter(cli: Cli, place: str, servers: Servers, tmp_path: Path) -> None:
     assert "token 6" in result.stderr
 
 
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", [Mode.SHARED, Mode.SLOTS])
+def test_broken_readers_and_permits(
+    cli: Cli, place: str, mode: Mode, servers: Servers, tmp_path: Path
+) -> None:
+    """A reader is refused below a writer only: its fence is carried as one."""
+    slots = (3,) if mode is Mode.SLOTS else ()
+    address, guard = PLACES[place](servers, tmp_path)
+    broken, later = Fence("order:42", mode, slots, 0, 5), Fence("order:42", mode, slots, 0, 6)
+    for options in ((), ("--broken",)):
+        result = cli("fence", "enter", address, str(broken), *options)
+        assert result.returncode == 0, result.stderr
+    with pytest.raises(StaleFence):
+        guard(broken)
+    guard(later)
+
+
 def test_a_broken_hold_is_kept_out(cli: Cli, tmp_path: Path) -> None:
     """The whole way: a hold is broken, its fence is carried to the file, the old holder comes."""
     holder = cli.hold("order:42")
@@ -148,6 +165,32 @@ def test_a_broken_hold_is_kept_out(cli: Cli, tmp_path: Path) -> None:
     holder.communicate("\n", timeout=20)
 
 
+@pytest.mark.parametrize("job", [["run"], ["run", "--every", "1h"], ["once"], ["elect"]])
+def test_commands_of_a_later_epoch(cli: Cli, job: list[str], tmp_path: Path) -> None:
+    """After a restored backup all programs say the next epoch, and those of the shell too."""
+    path = tmp_path / "ledger"
+    with fencing.file.guard(path, Fence("x", Mode.EXCLUSIVE, (), 1, 5)):
+        pass
+    for epoch, let_in in (("0", False), ("1", True), ("2", True)):
+        result = cli(*job, f"x{epoch}", "--epoch", epoch, "--", "printenv", "HOLDFAST_FENCE")
+        told = Fence.parse(result.stdout.strip())
+        assert told.epoch == int(epoch)
+        entered = cli("fence", "enter", str(path), str(Fence("x", Mode.EXCLUSIVE, (), *key(told))))
+        assert (entered.returncode == 0) is let_in
+    assert cli(*job, "x", "--epoch", "-1", "--", "true").returncode == 64
+
+
+def key(fence: Fence) -> tuple[int, int]:
+    return fence.epoch, fence.token
+
+
+def test_the_epoch_of_a_broken_hold(cli: Cli) -> None:
+    holder = cli.hold("x")
+    told = json.loads(cli("break", "x", "--reason", "r", "--epoch", "3", "--json").stdout)
+    assert [Fence.parse(text).epoch for text in told["fences"]] == [3]
+    holder.communicate("\n", timeout=20)
+
+
 def test_break_says_how(cli: Cli) -> None:
     holder = cli.hold("x")
     result = cli("break", "x", "--reason", "r")
@@ -158,7 +201,9 @@ def test_break_says_how(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("address", "text", "code", "says"),
     [
-        ("ledger", "nonsense", 64, "not a fence"),
+        ("ledger", "nonsense", 64, "not a fence: 'nonsense' (its form is 1;mode;"),
+        ("ledger", "1;exclusive;;0;x;a", 64, "(its form is 1;mode;slots;epoch;token;name)"),
+        ("/proc/ledger", str(fence(5)), 69, "'/proc/ledger' can't be guarded: No such file"),
         ("oracle://host#orders", str(fence(5)), 64, "no resource is known at oracle:"),
         ("redis://localhost:1", str(fence(5)), 64, "end the address with #name"),
         ("redis://:secret@localhost:1#orders", str(fence(5)), 69, "ConnectionError"),

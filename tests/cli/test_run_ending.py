@@ -10,23 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.processes import Cli, read_line, until
+from cli.processes import Cli, alive, guardian_of, read_line, read_to_the_end, until
 
 # Says that it is there, together with a process in its background, and stays.
 FAMILY = "sleep 1000 & echo up; wait"
 STUBBORN = "trap '' TERM INT HUP; (sleep 1000) & echo up; while :; do wait; done"
-
-
-def guardian_of(process: subprocess.Popen[str]) -> int:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 1
-    return int(children[0])
-
-
-def read_to_the_end(process: subprocess.Popen[str]) -> None:
-    """Returns when nobody has its standard output open: all of the group are gone."""
-    assert process.stdout is not None
-    process.stdout.read()
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"])
@@ -88,6 +76,15 @@ def test_without_its_guardian_the_command_is_killed_and_the_lock_released(cli: C
     process = cli.start("run", "x", "--", "sh", "-c", STUBBORN)
     read_line(process)
     os.kill(guardian_of(process), signal.SIGKILL)
+    _, told = process.communicate()
+    assert process.returncode == 70
+    assert told == "holdfast: the command's guardian was killed, and so was the command\n"
+    assert cli("show", "x").returncode == 1
+
+
+def test_a_guardian_that_is_killed_at_once_leaves_nobody_behind(cli: Cli) -> None:
+    """By the very first thing that the command does."""
+    process = cli.start("run", "x", "--", "sh", "-c", "kill -KILL $PPID; sleep 1000")
     read_to_the_end(process)
     assert process.wait() == 70
     assert cli("show", "x").returncode == 1
@@ -161,10 +158,3 @@ def test_a_command_that_was_stopped_by_hand_keeps_its_lock_where_there_is_no_ter
     os.kill(command, signal.SIGCONT)
     out, _ = process.communicate("\n")
     assert (out, process.returncode) == ("went on\n", 0)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
+from cli.processes import Cli, until
 from cli.screen import Shell
 
 ECHO = f"{sys.executable} {Path(__file__).with_name('echo.py')}"
@@ -139,3 +142,34 @@ def test_a_killed_command_leaves_a_terminal_that_works(shell: Shell) -> None:
     shell.prompt()
     shell.run("stty -a | grep -o ' -*icanon'")
     shell.expect(r"\r?\n? icanon\r\n")
+
+
+@pytest.mark.parametrize("job", ["once night --record-failure", "run --every 365d night"])
+def test_ctrl_c_ends_a_job_which_is_then_still_to_be_done(shell: Shell, job: str) -> None:
+    shell.run(f"{shell.holdfast} {job} -- sh -c 'echo up; exec sleep 1000'")
+    shell.expect(r"up\r\n")
+    shell.type("\x03")
+    shell.prompt()
+    shell.run(f"{shell.holdfast} {job} -- echo ran")
+    shell.expect(r"run 1 .*did not finish; run 2 with token [0-9]+ takes over\r\n")
+    shell.expect(r"ran\r\n")
+    shell.prompt()
+    shell.run(f"{shell.holdfast} {job} -- echo again")
+    shell.expect("'night' (was done|is not due for) ")
+    shell.prompt()
+
+
+def test_ctrl_c_ends_a_leader_and_a_candidate(cli: Cli, shell: Shell) -> None:
+    shell.run(f"{shell.holdfast} elect boss -- sh -c 'echo up; exec sleep 1000'")
+    shell.expect(r"up\r\n")
+    shell.type("\x03")
+    shell.prompt()
+    holder = cli.hold("boss")
+    shell.run(f"{shell.holdfast} elect boss -- echo led")
+    until(lambda: cli.show("boss")["waiters"])
+    shell.type("\x03")
+    shell.prompt()
+    shell.run("echo code $?")
+    shell.expect(r"code 130\r\n")
+    assert cli.show("boss")["waiters"] == []
+    cli.let_go(holder)

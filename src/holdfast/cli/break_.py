@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.cli.exits import NOTHING, Refused
-from holdfast.cli.options import Parser, connect, json_option, store_options
+from holdfast.cli.options import Parser, connect, epoch_option, json_option, store_options
 from holdfast.cli.standing import print_holders, print_json
 from holdfast.cli.text import is_terminal, neutral, write
 
@@ -25,6 +25,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--reason", metavar="TEXT", required=True, help="kept in the log")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask on a terminal")
     json_option(parser)
+    epoch_option(parser)
     store_options(parser)
     options = parser.parse_args(argv)
     if not options.reason.strip():
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
             _ask(locks, options.name)
         holders = locks.inspect(options.name).holders
         token = locks.break_lock(options.name, reason=options.reason)
-    fences = _fences(options.name, holders) if token is not None else []
+    fences = _fences(options.name, holders, options.epoch or 0) if token is not None else []
     if options.json:
         told = {"name": options.name, "token": token, "reason": options.reason, "fences": fences}
         print_json(told)
@@ -47,11 +48,11 @@ def main(argv: list[str]) -> int:
     return 0 if token is not None else NOTHING
 
 
-def _fences(name: str, holders: tuple[Holder, ...]) -> list[str]:
+def _fences(name: str, holders: tuple[Holder, ...], epoch: int) -> list[str]:
     """Of an epoch that the store does not know: a deployment that has one says so itself."""
     from holdfast.claim import Fence
 
-    return [str(Fence(name, who.mode, who.slots, 0, who.token)) for who in holders]
+    return [str(Fence(name, who.mode, who.slots, epoch, who.token)) for who in holders]
 
 
 def _ask(locks: Locks, name: str) -> None:

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
         def on_lost(self, callback: Callable[[str], object], /) -> object: ...
 
 
-__all__ = ["Ending", "run_command"]
+__all__ = ["TO_END", "Ending", "run_command"]
 
 # How long before the end of certain time the command is asked to end, and when it is killed.
 GRACE_SECONDS = 5.0
 MARGIN_SECONDS = 0.5
+# What is sent to end a program. HUP is, too, but means something else to many commands.
+TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 # How often certain time is looked at: each time half of what is left, within these bounds.
 LONGEST_LOOK_SECONDS = 1.0
 SHORTEST_LOOK_SECONDS = 0.01
@@ -48,7 +50,7 @@ SHORTEST_LOOK_SECONDS = 0.01
 class Ending:
     """How a command ended. A plain class: a named tuple takes longer to make than to start."""
 
-    __slots__ = ("code", "cut", "guarded", "interrupted", "lent")
+    __slots__ = ("code", "cut", "guarded", "interrupted", "lent", "told")
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Ending:
         interrupted: bool = False,
         lent: bool = False,
         guarded: bool = True,
+        told: int = 0,
     ) -> None:
         self.code = code
         """Its own exit code, or 128 + n if signal n ended it."""
@@ -69,6 +72,8 @@ class Ending:
         """Whether the terminal was lent to it when it ended: our own job saw no Ctrl-C then."""
         self.guarded = guarded
         """Whether its guardian lived to tell; else it was killed."""
+        self.told = told
+        """The signal by which somebody told us to end (of ``TO_END``, or HUP), 0 if none came."""
 
 
 def run_command(command: Command, hold: Hold, environment: dict[str, str]) -> Ending:
@@ -92,6 +97,7 @@ class _Run:
         self._status: int | None = None
         self._was_lent = False
         self._passed_interrupt = False
+        self._told = 0
         self._ending: Ending | None = None
 
     def to_the_end(self) -> Ending:
@@ -154,6 +160,8 @@ class _Run:
             return
         for signum in signals:
             self._passed_interrupt |= signum == signal.SIGINT
+            if signum in TO_END or (signum == signal.SIGHUP and not self._told):
+                self._told = signum
             self._command.tell(Order.SIGNAL, str(signum))
         for name, field in reports:
             self._note(name, int(field))
@@ -180,7 +188,7 @@ class _Run:
         code = 128 - status if status < 0 else status
         pressed = self._was_lent or (self._terminal is not None and self._passed_interrupt)
         interrupted = pressed and status == -signal.SIGINT
-        return Ending(code, cut=cut, interrupted=interrupted, lent=self._was_lent)
+        return Ending(code, cut=cut, interrupted=interrupted, lent=self._was_lent, told=self._told)
 
     # Stopping and going on
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.cli.child import Ending, run_command
+from holdfast.cli.child import TO_END, Ending, run_command
 from holdfast.cli.command import Command
-from holdfast.cli.options import Parser, connect, length, store_options
+from holdfast.cli.options import Parser, connect, epoch_option, length, store_options
 from holdfast.cli.run import answer, environment, prepare, split_command
+from holdfast.cli.signals import Interrupted
 from holdfast.cli.text import say
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("name", metavar="NAME", help="what is led")
     parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
     parser.add_argument("--note", metavar="TEXT", help="what others see of the leader")
+    epoch_option(parser)
     store_options(parser)
     options = parser.parse_args(own)
     child = prepare(command, "elect", repeats=True)
     try:
-        with connect(options.url, options.namespace, options.ttl) as locks:
+        with connect(options.url, options.namespace, options.ttl, options.epoch) as locks:
             election = locks.election(options.name, note=options.note)
             ending = None
             while ending is None:
@@ -51,19 +53,23 @@ def _term(child: Command, election: Election) -> Ending | None:
     from holdfast.errors import BackendUnavailable, LockLost
 
     ending: Ending | None = None
+    lost = f"the leadership of {election.name!r} was about to be lost"
     child.rest()
     try:
         with election.campaign() as lease:
             ending = run_command(child, lease, environment(lease))
+        if not ending.cut:
+            return ending
     except LockLost as error:
-        say(f"{error}; campaigning again")
-        return None
+        lost = str(error)
+        if ending is not None and not ending.cut:  # it had ended by itself
+            say(lost)
+            return ending
     except BackendUnavailable as error:
-        if ending is None:
-            say(f"{error}; campaigning again")
-            time.sleep(AGAIN_SECONDS)
-        return ending
-    if ending.cut:
-        say(f"the leadership of {election.name!r} was about to be lost; campaigning again")
+        say(f"{error}; campaigning again")
+        time.sleep(AGAIN_SECONDS)
         return None
-    return ending
+    if ending is not None and ending.told in TO_END:
+        raise Interrupted(ending.told)  # whoever said so meant us, not this term alone
+    say(f"{lost}; campaigning again")
+    return None

@@ -29,14 +29,16 @@ def main(argv: list[str]) -> int:
     store_options(parser)
     options = parser.parse_args(argv)
 
-    from holdfast.claim import Fence
+    from holdfast.claim import Fence, Mode
     from holdfast.errors import StaleFence
     from holdfast.fencing.address import enter_at
 
     fence = Fence.parse(options.fence)
     if options.broken:
         # The next number: no other hold has it yet, and every later one has it or a higher one.
-        fence = Fence(fence.name, fence.mode, fence.slots, fence.epoch, fence.token + 1)
+        # Readers are refused below the highest writer only.
+        mode = Mode.EXCLUSIVE if fence.mode is Mode.SHARED else fence.mode
+        fence = Fence(fence.name, mode, fence.slots, fence.epoch, fence.token + 1)
     try:
         enter_at(
             options.resource,

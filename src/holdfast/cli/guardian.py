@@ -66,7 +66,7 @@ class Order:
 class Report:
     """What the guardian tells ``holdfast``."""
 
-    STARTED = "started"  # the process group
+    STARTED = "started"  # the process group, before the command runs
     FAILED = "failed"  # errno
     STOPPED = "stopped"  # by which signal
     EXITED = "exited"  # the command's wait status
@@ -185,12 +185,14 @@ class Guardian:
             self._forget()
             return
         self._group = ProcessGroup(pid)
-        write_line(self._reports, Report.STARTED, str(pid))
 
     def _become(self, alarm: int, terminal: bool, environment: Sequence[str]) -> None:
         """In the child: becomes the command, or says why not."""
         try:
             os.setpgid(0, 0)
+            # Told by the command's own process, before it is one: whoever kills the guardian now
+            # leaves nobody behind whom ``holdfast`` does not know.
+            write_line(self._reports, Report.STARTED, str(os.getpid()))
             if terminal:  # allowed from the background because SIGTTOU is ignored here
                 with contextlib.suppress(OSError):
                     os.tcsetpgrp(0, os.getpid())

@@ -25,6 +25,14 @@ class Job(Protocol):
     def run(self, function: Callable[..., int], /) -> Outcome: ...
 
 
+class CommandStopped(BaseException):
+    """The command was made to end: it is neither done nor failed, and the next caller runs it."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__()
+        self.ending = ending
+
+
 class CommandFailed(Exception):
     """The command did not end with 0; others read this text in the record."""
 
@@ -38,22 +46,26 @@ def run_job(child: Command, job: Job, conflict_code: int = NOT_ACQUIRED) -> int:
 
     def work(lease: Lease) -> int:
         ending = run_command(child, lease, environment(lease))
-        if ending.cut or ending.code or not ending.guarded:
+        told = ending.interrupted or (ending.told and ending.code)
+        if told or ending.cut or not ending.guarded:
+            raise CommandStopped(ending)
+        if ending.code:
             raise CommandFailed(ending)
         return 0
 
     try:
         outcome = job.run(work)
-    except CommandFailed as failure:
-        return answer(failure.ending)
+    except (CommandFailed, CommandStopped) as end:
+        return answer(end.ending)
     return 0 if outcome.ran else _not_run(outcome, conflict_code)
 
 
 def _not_run(outcome: Outcome, conflict_code: int) -> int:
     key = repr(outcome.key)
     if outcome.status == "failed":
-        when = duration(outcome.age_seconds)
-        raise Refused(f"{key} failed {when} ago: {outcome.error}", NOTHING)
+        when, why = duration(outcome.age_seconds), outcome.error
+        why = why.removeprefix(f"{CommandFailed.__name__}: ")
+        raise Refused(f"{key} failed {when} ago: {why}", NOTHING)
     if outcome.holder is not None:
         who, when = str(outcome.holder), since(outcome.holder.since)
         raise Refused(f"{key} is being run by {who}, since {when}", conflict_code)

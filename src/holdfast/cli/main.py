@@ -90,14 +90,14 @@ def _version(_: list[str]) -> int:
 
 
 def _explain(error: Exception) -> int:
-    from holdfast.cli.exits import DEFECT, code_for
+    from holdfast.cli.exits import DEFECT, Refused, code_for
 
     if os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0"):
         import traceback
 
         traceback.print_exception(error)
     code = code_for(error)
-    if code == DEFECT:
+    if code == DEFECT and not isinstance(error, Refused):
         say(f"unexpected {type(error).__name__}: {error} (HOLDFAST_DEBUG=1 shows where)")
     else:
         say(str(error))

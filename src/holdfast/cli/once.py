@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.cli.jobs import run_job
-from holdfast.cli.options import Parser, connect, length, store_options
+from holdfast.cli.options import Parser, connect, epoch_option, length, store_options
 from holdfast.cli.run import conflict_option, prepare, split_command
 
 __all__ = ["main"]
@@ -28,12 +28,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
     parser.add_argument("--note", metavar="TEXT", help="shown to others who look or wait")
     conflict_option(parser)
+    epoch_option(parser)
     store_options(parser)
     options = parser.parse_args(own)
     child = prepare(command, "once")
     child.rest()
     try:
-        with connect(options.url, options.namespace, options.ttl) as locks:
+        with connect(options.url, options.namespace, options.ttl, options.epoch) as locks:
             job = locks.once(
                 options.key,
                 keep=options.keep,

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from holdfast.cli.child import Ending, run_command
 from holdfast.cli.command import Command
 from holdfast.cli.exits import DEFECT, LOST, NOT_ACQUIRED, USAGE, Refused
-from holdfast.cli.options import Parser, connect, exit_code, length, seconds, store_options, whole
+from holdfast.cli.options import (
+    Parser,
+    connect,
+    epoch_option,
+    exit_code,
+    length,
+    seconds,
+    store_options,
+    whole,
+)
 from holdfast.cli.text import since
 
 if TYPE_CHECKING:
@@ -47,7 +56,8 @@ def main(argv: list[str]) -> int:
 def prepare(command: list[str], verb: str, *, repeats: bool = False) -> Command:
     """A command that is ready to be run; forks, so before there are threads and connections."""
     if not command:
-        raise Refused(f"no command: holdfast {verb} NAME -- command …", USAGE)
+        what = "KEY" if verb == "once" else "NAME"
+        raise Refused(f"no command: holdfast {verb} {what} -- command …", USAGE)
     return Command(command, repeats=repeats)
 
 
@@ -76,6 +86,7 @@ def _parser() -> Parser:
         "--every", metavar="TIME", type=length, help="run once per interval across the fleet"
     )
     conflict_option(parser)
+    epoch_option(parser)
     store_options(parser)
     return parser
 
@@ -97,7 +108,7 @@ def _run(child: Command, options: argparse.Namespace) -> Ending:
     ending: Ending | None = None
     try:
         with (
-            connect(options.url, options.namespace, options.ttl) as locks,
+            connect(options.url, options.namespace, options.ttl, options.epoch) as locks,
             _lock(locks, options) as lease,
         ):
             ending = run_command(child, lease, environment(lease))
@@ -113,7 +124,7 @@ def _run(child: Command, options: argparse.Namespace) -> Ending:
 def _run_every(child: Command, options: argparse.Namespace) -> int:
     from holdfast.cli.jobs import run_job
 
-    with connect(options.url, options.namespace, options.ttl) as locks:
+    with connect(options.url, options.namespace, options.ttl, options.epoch) as locks:
         job = locks.every(options.every, options.name, note=options.note)
         return run_job(child, job, options.conflict_exit_code)
 

@@ -41,8 +41,11 @@ def enter_at(address: str, fence: Fence, *, table: str, door: Callable[[], Any])
 def _enter_file(path: str, fence: Fence) -> None:
     if not Path(path).parent.is_dir():
         raise ValueError(f"there is no folder {str(Path(path).parent)!r}")
-    with file.guard(path, fence):
-        pass
+    try:
+        with file.guard(path, fence):
+            pass
+    except OSError as error:
+        raise BackendUnavailable(f"{path!r} can't be guarded: {error.strerror}") from error
 
 
 def _enter_store(where: str, resource: str, fence: Fence, table: str) -> None:
