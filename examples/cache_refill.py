@@ -21,13 +21,13 @@ def page(number: int, scene: Scene, told: Any) -> None:
         return {"apples": 3, "pears": 5}
 
     with scene.connect() as locks:
-        outcome = locks.once("price-list", keep=60).run(compute)
+        outcome = locks.once("price-list", keep=3600).run(compute)
         told.put((number, outcome.ran, outcome.value))
 
 
 def main() -> None:
     options = arguments("Single-flight refill of a cache.").parse_args()
-    scene, told = Scene(options.url, options.ttl), Queue()
+    scene, told = Scene(options.url, options.ttl, "RECORDS"), Queue()
     pages = processes(PROCESSES, page, scene, told)
     answers = [told.get(timeout=120) for _ in pages]
     for process in pages:

@@ -19,9 +19,18 @@ from typing import Any
 
 from scene import Pipe, Scene, arguments, processes
 
-from holdfast import Lease, LockLost, Locks, StaleFence, fencing
+from holdfast import (
+    BackendUnavailable,
+    Lease,
+    LockLost,
+    Locks,
+    LockTimeout,
+    StaleFence,
+    fencing,
+)
 
 ITEMS = 3
+TRIES = 60
 
 
 class Shop:
@@ -92,6 +101,19 @@ def unlucky_seller(_: int, scene: Scene, pipe: Any) -> None:
             pipe.send("done")
 
 
+def stop(locks: Locks, seller: int) -> None:
+    """Stops the seller at any moment but one: in the middle of a transaction of the embedded
+    store it would keep everybody else from that file, and there would be no story."""
+    for _ in range(TRIES):
+        os.kill(seller, signal.SIGSTOP)
+        try:
+            with locks.lock("is the store free?", timeout=1):
+                return
+        except (LockTimeout, LockLost, BackendUnavailable):
+            os.kill(seller, signal.SIGCONT)
+    raise SystemExit("the store is not to be had")
+
+
 def sale(locks: Locks, pipe: Any, seller: int, fenced: bool) -> int:
     """One sale; how many items were sold."""
     with tempfile.TemporaryDirectory() as folder:
@@ -100,11 +122,13 @@ def sale(locks: Locks, pipe: Any, seller: int, fenced: bool) -> int:
         shop.open(ITEMS)
         pipe.send((path, fenced))
         pipe.recv()
-        os.kill(seller, signal.SIGSTOP)
-        pipe.send("go on")  # it reads this when it wakes up
-        while sell_one(locks, shop):
-            pass
-        os.kill(seller, signal.SIGCONT)
+        stop(locks, seller)
+        try:
+            pipe.send("go on")  # it reads this when it wakes up
+            while sell_one(locks, shop):
+                pass
+        finally:
+            os.kill(seller, signal.SIGCONT)
         pipe.recv()
         while sell_one(locks, shop):  # is there anything left to sell?
             pass
@@ -124,14 +148,14 @@ def main() -> None:
     theirs.close()  # if the seller dies, we hear of it
     assert seller.pid is not None
     oversold = {False: 0, True: 0}
-    with scene.connect() as locks:
+    with scene.connect() as locks, ours:  # the seller ends with its pipe
         for fenced, runs in ((False, options.unfenced), (True, options.runs)):
             for _ in range(runs):
                 print("with fencing:" if fenced else "without fencing:")
                 sold = sale(locks, ours, seller.pid, fenced)
                 print(f"    {sold} sold of {ITEMS}{': OVERSOLD' if sold > ITEMS else ''}")
                 oversold[fenced] += sold > ITEMS
-    ours.send(None)
+        ours.send(None)
     seller.join()
     print(f"oversold: {oversold[False]} of {options.unfenced} without fencing, ", end="")
     print(f"{oversold[True]} of {options.runs} with it")

@@ -38,8 +38,8 @@ def web_worker(number: int, scene: Scene, path: str, told: Any) -> None:
 
 
 def main() -> None:
-    options = arguments("A migration at the start of N web workers.").parse_args()
-    scene, told = Scene(options.url, options.ttl), Queue()
+    options = arguments("A migration at the start of N web workers.", ttl=5.0).parse_args()
+    scene, told = Scene(options.url, options.ttl, "RECORDS"), Queue()
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "shop.db")
         with closing(sqlite3.connect(path)) as database, database:

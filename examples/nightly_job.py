@@ -59,7 +59,8 @@ def follow(told: Any, morning: Any) -> tuple[Counter[datetime], Counter[int]]:
 
 def main() -> None:
     options = arguments("A nightly job on three hosts.").parse_args()
-    scene, told, morning = Scene(options.url, options.ttl), Queue(), Event()
+    scene = Scene(options.url, options.ttl, "RECORDS")
+    told, morning = Queue(), Event()
     hosts = processes(HOSTS, host, scene, morning, told)
     nights, came = follow(told, morning)
     for process in hosts:

@@ -29,16 +29,23 @@ Event = _spawning.Event
 class Scene:
     """Where everybody in an example meets."""
 
-    def __init__(self, url: str, ttl: float) -> None:
-        self.url, self.ttl = url, ttl
+    def __init__(self, url: str, ttl: float, *require: str) -> None:
+        """``require`` names what the example needs of a store; one that can't is told at once."""
+        self.url, self.ttl, self.require = url, ttl, require
         self.namespace = f"example-{secrets.token_hex(4)}"
+        try:
+            self.connect().close()
+        except (holdfast.HoldfastError, ValueError, ImportError) as error:
+            raise SystemExit(str(error)) from None
 
     def connect(self) -> holdfast.Locks:
         """A door of its own for each process."""
-        return holdfast.connect(self.url, ttl=self.ttl, namespace=self.namespace)
+        return holdfast.connect(
+            self.url, ttl=self.ttl, namespace=self.namespace, require=self.require
+        )
 
 
-def arguments(text: str, *, ttl: float = 2.0) -> argparse.ArgumentParser:
+def arguments(text: str, *, ttl: float = 30.0) -> argparse.ArgumentParser:
     """The options of an example: ``--url`` and ``--ttl``."""
     parser = argparse.ArgumentParser(description=text)
     default = os.environ.get("HOLDFAST_URL", "local")
@@ -48,10 +55,11 @@ def arguments(text: str, *, ttl: float = 2.0) -> argparse.ArgumentParser:
 
 
 def processes(count: int, work: Callable[..., None], *args: Any) -> list[BaseProcess]:
-    """Starts as many processes as there are hosts in the story; each is given its number."""
+    """Starts as many processes as there are hosts in the story; each is given its number. They
+    end with this one."""
     made: list[BaseProcess] = []
     for number in range(count):
-        process = _spawning.Process(target=work, args=(number, *args))
+        process = _spawning.Process(target=work, args=(number, *args), daemon=True)
         process.start()
         made.append(process)
     return made

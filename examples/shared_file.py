@@ -48,7 +48,7 @@ def reader(_: int, scene: Scene, path: str, told: Any) -> None:
 
 def main() -> None:
     options = arguments("Readers and writers of one file.").parse_args()
-    scene, told = Scene(options.url, options.ttl), Queue()
+    scene, told = Scene(options.url, options.ttl, "SHARED"), Queue()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "accounts.json"
         path.write_text(json.dumps({"a": TOTAL, "b": 0, "transfers": 0}))
