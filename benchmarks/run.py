@@ -92,7 +92,7 @@ def _contended(step: Step, size: Size, store: Served, nursery: Nursery, tick: Ti
     return [_head(one) | _merged(seen[one.name]) for one in step.players]
 
 
-_WORST = {"longest_wait_ms": max, "fewest_to_most": min, "fewest": min, "most": max, "hung": max}
+_WORST = {"longest_wait_ms": max, "hung": max}
 _SUMS = ("overlaps", "sinking_tokens", "holds")
 
 
@@ -107,11 +107,21 @@ def _merged(rounds: list[Row]) -> Row:
             merged[field] = sum(values)
         elif field in _WORST:
             merged[field] = _WORST[field](values)
+        elif field == "counts":
+            merged |= _fairness(values)
+        elif field in ("fewest", "most", "fewest_to_most"):
+            continue
         elif field == "errors":
             merged[field] = sorted({text for texts in values for text in texts})
         else:
             merged[field] = statistics.mean(values) if values else None
     return merged
+
+
+def _fairness(counts: list[list[int]]) -> Row:
+    """Over all rounds: a slow store makes few holds in one, and a few are never shared evenly."""
+    each = [sum(process) for process in zip(*counts, strict=True)]
+    return {"fewest": min(each), "most": max(each), "fewest_to_most": min(each) / max(*each, 1)}
 
 
 def _drain(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:

@@ -53,7 +53,7 @@ def complete(reply: bytes) -> bool:
     last = packets[-1]
     if last[0] == 0xFF:
         return True
-    if len(packets) == 1 or packets[-2][0] == 0x00:
+    if len(packets) == 1 or packets[-2][0] == 0x00 or _begins_anew(packets[-2]):
         return last[0] == 0x00 and not _more(_status(last))
     return last[0] == 0xFE and len(last) < 9 and not _more(last[3:5]) and _rows_ended(packets)
 
@@ -64,6 +64,11 @@ def _status(packet: bytes) -> bytes:
     for _ in range(2):
         at += {0xFC: 3, 0xFD: 4, 0xFE: 9}.get(packet[at], 1)
     return packet[at : at + 2]
+
+
+def _begins_anew(packet: bytes) -> bool:
+    """Whether a result ends here and that of another statement follows."""
+    return packet[0] == 0xFE and len(packet) < 9 and _more(packet[3:5])
 
 
 def _more(status: bytes) -> bool:
@@ -146,6 +151,28 @@ def _least(target: Target) -> Client:
     return Client(lock, nothing)
 
 
+def _fenced(target: Target) -> Client:
+    """The same with a counter row, as a fence needs: two statements in one request, one commit."""
+    connection, _ = _socket(target)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE IF NOT EXISTS bench_counter (name VARCHAR(200) PRIMARY KEY,"
+            " token BIGINT NOT NULL)"
+        )
+
+    def lock(name: str) -> Pair:
+        own, sock = _socket(target)
+        word = f"{target.namespace}-{name}"
+        take = f"SELECT GET_LOCK('{word}', 3600); INSERT INTO bench_counter VALUES ('{word}', 1)"
+        take += " ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(token + 1)"
+        free = f"SELECT RELEASE_LOCK('{word}')"
+        kept.append(own)
+        return Pair(*(replayer(sock, [(_packet(sql), b"")], complete) for sql in (take, free)))
+
+    kept: list[Any] = []
+    return Client(lock, connection.close)
+
+
 def _pymysql(target: Target) -> Client:
     def lock(name: str) -> Pair:
         connection = _connect(target)
@@ -226,6 +253,7 @@ CONTENDERS = [
     _one("raw socket, same requests", "limit", _replay(""), ALONE),
     _one("raw socket, same requests (advisory)", "limit", _replay(ADVISORY), ALONE),
     _one("raw socket, GET_LOCK", "least", _least),
+    _one("raw socket, GET_LOCK and counter row", "limit", _fenced, frozenset({CONTENDED})),
     _one("PyMySQL, same requests", "library", _library(""), ALONE),
     _one("PyMySQL, same requests (advisory)", "library", _library(ADVISORY), ALONE),
     *ours("mysql"),

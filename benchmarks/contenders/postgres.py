@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,8 +29,9 @@ __all__ = ["CONTENDERS"]
 ADVISORY = "?mode=advisory"
 
 
-def _number(name: str) -> int:
-    return int.from_bytes(name.encode()[:7], "big")
+def _key(name: str) -> int:
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:7], "big")
 
 
 def _replay(options: str) -> Opener:
@@ -74,11 +76,30 @@ def _least(target: Target) -> Client:
 
     def lock(name: str) -> Pair:
         wire = _raw(target)
-        take = wire.pack(f"SELECT pg_advisory_lock({_number(name)})")
-        free = wire.pack(f"SELECT pg_advisory_unlock({_number(name)})")
+        take = wire.pack(f"SELECT pg_advisory_lock({_key(name)})")
+        free = wire.pack(f"SELECT pg_advisory_unlock({_key(name)})")
         return Pair(lambda: wire.send(take), lambda: wire.send(free))
 
     return Client(lock, nothing)
+
+
+def _fenced(target: Target) -> Client:
+    """The same with a counter row, as a fence needs: two statements in one request, one commit."""
+    first = _raw(target)
+    first.send(
+        first.pack("CREATE TABLE IF NOT EXISTS bench_counter (name text PRIMARY KEY, token bigint)")
+    )
+
+    def lock(name: str) -> Pair:
+        wire = _raw(target)
+        take = wire.pack(
+            f"SELECT pg_advisory_lock({_key(name)}); INSERT INTO bench_counter VALUES ('{name}', 1)"
+            " ON CONFLICT (name) DO UPDATE SET token = bench_counter.token + 1 RETURNING token"
+        )
+        free = wire.pack(f"SELECT pg_advisory_unlock({_key(name)})")
+        return Pair(lambda: wire.send(take), lambda: wire.send(free))
+
+    return Client(lock, first.close)
 
 
 def _psycopg(target: Target) -> Client:
@@ -86,7 +107,7 @@ def _psycopg(target: Target) -> Client:
 
     def lock(name: str) -> Pair:
         connection = psycopg.connect(target.url, autocommit=True)
-        key = (_number(name),)
+        key = (_key(name),)
         return Pair(
             lambda: connection.execute("SELECT pg_advisory_lock(%s)", key).fetchone(),
             lambda: connection.execute("SELECT pg_advisory_unlock(%s)", key).fetchone(),
@@ -101,7 +122,7 @@ async def _psycopg_async(target: Target) -> Client:
     connection = await psycopg.AsyncConnection.connect(target.url, autocommit=True)
 
     def lock(name: str) -> Pair:
-        key = (_number(name),)
+        key = (_key(name),)
 
         async def acquire() -> None:
             await (await connection.execute("SELECT pg_advisory_lock(%s)", key)).fetchone()
@@ -120,7 +141,7 @@ async def _asyncpg(target: Target) -> Client:
     connection = await asyncpg.connect(target.url)
 
     def lock(name: str) -> Pair:
-        key = _number(name)
+        key = _key(name)
 
         async def acquire() -> None:
             await connection.fetchval("SELECT pg_advisory_lock($1)", key)
@@ -174,6 +195,7 @@ CONTENDERS = [
     _one("raw socket, same requests", "limit", _replay(""), ALONE),
     _one("raw socket, same requests (advisory)", "limit", _replay(ADVISORY), ALONE),
     _one("raw socket, advisory lock", "least", _least),
+    _one("raw socket, advisory lock and counter row", "limit", _fenced, frozenset({CONTENDED})),
     _one("psycopg, same requests", "library", _library(""), ALONE),
     _one("psycopg, same requests (advisory)", "library", _library(ADVISORY), ALONE),
     *ours("postgres", cases=frozenset({UNCONTENDED, CONTENDED, DRAIN, HELD})),

@@ -71,6 +71,7 @@ def judge(turns: Sequence[Turn], processes: int, start: float, end: float) -> di
         "handover_p99_us": _micro(percentile(handed, 0.99)),
         "longest_wait_ms": max(waits, default=0.0) * 1000,
         "switch_percent": 100 * len(handed) / len(pairs) if pairs else 0.0,
+        "counts": [each[process] for process in range(processes)],
         "fewest": min(each.values()),
         "most": most,
         "fewest_to_most": min(each.values()) / most if most else 0.0,
