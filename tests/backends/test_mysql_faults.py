@@ -1,4 +1,4 @@
-"""Lease rows on MySQL when things go wrong: kills, restarts, forks, limits, cancelling."""
+"""MySQL when things go wrong: kills, restarts, forks, limits, cancelling."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from holdfast.errors import BackendUnavailable
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers
+
+MODES = ["lease", "advisory"]
 
 
 @pytest.fixture
@@ -99,11 +101,11 @@ def test_a_bell_that_is_killed_is_replaced(
     thread = threading.Thread(target=wait)
     thread.start()
     for _ in range(2):
-        wait_for(lambda: sessions(admin, url, "DO IF%"))
+        wait_for(lambda: sessions(admin, url, "SELECT IF(EXISTS%"))
         for number in sessions(admin, url):
             with suppress(pymysql.MySQLError):
                 rows(admin, f"KILL {number}")
-    wait_for(lambda: sessions(admin, url, "DO IF%"))
+    wait_for(lambda: sessions(admin, url, "SELECT IF(EXISTS%"))
     lease.release()
     thread.join(60)
     assert tokens[0] > lease.token
@@ -151,12 +153,16 @@ def test_a_waiter_whose_session_is_gone_is_skipped_at_once(
         run_now(backend.close())
 
 
-def test_tokens_grow_across_crashes_of_the_server(servers: Servers, namespace: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_grow_across_crashes_of_the_server(
+    servers: Servers, namespace: str, mode: str
+) -> None:
     """kill -9 right after a grant, twenty times: every token is above the one before."""
     server = servers.of(MySQLServer, arguments=("--innodb-log-file-size=16M",))
+    url = f"{server.url}?mode={mode}"
     tokens: list[int] = []
     for _ in range(20):
-        with holdfast.connect(server.url, namespace=namespace, patience=30) as locks:
+        with holdfast.connect(url, namespace=namespace, patience=60) as locks:
             lease = locks.lock("name", ttl=0.2, renew=False).acquire(timeout=60)
             assert lease is not None
             tokens.append(lease.token)
@@ -208,13 +214,41 @@ def test_a_child_uses_connections_of_its_own(server: MySQLServer, namespace: str
         assert lease.held
 
 
-def test_a_full_server_is_told(servers: Servers, namespace: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_dark_network_ends_the_hold_in_time(
+    server: MySQLServer, namespace: str, mode: str
+) -> None:
+    """A connection that is black-holed: the holder is told by its clock, the next one gets it."""
+    proxy = Proxy(server)
+    ours = holdfast.connect(f"{proxy.url}?mode={mode}", namespace=namespace)
+    theirs = holdfast.connect(f"{server.url}?mode={mode}", namespace=namespace)
+    lost = threading.Event()
+    try:
+        lease = ours.lock("name", ttl=1.0).acquire()
+        assert lease is not None
+        lease.on_lost(lambda reason: lost.set())
+        proxy.stall()
+        later = theirs.lock("name").acquire(timeout=60)
+        assert later is not None
+        assert later.token > lease.token
+        assert not lease.held
+        assert lost.wait(60)
+        later.release()
+    finally:
+        proxy.resume()
+        ours.close()
+        theirs.close()
+        proxy.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_full_server_is_told(servers: Servers, namespace: str, mode: str) -> None:
     """No connection left: an error that says so, and a lock as soon as there is one."""
     server = servers.of(
         MySQLServer, arguments=("--max-connections=10", "--extra-max-connections=1")
     )
     with open_admin(server) as admin:
-        url = account(server, admin)
+        url = f"{account(server, admin)}?mode={mode}"
     with holdfast.connect(url, namespace=namespace) as first, first.lock("warm"):
         pass
     full: list[Admin] = []
@@ -231,10 +265,11 @@ def test_a_full_server_is_told(servers: Servers, namespace: str) -> None:
     locks.close()
 
 
-def test_a_read_only_server_is_told(servers: Servers, namespace: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_read_only_server_is_told(servers: Servers, namespace: str, mode: str) -> None:
     """Locks need the primary, also for an account that may write anywhere."""
     server = servers.of(MySQLServer, arguments=("--read-only=1",))
-    locks = holdfast.connect(server.url, namespace=namespace, patience=0.2)
+    locks = holdfast.connect(f"{server.url}?mode={mode}", namespace=namespace, patience=0.2)
     with pytest.raises(BackendUnavailable, match="read-only replica"):
         locks.lock("name").acquire()
     locks.close()
@@ -283,7 +318,7 @@ def test_a_cancelled_request_leaves_its_wire_usable(server: MySQLServer, namespa
 
 @pytest.mark.parametrize("connected", [True, False])
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asyncio"])
-@pytest.mark.parametrize("mode", ["lease", "advisory"])
+@pytest.mark.parametrize("mode", MODES)
 def test_an_attempt_ends_at_its_own_deadline(
     server: MySQLServer, mode: str, blocking: bool, connected: bool
 ) -> None:

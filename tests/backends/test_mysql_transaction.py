@@ -16,8 +16,13 @@ import sqlalchemy
 
 import holdfast
 from holdfast.claim import Fence
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
 from holdfast.errors import LockTimeout, Unsupported
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
 from holdfast.sql import TransactionLock, transaction_lock
+from holdfast.url import open_store
 from servers.mysql import MySQLServer
 from servers.registry import Servers
 
@@ -184,3 +189,39 @@ def test_through_sqlalchemy(
     with engine.begin() as connection, pytest.raises(LockTimeout):
         transaction_lock(connection, "name", namespace=namespace, timeout=0)
     engine.dispose()
+
+
+@pytest.mark.parametrize("mode", ["lease", "advisory"])
+def test_idle_rows_are_purged_unless_somebody_has_one(
+    server: MySQLServer,
+    ours: pymysql.Connection[Any],
+    theirs: pymysql.Connection[Any],
+    namespace: str,
+    mode: str,
+) -> None:
+    """A door drops what nobody used for a week, and never waits for a transaction."""
+    token = take(ours, namespace).token
+    ours.commit()
+    with ours.cursor() as cursor:
+        age = "UPDATE holdfast_transaction SET token = token - 8 * 86400 * 1000000"
+        assert cursor.execute(f"{age} WHERE namespace = '{namespace}'") == 1
+    ours.commit()
+    count = f"SELECT COUNT(*) FROM holdfast_transaction WHERE namespace = '{namespace}'"
+    backend = open_store(f"{server.url}?mode={mode}", Settings(namespace=namespace)).backend(
+        BlockingRuntime()
+    )
+    take(theirs, namespace)
+    _purge(backend)
+    theirs.rollback()
+    assert asked(ours, count) == (1,)
+    ours.rollback()
+    _purge(backend)
+    assert asked(ours, count) == (0,)
+    ours.rollback()
+    assert take(ours, namespace).token > token
+    run_now(backend.close())
+
+
+def _purge(backend: Any) -> None:
+    backend._until_purge = 0
+    run_now(backend.renew([], [], until=now() + 60))

@@ -158,14 +158,15 @@ def test_a_thousand_renewals_are_one_wait(servers: Servers, namespace: str) -> N
     """Many holds are renewed at once, over a network that takes its time."""
     server = servers.of(PostgresServer, settings={"max_connections": "150"})
     proxy = Proxy(server)
-    store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
+    settings = Settings(namespace=namespace, request_seconds=60)
+    store = open_store(f"{proxy.url}?mode=advisory", settings)
     backend = store.backend(BlockingRuntime())
     assert isinstance(backend, AdvisoryBackend)
-    try:
-        grants = [take(backend, claim(f"name {number}")) for number in range(100)]
+    try:  # their ttl is long: on a busy machine it takes a while to open so many sessions
+        grants = [take(backend, claim(f"name {number}", ttl=3600)) for number in range(100)]
         proxy.delay(0.1)
         began = now()
-        renewal = run_now(backend.renew(grants, [], until=now() + 5))
+        renewal = run_now(backend.renew(grants, [], until=now() + 60))
         assert (renewal.lost, renewal.unknown) == ({}, {})
         assert now() - began < 100 * 0.2  # one after the other would take this and more
     finally:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,8 +15,13 @@ import sqlalchemy
 import holdfast
 from holdfast.backends.postgres_advisory_requests import base_key
 from holdfast.claim import Fence
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
 from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
 from holdfast.sql import TransactionLock, transaction_lock
+from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.registry import Servers
 
@@ -199,3 +205,27 @@ def test_its_key_is_the_documented_one(ours: Connection, namespace: str) -> None
         (base_key(namespace, "name"),),
     ).fetchall()
     assert found == [(True,)]
+
+
+@pytest.mark.parametrize("mode", ["lease", "advisory"])
+def test_idle_counters_are_purged_unless_somebody_has_one(
+    server: PostgresServer, ours: Connection, theirs: Connection, namespace: str, mode: str
+) -> None:
+    """A door drops what nobody used for a week, and never waits for a transaction."""
+    token = take(ours, namespace).token
+    age = "UPDATE holdfast.counter SET used = used - interval '8 days' WHERE namespace = %s"
+    ours.execute(age, (namespace,))
+    ours.commit()
+    count = "SELECT count(*) FROM holdfast.counter WHERE namespace = %s"
+    backend: Any = open_store(f"{server.url}?mode={mode}", Settings(namespace=namespace)).backend(
+        BlockingRuntime()
+    )
+    take(theirs, namespace)
+    for left in (1, 0):
+        backend._until_purge = 0
+        run_now(backend.renew([], [], until=now() + 60))
+        theirs.rollback()
+        assert ours.execute(count, (namespace,)).fetchone() == (left,)
+        ours.rollback()
+    assert take(ours, namespace).token > token
+    run_now(backend.close())

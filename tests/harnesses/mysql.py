@@ -13,7 +13,7 @@ class MySQLHarness(ServedHarness):
     """Lease rows."""
 
     name = "mysql"
-    ttl = 0.5
+    ttl = 1.0
 
     def make_server(self) -> Server:
         return MySQLServer()
@@ -24,7 +24,6 @@ class AdvisoryHarness(MySQLHarness):
 
     name = "mysql-advisory"
     suffix = "?mode=advisory"
-    ttl = 1.0
 
 
 HARNESSES = (MySQLHarness, AdvisoryHarness)

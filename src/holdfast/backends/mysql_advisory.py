@@ -57,6 +57,8 @@ class AdvisoryBackend(AdvisoryView):
         self._slots = Slots(self.ask, statements, display)
         self._wanted: dict[str, None] = {}
         """Names that somebody else had when they were last asked for: asked for with reasons."""
+        self._nudged: set[str] = set()
+        """Owners that were nudged before they had a session to wait on."""
         self._closed = False
 
     async def attempt(
@@ -149,9 +151,8 @@ class AdvisoryBackend(AdvisoryView):
             if counted.affected:
                 return Grant(claim, counted.insert_id)
             self._want(claim.name)
-            has, counts = why or await self.ask(session, self._why(claim))
-            has_lock = has.rows[0][0] == b"1"
-            was = int(counts.rows[0][0] or 0) if counts.rows else 0
+            ((mine, counts),) = (why or await self.ask(session, self._why(claim)))[0].rows
+            has_lock, was = mine == b"1", int(counts or 0)
             if not was and not has_lock:
                 return Busy(0)
             if was and not await self._rebind(session, claim, was):
@@ -169,8 +170,8 @@ class AdvisoryBackend(AdvisoryView):
 
     def _why(self, claim: Claim) -> bytes:
         """Whether the session has the lock all the same, and what the name counts as."""
-        mine = b"SELECT IS_USED_LOCK(%s) = CONNECTION_ID()" % self._lock(claim)
-        return mine + b"; " + self.statements.capacity(claim.name)
+        mine = b"SELECT IS_USED_LOCK(%s) = CONNECTION_ID(), " % self._lock(claim)
+        return mine + b"(%s)" % self.statements.capacity(claim.name)
 
     async def _rebind(self, session: Session, claim: Claim, was: int) -> bool:
         (changed,) = await self.ask(session, self.statements.rebind(claim, was))
@@ -253,6 +254,9 @@ class AdvisoryBackend(AdvisoryView):
                 self.sessions.doomed[owner] = doomed
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        if claim.owner in self._nudged:
+            self._nudged.discard(claim.owner)
+            return
         session = self.sessions.by_owner.get(claim.owner)
         if session is None or session.grant is not None:
             return
@@ -265,6 +269,8 @@ class AdvisoryBackend(AdvisoryView):
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
             session.nudge()
+        elif claim.owner in self.sessions.asking:
+            self._nudged.add(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         return await self.release(grant), await self.attempt(claim, join=True)
@@ -321,6 +327,7 @@ class AdvisoryBackend(AdvisoryView):
         patience = now() + self._seconds
         while claim.owner in self.sessions.asking and now() < patience:
             await self.runtime.sleep(0.005)  # behind whoever asks for it just now
+        self._nudged.discard(claim.owner)
         session = self.sessions.by_owner.pop(claim.owner, None)
         if session is not None:
             try:
@@ -368,10 +375,12 @@ class AdvisoryBackend(AdvisoryView):
 
     def forget(self) -> None:
         self.sessions.forget()
+        self.talk.forget()
         self.wire.forget()
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.sessions.leave()
+            self.talk.close()
         await self.wire.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from holdfast.backends.mysql_lease_sql import NOW, fill
+from holdfast.backends.mysql_lease_sql import NOW, PURGE_TRANSACTIONS, fill
 from holdfast.backends.mysql_row import MICROS
 from holdfast.backends.mysql_schema import Schema
 from holdfast.claim import Claim
@@ -95,6 +95,7 @@ _TEXTS = {
     "page": _PAGE,
     "recall": _RECALL,
     "purge": _PURGE,
+    "purge_transactions": PURGE_TRANSACTIONS,
 }
 
 
@@ -240,3 +241,6 @@ class AdvisoryStatements:
 
     def purge(self) -> bytes:
         return self._sql["purge"]
+
+    def purge_transactions(self) -> bytes:
+        return self._sql["purge_transactions"]

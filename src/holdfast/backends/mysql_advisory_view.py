@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
-from holdfast.backends.mysql_lease import Wire
+from holdfast.backends.mysql_change import Wire
 from holdfast.backends.mysql_look import findings
 from holdfast.backends.mysql_row import MICROS
 from holdfast.claim import Holder, Mode, Record, Standing, Waiter, read_label
@@ -91,6 +91,7 @@ class AdvisoryView:
         if self._until_purge <= 0:
             self._until_purge = PURGE_EVERY
             await self._request(self.statements.purge(), until=until)
+            await self.wire.request(self.statements.purge_transactions(), until=until)
 
 
 def _holders(rows: Sequence[Row]) -> tuple[tuple[Holder, ...], int]:

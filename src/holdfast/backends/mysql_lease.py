@@ -1,61 +1,42 @@
 """MySQL lease rows: a name is one row, changed only by who has seen its newest version.
 
-Taking a name that nobody uses is one statement, and so is freeing it while nobody waits. All
-else reads the row, decides by the rules of ``mysql_row``, and writes it back where its version
-is still the same: two requests, and no row stays locked while a client thinks, or hangs.
+Taking a name that nobody uses is one statement, and so is freeing it while nobody waits. Where
+others wait, and all want the name alone, joining them, leaving and coming are one request each.
+All else reads the row, decides by the rules of ``mysql_row``, and writes it (``mysql_change``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Sequence
 
-from holdfast.backends.mysql_lease_sql import IF_WRITTEN, LeaseStatements, bell_lock
+from holdfast.backends.mysql_change import REMEMBERED, Rows, Wire
+from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock
 from holdfast.backends.mysql_listen import Hanger, make_listening
 from holdfast.backends.mysql_look import findings
-from holdfast.backends.mysql_row import State, empty_state, read_state
+from holdfast.backends.mysql_row import MICROS, State, read_state
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
-from holdfast.errors import BackendUnavailable
-from holdfast.wires.mysql import checked
-from holdfast.wires.mysql_protocol import Reply, Result
+from holdfast.wires.mysql_protocol import Result
 
-__all__ = ["LeaseBackend", "Wire"]
+__all__ = ["LeaseBackend"]
 
-T = TypeVar("T")
-CHANGES = 100
-"""So often a row may be changed by others while we decide."""
-REMEMBERED = 4096
 BATCH = 200
 PURGE_EVERY = 1000
 """After so many attempts twice that number of names is looked at, and the idle ones dropped."""
-CLASHES = frozenset({1020, 1205, 1213})
-"""The server gave way to another transaction; nothing was changed."""
 LOST = "it ran out or was broken, and is no longer stored"
 
 
-class Wire(Protocol):
-    """What both wires have."""
-
-    async def request(self, sql: bytes, owner: str = "", until: float | None = None) -> Reply: ...
-
-    def forget(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class LeaseBackend:
+class LeaseBackend(Rows):
     """Admits claims in the rows of one namespace."""
 
     def __init__(
         self, runtime: Runtime, wire: Wire, hanger: Hanger, statements: LeaseStatements,
         display: str,
     ) -> None:  # fmt: skip
-        self.runtime, self.wire, self.statements, self.display = runtime, wire, statements, display
-        self._hanger = hanger
-        self.listening = make_listening(runtime, hanger)
-        self._crowded: dict[str, None] = {}
-        """Names that were not alone when last seen: asking for them as free is in vain."""
+        listening = make_listening(runtime, hanger)
+        super().__init__(runtime, wire, hanger, listening, statements, display)
+        self._standing: dict[str, bool] = {}
+        """Who joined a line: its next attempt is for when it is the first."""
         self._until_purge = PURGE_EVERY
         self._purged_to = b""
 
@@ -63,126 +44,51 @@ class LeaseBackend:
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         self._until_purge -= 1
-        if claim.mode is Mode.EXCLUSIVE and claim.name not in self._crowded:
+        bell, state = self.listening.bell, None
+        if claim.mode is Mode.EXCLUSIVE:
+            answer = await self._alone(claim, join, bell, until)
+            if not isinstance(answer, State):
+                return answer
+            state = answer
+
+        def decide(state: State) -> Grant | Busy:
+            return state.attempt(claim, join, bell)
+
+        told = await self._change(claim.name, decide, claim.owner, until, state=state)
+        if join and claim.mode is Mode.EXCLUSIVE and isinstance(told, Busy):
+            self._stand(claim.owner)
+        return told
+
+    async def _alone(
+        self, claim: Claim, join: bool, bell: str, until: float | None
+    ) -> Grant | Busy | State:
+        """The ways of one who wants the name alone, each a single request; or, where none of
+        them fits, the row."""
+        if claim.name not in self._crowded:
             (taken,) = await self._ask(self.statements.take(claim), claim.owner, until)
             if taken.affected:
                 return Grant(claim, taken.insert_id)
-        bell = self.listening.bell
-        return await self._change(
-            claim.name, lambda state: state.attempt(claim, join, bell), claim.owner, until
-        )
+        if self._standing.pop(claim.owner, False):
+            (taken,) = await self._ask(self.statements.come_first(claim), claim.owner, until)
+            if taken.affected:
+                return Grant(claim, taken.insert_id)
+            return await self._read(claim.name, claim.owner, until)
+        if not join:
+            return await self._read(claim.name, claim.owner, until)
+        joined, told = await self._ask(self.statements.join(claim, bell), claim.owner, until)
+        if not joined.affected:
+            return await self._read(claim.name, claim.owner, until)
+        self._crowd(claim.name)
+        self._stand(claim.owner)
+        return _placed(told, bell)
 
-    async def _ask(self, sql: bytes, owner: str = "", until: float | None = None) -> list[Result]:
-        """One request; again where the server gave way to another."""
-        reply = await self.wire.request(sql, owner, until)
-        for clash in range(CHANGES):
-            if reply.failure is None or reply.failure.code not in CLASHES:
-                break
-            await self._step_back(clash)
-            reply = await self.wire.request(sql, owner, until)
-        return checked(reply, self.display)
-
-    async def _step_back(self, times: int) -> None:
-        if times > 2:
-            await self.runtime.sleep(self.runtime.between(0.0, 0.001 * min(times, 20)))
-
-    async def _change(
-        self,
-        name: str,
-        decide: Callable[[State], T],
-        owner: str = "",
-        until: float | None = None,
-        then: bytes = b"",
-    ) -> T:
-        """Reads the row, decides, and writes what has changed; again if others were faster."""
-        state = await self._read(name, owner, until)
-        for times in range(CHANGES):
-            answer = decide(state)
-            state.settle(owner)
-            if not state.changed and not then:
-                return answer
-            fresh = await self._write(state, owner, until, then)
-            if fresh is None:
-                return answer
-            state = fresh
-            await self._step_back(times)
-        raise BackendUnavailable(f"{self.display}: {name!r} keeps changing while it is asked for")
-
-    async def _read(self, name: str, owner: str = "", until: float | None = None) -> State:
-        (row,) = (await self._ask(self.statements.read(name), owner, until))[0].rows
-        return self._state(name, row)
-
-    def _state(self, name: str, row: tuple[bytes | None, ...]) -> State:
-        if row[1] is None:
-            return empty_state(name, int(row[0] or 0), self.display)
-        return read_state(row, name, self.display)
-
-    async def _write(
-        self, state: State, owner: str, until: float | None, then: bytes
-    ) -> State | None:
-        """Writes a state; answers a newer one instead if there is one."""
-        mine = [wake for wake in state.wakes if wake.bell == self.listening.bell]
-        calls = [wake for wake in state.wakes if wake.bell != self.listening.bell]
-        more = [then] if then else []
-        if calls:
-            more.append(self.statements.ring(calls, max(state.version + 1, state.now)))
-        if state.reads:
-            more.append(self.statements.heard(state.reads))
-        batch = [self.statements.write(state)]
-        if more:
-            batch = [b"BEGIN", *batch, IF_WRITTEN, *more, b"COMMIT"]
-        batch.append(self.statements.read(state.name))
-        bells = list(dict.fromkeys(wake.bell for wake in calls))
-        results = await self._send(batch, bells, owner, until)
-        if not results[1 if more else 0].affected:
-            return self._state(state.name, results[len(batch) - 1].rows[0])
-        self._note(state)
-        for wake in mine:
-            self.listening.ring(wake.owner)
-        if calls and not self._hanger.quiet:
-            await self._finish_calls(state.name, bells, results[len(batch)], until)
-        return None
-
-    async def _send(
-        self, batch: list[bytes], bells: list[str], owner: str, until: float | None
-    ) -> list[Result]:
-        """One request. The calls come last in it: one that fails says that nobody is there."""
-        count = len(batch)
-        if bells and not self._hanger.quiet:
-            found = b", ".join(b"IS_USED_LOCK(%s)" % bell_lock(bell) for bell in bells)
-            batch = [*batch, b"SELECT " + found, _stir(bells[0])]
-        sql = b"; ".join(batch)
-        reply = await self.wire.request(sql, owner, until)
-        for clash in range(CHANGES):
-            if len(reply.results) > count:
-                return reply.results
-            if reply.failure is None or reply.failure.code not in CLASHES:
-                break
-            await self._step_back(clash)
-            reply = await self.wire.request(sql, owner, until)
-        return checked(reply, self.display)
-
-    def _note(self, state: State) -> None:
-        if not state.crowd:
-            self._crowded.pop(state.name, None)
-            return
-        self._crowded[state.name] = None
-        if len(self._crowded) > REMEMBERED:
-            self._crowded.pop(next(iter(self._crowded)), None)
-
-    async def _finish_calls(
-        self, name: str, bells: list[str], found: Result, until: float | None
-    ) -> None:
-        """Stirs the other bells, and skips those whose sessions have ended."""
-        gone = {bell for bell, number in zip(bells, found.rows[0], strict=True) if number is None}
-        for bell in bells[1:]:
-            if bell not in gone:
-                await self.wire.request(_stir(bell), until=until)
-        if gone:
-            await self._change(name, lambda state: state.skip(gone), until=until)
+    def _stand(self, owner: str) -> None:
+        if len(self._standing) >= REMEMBERED:  # of waiters that the keeper has undone
+            self._standing.clear()
+        self._standing[owner] = True
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        await self.listening.wait(claim.owner, until, busy.ref)
+        await self.listening.wait(claim.owner, claim.name, until, busy.ref)
 
     def nudge(self, claim: Claim) -> None:
         self.listening.ring(claim.owner)
@@ -191,6 +97,7 @@ class LeaseBackend:
         if grant.claim.name != claim.name:
             return await self.release(grant), await self.attempt(claim, join=True)
 
+        self._standing.pop(claim.owner, None)
         bell = self.listening.bell
 
         def decide(state: State) -> tuple[bool, Grant | Busy]:
@@ -237,7 +144,7 @@ class LeaseBackend:
         answers = {name: due.apply(state) for name, state in states.items()}
         for state in states.values():
             state.settle()
-        plain = [s for s in states.values() if s.changed and not s.wakes and not s.reads]
+        plain = [s for s in states.values() if s.changed and not s.wakes]
         written: list[Result] = []
         if plain:
             batch = _together([self.statements.write(state) for state in plain])
@@ -257,17 +164,47 @@ class LeaseBackend:
         return states
 
     async def release(self, grant: Grant) -> bool:
-        claim = grant.claim
-        if claim.mode is Mode.EXCLUSIVE and claim.name not in self._crowded:
-            (freed,) = await self._ask(self.statements.free(claim), claim.owner)
-            if freed.affected:
+        claim, state = grant.claim, None
+        if claim.mode is Mode.EXCLUSIVE:
+            state = await self._free(claim)
+            if state is None:
                 await self._purge()
                 return True
-        ours = await self._change(claim.name, lambda state: state.release(claim.owner), claim.owner)
+
+        def decide(state: State) -> bool:
+            return state.release(claim.owner)
+
+        ours = await self._change(claim.name, decide, claim.owner, state=state)
         await self._purge()
         return ours
 
+    async def _free(self, claim: Claim) -> State | None:
+        """The ways out of one who has the name alone, each a single request; or, where none of
+        them fits, the row."""
+        if claim.name not in self._crowded:
+            (freed,) = await self._ask(self.statements.free(claim), claim.owner)
+            if freed.affected:
+                return None
+        quiet = self._hanger.quiet
+        results = await self._request(self.statements.call_first(claim, not quiet), 1, claim.owner)
+        if not results[1].affected:
+            return await self._read(claim.name, claim.owner)
+        if len(results) == 2 and not quiet:
+            await self._skip_absent(claim.name)
+        return None
+
+    async def _skip_absent(self, name: str) -> None:
+        """Somebody was called whose bell is gone: it is skipped at once, and the next called."""
+        state = await self._read(name)
+        bells = list({entry.bell for entry in state.crowd if entry.reserved and entry.bell})
+        if bells:
+            hangs = b", ".join(b"IS_USED_LOCK(%s)" % bell_lock(bell) for bell in bells)
+            (found,) = await self._ask(b"SELECT " + hangs)
+            gone = {bell for bell, hung in zip(bells, found.rows[0], strict=True) if hung is None}
+            await self._change(name, lambda state: state.skip(gone))
+
     async def abandon(self, claim: Claim) -> None:
+        self._standing.pop(claim.owner, None)
         await self._change(claim.name, lambda state: state.abandon(claim.owner), claim.owner)
         self.listening.forget_ring(claim.owner)
 
@@ -316,6 +253,7 @@ class LeaseBackend:
         last = (names.rows[-1][0] or b"") if names.rows else self._purged_to
         await self._ask(self.statements.purge(self._purged_to, last), until=until)
         self._purged_to = last if len(names.rows) == batch else b""
+        await self.wire.request(self.statements.purge_transactions(), until=until)
 
     async def probe(self) -> list[Finding]:
         return [*await findings(self._ask), self._hanger.finding]
@@ -327,6 +265,14 @@ class LeaseBackend:
     async def close(self) -> None:
         self.listening.close()
         await self.wire.close()
+
+
+def _placed(told: Result, bell: str) -> Busy:
+    """What one who has just joined is told; its place may be gone by now."""
+    for place, left in told.rows:
+        seconds = None if left is None else max(0.0, float(left) / MICROS)
+        return Busy(max(0, int(place or 0)), seconds, ref=bell)
+    return Busy(0, 0.0, ref=bell)
 
 
 class _NotHeld(Exception):
@@ -362,10 +308,6 @@ class _Due:
             if state.refresh(claim.owner, behind):
                 kept.add(claim.owner)
         return self.owners(state.name) - kept
-
-
-def _stir(bell: str) -> bytes:
-    return b"KILL QUERY IS_USED_LOCK(%s)" % bell_lock(bell)
 
 
 def _together(statements: list[bytes]) -> bytes:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from holdfast.backends.mysql_lease_sql import bell_lock
-from holdfast.backends.mysql_schema import Schema
+from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.wires.mysql import Connection
 from holdfast.wires.mysql_async import in_thread
-from holdfast.wires.mysql_bell import AsyncBell, SleepBell
-from holdfast.wires.mysql_protocol import quoted
+from holdfast.wires.mysql_bell import AsyncBell, Listen, SleepBell
 
 __all__ = ["Hanger", "Listening", "make_listening"]
 
@@ -36,11 +34,11 @@ class Hanger:
     """Opens bells; tells whether sessions can find and stir each other here."""
 
     def __init__(
-        self, greet: Callable[[float], Connection], galera: Callable[[], bool], schema: Schema,
-        seconds: float,
+        self, greet: Callable[[float], Connection], galera: Callable[[], bool],
+        statements: LeaseStatements, seconds: float,
     ) -> None:  # fmt: skip
         self._greet, self._galera, self._seconds = greet, galera, seconds
-        self._ring = schema.filled("@ring").encode()
+        self._statements = statements
         self.quiet = False
         """Whether calls are found by looking, not by being stirred."""
 
@@ -61,17 +59,16 @@ class Hanger:
             connection.close()
             raise
 
-    def _listen(self, bell: str, quiet: bool) -> Callable[[list[tuple[bytes, bytes]]], bytes]:
-        notes = b"FROM %s WHERE bell = %s" % (self._ring, quoted(bell.encode()))
-        seconds = b"%.2f" % (QUIET_SLEEP_SECONDS if quiet else SLEEP_SECONDS)
+    def _listen(self, bell: str, quiet: bool) -> Listen:
+        seconds = QUIET_SLEEP_SECONDS if quiet else SLEEP_SECONDS
 
-        def listen(seen: list[tuple[bytes, bytes]]) -> bytes:
-            but = b", ".join(b"(%s, %s)" % (quoted(owner), made) for owner, made in seen)
-            news = b" AND (owner, made) NOT IN (%s)" % but if seen else b""
-            look = b"EXISTS (SELECT 1 %s%s)" % (notes, news)
-            return b"DO IF(%s, 0, SLEEP(%s)); SELECT owner, made %s" % (look, seconds, notes)
+        def listen(names: Iterable[str]) -> bytes:
+            called = self._statements.called(bell, names)
+            # A SELECT, since any other statement would lock the rows that it looks at.
+            look = b"SELECT IF(EXISTS (SELECT 1 %s), 0, SLEEP(%.2f)); " % (called, seconds)
+            return look + b"SELECT name " + called
 
-        return listen
+        return Listen(listen, seconds)
 
     @property
     def finding(self) -> Finding:
@@ -91,7 +88,7 @@ class Listening(Protocol):
     bell: str
     """The name of the bell that hangs; empty before."""
 
-    async def wait(self, key: str, until: float, told: str) -> None:
+    async def wait(self, key: str, name: str, until: float, told: str) -> None:
         """``told`` is the bell that the store was told of: another one is not rung."""
         ...
 
@@ -132,7 +129,7 @@ class BlockingListening:
                 doorbell = self._made = self._made or BlockingDoorbell()
         return doorbell
 
-    async def wait(self, key: str, until: float, told: str) -> None:
+    async def wait(self, key: str, name: str, until: float, told: str) -> None:
         if self._closed:
             return
         doorbell = self._doorbell()
@@ -140,12 +137,16 @@ class BlockingListening:
         if bell is None or (isinstance(bell, SleepBell) and bell.stalled(now())):
             await self._hang(doorbell, until)
             return
-        if told != self.bell:
+        if told != self.bell or not isinstance(bell, SleepBell):
             return
         try:
+            if bell.enter(key, name):
+                return
             doorbell.wait(key, until)
         except (BackendUnavailable, OSError):
             await _pause(self._runtime, until)
+        finally:
+            bell.leave(key)
 
     async def _hang(self, doorbell: BlockingDoorbell, until: float) -> None:
         broken = False
@@ -196,7 +197,7 @@ class AsyncListening:
         self._hung: AsyncBell | None = None
         self._hanging = False
 
-    async def wait(self, key: str, until: float, told: str) -> None:
+    async def wait(self, key: str, name: str, until: float, told: str) -> None:
         hung = self._hung
         if hung is not None and (not hung.open or hung.stalled(now())):
             self._hung = None
@@ -204,8 +205,19 @@ class AsyncListening:
             await _pause(self._runtime, until)
         if self._hung is None and not self._hanging:
             await self._hang(until)
-        elif told == self.bell or self._hanging:
+        elif self._hung is None:  # somebody else hangs it just now
             await self._doorbell.wait(key, until)
+        elif told == self.bell:
+            await self._wait(self._hung, key, name, until)
+
+    async def _wait(self, hung: AsyncBell, key: str, name: str, until: float) -> None:
+        try:
+            if not hung.enter(key, name):
+                await self._doorbell.wait(key, until)
+        except BackendUnavailable:
+            await _pause(self._runtime, until)
+        finally:
+            hung.leave(key)
 
     async def _hang(self, until: float) -> None:
         self._hanging = True

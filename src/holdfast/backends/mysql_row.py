@@ -2,7 +2,8 @@
 
 The rules are ``backends.memory``'s. The row is read, decided on here, and written back if nobody
 has changed it meanwhile. A hold that is alone is in columns of its own; the crowd, which is
-everybody who waits and those who hold together, is one text. Times are the server's, in µs.
+everybody who waits and those who hold together, is one text: a line for each, whose first words
+the server can read too (``mysql_lease_sql``). Times are the server's, in µs.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from holdfast.core.admit import Share
 from holdfast.core.contract import GRACE_SECONDS, QUEUE_CAP, STALE_SECONDS
 from holdfast.wires.mysql_protocol import Row
 
-__all__ = ["Entry", "State", "Wake", "empty_state", "read_state"]
+__all__ = ["CALLED", "MICROS", "NONE", "Entry", "State", "Wake", "empty_state", "read_state"]
 
 MICROS = 1_000_000
+NONE = "-"
+"""Stands for a word that is empty."""
+CALLED = "r"
+"""Stands before the end of a reservation, right behind the bell of who was called."""
 _GRACE, _STALE = int(GRACE_SECONDS * MICROS), int(STALE_SECONDS * MICROS)
 _MODES: dict[str, Mode] = {mode.value: mode for mode in Mode}
 
@@ -57,12 +62,15 @@ class Entry:
         self.label, self.since, self.ends, self.token = label, since, ends, token
         self.slots, self.reserved, self.bell, self.behind = tuple(slots), reserved, bell, behind
 
-    def values(self) -> list[Any]:
+    def line(self) -> str:
         """As it is stored."""
-        return [
-            self.owner, self.mode.value, self.weight, self.limit, self.label, self.since,
-            self.ends, self.token, self.slots, self.reserved, self.bell, self.behind,
-        ]  # fmt: skip
+        slots = ",".join(map(str, self.slots)) or NONE
+        called = f"{CALLED}{self.reserved}" if self.reserved else NONE
+        return (
+            f"{self.owner} {self.mode.value} {self.token} {self.ends} {self.bell or NONE} "
+            f"{called} {self.since} {self.weight} {self.limit} {self.behind} {slots} "
+            f"{json.dumps(self.label)}\n"
+        )
 
     @property
     def share(self) -> Share:
@@ -77,7 +85,7 @@ class State:
     """A name's state at one moment of the server's clock."""
 
     __slots__ = (
-        "changed", "crowd", "ends", "label", "name", "now", "owner", "reads", "since", "store",
+        "changed", "crowd", "ends", "label", "name", "now", "owner", "since", "store",
         "token", "version", "wakes",
     )  # fmt: skip
 
@@ -89,8 +97,6 @@ class State:
         self.changed = False
         self.wakes: list[Wake] = []
         """Whom to ring once this is written."""
-        self.reads: list[Wake] = []
-        """Whose ring has been answered, and can be dropped."""
 
     def tidy(self) -> None:
         """Ends what has run out and skips who is gone."""
@@ -104,12 +110,7 @@ class State:
 
     def _remove(self, entry: Entry) -> None:
         self.crowd.remove(entry)
-        self._answered(entry)
         self.changed = True
-
-    def _answered(self, entry: Entry) -> None:
-        if entry.reserved and entry.bell:
-            self.reads.append(Wake(entry.bell, entry.owner))
 
     def find(self, owner: str) -> Entry | None:
         """The entry of an owner."""
@@ -176,18 +177,19 @@ class State:
     def _busy(self, claim: Claim, mine: Entry | None, place: int, join: bool, bell: str) -> Busy:
         stale = self.now + _STALE
         if mine is not None:
-            self._answered(mine)
             mine.ends, mine.reserved, mine.bell, self.changed = stale, 0, bell, True
         elif join:
             if sum(not entry.token for entry in self.crowd) >= QUEUE_CAP:
                 return Busy(place, 1.0, bell, f"{QUEUE_CAP} already wait for {claim.name!r}")
             self.crowd.append(self._entry(claim, stale, bell=bell))
             self.changed = True
-        # The soonest end of a hold or a reservation; both are 0 where there is none.
+        return Busy(place, self._soonest(), ref=bell)
+
+    def _soonest(self) -> float | None:
+        """The soonest end of a hold or a reservation; both are 0 where there is none."""
         ends = [entry.ends if entry.token else entry.reserved for entry in self.crowd]
         soonest = min(filter(None, [self.ends, *ends]), default=None)
-        seconds = None if soonest is None else max(0, soonest - self.now) / MICROS
-        return Busy(place, seconds, ref=bell)
+        return None if soonest is None else max(0, soonest - self.now) / MICROS
 
     def holds(self, owner: str) -> bool:
         """Whether the owner holds it now."""
@@ -263,10 +265,7 @@ class State:
 
     def crowd_text(self) -> bytes:
         """The crowd as it is stored; empty for nobody."""
-        if not self.crowd:
-            return b""
-        values = [entry.values() for entry in self.crowd]
-        return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+        return "".join([entry.line() for entry in self.crowd]).encode()
 
     def standing(self) -> Standing:
         """What people are shown."""
@@ -301,6 +300,18 @@ def read_state(row: Row, name: str, store: str) -> State:
     state.version, state.token, state.since = int(version), int(token), int(since)
     state.owner, state.label, state.ends = owner.decode(), label.decode(), int(ends)
     if crowd:
-        state.crowd = [Entry(*values) for values in json.loads(crowd)]
+        state.crowd = [_read_entry(line) for line in crowd.decode().split("\n") if line]
     state.tidy()
     return state
+
+
+def _read_entry(line: str) -> Entry:
+    owner, mode, token, ends, bell, called, since, weight, limit, behind, slots, label = line.split(
+        " ", 11
+    )
+    return Entry(
+        owner, mode, int(weight), int(limit), json.loads(label), int(since), int(ends), int(token),
+        () if slots == NONE else tuple(map(int, slots.split(","))),
+        0 if called == NONE else int(called.removeprefix(CALLED)),
+        "" if bell == NONE else bell, int(behind),
+    )  # fmt: skip

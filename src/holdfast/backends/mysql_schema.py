@@ -14,7 +14,7 @@ __all__ = ["PROTOCOL", "TABLES", "Schema", "schema_sql"]
 
 PROTOCOL = 1
 """Grows when versions can't exclude each other any more. Kept for every namespace."""
-TABLES = ("protocol", "lock", "ring", "record", "counter", "transaction")
+TABLES = ("protocol", "lock", "record", "counter", "transaction")
 
 # Names are bytes: no collation takes case, accents or a trailing blank for the same.
 _SQL = """\
@@ -36,14 +36,6 @@ CREATE TABLE IF NOT EXISTS @lock (
   crowd LONGBLOB NOT NULL,
   ends BIGINT NOT NULL,
   PRIMARY KEY (namespace, name)
-) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
-
--- Who was called, for the bell on which the door listens.
-CREATE TABLE IF NOT EXISTS @ring (
-  bell VARBINARY(64) NOT NULL,
-  owner VARBINARY(64) NOT NULL,
-  made BIGINT NOT NULL,
-  PRIMARY KEY (bell, owner)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 
 CREATE TABLE IF NOT EXISTS @record (
@@ -77,7 +69,8 @@ CREATE TABLE IF NOT EXISTS @transaction (
   namespace VARBINARY(512) NOT NULL,
   name VARBINARY(512) NOT NULL,
   token BIGINT NOT NULL,
-  PRIMARY KEY (namespace, name)
+  PRIMARY KEY (namespace, name),
+  KEY (namespace, token)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 """
 

@@ -18,6 +18,7 @@ from math import inf
 
 from psycopg.pq.abc import PGresult
 
+from holdfast.backends.postgres_advisory_keep import Keeping
 from holdfast.backends.postgres_advisory_requests import AdvisoryStatements, base_key
 from holdfast.backends.postgres_listen import make_listening
 from holdfast.backends.postgres_look import findings
@@ -27,7 +28,7 @@ from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.runtimes.clock import now
 from holdfast.wires.postgres import Dial, Dropped, Refused, first_value
-from holdfast.wires.postgres_session import Session, Sessions, ended
+from holdfast.wires.postgres_session import Session, Sessions
 from holdfast.wires.postgres_statement import Statement
 from holdfast.wires.postgres_talk import BlockingTalk, Parameters, Talk
 from holdfast.wires.postgres_talk_async import AsyncTalk
@@ -36,7 +37,6 @@ __all__ = ["AdvisoryBackend"]
 
 RECHECK_SECONDS = 1.0
 """How often the first of those who wait for slots looks: a killed holder rings nobody."""
-LOST = "its connection to the server is gone"
 
 _NEVER_RAN = ("57P01", "57P05")
 """The session had ended before the request was read: another one can be asked at once."""
@@ -63,7 +63,10 @@ class AdvisoryBackend(SharedBackend):
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
         self.listening = make_listening(runtime, listen, channel)
+        self._keep = Keeping(sessions, self.talk, statements, self.namespace)
         self._noted: dict[int, int] = {}
+        self._nudged: set[str] = set()
+        """Owners that were nudged before they had a session to wait on."""
         self._closed = False
 
     async def attempt(
@@ -207,6 +210,9 @@ class AdvisoryBackend(SharedBackend):
                 self.sessions.doomed[owner] = doomed
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        if claim.owner in self._nudged:
+            self._nudged.discard(claim.owner)
+            return
         session = self.sessions.by_owner.get(claim.owner)
         if session is None:
             return
@@ -220,6 +226,8 @@ class AdvisoryBackend(SharedBackend):
         if session is not None:
             session.nudge()
             self.listening.ring(ring(claim.owner).decode())
+        elif claim.owner in self.sessions.asking:
+            self._nudged.add(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         return await self.release(grant), await self.attempt(claim, join=True)
@@ -228,7 +236,7 @@ class AdvisoryBackend(SharedBackend):
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
     ) -> Renewal:
         until = min(until, now() + self._seconds)
-        lost, unknown = await self._renew_all(grants, until)
+        lost, unknown = await self._keep.renew(grants, until)
         by_owner = self.sessions.by_owner
         standing = {w.claim.owner: by_owner.get(w.claim.owner) for w in waits}
         alive = {o: s for o, s in standing.items() if s is not None and s.connection.open}
@@ -239,59 +247,7 @@ class AdvisoryBackend(SharedBackend):
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
         """Whose session has ended: its socket says so before anybody asks."""
-        lost: dict[str, str] = {}
-        watched: dict[Session, str] = {}
-        for grant in grants:
-            session = self.sessions.by_owner.get(grant.claim.owner)
-            if session is None:
-                lost[grant.claim.owner] = LOST
-            else:
-                watched[session] = grant.claim.owner
-        for session in ended(list(watched)):
-            self.sessions.lose(watched[session], session)
-            lost[watched[session]] = LOST
-        return lost
-
-    async def _renew_all(
-        self, grants: Sequence[Grant], until: float
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """One question on each session, all at once; over asyncio, where there is only ever one
-        (``extend``), one after the other."""
-        lost: dict[str, str] = {}
-        unknown: dict[str, str] = {}
-        asked: dict[Session, tuple[Statement, Parameters]] = {}
-        renewed: dict[Session, Grant] = {}
-        for grant in grants:
-            session = self.sessions.by_owner.get(grant.claim.owner)
-            if session is None or session.grant is None or not session.connection.open:
-                lost[grant.claim.owner] = LOST
-            elif not session.mutex.acquire(blocking=False):
-                unknown[grant.claim.owner] = "its connection is in use"
-            else:
-                asked[session] = self._touch(session, grant.claim)
-                renewed[session] = grant
-        try:
-            failed = await self.talk.ask_all(asked, until)
-        finally:
-            for session in asked:
-                session.mutex.release()
-        for session, grant in renewed.items():
-            owner = grant.claim.owner
-            if session not in failed:
-                session.grant = grant
-            elif session.connection.open:
-                unknown[owner] = str(failed[session])
-            else:
-                self.sessions.lose(owner, session)
-                lost[owner] = LOST
-        return lost, unknown
-
-    def _touch(self, session: Session, claim: Claim) -> tuple[Statement, Parameters]:
-        """What keeps a session alive: anything; or what changes how long it may be idle."""
-        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
-            return self.statements.touch, ()
-        parameters = (self.namespace, claim.name.encode(), b"%.6f" % claim.ttl)
-        return self.statements.set_ttl, parameters
+        return self._keep.glance(grants)
 
     async def _note_behind(self, waits: list[tuple[Session, int]], until: float) -> None:
         """For people who look: how many wait behind a waiter in its door."""
@@ -341,6 +297,7 @@ class AdvisoryBackend(SharedBackend):
         patience = now() + self._seconds
         while claim.owner in self.sessions.asking and now() < patience:
             await self.runtime.sleep(0.005)  # behind whoever asks for it just now
+        self._nudged.discard(claim.owner)
         session = self.sessions.by_owner.pop(claim.owner, None)
         if session is not None:
             try:
@@ -389,6 +346,7 @@ class AdvisoryBackend(SharedBackend):
 
     def forget(self) -> None:
         self.sessions.forget()
+        self.talk.forget()
         self.wire.forget()
         self.listening.forget()
 
@@ -396,5 +354,6 @@ class AdvisoryBackend(SharedBackend):
         if not self._closed:
             self._closed = True
             self.sessions.leave()
+            self.talk.close()
         self.listening.close()
         await self.wire.close()

@@ -9,13 +9,22 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 
 from holdfast.backends.postgres_listen import make_listening
 from holdfast.backends.postgres_look import findings
 from holdfast.backends.postgres_schema import Schema
-from holdfast.backends.postgres_shared import SharedBackend, SharedStatements, Wire, ints, ring
+from holdfast.backends.postgres_shared import (
+    PURGE_EVERY,
+    SharedBackend,
+    SharedStatements,
+    Wire,
+    ints,
+    ring,
+)
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
+from holdfast.errors import BackendUnavailable
 from holdfast.wires.postgres import Dial, first_value
 
 __all__ = ["LeaseBackend", "LeaseStatements"]
@@ -36,6 +45,7 @@ class LeaseStatements(SharedStatements):
         self.release = say("release", "SELECT @free($1, $2, $3, '')")
         self.abandon = say("abandon", "SELECT @abandon($1, $2, $3)")
         self.renew = say("renew", "SELECT @renew($1, $2, $3)")
+        self.purge_counters = say("purge_counters", "SELECT @purge_counters($1, $2, $3)")
         self.record = say("record", "SELECT @record($1, $2, $3, $4, $5, $6)")
         self.prepared = (
             self.attempt,
@@ -64,6 +74,7 @@ class LeaseBackend(SharedBackend):
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
         self.listening = make_listening(runtime, listen, channel)
+        self._purged_counters_to = b""
         self._standing: dict[str, bool] = {}
         """Who stands in line: a hint, so that the server need not try the usual way first."""
 
@@ -140,6 +151,16 @@ class LeaseBackend(SharedBackend):
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
         await self.wire.request(self.statements.abandon, parameters, claim.owner)
         self.listening.forget_ring(ring(claim.owner).decode())
+
+    async def _purge(self, until: float | None = None) -> None:
+        """Also of the counters, which ``transaction_lock`` has beside lease rows."""
+        await super()._purge(until)
+        parameters = (self.namespace, self._purged_counters_to, b"%d" % (2 * PURGE_EVERY))
+        with suppress(BackendUnavailable):
+            answer = await self.wire.request(
+                self.statements.purge_counters, parameters, until=until
+            )
+            self._purged_counters_to = first_value(answer)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         claim = grant.claim

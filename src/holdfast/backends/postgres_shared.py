@@ -18,7 +18,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.wires.postgres import first_value
 from holdfast.wires.postgres_statement import Statement
 
-__all__ = ["RECALL", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
+__all__ = ["PURGE_EVERY", "RECALL", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
 
 PURGE_EVERY = 1000
 """After so many attempts twice that number of names is looked at, and the idle ones dropped."""

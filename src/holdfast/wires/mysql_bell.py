@@ -1,25 +1,35 @@
 """The bell: one session of a door that sleeps on the server until somebody calls.
 
-Who calls notes for whom and then kills the sleep (``KILL QUERY``), which carries no word of its
-own. A kill between two sleeps would be lost, so a sleep begins with a look at the notes: a note
-is there before the kill is sent, and a kill after the look finds the sleep. Sleeps are short, so
-where kills don't arrive the notes are still found in time.
+Who calls marks for whom in the row of a name, and then kills the sleep (``KILL QUERY``), which
+carries no word of its own. A kill between two sleeps would be lost, so a sleep begins with a look
+at the rows of the names that are waited for: the mark is there before the kill is sent, and a
+kill after the look finds the sleep. A kill for somebody who was told to wait but does not yet is
+remembered. Sleeps are short, so where kills don't arrive the marks are still found in time.
+
+Where nobody waits any more, the bell rests.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import AsyncDoorbell
 from holdfast.wires.mysql import INTERRUPTED, Connection
-from holdfast.wires.mysql_protocol import Row
 
 __all__ = ["AsyncBell", "Listen", "SleepBell"]
 
-Listen = Callable[[list[tuple[bytes, bytes]]], bytes]
-"""The request that sleeps until there are notes besides these, and then tells all notes."""
+
+class Listen(NamedTuple):
+    """How a bell sleeps."""
+
+    request: Callable[[Iterable[str]], bytes]
+    """What sleeps until somebody is called who waits for these names, and tells for which."""
+    seconds: float
+    """How long, at the most."""
 
 
 class SleepBell:
@@ -27,16 +37,39 @@ class SleepBell:
 
     def __init__(self, connection: Connection, listen: Listen, patience: float) -> None:
         self._connection, self._listen, self._patience = connection, listen, patience
-        self._seen: list[tuple[bytes, bytes]] = []
-        self._sleep()
+        self._waiting: dict[str, str] = {}
+        """The names for which somebody waits, by key; empty for one who was rung."""
+        self._mutex = threading.Lock()
+        self._sleeps = self._stray = False
+        self._since = 0.0
 
     def _sleep(self) -> None:
-        self._until = now() + self._patience
-        self._connection.send(self._listen(self._seen))
+        names = set(self._waiting.values()) - {""}
+        self._sleeps = bool(names)
+        if names:
+            self._since = now()
+            self._connection.send(self._listen.request(names))
+
+    def enter(self, key: str, name: str) -> bool:
+        """Somebody begins to wait; whether it was perhaps called already."""
+        with self._mutex:
+            if self._stray:
+                self._stray = False
+                return True
+            self._waiting[key] = name
+            if not self._sleeps:
+                self._sleep()
+        return False
+
+    def leave(self, key: str) -> None:
+        """Somebody waits no more."""
+        with self._mutex:
+            self._waiting.pop(key, None)
 
     def stalled(self, moment: float) -> bool:
         """Whether the answer to its sleep is long overdue."""
-        return moment > self._until and not self._connection.stirs()
+        late = moment > self._since + self._patience
+        return self._sleeps and late and not self._connection.stirs()
 
     @property
     def open(self) -> bool:
@@ -52,19 +85,21 @@ class SleepBell:
         reply = connection.collect()
         if reply is None:
             return []
-        if reply.failure is None or reply.failure.code != INTERRUPTED:
-            rows = connection.checked(reply)[-1].rows
-            keys = self._news(rows)
-        else:
-            keys = []
-        self._sleep()
+        killed = reply.failure is not None and reply.failure.code == INTERRUPTED
+        names = [] if killed else [row[0] or b"" for row in connection.checked(reply)[-1].rows]
+        with self._mutex:
+            if killed and len(self._waiting) == 1:  # it can be for nobody else
+                names = [name.encode() for name in self._waiting.values()]
+            keys = self._called({name.decode() for name in names})
+            early = killed or now() - self._since < 0.9 * self._listen.seconds
+            self._stray = early and not keys
+            self._sleep()
         return keys
 
-    def _news(self, rows: list[Row]) -> list[str]:
-        notes = [(row[0] or b"", row[1] or b"") for row in rows]
-        news = [owner.decode() for owner, made in notes if (owner, made) not in self._seen]
-        self._seen = notes
-        return news
+    def _called(self, names: set[str]) -> list[str]:
+        keys = [key for key, name in self._waiting.items() if name in names]
+        self._waiting.update(dict.fromkeys(keys, ""))
+        return keys
 
     def close(self) -> None:
         self._connection.close()
@@ -88,6 +123,12 @@ class AsyncBell:
 
     def stalled(self, moment: float) -> bool:
         return self._bell.stalled(moment)
+
+    def enter(self, key: str, name: str) -> bool:
+        return self._bell.enter(key, name)
+
+    def leave(self, key: str) -> None:
+        self._bell.leave(key)
 
     def _readable(self) -> None:
         try:

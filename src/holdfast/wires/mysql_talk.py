@@ -6,8 +6,6 @@ The asyncio variant is in ``mysql_talk_async``.
 from __future__ import annotations
 
 import select
-import socket
-from contextlib import suppress
 from typing import Protocol
 
 from holdfast.errors import BackendUnavailable
@@ -15,11 +13,11 @@ from holdfast.runtimes.clock import now
 from holdfast.wires.mysql import Dial
 from holdfast.wires.mysql_protocol import Reply
 from holdfast.wires.mysql_session import Session
+from holdfast.wires.waker import Wakers
 
 __all__ = ["Asked", "BlockingTalk", "Talk", "settled"]
 
 Asked = dict[Session, bytes]
-LONGEST_WAIT_SECONDS = 3600.0
 
 
 class Talk(Protocol):
@@ -44,9 +42,18 @@ class Talk(Protocol):
         """Returns when the owed answer begins to come, or at a nudge."""
         ...
 
+    def forget(self) -> None:
+        """In a forked child: what waits is the parent's."""
+        ...
+
+    def close(self) -> None: ...
+
 
 class BlockingTalk:
     """For threads."""
+
+    def __init__(self) -> None:
+        self._wakers = Wakers()
 
     async def open(self, dial: Dial, until: float) -> Session:
         return Session(dial(until))
@@ -73,16 +80,21 @@ class BlockingTalk:
         return None if answer is None else settled(session, answer)
 
     async def idle(self, session: Session, until: float) -> None:
-        inside, outside = socket.socketpair()
-        with inside, outside:
-            session.wake = lambda: _write(outside)
+        waker = self._wakers.borrow()
+        session.wake = waker.call
+        try:
             if not session.nudged and session.connection.open:
-                poll = select.poll()
-                poll.register(session.connection.fileno(), select.POLLIN)
-                poll.register(inside, select.POLLIN)
-                poll.poll(max(0.0, min(until - now(), LONGEST_WAIT_SECONDS)) * 1000 + 1)
+                waker.wait(session.connection.fileno(), until)
+        finally:
             session.wake = None
             session.nudged = False
+            self._wakers.give_back(waker)
+
+    def forget(self) -> None:
+        self._wakers.forget()
+
+    def close(self) -> None:
+        self._wakers.close()
 
 
 def settled(session: Session, answer: Reply | None) -> Reply:
@@ -92,11 +104,6 @@ def settled(session: Session, answer: Reply | None) -> Reply:
         raise session.connection.broken("no answer in time")
     session.owed = False
     return answer
-
-
-def _write(outside: socket.socket) -> None:
-    with suppress(OSError):  # the wait is over
-        outside.send(b"x")
 
 
 def _ask_all(asked: Asked, until: float) -> dict[Session, BackendUnavailable]:

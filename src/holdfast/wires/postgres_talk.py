@@ -6,7 +6,6 @@ The asyncio variant is in ``postgres_talk_async``.
 from __future__ import annotations
 
 import select
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -18,12 +17,12 @@ from holdfast.runtimes.clock import now
 from holdfast.wires.postgres import Dial, Refused
 from holdfast.wires.postgres_session import Session
 from holdfast.wires.postgres_statement import Statement
+from holdfast.wires.waker import Wakers
 
 __all__ = ["Asked", "BlockingTalk", "Parameters", "Talk", "settled"]
 
 Parameters = Sequence[bytes | None]
 Asked = dict[Session, tuple[Statement, Parameters]]
-LONGEST_WAIT_SECONDS = 3600.0
 
 
 class Talk(Protocol):
@@ -50,9 +49,18 @@ class Talk(Protocol):
         """Returns when the owed answer begins to come, or at a nudge."""
         ...
 
+    def forget(self) -> None:
+        """In a forked child: what waits is the parent's."""
+        ...
+
+    def close(self) -> None: ...
+
 
 class BlockingTalk:
     """For threads."""
+
+    def __init__(self) -> None:
+        self._wakers = Wakers()
 
     async def open(self, dial: Dial, until: float) -> Session:
         return Session(dial(until))
@@ -82,16 +90,21 @@ class BlockingTalk:
         return None if answer is None else settled(session, answer)
 
     async def idle(self, session: Session, until: float) -> None:
-        inside, outside = socket.socketpair()
-        with inside, outside:
-            session.wake = lambda: _write(outside)
+        waker = self._wakers.borrow()
+        session.wake = waker.call
+        try:
             if not session.nudged and session.connection.open:
-                poll = select.poll()
-                poll.register(session.connection.fileno(), select.POLLIN)
-                poll.register(inside, select.POLLIN)
-                poll.poll(max(0.0, min(until - now(), LONGEST_WAIT_SECONDS)) * 1000 + 1)
+                waker.wait(session.connection.fileno(), until)
+        finally:
             session.wake = None
             session.nudged = False
+            self._wakers.give_back(waker)
+
+    def forget(self) -> None:
+        self._wakers.forget()
+
+    def close(self) -> None:
+        self._wakers.close()
 
 
 def settled(session: Session, answer: PGresult | None) -> PGresult:
@@ -101,11 +114,6 @@ def settled(session: Session, answer: PGresult | None) -> PGresult:
         raise session.connection.broken("no answer in time")
     session.owed = False
     return session.connection.checked(answer)
-
-
-def _write(outside: socket.socket) -> None:
-    with suppress(OSError):  # the wait is over
-        outside.send(b"x")
 
 
 def _ask_all(asked: Asked, until: float) -> dict[Session, BackendUnavailable]:

@@ -93,6 +93,12 @@ class AsyncTalk:
             session.nudged = False
             _remove_reader(session, ready)
 
+    def forget(self) -> None:
+        """A loop's waits end with it."""
+
+    def close(self) -> None:
+        """A loop's waits end with it."""
+
 
 async def _lock(session: Session, until: float) -> None:
     """The session's mutex, without ever blocking the loop."""

@@ -1,0 +1,120 @@
+"""The line of MySQL's lease rows: how one goes and one comes, and who is called."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+
+import pytest
+
+from backends.mysql_bench import backend_of, claim, taken
+from holdfast.claim import Busy, Claim, Mode
+from holdfast.core.contract import Backend
+from holdfast.core.drive import run_now
+from holdfast.runtimes.clock import now
+from servers.mysql import MySQLServer
+from servers.proxy import Proxy
+from servers.registry import Servers
+
+
+@pytest.fixture
+def server(servers: Servers) -> MySQLServer:
+    return servers.of(MySQLServer)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+def line_up(backend: Backend, asked: Claim) -> Busy:
+    """Joins the line, with a bell."""
+    told = Busy(0)
+    for _ in range(2):  # the second attempt tells of the bell that the first wait hung
+        answer = run_now(backend.attempt(asked, join=True))
+        assert isinstance(answer, Busy)
+        told = answer
+        run_now(backend.wait(asked, told, 0.0))
+    return told
+
+
+def test_a_hand_over_is_two_requests(server: MySQLServer, namespace: str) -> None:
+    """Who goes calls the next, who was called comes, and who joins stands: one request each."""
+    with Proxy(server) as proxy:
+        ours, theirs = backend_of(proxy.url, namespace), backend_of(server.url, namespace)
+        warm, first, second = claim(), claim(), claim()
+        held = taken(theirs, claim())
+        line_up(ours, warm)
+        assert run_now(theirs.release(held))
+        held = taken(ours, warm)
+        line_up(theirs, first)
+        proxy.reset_counts()
+        assert run_now(ours.release(held))
+        assert isinstance(run_now(ours.attempt(second, join=True)), Busy)
+        assert run_now(theirs.release(taken(theirs, first)))
+        last = taken(ours, second)
+        assert (proxy.counts.connections, proxy.counts.requests) == (0, 3)
+        assert last.token > held.token
+        for backend in (ours, theirs):
+            run_now(backend.close())
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_call_before_the_wait_is_not_lost(
+    server: MySQLServer, namespace: str, others: int
+) -> None:
+    """Between the answer that says to wait and the wait, the call may come already; also where
+    somebody else of the door waits on the same bell."""
+    holder, waiter = backend_of(server.url, namespace), backend_of(server.url, namespace)
+    aside, asked = claim("aside"), claim()
+    kept = taken(holder, claim("aside"))
+    held = taken(holder, claim())
+    busy = line_up(waiter, aside)
+    threads = [
+        threading.Thread(target=lambda: run_now(waiter.wait(aside, busy, now() + 60)))
+        for _ in range(others)
+    ]
+    for thread in threads:
+        thread.start()
+    busy_too = line_up(waiter, asked)
+    assert run_now(holder.release(held))
+    called = threading.Thread(target=lambda: run_now(waiter.wait(asked, busy_too, now() + 60)))
+    called.start()
+    called.join(30)
+    assert not called.is_alive()
+    assert taken(waiter, asked).token > held.token
+    assert run_now(holder.release(kept))
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    for backend in (holder, waiter):
+        run_now(backend.close())
+
+
+def test_lines_of_all_kinds_go_in_order(server: MySQLServer, namespace: str) -> None:
+    """Whoever wants the name alone takes the short ways, readers the long one: one line."""
+    first, second = backend_of(server.url, namespace), backend_of(server.url, namespace)
+    held = taken(first, claim())
+    writer, last = claim(), claim()
+    readers = [claim(mode=Mode.SHARED) for _ in range(2)]
+    for backend, asked in zip((first, second) * 2, (writer, *readers, last), strict=True):
+        line_up(backend, asked)
+    assert [waiter.mode for waiter in run_now(first.look("name")).waiters] == [
+        Mode.EXCLUSIVE, Mode.SHARED, Mode.SHARED, Mode.EXCLUSIVE,
+    ]  # fmt: skip
+    for asked in (*readers, last, claim()):
+        assert isinstance(run_now(first.attempt(asked, join=False)), Busy)
+    assert run_now(first.release(held))
+    assert isinstance(run_now(second.attempt(last, join=True)), Busy)
+    alone = taken(first, writer)
+    assert isinstance(run_now(second.attempt(readers[0], join=True)), Busy)
+    assert run_now(first.release(alone))
+    together = [taken(second, reader) for reader in readers]
+    assert isinstance(run_now(second.attempt(last, join=True)), Busy)
+    for grant in together:
+        assert run_now(second.release(grant))
+    tokens = [alone.token, *(grant.token for grant in together), taken(second, last).token]
+    assert tokens == sorted(set(tokens))
+    assert run_now(first.look("name")).waiters == ()
+    for backend in (first, second):
+        run_now(backend.close())
