@@ -1,19 +1,19 @@
-"""One of several processes that contend for a name: writes each hold's token while it holds."""
+"""One of several processes that contend for a name: writes each hold's token while it holds.
+
+It goes on until a file says that it is enough."""
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import holdfast
 
 
-def main(url: str, path: str, seconds: str) -> None:
-    ends = time.monotonic() + float(seconds)
+def main(url: str, path: str, enough: str) -> None:
     with holdfast.connect(url, ttl=10) as locks:
-        while time.monotonic() < ends:
-            with locks.lock("name", timeout=30) as lease, Path(path).open("a") as file:
+        while not Path(enough).exists():
+            with locks.lock("name", timeout=60) as lease, Path(path).open("a") as file:
                 file.write(f"{lease.token}\n")
 
 

@@ -156,26 +156,31 @@ def test_tokens_grow_under_contention_and_faults(
     nodes: Ensemble[RedisServer], tmp_path: Path
 ) -> None:
     """Four processes, and one node after the other that goes and comes back."""
-    path = tmp_path / "tokens"
+    path, enough = tmp_path / "tokens", tmp_path / "enough"
     script = Path(__file__).with_name("redlock_contender.py")
-    words = [sys.executable, str(script), _url(nodes), str(path), "6"]
+    words = [sys.executable, str(script), _url(nodes), str(path), str(enough)]
     workers = [subprocess.Popen(words) for _ in range(4)]
     try:
         wait_until("the first holds", path.exists)
         nodes.nodes[0].wipe()
         nodes.nodes[1].pause()
-        wait_until("more holds", lambda: _more(path))
+        _wait_for_more(path)
         nodes.nodes[1].resume()
+        _wait_for_more(path)
         nodes.nodes[2].kill()
+        _wait_for_more(path)
+        enough.touch()
         assert [worker.wait(60) for worker in workers] == [0] * 4
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
     tokens = [int(line) for line in path.read_text().split()]
-    assert len(tokens) > 50
+    assert len(tokens) > 60
     assert tokens == sorted(set(tokens))
 
 
-def _more(path: Path) -> bool:
-    return len(path.read_text().split()) > 30
+def _wait_for_more(path: Path) -> None:
+    """Returns after twenty more holds."""
+    already = len(path.read_text().split())
+    wait_until("more holds", lambda: len(path.read_text().split()) >= already + 20)

@@ -154,7 +154,8 @@ class Explorer:
         marks = (UNASKED,) * len(self.proposals)
         columns = tuple((NOBODY, 0, counter, *marks) for counter in counters)
         first: State = columns, tuple(Attempt(IDLE) for _ in self.proposals)
-        seen, open_ = {first}, [first]
+        seen: set[State] = {first}
+        open_: list[State] = [first]
         while open_:
             for found in self._next(*open_.pop()):
                 state = self._canonical(*found)

@@ -74,6 +74,7 @@ class RedlockBackend(Keeping, Looking):
         self._seen: dict[str, int] = {}
         self._courtesy: dict[str, float] = {}
         self._patience = Patience(runtime)
+        self._channels: dict[str, str] = {}
 
     def _new_wakeups(self) -> Any:
         maker = BlockingNameWakeups if self.runtime.blocking else AsyncNameWakeups
@@ -161,9 +162,12 @@ class RedlockBackend(Keeping, Looking):
         words = (owner, label, str(sent), str(milliseconds(ttl)), str(proposal), shape)
         packed = self._packed(script, claim.name, *words)
 
+        ballot = Ballot((), self._quorum)
+
         def undo(answers: list[Any]) -> tuple[bytes, list[int]] | None:
             """What some nodes granted in vain is given back, in order behind the request."""
-            ballot = Ballot(answers, self._quorum)
+            nonlocal ballot
+            ballot = Ballot(answers, self._quorum, sent)
             if ballot.verdict() is not None or owner in self._won:
                 return None
             return self._undoing(claim, sent, "-"), ballot.unless_refused()
@@ -171,7 +175,6 @@ class RedlockBackend(Keeping, Looking):
         enough = self._enough if choice == "-" else self._enough_slots
         request = Request([packed], lambda at: script.in_full(packed), enough, None, undo)
         asked: Round = await self._fan.ask(request, until)
-        ballot = Ballot(asked.answers, self._quorum, sent)
         self._remember(claim.name, ballot, sent)
         if ballot.answered < self._quorum:
             check_round(asked.answers, self.display)
@@ -223,8 +226,13 @@ class RedlockBackend(Keeping, Looking):
 
     def channel(self, name: str) -> str:
         """Where a release of the name is told."""
-        digest = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
-        return self._keys.channel(digest[:20])
+        channel = self._channels.get(name)
+        if channel is None:
+            if len(self._channels) >= KEPT_NAMES:
+                self._channels.clear()
+            digest = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
+            channel = self._channels[name] = self._keys.channel(digest[:20])
+        return channel
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         await self._wakeups.wait(self.channel(claim.name), _bell_key(claim.owner), until)

@@ -65,6 +65,10 @@ class Ballot:
 
     def verdict(self) -> Verdict | None:
         """The decision, or ``None`` where no quorum granted the same."""
+        alike = set(self.granted.values())
+        if len(alike) == 1 and len(self.granted) >= self.quorum:
+            ((token, slots),) = alike  # the usual case
+            return Verdict(token, slots, None, frozenset())
         by_slots = Counter(slots for _, slots in self.granted.values())
         for slots, votes in by_slots.items():
             if votes < self.quorum:

@@ -21,6 +21,7 @@ from holdfast.wires.redis import (
     unreachable,
 )
 from holdfast.wires.redis_aio import Wired
+from holdfast.wires.redis_blocking_bell import LEAST_OPENING_SECONDS
 
 __all__ = ["AsyncBell", "AsyncWakeups"]
 
@@ -125,7 +126,8 @@ class AsyncWakeups:
         try:
             async with self._opening:
                 if not self.hearing:
-                    bell = await subscribe(self.channel, until)
+                    by = max(until, now() + LEAST_OPENING_SECONDS)
+                    bell = await subscribe(self.channel, by)
                     bell.hang(self._doorbell.ring, self._lost)
                     if not bell.closing:
                         self._count += 1

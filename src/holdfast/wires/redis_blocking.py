@@ -144,14 +144,18 @@ class BlockingLink:
     def messages(self) -> list[Any]:
         """What came in, without blocking; raises when the other side is gone."""
         found = []
+        # Whoever polls is told of what a plain socket still has; TLS may have read it already.
+        once = not isinstance(self._sock, ssl.SSLSocket)
         try:
             while True:
-                while (reply := self._gets()) is not INCOMPLETE:
-                    found.append(reply)
                 data = self._recv(READ_SIZE)
                 if not data:
                     raise EOFError("closed by the server")
                 self._feed(data)
+                while (reply := self._gets()) is not INCOMPLETE:
+                    found.append(reply)
+                if once:
+                    return found
         except (BlockingIOError, ssl.SSLWantReadError):
             return found
         except (OSError, EOFError) as error:
@@ -303,8 +307,6 @@ class BlockingPool:
         self._idle.append(link)
         if self._starved:
             self._notify()
-        if self._closed:
-            self.reset()
 
     def _drop(self, link: BlockingLink) -> None:
         link.close()
@@ -315,6 +317,8 @@ class BlockingPool:
     def _notify(self) -> None:
         with self._freed:
             self._freed.notify()
+        if self._closed:
+            self.reset()
 
     def reset(self) -> None:
         """Closes what is idle: after a failure the others are suspect too."""
@@ -334,4 +338,6 @@ class BlockingPool:
 
     async def close(self) -> None:
         self._closed = True
+        with self._freed:
+            self._starved += 1  # whoever gives a connection back looks up, and closes it
         self.reset()

@@ -13,7 +13,10 @@ from holdfast.wires.doorbell import EVERYBODY, LONGEST_WAIT_SECONDS, BlockingDoo
 from holdfast.wires.redis import LinkBroken, Refused, pack
 from holdfast.wires.redis_blocking import BlockingLink
 
-__all__ = ["BlockingBell", "BlockingWakeups"]
+__all__ = ["LEAST_OPENING_SECONDS", "BlockingBell", "BlockingWakeups"]
+
+LEAST_OPENING_SECONDS = 0.5
+"""A subscription gets so long to open also for a wait that is shorter: the next one needs it."""
 
 
 class BlockingBell:
@@ -55,6 +58,7 @@ class BlockingWakeups:
         self._doorbell = BlockingDoorbell()
         self._opening = threading.Lock()
         self._bell: BlockingBell | None = None
+        self._closed = False
 
     async def wait(
         self,
@@ -83,8 +87,12 @@ class BlockingWakeups:
             return
         try:
             if not self.hearing:
-                self._bell = await subscribe(self.channel, until)
+                self._bell = await subscribe(
+                    self.channel, max(until, now() + LEAST_OPENING_SECONDS)
+                )
                 self._doorbell.hang(self._bell)
+                if self._closed:
+                    self._bell.close()
                 self._count += 1
                 self.hearing = self._count
         except BackendUnavailable:
@@ -108,4 +116,5 @@ class BlockingWakeups:
         self._doorbell.discard()
 
     async def close(self) -> None:
+        self._closed = True
         self._doorbell.close()

@@ -23,7 +23,7 @@ STRAGGLER_SECONDS = 0.1
 HUNG_SECONDS = 1.0
 """A node that owes an answer for so long is taken for hung, its connection for lost."""
 CONNECT_SECONDS = 1.0
-"""How long a connection may take to open while somebody waits for it."""
+"""How long somebody waits for a connection where there is a majority without it."""
 LONGEST_PAUSE_SECONDS = 1.0
 PING = pack("INFO")
 
@@ -68,6 +68,11 @@ class Fleet:
         self.display, self._allow_eviction = display, allow_eviction
         self.greeting = (PING, *prepare)
         """What every new connection is sent; the reply to the first is judged."""
+
+    def spare(self, node: Node) -> bool:
+        """Whether there is a majority without it: then nobody waits long for it."""
+        others = sum(not other.down for other in self.nodes if other is not node)
+        return others >= self.quorum
 
     def up(self) -> int:
         return sum(not node.down for node in self.nodes)

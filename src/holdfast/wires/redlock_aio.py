@@ -217,22 +217,29 @@ class AsyncFan:
     async def _open_missing(self, missing: list[int], deadline: float) -> None:
         nodes = self.fleet.nodes
         short = self.fleet.up() < self.fleet.quorum
-        needed = []
+        needed: dict[asyncio.Task[None], int] = {}
         for index in missing:
             if short or not nodes[index].down:
-                needed.append(self._opening(index))
+                needed[self._opening(index)] = index
             elif now() >= nodes[index].retry_at:
                 self._opening(index)
-        ends = min(deadline, now() + CONNECT_SECONDS)
-        while needed and now() < ends:
+        soon = now() + CONNECT_SECONDS
+        while needed and now() < (ends := min(deadline, soon) if self._enough() else deadline):
             done, _ = await asyncio.wait(
                 needed, timeout=ends - now(), return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
-                needed.remove(task)
+                del needed[task]
                 task.result()  # what can't be mended by another try
-            if short and self.fleet.up() >= self.fleet.quorum:
+            if short and self._enough():
                 return
+        for index in needed.values():  # from now on they are opened in the background
+            nodes[index].failed(f"redis at {nodes[index].address} does not answer")
+
+    def _enough(self) -> bool:
+        """Whether there is a majority of connections."""
+        open_ = sum(lane.link is not None and lane.link.broken is None for lane in self._lanes)
+        return open_ >= self.fleet.quorum
 
     def _opening(self, index: int) -> asyncio.Task[None]:
         lane = self._lanes[index]
@@ -246,7 +253,7 @@ class AsyncFan:
             return
         link: AsyncLink | None = None
         try:
-            async with asyncio.timeout(min(CONNECT_SECONDS, self.access.request_seconds)):
+            async with asyncio.timeout(self.access.request_seconds):
                 link = await AsyncLink.open(self.access, node.address)
                 replies = [link.request(command) for command in self.fleet.greeting]
                 self.fleet.judge(node, (await asyncio.gather(*replies))[0])

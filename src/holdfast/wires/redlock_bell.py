@@ -138,6 +138,7 @@ class BlockingNameWakeups:
         self._doorbell = BlockingDoorbell()
         self._changing = threading.Lock()
         self._bell: NameBell | None = None
+        self._closed = False
 
     def listens(self, channel: str, index: int) -> bool:
         """Whether this backend is among those whom that node counts as listening."""
@@ -197,6 +198,8 @@ class BlockingNameWakeups:
                 continue
             self._bell = bell
             self._doorbell.hang(bell)
+            if self._closed:
+                bell.close()
             return
         # The next attempt says what is wrong; until then nobody spins.
         time.sleep(max(0.0, min(until - now(), random.uniform(0.2, 0.5))))
@@ -227,4 +230,5 @@ class BlockingNameWakeups:
         self._doorbell.discard()
 
     async def close(self) -> None:
+        self._closed = True
         self._doorbell.close()

@@ -134,7 +134,7 @@ class BlockingFan:
         bundle = self._take(None)
         try:
             round_ = Round(request, self._total)
-            self._ready(bundle, round_, None)
+            self._ready(bundle, round_, now() + self.access.request_seconds)
             for index in round_.waiting.copy():
                 self._send(bundle, index, round_, request.packed, None)
             self._owe(bundle, round_)
@@ -147,7 +147,7 @@ class BlockingFan:
     def _play(self, bundle: Bundle, request: Request, until: float | None) -> Round:
         round_ = Round(request, self._total)
         deadline = now() + self.access.seconds_until(until)
-        self._ready(bundle, round_, until)
+        self._ready(bundle, round_, deadline)
         for index in round_.waiting.copy():
             self._send(bundle, index, round_, request.packed, until)
         ends = deadline
@@ -224,8 +224,8 @@ class BlockingFan:
         return link
 
     def _connect(self, node: Node, until: float | None) -> NodeLink:
-        soon = now() + CONNECT_SECONDS
-        soon = soon if until is None else min(soon, until)
+        seconds = self.access.seconds_until(until)
+        soon = now() + (min(seconds, CONNECT_SECONDS) if self.fleet.spare(node) else seconds)
         link = NodeLink(self.access, node, soon)
         try:
             link.limit(self.access.seconds_until(soon))
@@ -265,7 +265,7 @@ class BlockingFan:
 
     def _wait_for_some(self, until: float | None) -> None:
         """Too few are left to decide anything: all that are down are tried now."""
-        ends = time.monotonic() + min(CONNECT_SECONDS, self.access.seconds_until(until))
+        ends = time.monotonic() + self.access.seconds_until(until)
         for node in self.fleet.nodes:
             self._revive(node, now_=True)
         with self._freed:
@@ -354,9 +354,9 @@ class BlockingFan:
         return Bundle(self._total)
 
     def _give(self, bundle: Bundle) -> None:
-        if self._closed:
-            bundle.close()
         with self._freed:
+            if self._closed:
+                bundle.close()
             self._idle.append(bundle)
             self._freed.notify()
 
@@ -371,7 +371,7 @@ class BlockingFan:
             node.reviving = False
 
     async def close(self) -> None:
-        self._closed = True
         with self._freed:
+            self._closed = True
             for bundle in self._idle:
                 bundle.close()
