@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.claim import Mode
+from holdfast.runtimes.clock import now
 from holdfast.testing.history import Event, Hold, Recorder, fairness, faults, read_holds, to_holds
 
 EXCLUSIVE, SHARED, SLOTS = Mode.EXCLUSIVE, Mode.SHARED, Mode.SLOTS
@@ -136,8 +137,8 @@ def test_holds_end_with_what_ends_belief() -> None:
 
     assert end() == 10.0
     assert end(Event(4.0, "p", "1", "ended")) == 4.0
-    assert end(Event(4.0, "p", "", "died")) == 4.0
-    assert end(Event(4.0, "q", "", "died")) == 10.0
+    assert end(Event(4.0, "p", "", "died", certain_until=4.0)) == 4.0
+    assert end(Event(4.0, "q", "", "died", certain_until=3.5)) == 10.0
     assert end(Event(4.0, "p", "1", "kept", certain_until=14.0)) == 14.0
     # A holder that wakes up late believed no longer than its certain time.
     assert end(Event(30.0, "p", "1", "ended")) == 10.0
@@ -152,7 +153,7 @@ def test_a_recorded_file_is_read_back(tmp_path: Path) -> None:
         recorder.held("x", token, 100.0)
         recorder.kept("x", 200.0)
     recorders[0].ended("x")
-    recorders[0].died("b")
+    recorders[0].died("b", now())
     recorders[1].asked("y", "name")
     recorders[1].refused("y")
     for recorder in recorders:

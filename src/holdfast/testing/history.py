@@ -41,7 +41,8 @@ class Event(NamedTuple):
     token: int = 0
     slots: tuple[int, ...] = ()
     certain_until: float = 0.0
-    """For ``held`` and ``kept``: until when the holder believes in its hold."""
+    """For ``held`` and ``kept``: until when the holder believes in its hold; for ``died``: the
+    moment before it was killed."""
 
 
 class Recorder:
@@ -74,9 +75,10 @@ class Recorder:
         """When it was not acquired."""
         self._write(Event(now(), self.process, hold, "refused"))
 
-    def died(self, process: str) -> None:
-        """By whoever killed the process, once it is gone."""
-        self._write(Event(now(), process, "", "died"))
+    def died(self, process: str, killed: float) -> None:
+        """By whoever killed the process, once it is gone, with the moment before it did so: its
+        store may have freed what it held from then on."""
+        self._write(Event(now(), process, "", "died", certain_until=killed))
 
     def _write(self, event: Event) -> None:
         os.write(self._file, json.dumps(event).encode() + b"\n")
@@ -139,7 +141,7 @@ def to_holds(events: Iterable[Event]) -> list[Hold]:
             holds.append(_ended(open_holds.pop(key), event.at))
         elif event.kind == "died":
             dead = [key for key in open_holds if key[0] == event.process]
-            holds += [_ended(open_holds.pop(key), event.at) for key in dead]
+            holds += [_killed(open_holds.pop(key), event.certain_until) for key in dead]
     return sorted(holds + list(open_holds.values()), key=lambda hold: hold.held)
 
 
@@ -150,6 +152,10 @@ def _begun(asked: Event, held: Event) -> Hold:
 
 def _ended(hold: Hold, at: float) -> Hold:
     return replace(hold, ends=min(hold.ends, at))
+
+
+def _killed(hold: Hold, at: float) -> Hold:
+    return _ended(hold, max(hold.held, at))
 
 
 def faults(holds: Iterable[Hold]) -> list[str]:

@@ -75,8 +75,9 @@ async def killed_in_the_middle_of_contention(bench: Bench) -> None:
         process=processes[0].name,
     )
     await asyncio.sleep(CONTEND_SECONDS / 3)
+    killed = now()
     processes[0].kill()
-    recorder.died(processes[0].name)
+    recorder.died(processes[0].name, killed)
     await within(bench.recovery + 3 * SOON, asyncio.gather(*contending))
     recorder.close()
     holds = read_holds(path)
