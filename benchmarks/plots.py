@@ -135,6 +135,10 @@ def _uncontended(plt: Any, folder: Path, results: Results) -> list[Path]:
     return _save(plt, figure, folder, "uncontended")
 
 
+def _failed(row: Row) -> bool:
+    return not rate(row) or bool(row.get("errors"))
+
+
 def _sixteen(plt: Any, folder: Path, results: Results) -> list[Path]:
     shown = [store for store in SERVED if rows_of(results, "sixteen", store)]
     if not shown:
@@ -145,7 +149,7 @@ def _sixteen(plt: Any, folder: Path, results: Results) -> list[Path]:
     named: set[str] = set()
     for place, store in enumerate(shown):
         for row in rows_of(results, "sixteen", store):
-            if row["role"] not in kinds or not rate(row) or row["door"] == "asyncio":
+            if row["role"] not in kinds or row["door"] == "asyncio" or _failed(row):
                 continue
             name, colour, mark = kinds[row["role"]]
             size = 150 if mark == "|" else 60
@@ -185,11 +189,12 @@ def _costs(plt: Any, folder: Path, results: Results) -> list[Path]:
         if row is None or "pinned" not in row:
             continue
         library = library_of(rows, row)
-        bare = library["pinned"]["client_cpu_us"] if library else 0.0
+        client = row["pinned"]["client_cpu_us"]
+        bare = min(client, library["pinned"]["client_cpu_us"]) if library else 0.0
         labels.append(_title(store))
         parts["server"].append(row["pinned"]["server_cpu_us"] or 0.0)
         parts["client library"].append(bare)
-        parts["Holdfast"].append(max(0.0, row["pinned"]["client_cpu_us"] - bare))
+        parts["Holdfast"].append(client - bare)
     if not labels:
         return []
     figure, axes = plt.subplots(figsize=(9, 0.45 * len(labels) + 1.6))
@@ -216,15 +221,19 @@ def _growth(plt: Any, folder: Path, results: Results) -> list[Path]:
         across, up, field = GROWTH[case]
         for number, store in enumerate(SERVED):
             rows = rows_of(results, case, store)
-            points = [(row["size"], row[field]) for row in rows if row.get(field) is not None]
+            points = [
+                (row.get("leases", row["size"]), row[field])
+                for row in rows
+                if row.get(field) is not None
+            ]
             if points:
                 style = {"color": LINES[number], "marker": MARKS[number], "markersize": 5}
                 axes.plot(*zip(*points, strict=True), label=_title(store), **style)
         axes.set_xscale("log")
-        if case == "growth-waiters":
-            axes.set_ylim(0)
-        else:
+        if case == "growth-leases":
             axes.set_yscale("log")
+        else:
+            axes.set_ylim(0)
         axes.set_xlabel(f"{across} (log scale)")
         axes.set_ylabel(up)
     handles = {text: line for axes in panels[0] for line, text in _lines(axes)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -48,6 +49,7 @@ def redlock_job(book: Book, contender: str, target: list[Any], state: str, secon
     """Acquires and releases for so long; the fault strikes after it was warm."""
     (found,), aim = find(book, [contender]), read_target(target)
     seen = _Seen()
+    logging.disable()  # peers tell of every node that does not answer, thousands of times
     try:
         with limited(seconds + HANG_SECONDS):
             if found.door == "asyncio":
