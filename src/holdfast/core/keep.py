@@ -321,14 +321,17 @@ class Keep:
             if self.remove(hold):
                 hold.lose("its door was closed")
                 self.undoing[hold.grant.claim.owner] = Undo(hold.grant.claim, 0.0, 0, landed=True)
-        claims = {owner: undo.claim for owner, undo in self.undoing.items()}
-        claims |= {owner: claim for owner, (claim, _) in list(self.waits.items())}
+        for claim, _ in list(self.waits.values()):
+            self.undoing[claim.owner] = Undo(claim, 0.0, 0, landed=True)
+        undos = list(self.undoing.values())
         self.undoing.clear()
-        for claim in claims.values():
+        for undo in undos:
             try:
-                await self.backend.abandon(claim)
+                await self.backend.abandon(undo.claim)
             except Exception as error:  # noqa: BLE001 - the others are to be released too
-                log.warning("could not release %r on %s: %s", claim.name, self.display, error)
+                # Whether it ever arrived nobody knows, and its caller was told so.
+                tell = log.warning if undo.landed else log.debug
+                tell("could not release %r on %s: %s", undo.claim.name, self.display, error)
 
 
 def _because(cause: str) -> str:
