@@ -11,6 +11,7 @@ import hashlib
 import random
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from holdfast.backends.redis_scripts import Script
@@ -32,7 +33,7 @@ from holdfast.backends.redlock_votes import (
 )
 from holdfast.claim import Busy, Claim, Grant, Mode, Record
 from holdfast.core.contract import Guarantee, Runtime, Settings
-from holdfast.errors import Unsupported
+from holdfast.errors import HoldfastError, Incompatible, Unsupported
 from holdfast.url import Url
 from holdfast.wires.redis import bulk, pack
 from holdfast.wires.redlock import Fleet, Request, Round
@@ -111,6 +112,10 @@ class RedlockBackend(Keeping, Looking):
             return Busy(0, self.runtime.between(*SPLIT_SECONDS))
         try:
             return await self._take(claim, join, until)
+        except Incompatible:  # told by one node; others may have granted it
+            with suppress(HoldfastError):
+                await self.abandon(claim)
+            raise
         finally:
             self._asking.pop(claim.owner, None)
 
