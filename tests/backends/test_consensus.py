@@ -99,6 +99,7 @@ async def _give_up_async(place: Place, known: bool) -> None:
         place.proxy.heal()
 
 
+@pytest.mark.faults
 def test_a_thousand_tasks_wait_with_three_connections(place: Place) -> None:
     """However many wait for a lock, its store sees three connections at most: for requests, for
     wake-ups, and the keeper's."""

@@ -280,6 +280,7 @@ async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
             assert await lease.release()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_a_silent_socket_is_replaced(server: EtcdServer, namespace: str, flavour: Flavour) -> None:
     """A WebSocket on which nothing comes any more is given up, and waiters are woken again."""

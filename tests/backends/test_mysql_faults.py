@@ -32,6 +32,8 @@ from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 
+pytestmark = pytest.mark.faults
+
 MODES = ["lease", "advisory"]
 
 

@@ -21,6 +21,8 @@ from servers.postgres import USER, PgBouncer, PostgresServer, binary
 from servers.proxy import Proxy
 from servers.registry import Servers
 
+pytestmark = pytest.mark.faults
+
 MODES = ["lease", "advisory"]
 
 

@@ -219,6 +219,7 @@ def _lines(server: RedisServer) -> list[str]:
     return str(server.ask("INFO", "replication")).splitlines()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 @blocking_and_asyncio
 def test_a_failover_during_a_hold_and_a_wait(flavour: Flavour, fault: str) -> None:

@@ -16,6 +16,8 @@ from servers.ensemble import Ensemble
 from servers.process import wait_until
 from servers.redis import RedisServer
 
+pytestmark = pytest.mark.faults
+
 KEY = "holdfast:redlock:{name}"
 
 
@@ -151,7 +153,6 @@ def test_two_wiped_nodes_of_three_let_nobody_in() -> None:
             lease.release()
 
 
-@pytest.mark.faults
 def test_tokens_grow_under_contention_and_faults(
     nodes: Ensemble[RedisServer], tmp_path: Path
 ) -> None:
