@@ -15,7 +15,7 @@ from weakref import ref
 from holdfast.claim import Claim, Grant
 from holdfast.core import log
 from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
-from holdfast.core.hold import Hold, State
+from holdfast.core.hold import NEVER, Hold, State
 from holdfast.core.line import Turn
 from holdfast.errors import HoldfastError
 
@@ -55,7 +55,10 @@ class Keep:
         self.waits: dict[str, tuple[Claim, ref[Turn]]] = {}
         self.dropped: deque[Hold] = deque()
         self.undoing: dict[str, Undo] = {}
-        self.planned = float("inf")
+        self.planned = NEVER
+        """When the keeper wakes by itself, or earlier: nobody need tell it of what comes later."""
+        self.plans: deque[float] = deque()
+        """What was told since it looked last. Appending is atomic: no plan is ever lost."""
         self.registered = 0
         self.closing = False
         self.refreshed_at = 0.0
@@ -108,6 +111,7 @@ class Keep:
         """Wakes the keeper if it would otherwise sleep beyond that."""
         if at < self.planned:
             self.planned = at
+            self.plans.append(at)
             self.start()
             self.signal.set()
 
@@ -115,17 +119,26 @@ class Keep:
 
     async def run(self) -> None:
         """The loop: ends only when the door is closed."""
-        while True:
-            self.signal.clear()  # before the look at closing: a call in between is not lost
-            if self.closing:
-                return
-            self.planned = float("inf")  # whoever registers from here on wakes us
+        while not self.closing:
+            self.planned = NEVER  # whoever registers from here on tells us
             at = await self._guarded_round()
-            if at == float("inf") and self.registered:
+            if at == NEVER and self.registered:
                 self.registered = 0
                 at = self.runtime.now() + LINGER_SECONDS
-            self.planned = min(self.planned, at)
-            await self.runtime.wait(self.signal, None if at == float("inf") else at)
+            await self._sleep(at)
+
+    async def _sleep(self, until: float) -> None:
+        """Until then, or what was planned for earlier. A round looks at every hold, so that
+        somebody registered one for later is no reason for another."""
+        while True:
+            self.signal.clear()  # before the look: a call in between is not lost
+            while self.plans:
+                until = min(until, self.plans.popleft())
+            self.planned = until
+            if self.closing or until <= self.runtime.now():
+                return
+            if not await self.runtime.wait(self.signal, None if until == NEVER else until):
+                return
 
     async def _guarded_round(self) -> float:
         try:
@@ -247,7 +260,7 @@ class Keep:
     def _patience(self, now: float) -> float:
         """Until when a renewal may take, so that nobody is told too late of a doubtful hold."""
         events = (h.ends if h.doubted else h.doubtful_at for h in list(self.holds.values()))
-        return max(min(events, default=float("inf")), now + 0.05)
+        return max(min(events, default=NEVER), now + 0.05)
 
     def _learn(self, due: list[Hold], grants: list[Grant], answer: Renewal, sent: float) -> None:
         now = self.runtime.now()
@@ -305,7 +318,7 @@ class Keep:
             times.append(self.refreshed_at + REFRESH_SECONDS)
         if self.holds and self._glances is not None:
             times.append(self.runtime.now() + GLANCE_SECONDS)
-        return min(times, default=float("inf"))
+        return min(times, default=NEVER)
 
     def _look_at(self, hold: Hold) -> float:
         if hold.handled():
