@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import hiredis
+
+import holdfast
 from benchmarks.contenders.redis_limits import pack
-from benchmarks.tape import dial
+from benchmarks.tape import APART_SECONDS, WARM_HOLDS, Relay, dial
 from holdfast.bench.contender import REDLOCK, Client, Contender, Door, Opener, Pair, Target, ours
 
 __all__ = ["CONTENDERS"]
@@ -25,13 +29,34 @@ def _nodes(target: Target) -> list[tuple[str, int]]:
 
 
 def _raw(target: Target) -> Client:
-    """SET NX to all at once, decided by the first three answers; late ones are dropped later."""
-    socks = [dial(f"redis://{host}:{port}") for host, port in _nodes(target)]
-    late = dict.fromkeys(socks, 0)
+    """What a lock without a fence could send: SET NX, and compare-and-delete."""
     name = f"{target.namespace}:raw"
     take = pack("SET", name, "owner", "NX", "PX", TTL * 1000)
     free = pack("EVAL", _DELETE, 1, name, "owner")
-    quorum = len(socks) // 2 + 1
+    return _replayed(target, take, free)
+
+
+def _same(target: Target) -> Client:
+    """The very scripts that Holdfast sends each node, as a relay before the first heard them."""
+    (host, port), *others = _nodes(target)
+    relay = Relay(f"redis://{host}:{port}")
+    hosts = ",".join([urlsplit(relay.url).netloc, *(f"{host}:{port}" for host, port in others)])
+    with holdfast.connect(f"redlock://{hosts}", namespace=f"{target.namespace}same") as door:
+        lock = door.lock("same")
+        for _ in range(WARM_HOLDS):
+            with lock:
+                time.sleep(APART_SECONDS)  # the relay tells the two requests apart
+            time.sleep(APART_SECONDS)
+    line = max(relay.lines, key=lambda line: len(line.exchanges))
+    take, free = (bytes(request) for request, _ in line.exchanges[-2:])
+    return _replayed(target, take, free)
+
+
+def _replayed(target: Target, take: bytes, free: bytes) -> Client:
+    """Sent to all at once, decided by the first three answers; late ones are dropped later."""
+    links = {dial(f"redis://{host}:{port}"): hiredis.Reader() for host, port in _nodes(target)}
+    late = dict.fromkeys(links, 0)
+    quorum = len(links) // 2 + 1
 
     def ask(request: bytes) -> None:
         for sock in list(late):
@@ -43,7 +68,10 @@ def _raw(target: Target) -> Client:
         waiting, answers = set(late), 0
         while answers < quorum:
             for sock in select.select(list(waiting), [], [])[0]:
-                late[sock] -= sock.recv(65536).count(b"\r\n")
+                reader = links[sock]
+                reader.feed(sock.recv(65536))
+                while reader.gets() is not False:
+                    late[sock] -= 1
                 if late[sock] <= 0:
                     waiting.discard(sock)
                     answers += 1
@@ -137,7 +165,8 @@ def _peer(name: str, open_: Callable[..., Any]) -> Contender:
 _QUICK = {"socket_timeout": 0.05}
 
 CONTENDERS = [
-    Contender("raw sockets ×5", "redlock", "limit", "blocking", _raw, ONLY),
+    Contender("raw sockets ×5, SET NX", "redlock", "least", "blocking", _raw, ONLY),
+    Contender("raw sockets ×5, same scripts", "redlock", "limit", "blocking", _same, ONLY),
     *[replace(one, cases=ONLY) for one in ours("redlock")],
     _peer("pottery", _pottery()),
     _peer("pottery, 50 ms timeout", _pottery(**_QUICK)),
