@@ -178,6 +178,7 @@ def test_the_settings_of_sentinel_and_cluster_clients(servers: Servers) -> None:
     over(trio.url, Flavour.ASYNCIO, body)
 
 
+@pytest.mark.faults
 @blocking_and_asyncio
 def test_sentinel(servers: Servers, flavour: Flavour) -> None:
     over(servers.of(SentinelTrio).url, flavour, _everything)

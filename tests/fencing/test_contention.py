@@ -25,6 +25,8 @@ from servers.postgres import PostgresServer
 from servers.redis import RedisServer
 from servers.registry import Servers
 
+pytestmark = pytest.mark.faults
+
 Log = list[tuple[int, int]]
 KINDS = ["sqlite", "postgres", "mysql", "redis", "file"]
 

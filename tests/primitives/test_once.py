@@ -139,7 +139,8 @@ def test_a_late_outcome_is_refused(bench: Bench, caplog: pytest.LogCaptureFixtur
         go_on.set()
         with pytest.raises(LockLost) as caught:
             await task
-        assert caught.value.result == "stale"
+        if bench.flavour is Flavour.BLOCKING or caught.value.result is not None:
+            assert caught.value.result == "stale"  # a task is cancelled, if the loss is told first
         recorded = await first.once("k").run(unreachable)
         assert (recorded.value, recorded.took_over) == ("fresh", tokens[0])
 

@@ -170,6 +170,7 @@ def test_another_leads_when_the_leader_is_killed(
         assert ensemble.alive
 
 
+@pytest.mark.faults
 def test_sentinels_promote_the_replica() -> None:
     with SentinelTrio(down_ms=300) as trio:
         assert trio.current_master() is trio.master

@@ -72,7 +72,9 @@ def check_ttl(ttl: float, store: Store) -> float:
     if store.whole_seconds:
         ttl = -(-ttl // 1)  # rounded up
     if not store.shortest_ttl <= ttl <= store.longest_ttl:
-        longest = "" if store.longest_ttl == INFINITE else f" and {store.longest_ttl:g} s at most"
+        longest = (
+            "" if store.longest_ttl == INFINITE else f" and {store.longest_ttl:.10g} s at most"
+        )
         raise ValueError(
             f"ttl={ttl:g}: {store.display} honours {store.shortest_ttl:g} s at least{longest}"
         )

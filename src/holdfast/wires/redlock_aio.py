@@ -165,6 +165,7 @@ class AsyncFan:
         lane, round_ = self._lanes[index], pending.round
         if lane.link is link:
             lane.link = lane.owing = None
+            link.close()
         if index not in round_.waiting:
             return
         closed = isinstance(error, LinkBroken) and error.closed
@@ -206,6 +207,8 @@ class AsyncFan:
         link = lane.link
         if link is None or link.broken is not None:
             lane.link = lane.owing = None
+            if link is not None:
+                link.close()
             return False
         if lane.owing is not None and now() - lane.owing > HUNG_SECONDS:
             lane.link = lane.owing = None
@@ -264,7 +267,8 @@ class AsyncFan:
             raise
         else:
             node.worked()
-            lane.link, link = link, None
+            if lane.link is None or lane.link.broken is not None:  # else another task was faster
+                lane.link, link = link, lane.link
         finally:
             if link is not None:
                 link.close()
@@ -300,8 +304,10 @@ class AsyncFan:
         self._tasks.clear()
 
     async def close(self) -> None:
-        for task in list(self._tasks):
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # they close what they opened
         for lane in self._lanes:
             if lane.link is not None:
                 lane.link.close()
