@@ -18,6 +18,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, o
     return told
 
 
+@pytest.mark.faults
 def test_every_case_runs_and_cleans_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both doors have a row in each case, and nobody holds or waits afterwards."""
     url = f"sqlite://{tmp_path}/locks.db"

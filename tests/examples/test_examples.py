@@ -81,11 +81,13 @@ def test_on_the_embedded_store(name: str, tmp_path: Path) -> None:
     assert SAYS[name] in finish(start(name, embedded(tmp_path)))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("name", SAYS)
 def test_by_changing_the_url(name: str, servers: Servers) -> None:
     assert SAYS[name] in finish(start(name, servers.of(RedisServer).url))
 
 
+@pytest.mark.faults
 def test_a_hundred_flash_sales(tmp_path: Path) -> None:
     """A seller is stopped in the middle of each: unfenced it oversells, fenced never."""
     options = ("--ttl", "0.2", "--runs", str(RUNS), "--unfenced", "2")

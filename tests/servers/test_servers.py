@@ -129,6 +129,7 @@ KINDS: dict[str, tuple[Callable[[], Server], Write, Read]] = {
 }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", KINDS)
 def test_life(kind: str) -> None:
     make, write, read = KINDS[kind]

@@ -40,6 +40,7 @@ __all__ = ["ConsulBackend"]
 
 # How often an attempt starts over because the line changed under it.
 TRIES = 20
+STEP_ASIDE_SECONDS = 0.004
 MOST_PERMITS = (OPS - 4) // 2
 """Every slot takes two operations of the one transaction that grants them."""
 
@@ -65,7 +66,7 @@ class ConsulBackend:
                 f"{claim.weight} permits of {claim.name!r}: one transaction of "
                 f"{self.store.display} grants {MOST_PERMITS} at most"
             )
-        for _ in range(TRIES):
+        for tries in range(TRIES):
             session = await self.keeper.session(claim.ttl, until)
             try:
                 answer = await self._attempt(Attempt(claim, join, session, until))
@@ -74,6 +75,8 @@ class ConsulBackend:
                 continue
             if answer is not None:
                 return answer
+            # Others changed the line meanwhile: not all of them again in step.
+            await self.runtime.sleep(self.runtime.between(0.0, STEP_ASIDE_SECONDS * tries))
         raise BackendUnavailable(f"{self.store.display}: the line of {claim.name!r} never rests")
 
     async def _attempt(self, at: Attempt) -> Grant | Busy | None:

@@ -39,6 +39,7 @@ DELETE = b"POST /v3/kv/deleterange"
 RANGE = b"POST /v3/kv/range"
 # How often an attempt starts over because the line changed under it.
 TRIES = 20
+STEP_ASIDE_SECONDS = 0.004
 
 
 class EtcdBackend:
@@ -57,7 +58,7 @@ class EtcdBackend:
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        for _ in range(TRIES):
+        for tries in range(TRIES):
             session = await self.leases.session(claim.ttl, until)
             try:
                 answer = await self._attempt(Attempt(claim, join, session, until))
@@ -66,6 +67,8 @@ class EtcdBackend:
                 continue
             if answer is not None:
                 return answer
+            # Others changed the line meanwhile: not all of them again in step.
+            await self.runtime.sleep(self.runtime.between(0.0, STEP_ASIDE_SECONDS * tries))
         raise BackendUnavailable(f"{self.store.display}: the line of {claim.name!r} never rests")
 
     async def _attempt(self, at: Attempt) -> Grant | Busy | None:
