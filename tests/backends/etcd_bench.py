@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import suppress
 
 import psutil
 
+import holdfast
 from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
 from servers.ensemble import Ensemble
 from servers.etcd import EtcdServer
 from servers.ports import free_port, give_back
@@ -126,3 +130,17 @@ class LinkedTrio(Ensemble[LinkedNode]):
                 node.resume()
         self.launch()
         self.wait_ready()
+
+
+def hold_once(url: str, namespace: str, flavour: Flavour, got: threading.Event) -> None:
+    """For a thread of its own: says when it has got the name."""
+    if flavour is Flavour.BLOCKING:
+        with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name"):
+            got.set()
+    else:
+        asyncio.run(_hold_once_async(url, namespace, got))
+
+
+async def _hold_once_async(url: str, namespace: str, got: threading.Event) -> None:
+    async with holdfast.connect_async(url, namespace=namespace) as locks, locks.lock("name"):
+        got.set()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from backends.etcd_bench import hold_once
 from holdfast.backends.etcd import EtcdStore
 from holdfast.backends.etcd_backend import EtcdBackend
 from holdfast.claim import Busy, Claim, Grant, Mode, write_label
@@ -210,7 +211,7 @@ def test_a_wait_outlives_compaction(server: EtcdServer, namespace: str, flavour:
         held = ours.lock("name").acquire()
         assert held
         got = threading.Event()
-        thread = threading.Thread(target=_get, args=(server.url, namespace, flavour, got))
+        thread = threading.Thread(target=hold_once, args=(server.url, namespace, flavour, got))
         thread.start()
         while not ours.inspect("name").waiters:
             pass
@@ -223,19 +224,6 @@ def test_a_wait_outlives_compaction(server: EtcdServer, namespace: str, flavour:
         assert got.wait(SOON)
         assert now() - began < 4, "only the re-check noticed"
         thread.join()
-
-
-def _get(url: str, namespace: str, flavour: Flavour, got: threading.Event) -> None:
-    if flavour is Flavour.BLOCKING:
-        with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name"):
-            got.set()
-    else:
-        asyncio.run(_get_async(url, namespace, got))
-
-
-async def _get_async(url: str, namespace: str, got: threading.Event) -> None:
-    async with holdfast.connect_async(url, namespace=namespace) as locks, locks.lock("name"):
-        got.set()
 
 
 def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: EtcdServer) -> None:
@@ -280,28 +268,6 @@ async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
             assert await lease.release()
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("flavour", list(Flavour))
-def test_a_silent_socket_is_replaced(server: EtcdServer, namespace: str, flavour: Flavour) -> None:
-    """A WebSocket on which nothing comes any more is given up, and waiters are woken again."""
-    with Proxy(server) as proxy, holdfast.connect(server.url, namespace=namespace) as ours:
-        held = ours.lock("name").acquire()
-        assert held
-        got = threading.Event()
-        thread = threading.Thread(target=_get, args=(proxy.url, namespace, flavour, got))
-        thread.start()
-        while not ours.inspect("name").waiters:
-            pass
-        proxy.stall()
-        assert not got.wait(7)
-        proxy.cut()  # what was sent meanwhile never arrives
-        proxy.resume()
-        assert not got.wait(4)
-        assert held.release()
-        assert got.wait(SOON)
-        thread.join()
-
-
 def test_the_gateway_may_be_off(namespace: str) -> None:
     """Then it says so, at once, and how to switch it on."""
     with EtcdServer(version="3.5") as server:
@@ -327,14 +293,14 @@ def test_tls(namespace: str, tmp_path: Path) -> None:
             assert held
             got = threading.Event()
             args = (server.url, namespace, Flavour.BLOCKING, got)
-            thread = threading.Thread(target=_get, args=args)
+            thread = threading.Thread(target=hold_once, args=args)
             thread.start()
             while not locks.inspect("name").waiters:
                 pass
             assert held.release()
             assert got.wait(4)
             thread.join()
-            asyncio.run(_get_async(server.url, namespace, got))
+            hold_once(server.url, namespace, Flavour.ASYNCIO, got)
         bare = server.url.partition("?")[0]
         with (
             holdfast.connect(bare, namespace=namespace, patience=0.5) as locks,
@@ -399,7 +365,7 @@ def test_waiting_with_a_password(guarded: EtcdServer, namespace: str, flavour: F
         threading.Event().wait(3.5)
         held.check()
         got = threading.Event()
-        thread = threading.Thread(target=_get, args=(url, namespace, flavour, got))
+        thread = threading.Thread(target=hold_once, args=(url, namespace, flavour, got))
         thread.start()
         while not locks.inspect("name").waiters:
             pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -11,14 +12,16 @@ from contextlib import closing
 import pytest
 
 import holdfast
-from backends.etcd_bench import LinkedTrio
+from backends.etcd_bench import LinkedTrio, hold_once
 from backends.zookeeper_bench import Believer
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
+from servers.etcd import EtcdServer
 from servers.missing import ServerMissing, required
 from servers.proxy import Proxy
+from servers.registry import Servers
 
 pytestmark = pytest.mark.faults
 
@@ -219,3 +222,25 @@ def test_one_node_after_the_other_is_restarted(trio: LinkedTrio, namespace: str)
         assert tokens == sorted(set(tokens))
         kept.check()
         assert kept.release() is True
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_a_silent_socket_is_replaced(servers: Servers, namespace: str, flavour: Flavour) -> None:
+    """A WebSocket on which nothing comes any more is given up, and waiters are woken again."""
+    server = servers.of(EtcdServer)
+    with Proxy(server) as proxy, holdfast.connect(server.url, namespace=namespace) as ours:
+        held = ours.lock("name").acquire()
+        assert held
+        got = threading.Event()
+        thread = threading.Thread(target=hold_once, args=(proxy.url, namespace, flavour, got))
+        thread.start()
+        while not ours.inspect("name").waiters:
+            pass
+        proxy.stall()
+        assert not got.wait(7)
+        proxy.cut()  # what was sent meanwhile never arrives
+        proxy.resume()
+        assert not got.wait(4)
+        assert held.release()
+        assert got.wait(SOON)
+        thread.join()
