@@ -190,15 +190,15 @@ class Doorway(Generic[K, M, E, J, V]):
 
     async def _list(self, prefix: str, limit: int) -> list[Standing]:
         self._door.enter()
-        standings: list[Standing] = []
+        found: dict[str, Standing] = {}
         cursor: str | None = None
-        while len(standings) < limit:
+        while len(found) < limit:
             page = await self._door.backend.survey(prefix, cursor, min(PAGE, limit))
-            standings += page.standings
+            found |= {standing.name: standing for standing in page.standings}
             cursor = page.cursor
             if cursor is None:
                 break
-        return sorted(standings[:limit])
+        return sorted(list(found.values())[:limit])
 
     async def _inspect(self, name: str) -> Standing:
         self._door.enter()

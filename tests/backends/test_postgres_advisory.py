@@ -330,12 +330,12 @@ def test_the_loop_is_never_blocked_by_the_keeper(url: str, namespace: str) -> No
 def test_200_holds_wait_and_end_in_threads(servers: Servers, namespace: str) -> None:
     """Many threads, few names: the server's queue serves all of them."""
     server = servers.of(PostgresServer)
-    served: list[int] = []
+    served: list[tuple[str, int]] = []
     with holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace) as locks:
 
         def work(number: int) -> None:
             with locks.lock(f"name {number % 5}", timeout=60) as lease:
-                served.append(lease.token)
+                served.append((lease.name, lease.token))
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
         for thread in threads:

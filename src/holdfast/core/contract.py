@@ -229,7 +229,8 @@ class Backend(Protocol):
         ...
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
-        """Names in use that start with the prefix. A page may be shorter than the limit."""
+        """Names in use that start with the prefix. A page may be shorter than the limit, and may
+        repeat a name of an earlier one: Redis walks keys that move while it does."""
         ...
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:

@@ -65,7 +65,7 @@ async def notes_are_any_text(bench: Bench) -> None:
 
 @contract.rule()
 async def a_survey_finds_all_in_pages(bench: Bench) -> None:
-    """A survey gives every name in use once, page by page, and no name that is free."""
+    """A survey gives every name in use, page by page, and no name that is free."""
     peer = bench.peer()
     names = {f"job:{number}" for number in range(25)}
     for name in names:
@@ -73,8 +73,7 @@ async def a_survey_finds_all_in_pages(bench: Bench) -> None:
     freed = await peer.take(bench.claim("job:freed"))
     assert await peer.release(freed)
     for limit in (1, 7, 100):
-        found = [standing.name for standing in await peer.survey("job:", limit)]
-        assert sorted(found) == sorted(names)
+        assert {standing.name for standing in await peer.survey("job:", limit)} == names
 
 
 @contract.rule()
@@ -84,8 +83,8 @@ async def a_survey_s_prefix_is_plain_text(bench: Bench) -> None:
     for name in DISTINCT_NAMES:
         await peer.take(bench.claim(name))
     for prefix in ("", "a", "A", "a%", "a_", "a*", "[", "{", "/", ".", "'", "ä", "\\", "a\\"):
-        found = [standing.name for standing in await peer.survey(prefix)]
-        assert sorted(found) == sorted(name for name in DISTINCT_NAMES if name.startswith(prefix))
+        found = {standing.name for standing in await peer.survey(prefix)}
+        assert found == {name for name in DISTINCT_NAMES if name.startswith(prefix)}
 
 
 @contract.rule(RECORDS)
