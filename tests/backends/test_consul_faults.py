@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from backends.consensus_bench import LinkedConsulTrio
+from backends.recovery import Recovery, Tell
 from backends.zookeeper_bench import Believer
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -26,6 +27,7 @@ CALM = 20.0
 """The ttl of those who are not to lose what they hold."""
 SOON = 60.0
 """Far more than two ttls and an election, on a machine that is busy: what counts is the order."""
+LOCK_DELAY = 4
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,14 @@ def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
         return lease.token, now()
 
 
+def _recovers(url: str, namespace: str, bound: float, tell: Tell) -> tuple[int, float]:
+    """As above, within what is documented."""
+    with Recovery(url, namespace) as recovery:
+        found = _next_token(url, namespace, SOON)
+        recovery.within(bound, tell)
+    return found
+
+
 def test_a_hold_survives_its_leader(trio: LinkedConsulTrio, namespace: str) -> None:
     """A killed leader costs an election, not the hold."""
     with closing(Believer(trio.url(), namespace, "name", 60.0)) as believer:
@@ -79,13 +89,14 @@ def test_a_hold_survives_its_leader(trio: LinkedConsulTrio, namespace: str) -> N
     assert token > believer.token
 
 
-def test_the_leader_stops(trio: LinkedConsulTrio, namespace: str) -> None:
+def test_the_leader_stops(trio: LinkedConsulTrio, namespace: str, record_property: Tell) -> None:
     """A leader that hangs is replaced; whoever holds next, nobody holds at the same time."""
     believer = Believer(trio.url(), namespace, "name", TTL)
     with closing(believer):
         leader = trio.find(leads=True)
         leader.pause()
-        token, entered = _next_token(trio.others(leader), namespace, SOON)
+        url = trio.others(leader)
+        token, entered = _recovers(url, namespace, 2 * TTL, record_property)
         assert token > believer.token
         assert believer.lost(SOON), "two held at the same time"
         assert believer.believed_until <= entered
@@ -94,13 +105,14 @@ def test_the_leader_stops(trio: LinkedConsulTrio, namespace: str) -> None:
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
 def test_a_minority_is_cut_off_with_its_client(
-    trio: LinkedConsulTrio, namespace: str, leads: bool
+    trio: LinkedConsulTrio, namespace: str, leads: bool, record_property: Tell
 ) -> None:
     """A server that is cut off proves nothing: its client stops before anybody else begins."""
     lonely = trio.find(leads=leads)
     with closing(Believer(trio.url(lonely), namespace, "name", TTL)) as believer:
         trio.isolate(lonely)
-        token, entered = _next_token(trio.others(lonely), namespace, SOON)
+        url = trio.others(lonely)
+        token, entered = _recovers(url, namespace, 2 * TTL, record_property)
         assert token > believer.token
         assert believer.lost(SOON), "two held at the same time"
         assert believer.believed_until <= entered
@@ -135,15 +147,17 @@ def test_the_reply_of_the_grant_is_lost(trio: LinkedConsulTrio, namespace: str, 
     _nothing_is_left(trio, namespace)
 
 
-def test_a_session_is_destroyed_from_outside(trio: LinkedConsulTrio, namespace: str) -> None:
+def test_a_session_is_destroyed_from_outside(
+    trio: LinkedConsulTrio, namespace: str, record_property: Tell
+) -> None:
     """With a lock-delay the next one is let in only after the last one knows: nobody works at
     the same time as another."""
-    url = f"{trio.url()}&lock_delay=4"
+    url = f"{trio.url()}&lock_delay={LOCK_DELAY}"
     with closing(Believer(url, namespace, "name", TTL)) as believer:
         for session in trio.nodes[0].ask("/v1/session/list"):
             if session["Name"].endswith(namespace):
                 trio.nodes[0].ask(f"/v1/session/destroy/{session['ID']}", "", method="PUT")
-        token, entered = _next_token(trio.url(), namespace, SOON)
+        token, entered = _recovers(trio.url(), namespace, LOCK_DELAY, record_property)
         assert token > believer.token
         assert believer.lost(SOON), "two held at the same time"
         assert believer.believed_until <= entered
@@ -151,7 +165,9 @@ def test_a_session_is_destroyed_from_outside(trio: LinkedConsulTrio, namespace: 
     _nothing_is_left(trio, namespace)
 
 
-def test_no_majority_for_three_ttls(trio: LinkedConsulTrio, namespace: str) -> None:
+def test_no_majority_for_three_ttls(
+    trio: LinkedConsulTrio, namespace: str, record_property: Tell
+) -> None:
     """Nobody acquires, the holder learns it by its deadline, and work goes on afterwards."""
     url = trio.url()
     with closing(Believer(url, namespace, "name", TTL)) as believer:
@@ -170,21 +186,23 @@ def test_no_majority_for_three_ttls(trio: LinkedConsulTrio, namespace: str) -> N
         assert believer.believed_until <= began + TTL + 0.05
         for node in stopped:
             node.resume()
-        token, _ = _next_token(url, namespace, SOON)
+        token, _ = _recovers(url, namespace, 2 * TTL, record_property)
         assert token > believer.token
 
 
-def test_a_client_is_stopped_past_its_session(trio: LinkedConsulTrio, namespace: str) -> None:
+def test_a_client_is_stopped_past_its_session(
+    trio: LinkedConsulTrio, namespace: str, record_property: Tell
+) -> None:
     """Its first word after it goes on is that the hold is lost."""
-    asyncio.run(_stopped_past_its_session(trio.url(), namespace))
+    asyncio.run(_stopped_past_its_session(trio.url(), namespace, record_property))
 
 
-async def _stopped_past_its_session(url: str, namespace: str) -> None:
+async def _stopped_past_its_session(url: str, namespace: str, tell: Tell) -> None:
     process = Process(url, Flavour.BLOCKING, namespace=namespace, ttl=TTL)
     try:
         token = await process.ask("acquire", name="name")
         process.stop()
-        later, _ = await asyncio.to_thread(_next_token, url, namespace, SOON)
+        later, _ = await asyncio.to_thread(_recovers, url, namespace, 2 * TTL, tell)
         assert later > token
         process.go_on()
         state = await process.ask("state", name="name")

@@ -13,6 +13,7 @@ import pytest
 
 import holdfast
 from backends.etcd_bench import LinkedTrio, hold_once
+from backends.recovery import Recovery, Tell
 from backends.zookeeper_bench import Believer
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -30,6 +31,8 @@ CALM = 20.0
 """The ttl of those who are not to lose what they hold."""
 SOON = 60.0
 """Far more than two ttls and an election, on a machine that is busy: what counts is the order."""
+CHECK = 0.5
+"""How often etcd looks for leases that have ended."""
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +69,18 @@ def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
         return lease.token, now()
 
 
-def _loses(believer: Believer, url: str, namespace: str) -> None:
+def _recovers(url: str, namespace: str, bound: float, tell: Tell) -> tuple[int, float]:
+    """As above, within what is documented."""
+    with Recovery(url, namespace) as recovery:
+        found = _next_token(url, namespace, SOON)
+        recovery.within(bound, tell)
+    return found
+
+
+def _loses(believer: Believer, url: str, namespace: str, tell: Tell) -> None:
     """The next one gets it within the bound, after the last one has stopped believing."""
     with closing(believer):
-        token, entered = _next_token(url, namespace, SOON)
+        token, entered = _recovers(url, namespace, 2 * TTL + CHECK, tell)
         assert token > believer.token
         assert believer.lost(SOON), "two held at the same time"
         assert believer.believed_until <= entered
@@ -116,12 +127,14 @@ def test_the_leader_stops(trio: LinkedTrio, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_a_minority_is_cut_off_with_its_client(trio: LinkedTrio, namespace: str, role: str) -> None:
+def test_a_minority_is_cut_off_with_its_client(
+    trio: LinkedTrio, namespace: str, role: str, record_property: Tell
+) -> None:
     """An old leader goes on answering keep-alives for a while; that proves nothing too much."""
     lonely = trio.leader() if role == "leader" else trio.follower()
     believer = Believer(lonely.url, namespace, "name", TTL)
     trio.isolate(lonely)
-    _loses(believer, trio.others(lonely), namespace)
+    _loses(believer, trio.others(lonely), namespace, record_property)
 
 
 @pytest.mark.parametrize("mode", ["lock", "semaphore"])
@@ -166,7 +179,9 @@ def test_a_wait_outlives_compaction_and_its_leader(trio: LinkedTrio, namespace: 
             assert token > held.token
 
 
-def test_no_majority_for_three_ttls(trio: LinkedTrio, namespace: str) -> None:
+def test_no_majority_for_three_ttls(
+    trio: LinkedTrio, namespace: str, record_property: Tell
+) -> None:
     """Nobody acquires, the holder learns it by its deadline, and work goes on afterwards."""
     with closing(Believer(trio.url, namespace, "name", TTL)) as believer:
         kept = trio.follower()
@@ -184,21 +199,23 @@ def test_no_majority_for_three_ttls(trio: LinkedTrio, namespace: str) -> None:
         assert believer.believed_until <= began + TTL + 0.05
         for node in stopped:
             node.resume()
-        token, _ = _next_token(trio.url, namespace, SOON)
+        token, _ = _recovers(trio.url, namespace, 2 * TTL + CHECK, record_property)
         assert token > believer.token
 
 
-def test_a_client_is_stopped_past_its_session(trio: LinkedTrio, namespace: str) -> None:
+def test_a_client_is_stopped_past_its_session(
+    trio: LinkedTrio, namespace: str, record_property: Tell
+) -> None:
     """Its first word after it goes on is that the hold is lost."""
-    asyncio.run(_stopped_past_its_session(trio.url, namespace))
+    asyncio.run(_stopped_past_its_session(trio.url, namespace, record_property))
 
 
-async def _stopped_past_its_session(url: str, namespace: str) -> None:
+async def _stopped_past_its_session(url: str, namespace: str, tell: Tell) -> None:
     process = Process(url, Flavour.BLOCKING, namespace=namespace, ttl=TTL)
     try:
         token = await process.ask("acquire", name="name")
         process.stop()
-        later, _ = await asyncio.to_thread(_next_token, url, namespace, SOON)
+        later, _ = await asyncio.to_thread(_recovers, url, namespace, TTL + CHECK, tell)
         assert later > token
         process.go_on()
         state = await process.ask("state", name="name")

@@ -10,7 +10,8 @@ from contextlib import closing
 import pytest
 
 import holdfast
-from backends.zookeeper_bench import Believer, LinkedTrio, QuickServer
+from backends.recovery import Recovery, Tell
+from backends.zookeeper_bench import TICK_SECONDS, Believer, LinkedTrio, QuickServer
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
@@ -26,6 +27,8 @@ CALM = 20.0
 """The ttl of those who are not to lose what they hold."""
 SOON = 60.0
 """Far more than two sessions and elections, on a machine that is busy: what counts is the order."""
+SESSION = 1.1 * TTL + 2 * TICK_SECONDS
+"""After what a session ends, as the servers round it. A new leader counts it anew."""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,14 @@ def _next_token(url: str, namespace: str, seconds: float) -> tuple[int, float]:
         return lease.token, now()
 
 
+def _recovers(url: str, namespace: str, bound: float, tell: Tell) -> tuple[int, float]:
+    """As above, within what is documented."""
+    with Recovery(url, namespace) as recovery:
+        found = _next_token(url, namespace, SOON)
+        recovery.within(bound, tell)
+    return found
+
+
 def test_a_hold_survives_its_leader(trio: LinkedTrio, namespace: str) -> None:
     """A killed leader costs an election, not the hold."""
     with closing(Believer(trio.url, namespace, "name", 30.0)) as believer:
@@ -102,21 +113,26 @@ def test_the_leader_stops(trio: LinkedTrio, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("turn", range(3))
-def test_a_follower_is_cut_off_with_its_client(trio: LinkedTrio, namespace: str, turn: int) -> None:
+def test_a_follower_is_cut_off_with_its_client(
+    trio: LinkedTrio, namespace: str, turn: int, record_property: Tell
+) -> None:
     """The client's server still answers and calls it connected: no proof of anything."""
     lonely = trio.follower()
     with closing(Believer(lonely.url, namespace, "name", TTL)) as believer:
         # At another moment between two renewals each time.
         assert not believer.lost(turn * TTL / 9)
         trio.isolate(lonely)
-        token, entered = _next_token(trio.others(lonely), namespace, SOON)
+        url = trio.others(lonely)
+        token, entered = _recovers(url, namespace, SESSION, record_property)
         assert token > believer.token
         assert believer.lost(SOON), "two held at the same time"
         assert believer.believed_until <= entered
         trio.join(lonely)
 
 
-def test_the_leader_is_cut_off_with_its_client(trio: LinkedTrio, namespace: str) -> None:
+def test_the_leader_is_cut_off_with_its_client(
+    trio: LinkedTrio, namespace: str, record_property: Tell
+) -> None:
     """An old leader that has not noticed yet answers everything but a write."""
     lonely = trio.leader()
     with closing(Believer(lonely.url, namespace, "name", TTL)) as believer:
@@ -125,12 +141,14 @@ def test_the_leader_is_cut_off_with_its_client(trio: LinkedTrio, namespace: str)
         assert believer.lost(SOON)
         assert believer.believed_until <= cut + TTL
         trio.join(lonely)
-        token, entered = _next_token(trio.url, namespace, SOON)
+        token, entered = _recovers(trio.url, namespace, 2 * SESSION, record_property)
         assert token > believer.token
         assert believer.believed_until <= entered
 
 
-def test_no_majority_for_three_ttls(trio: LinkedTrio, namespace: str) -> None:
+def test_no_majority_for_three_ttls(
+    trio: LinkedTrio, namespace: str, record_property: Tell
+) -> None:
     """Nobody acquires, the holder learns it by its deadline, and work goes on afterwards."""
     with closing(Believer(trio.url, namespace, "name", TTL)) as believer:
         stopped = [node for node in trio.nodes if node is not trio.follower()][:2]
@@ -147,16 +165,16 @@ def test_no_majority_for_three_ttls(trio: LinkedTrio, namespace: str) -> None:
         assert believer.believed_until <= began + TTL + 0.05
         for node in stopped:
             node.resume()
-        token, _ = _next_token(trio.url, namespace, SOON)
+        token, _ = _recovers(trio.url, namespace, 2 * SESSION, record_property)
         assert token > believer.token
 
 
-async def _stopped_past_its_session(url: str, namespace: str) -> None:
+async def _stopped_past_its_session(url: str, namespace: str, tell: Tell) -> None:
     process = Process(url, Flavour.BLOCKING, namespace=namespace, ttl=TTL)
     try:
         token = await process.ask("acquire", name="name")
         process.stop()
-        later, _ = _next_token(url, namespace, SOON)
+        later, _ = await asyncio.to_thread(_recovers, url, namespace, SESSION, tell)
         assert later > token
         process.go_on()
         state = await process.ask("state", name="name")
@@ -167,9 +185,11 @@ async def _stopped_past_its_session(url: str, namespace: str) -> None:
         process.close()
 
 
-def test_a_client_is_stopped_past_its_session(trio: LinkedTrio, namespace: str) -> None:
+def test_a_client_is_stopped_past_its_session(
+    trio: LinkedTrio, namespace: str, record_property: Tell
+) -> None:
     """Its first word after it goes on is that the hold is lost."""
-    asyncio.run(_stopped_past_its_session(trio.url, namespace))
+    asyncio.run(_stopped_past_its_session(trio.url, namespace, record_property))
 
 
 def test_servers_that_lost_everything(namespace: str) -> None:
