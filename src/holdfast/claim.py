@@ -7,7 +7,6 @@ resource checks. A ``Standing`` is what a store can tell about a name: its holde
 from __future__ import annotations
 
 import enum
-import json
 from typing import Any, NamedTuple
 
 from holdfast.errors import InvalidName
@@ -129,11 +128,18 @@ class Record(NamedTuple):
 
 def write_label(host: str, pid: int, thread: str, note: str) -> str:
     """The text that stores keep beside a claim."""
+    texts = host + thread + note
+    if texts.isprintable() and '"' not in texts and "\\" not in texts:
+        return f'["{host}",{pid},"{thread}","{note}"]'  # most are, and a module less is loaded
+    import json
+
     return json.dumps([host, pid, thread, note], ensure_ascii=False, separators=(",", ":"))
 
 
 def read_label(label: str) -> tuple[str, int, str, str]:
     """Reads a stored label back; a damaged one gives question marks, never an exception."""
+    import json
+
     try:
         host, pid, thread, note = json.loads(label)
         return str(host), int(pid), str(thread), str(note)

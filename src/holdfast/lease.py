@@ -13,7 +13,6 @@ from weakref import ref
 
 from holdfast.claim import Fence, Mode
 from holdfast.core.drive import run_now
-from holdfast.core.extend import extend
 from holdfast.core.hold import Hold, State
 from holdfast.durations import Duration, seconds
 from holdfast.errors import LockLost
@@ -189,6 +188,7 @@ class LeaseBase:
     async def _extend(self, ttl: Duration | None) -> None:
         if self._released:
             raise self._lost_error()
+        from holdfast.core.extend import extend
         from holdfast.primitives.terms import check_ttl
 
         wanted = None if ttl is None else check_ttl(seconds(ttl, "ttl"), self._door.store)

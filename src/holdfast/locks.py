@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Locks", "connect", "find_url"]
 
 
+LATER = ("json", "logging", "holdfast.core.extend")
+"""What a command that holds one lock for a moment never loads."""
+
 Findings = list[Finding]
 Standings = list[Standing]
 
@@ -138,5 +141,5 @@ def connect(
 def _load_the_rest(backend: str) -> None:
     # An interrupt that tears an import apart may leave the interpreter's import lock taken: the
     # next import of any other thread hangs, be it the keeper's. So none is left for later.
-    for module in ("logging", *getattr(import_module(backend), "LATER", ())):
+    for module in (*LATER, *getattr(import_module(backend), "LATER", ())):
         import_module(module)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.backends import sqlite_chores as chores
 from holdfast.backends.sqlite_file import Place, place_of
-from holdfast.backends.sqlite_line import Line, Moment, Wake
 from holdfast.backends.sqlite_schema import open_file, raise_high, synced
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core import log
@@ -28,7 +27,8 @@ from holdfast.runtimes.clock import wall as wall_seconds
 from holdfast.url import Url
 from holdfast.wires.sqlite import SqliteWire
 
-if TYPE_CHECKING:  # most programs never wait, so they never load this
+if TYPE_CHECKING:  # most programs never meet a rival, so they never load this
+    from holdfast.backends.sqlite_line import Line, Wake
     from holdfast.backends.sqlite_wakes import Wakes
 
 __all__ = ["SqliteBackend", "SqliteStore", "open_store"]
@@ -38,7 +38,11 @@ SEPARATOR = "\x1f"  # no name and no namespace contains it
 MOST_TRIES = 1000
 KEPT_CROWDED = 1024
 NEVER = float("inf")
-LATER = ("holdfast.backends.sqlite_view", "holdfast.backends.sqlite_wakes")
+LATER = (
+    "holdfast.backends.sqlite_line",
+    "holdfast.backends.sqlite_view",
+    "holdfast.backends.sqlite_wakes",
+)
 """Modules that a command without rivals never loads."""
 EXCLUSIVE = Mode.EXCLUSIVE  # looking up a member of an enumeration takes its time
 
@@ -154,6 +158,8 @@ class SqliteBackend:
     def _work(
         self, cursor: sqlite3.Cursor, name: str, work: Callable[[Line], T], address: str
     ) -> tuple[T, list[Wake]]:
+        from holdfast.backends.sqlite_line import Line, Moment
+
         moment = Moment(now_seconds(), wall_seconds(), self._floor, address, self._store.display)
         line = Line(cursor, name, moment)
         result = work(line)
@@ -173,7 +179,7 @@ class SqliteBackend:
                 return tries > 0
             # The others of a door that died, and those behind it, may be dead as well.
             dead |= self._wakes.dead_among(await self._wire.run(_addresses, name))
-            skip = partial(Line.skip, addresses=dead)
+            skip = partial(_skip, addresses=dead)
             _, wakes = await self._wire.transact(NEVER, self._work, name, skip, "")
         return True
 
@@ -218,7 +224,7 @@ class SqliteBackend:
         wakes: dict[str, list[Wake]] = {}
         for claim, behind in waits:
             name = self._space + claim.name
-            refresh = partial(Line.refresh, owner=claim.owner, behind=behind)
+            refresh = partial(_refresh, owner=claim.owner, behind=behind)
             stands, woken = self._work(cursor, name, refresh, "")
             if not stands:
                 forgotten.add(claim.owner)
@@ -247,7 +253,7 @@ class SqliteBackend:
         self._quiet(claim)
 
     async def revoke(self, name: str) -> list[int]:
-        tokens, _ = await self._change(self._space + name, Line.clear)
+        tokens, _ = await self._change(self._space + name, lambda line: line.clear())
         return tokens
 
     async def look(self, name: str) -> Standing:
@@ -328,6 +334,14 @@ class SqliteBackend:
 
 def _look_in(cursor: sqlite3.Cursor) -> None:
     cursor.execute("SELECT 1 FROM meta").fetchall()
+
+
+def _skip(line: Line, addresses: set[str]) -> None:
+    line.skip(addresses)
+
+
+def _refresh(line: Line, owner: str, behind: int) -> bool:
+    return line.refresh(owner, behind)
 
 
 def _addresses(cursor: sqlite3.Cursor, name: str) -> list[str]:

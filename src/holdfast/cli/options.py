@@ -1,12 +1,12 @@
-"""What the verbs have in common: reading the command line, and opening the door."""
+"""What the verbs have in common: options, how their values are read, and opening the door."""
 
 from __future__ import annotations
 
-import argparse
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.exits import USAGE, BadSetting, Refused
+from holdfast.cli.exits import BadSetting
+from holdfast.cli.parser import Parser, wrong
 from holdfast.cli.text import is_terminal, say
 
 if TYPE_CHECKING:
@@ -26,44 +26,20 @@ __all__ = [
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Of a fixed width: argparse asks for the terminal's at every option, which takes longer
-    than all the rest."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=96)
-
-
-class Parser(argparse.ArgumentParser):
-    """One verb's parser: errors are one line and end with the code for wrong usage."""
-
-    def __init__(self, verb: str, description: str, usage: str | None = None) -> None:
-        super().__init__(
-            prog=f"holdfast {verb}",
-            usage=usage,
-            description=description,
-            allow_abbrev=False,
-            formatter_class=_Formatter,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise Refused(f"{message} (see {self.prog} --help)", USAGE)
-
-
-def store_options(parser: argparse.ArgumentParser) -> None:
+def store_options(parser: Parser) -> None:
     """``--url`` and ``--namespace``."""
     parser.add_argument("--url", help="the store; else $HOLDFAST_URL, else local")
     parser.add_argument("--namespace", help="the part of the store that is used (holdfast)")
 
 
-def epoch_option(parser: argparse.ArgumentParser) -> None:
+def epoch_option(parser: Parser) -> None:
     """``--epoch``, for verbs that hand out fences."""
     parser.add_argument(
         "--epoch", metavar="N", type=count, help="of the deployment, as in connect(epoch=N) (0)"
     )
 
 
-def json_option(parser: argparse.ArgumentParser) -> None:
+def json_option(parser: Parser) -> None:
     """``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
@@ -81,7 +57,7 @@ def seconds(text: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf"):
         message = f"{text!r} is no duration: seconds, or a number with ms, s, m, h or d"
-        raise argparse.ArgumentTypeError(message)
+        raise wrong(message)
     return value
 
 
@@ -89,28 +65,28 @@ def length(text: str) -> float:
     """A duration that is more than nothing."""
     value = seconds(text)
     if value == 0:
-        raise argparse.ArgumentTypeError("it must be more than 0")
+        raise wrong("it must be more than 0")
     return value
 
 
 def whole(text: str) -> int:
     """A whole number, 1 or more."""
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+        raise wrong(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
 def count(text: str) -> int:
     """A whole number, 0 or more."""
     if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+        raise wrong(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 
 def exit_code(text: str) -> int:
     """An exit code, 0 to 255."""
     if not text.isascii() or not text.isdecimal() or int(text) > 255:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an exit code: 0 to 255")
+        raise wrong(f"{text!r} is not an exit code: 0 to 255")
     return int(text)
 
 

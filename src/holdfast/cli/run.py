@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from holdfast.cli.child import Ending, run_command
@@ -26,7 +26,15 @@ from holdfast.cli.text import since
 if TYPE_CHECKING:
     from holdfast import Lease, Locks, LockTimeout
 
-__all__ = ["answer", "conflict_option", "environment", "main", "prepare", "split_command"]
+__all__ = [
+    "answer",
+    "command_line",
+    "conflict_option",
+    "environment",
+    "main",
+    "prepare",
+    "split_command",
+]
 
 EPILOG = """\
 The command runs without a shell, in a process group of its own, with HOLDFAST_NAME,
@@ -40,7 +48,7 @@ exit codes: the command's own; 128 + n if signal n ended it; 75 (or -E) not acqu
 
 def main(argv: list[str]) -> int:
     own, command = split_command(argv)
-    options = _parser().parse_args(own)
+    options = command_line().parse_args(own)
     if options.every and (options.shared or options.slots or options.wait is not None):
         raise Refused("--every goes without -s, --slots and -w", USAGE)
     child = prepare(command, "run")
@@ -69,17 +77,24 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv[:at], argv[at + 1 :]
 
 
-def _parser() -> Parser:
+def command_line() -> Parser:
+    """What ``run`` takes before the ``--``."""
     usage = "holdfast run NAME [options] -- command …"
     parser = Parser("run", "Runs a command while holding a lock.", usage)
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="NAME", help="what is locked")
-    wait = parser.add_mutually_exclusive_group()
-    wait.add_argument("-n", "--nonblock", action="store_true", help="do not wait")
-    wait.add_argument("-w", "--wait", metavar="SECONDS", type=seconds, help="wait at most so long")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("-s", "--shared", action="store_true", help="share it with other -s")
-    mode.add_argument("--slots", metavar="N", type=whole, help="let N run at once")
+    parser.add_argument("-n", "--nonblock", group="wait", action="store_true", help="do not wait")
+    parser.add_argument(
+        *("-w", "--wait"),
+        group="wait",
+        metavar="SECONDS",
+        type=seconds,
+        help="wait at most so long",
+    )
+    parser.add_argument(
+        "-s", "--shared", group="mode", action="store_true", help="share it with other -s"
+    )
+    parser.add_argument("--slots", group="mode", metavar="N", type=whole, help="let N run at once")
     parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
     parser.add_argument("--note", metavar="TEXT", help="shown to others who look or wait")
     parser.add_argument(
@@ -102,7 +117,7 @@ def conflict_option(parser: Parser) -> None:
     )
 
 
-def _run(child: Command, options: argparse.Namespace) -> Ending:
+def _run(child: Command, options: SimpleNamespace) -> Ending:
     from holdfast.errors import LockLost, LockTimeout
 
     ending: Ending | None = None
@@ -121,7 +136,7 @@ def _run(child: Command, options: argparse.Namespace) -> Ending:
     return ending
 
 
-def _run_every(child: Command, options: argparse.Namespace) -> int:
+def _run_every(child: Command, options: SimpleNamespace) -> int:
     from holdfast.cli.jobs import run_job
 
     with connect(options.url, options.namespace, options.ttl, options.epoch) as locks:
@@ -129,7 +144,7 @@ def _run_every(child: Command, options: argparse.Namespace) -> int:
         return run_job(child, job, options.conflict_exit_code)
 
 
-def _lock(locks: Locks, options: argparse.Namespace) -> AbstractContextManager[Lease]:
+def _lock(locks: Locks, options: SimpleNamespace) -> AbstractContextManager[Lease]:
     timeout = 0 if options.nonblock else options.wait
     if options.slots:
         return locks.semaphore(options.name, options.slots, timeout=timeout, note=options.note)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.claim import check_name
 from holdfast.errors import LockLost
 
-__all__ = ["Decorating", "check_door", "check_whole", "fill"]
+if TYPE_CHECKING:
+    from holdfast.primitives.lock import LockBase
+
+__all__ = ["check_door", "check_whole", "decorate", "fill"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,24 +79,14 @@ def fill(template: str, function: Callable[..., Any]) -> Callable[..., str]:
     return name
 
 
-class Decorating:
-    """A lock that can wrap functions."""
-
-    __slots__ = ()
-
-    name: str
-
-    def _named(self, name: str) -> Self:
-        raise TypeError(f"{type(self).__name__} has no name")
-
-    def __call__(self, function: F) -> F:
-        """Runs the function under the lock; ``LockLost.result`` is its result if it finished."""
-        asynchronous = hasattr(self, "__aenter__")
-        check_whole(function, "lock")
-        check_door(function, "locks", asynchronous=asynchronous)
-        name = fill(self.name, function)
-        wrapper = _wrap_async(self, function, name) if asynchronous else _wrap(self, function, name)
-        return functools.wraps(function)(wrapper)  # type: ignore[return-value]
+def decorate(lock: LockBase[Any], function: F) -> F:
+    """The function, run under the lock."""
+    asynchronous = hasattr(lock, "__aenter__")
+    check_whole(function, "lock")
+    check_door(function, "locks", asynchronous=asynchronous)
+    name = fill(lock.name, function)
+    wrapper = _wrap_async(lock, function, name) if asynchronous else _wrap(lock, function, name)
+    return functools.wraps(function)(wrapper)  # type: ignore[return-value]
 
 
 def _wrap(lock: Any, function: Callable[..., Any], name: Callable[..., str]) -> Callable[..., Any]:

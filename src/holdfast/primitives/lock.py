@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -15,7 +16,6 @@ from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import AlreadyHeld, LockTimeout, NotHeld
 from holdfast.lease import Lease, LeaseBase
 from holdfast.primitives.block import Entered, WayOut
-from holdfast.primitives.decorate import Decorating
 
 if TYPE_CHECKING:
     from holdfast.core.door import Door
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["UNSET", "Lock", "LockBase"]
 
 L = TypeVar("L", bound=LeaseBase)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class LockBase(Decorating, Entered[L]):
+class LockBase(Entered[L]):
     """What both doors' locks share: everything but the words ``with`` and ``await``."""
 
     __slots__ = (
@@ -54,6 +55,12 @@ class LockBase(Decorating, Entered[L]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self._mode} on {self._door.store.display}>"
+
+    def __call__(self, function: F) -> F:
+        """Runs the function under the lock; ``LockLost.result`` is its result if it finished."""
+        from holdfast.primitives.decorate import decorate
+
+        return decorate(self, function)
 
     def _named(self, name: str) -> Self:
         """The same lock of another name, for decorated calls."""
