@@ -62,6 +62,9 @@ class Grant(NamedTuple):
     (stores with sessions: when the session's last answered keep-alive was sent)."""
     ref: Any = None
     """The backend's own reference to the hold (a key, a path, a session). Plain data."""
+    seconds: float | None = None
+    """How long it lasts unless it is renewed, where that is less than the ttl: a store that grants
+    as it wakes does not know whether the waiter is still well."""
 
 
 class Busy(NamedTuple):
@@ -116,6 +119,8 @@ class Standing(NamedTuple):
     limit: int
     holders: tuple[Holder, ...]
     waiters: tuple[Waiter, ...]
+    notice: str = ""
+    """Why those who wait are not woken but look now and then, where a store can't do better."""
 
 
 class Record(NamedTuple):

@@ -19,7 +19,16 @@ from holdfast.backends.redis_requests import Command, Requests
 from holdfast.backends.redis_scripts import Scripts
 from holdfast.backends.redis_words import Keys, busy_answer, milliseconds, refusal
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
-from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
+from holdfast.core.contract import (
+    GRACE_SECONDS,
+    Finding,
+    Guarantee,
+    Page,
+    Renewal,
+    Runtime,
+    Settings,
+    Waiting,
+)
 from holdfast.errors import Unsupported
 from holdfast.url import Url
 from holdfast.wires.redis import LinkBroken, Refused, bulk
@@ -130,13 +139,19 @@ class RedisBackend:
 
     async def _undo(self, claim: Claim, short: str, heard: int) -> Busy:
         await self.abandon(claim)
-        return Busy(0, 1.0, heard, f"{short}: {claim.name!r} on {self.display} was given back")
+        reason = f"{short}: {claim.name!r} on {self.display} was given back"
+        return Busy(0, 1.0, (heard, 0), reason)
 
     # ---- waiting
 
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        key, heard = _bell_key(claim.owner), busy.ref or 0
-        await self._wakeups.wait(key, heard, until, self._requests.route.bell)
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+        heard, last = busy.ref
+        bell = self._requests.route.bell
+        token = await self._wakeups.wait(_bell_key(claim.owner), heard, until, bell)
+        # A ring may have been under way since before the attempt whose answer this waits on.
+        if token is None or token <= last:
+            return None
+        return Grant(claim, token, seconds=min(GRACE_SECONDS, claim.ttl))
 
     def nudge(self, claim: Claim) -> None:
         self._wakeups.ring(_bell_key(claim.owner))
@@ -331,7 +346,10 @@ class RedisStore:
         self.longest_ttl = options.max_ttl if loss_protection else LONGEST_TTL_SECONDS
         self.keys = Keys(settings.namespace, cluster=options.cluster)
         self.scripts = Scripts(
-            loss_protection=loss_protection, interop=interop, cluster=options.cluster
+            loss_protection=loss_protection,
+            interop=interop,
+            cluster=options.cluster,
+            replicas=options.replicas > 0,
         )
         self.guarantees = _GUARANTEES - _NOT_WITH_REDIS_PY if interop else _GUARANTEES
 

@@ -92,9 +92,15 @@ class Script:
 class Scripts:
     """All scripts of one backend: their text depends on what the store was asked to do."""
 
-    def __init__(self, *, loss_protection: bool, interop: bool, cluster: bool) -> None:
-        flags = ", ".join(str(flag).lower() for flag in (loss_protection, interop, cluster))
-        self._flags = f"local LOSS, INTEROP, CLUSTER = {flags}\n"
+    def __init__(
+        self, *, loss_protection: bool, interop: bool, cluster: bool, replicas: bool
+    ) -> None:
+        # A waiter must ask itself where a grant needs more than this hash, and where it can't be
+        # told whether the waiter's door listens: on a cluster it may do so at another node.
+        direct = not (loss_protection or interop or cluster or replicas)
+        flags = (loss_protection, interop, cluster, direct)
+        values = ", ".join(str(flag).lower() for flag in flags)
+        self._flags = f"local LOSS, INTEROP, CLUSTER, DIRECT = {values}\n"
         keys = ["state"] + ["foreign"] * interop
         of_claim = keys + ["loss"] * loss_protection
         self.acquire = self._make("acquire", of_claim, 5)

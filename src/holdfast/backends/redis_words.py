@@ -92,7 +92,7 @@ def busy_answer(claim: Claim, reply: Any, store: str, heard: int) -> Busy:
         )
     if kind != b"busy":
         raise refusal(reply, store)
-    _, place, retry, joined, barred = reply
+    _, place, retry, joined, barred, token = reply
     reason = ""
     if joined == _FULL:
         reason = f"{QUEUE_CAP} already wait for {claim.name!r}"
@@ -103,7 +103,7 @@ def busy_answer(claim: Claim, reply: Any, store: str, heard: int) -> Busy:
             f"{store} grants nothing before {until}: it was restarted, emptied or replaced and "
             "may have lost holds (loss_protection; `holdfast init` marks a new one as new)"
         )
-    return Busy(place, retry / 1000 if retry >= 0 else None, heard, reason)
+    return Busy(place, retry / 1000 if retry >= 0 else None, (heard, token), reason)
 
 
 def refusal(reply: Any, store: str) -> HoldfastError:

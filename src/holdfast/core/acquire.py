@@ -58,15 +58,15 @@ async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
     try:
         if not door.lines.join(turn):
             await _wait_for_turn(door, turn, until, ask)
-            return await _stand(door, turn, until, ask, None)
+            return await _stand(door, turn, until, ask)
         # The usual way, without a step more than it needs: nobody waits and it is free.
         try:
             answer = await door.backend.attempt(claim, join=True, until=_answer_by(sent, until))
         except BackendUnavailable:  # perhaps a connection that went stale: _stand has patience
             turn.unsure = True
-            return await _stand(door, turn, until, ask, None)
+            return await _stand(door, turn, until, ask)
         hold = door.take(answer, sent, ask) if isinstance(answer, Grant) else None
-        return hold or await _stand(door, turn, until, ask, answer)
+        return hold or await _stand(door, turn, until, ask, answer, sent)
     except GeneratorExit:  # the loop is gone, and nothing can be awaited any more
         turn.gone = True
         door.keep.undo(claim)
@@ -100,14 +100,19 @@ async def _wait_for_turn(door: Door, turn: Turn, until: float | None, ask: Ask) 
 
 
 async def _stand(
-    door: Door, turn: Turn, until: float | None, ask: Ask, told: Grant | Busy | None
+    door: Door,
+    turn: Turn,
+    until: float | None,
+    ask: Ask,
+    told: Grant | Busy | None = None,
+    sent: float = 0.0,
 ) -> Hold:
     """Waits where the store says so, and asks it again, until it grants."""
     outage: _Outage | None = None
     wait: _Wait | None = None
     if isinstance(told, Busy):
         wait = _Wait(door, turn, until, ask)
-        await wait.wait(told)
+        await wait.wait(told, sent)
     while True:
         door.enter()
         try:
@@ -125,11 +130,12 @@ async def _stand(
             continue
         outage = None
         wait = wait or _Wait(door, turn, until, ask)
-        await wait.wait(answer)
+        await wait.wait(answer, sent)
 
 
 async def _ask_store(door: Door, turn: Turn, until: float | None) -> tuple[float, Grant | Busy]:
-    """What the store says, and when it was asked: by us, or by an exchange on our behalf."""
+    """What the store says, and when it was asked: by us, or by an exchange on our behalf, or
+    before it woke us with a grant."""
     if turn.answer is not None:
         answer, sent = turn.answer
         turn.answer = None
@@ -155,7 +161,7 @@ class _Wait:
         self._told = False
         self._early = 0
 
-    async def wait(self, busy: Busy) -> None:
+    async def wait(self, busy: Busy, asked: float) -> None:
         """Until another attempt is worth it; raises ``LockTimeout`` when the time is over."""
         door, turn = self._door, self._turn
         now = door.runtime.now()
@@ -171,8 +177,18 @@ class _Wait:
         if turn.answer is None:
             # If it can't wait for word, it asks: that meets the outage too, and has patience.
             with suppress(BackendUnavailable):
-                await door.backend.wait(turn.claim, busy, self._wake_at(busy, now))
+                grant = await door.backend.wait(turn.claim, busy, self._wake_at(busy, now))
+                if grant is not None and self._relies_on(grant, asked):
+                    turn.answer = turn.answer or (grant, asked)
         await self._pause_if_spinning(now)
+
+    def _relies_on(self, grant: Grant, asked: float) -> bool:
+        """Whether to hold what the store granted as it woke us: it did so after it was ``asked``,
+        and for a moment. Where much of that may be over, or nobody would renew it, another attempt
+        gets the same grant for the whole ttl."""
+        if grant.seconds is None:
+            return True
+        return self._ask.renew and self._door.runtime.now() < asked + grant.seconds / 2
 
     def _wake_at(self, busy: Busy, now: float) -> float:
         """The bounded, jittered re-check behind every notification."""

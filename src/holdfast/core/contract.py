@@ -187,8 +187,10 @@ class Backend(Protocol):
         """
         ...
 
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        """Returns when another attempt is worth it; at ``until`` at the latest, maybe early."""
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+        """Returns when another attempt is worth it; at ``until`` at the latest, maybe early.
+        A store that wakes with a grant gives it here: one made after ``busy`` was answered,
+        for ``Grant.seconds``. Another attempt gets the same one, for the whole ttl."""
         ...
 
     def nudge(self, claim: Claim) -> None:
@@ -212,7 +214,8 @@ class Backend(Protocol):
 
     async def release(self, grant: Grant) -> bool:
         """Ends the hold if it is still this owner's, and says whether it was; reserves the name
-        for the first in line for a short grace and wakes exactly that one. One round trip."""
+        for the first in line for a short grace, or grants it to that one for as short a time, and
+        wakes exactly that one. One round trip."""
         ...
 
     async def abandon(self, claim: Claim) -> None:

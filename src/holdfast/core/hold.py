@@ -10,11 +10,13 @@ from weakref import ref
 
 from holdfast.claim import Grant
 
-__all__ = ["Ask", "Handle", "Hold", "State", "certain_seconds", "grace_seconds"]
+__all__ = ["CONFIRM_SECONDS", "Ask", "Handle", "Hold", "State", "certain_seconds", "grace_seconds"]
 
 DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
 LONGEST_GRACE_SECONDS = 5.0
+CONFIRM_SECONDS = 0.5
+"""A hold that was granted for a moment is renewed so soon."""
 NEVER = float("inf")
 MOST_DEAD_HANDLES = 16
 
@@ -112,7 +114,10 @@ class Hold:
         self.on_doubt: Callable[[str], None] | None = None
         self.callbacks: list[Callable[[str], object]] = []
         self.tell: Callable[[Callable[[str], object], str], None] | None = None
-        self.extended(since)
+        self.renew_at = NEVER
+        self.extended(since, grant.seconds)
+        if renew and grant.seconds is not None:
+            self.renew_at = min(self.renew_at, since + CONFIRM_SECONDS)
 
     def extended(self, since: float, ttl: float | None = None) -> None:
         """A grant or renewal whose certain time began then."""

@@ -15,7 +15,7 @@ from weakref import ref
 from holdfast.claim import Claim, Grant
 from holdfast.core import log
 from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
-from holdfast.core.hold import NEVER, Hold, State
+from holdfast.core.hold import CONFIRM_SECONDS, NEVER, Hold, State
 from holdfast.core.line import Turn
 from holdfast.errors import HoldfastError
 
@@ -60,6 +60,8 @@ class Keep:
         self.plans: deque[float] = deque()
         """What was told since it looked last. Appending is atomic: no plan is ever lost."""
         self.registered = 0
+        self.hurried = False
+        """Whether a hold came that was granted for a moment only."""
         self.closing = False
         self.refreshed_at = 0.0
         self._glances: Callable[[Sequence[Grant]], dict[str, str]] | None
@@ -78,6 +80,8 @@ class Keep:
         """Keeps a hold from now on."""
         self.holds[hold.grant.claim.owner] = hold
         self.registered += 1
+        if hold.grant.seconds is not None:
+            self.hurried = True
         at = hold.next_at()
         if at < self.planned:
             self.plan(at)
@@ -125,6 +129,9 @@ class Keep:
             if at == NEVER and self.registered:
                 self.registered = 0
                 at = self.runtime.now() + LINGER_SECONDS
+            if self.hurried:  # more may come: it looks by itself, before they have to wake it
+                self.hurried = False
+                at = min(at, self.runtime.now() + CONFIRM_SECONDS / 2)
             await self._sleep(at)
 
     async def _sleep(self, until: float) -> None:

@@ -43,7 +43,8 @@ class Turn:
         self.unsure = False
         """Whether a request of it went without an answer, and may still land."""
         self.answer: tuple[Grant, float] | None = None
-        """A grant that another thread's exchange brought, and when that was sent."""
+        """A grant that another thread's exchange or a wake-up brought, and when its certain time
+        began."""
         self.gone = False
         self.served = False
         """Whether it left with a hold."""

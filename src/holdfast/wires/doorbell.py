@@ -50,7 +50,8 @@ class _Waiter:
     __slots__ = ("event", "leads", "rung")
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self.event: threading.Event | None = None
+        """What wakes it, unless it listens from the start."""
         self.leads = False
         self.rung = False
 
@@ -102,7 +103,8 @@ class BlockingDoorbell:
                 del self._kept[next(iter(self._kept))]
             return False
         waiter.rung = True
-        waiter.event.set()
+        if waiter.event is not None:
+            waiter.event.set()
         return waiter.leads
 
     def _stir(self) -> None:
@@ -122,12 +124,14 @@ class BlockingDoorbell:
                     self._kept.pop(key, None)
                     return True
                 self._waiting[key] = waiter
-                if not self._led:
+                if self._led:
+                    waiter.event = threading.Event()
+                else:
                     waiter.leads = self._led = True
-            while not waiter.rung and now() < until:
-                if waiter.leads:
-                    self._listen(until)
-                elif waiter.event.wait(min(until - now(), LONGEST_WAIT_SECONDS)):
+            while not waiter.rung and (left := until - now()) > 0:
+                if waiter.leads or waiter.event is None:
+                    self._listen(left)
+                elif waiter.event.wait(min(left, LONGEST_WAIT_SECONDS)):
                     waiter.event.clear()  # rung, or made the listener
             return waiter.rung
         finally:
@@ -142,11 +146,12 @@ class BlockingDoorbell:
                 self._led = heir is not None
                 if heir is not None:
                     heir.leads = True
-                    heir.event.set()
+                    if heir.event is not None:
+                        heir.event.set()
             if self._closed and not self._waiting:
                 self.discard()
 
-    def _listen(self, until: float) -> None:
+    def _listen(self, seconds: float) -> None:
         """One round of listening, for all."""
         bell = self._bell
         if bell is not self._listened:
@@ -156,8 +161,7 @@ class BlockingDoorbell:
             if bell is not None:
                 self._selector.register(bell.fileno(), selectors.EVENT_READ)
             self._listened = bell
-        seconds = max(0.0, min(until - now(), LONGEST_WAIT_SECONDS))
-        for key, _ in self._selector.select(seconds):
+        for key, _ in self._selector.select(min(seconds, LONGEST_WAIT_SECONDS)):
             if key.fileobj is self._inside:
                 self._drain()
             elif bell is not None:

@@ -21,7 +21,7 @@ from holdfast.wires.redis import (
     unreachable,
 )
 from holdfast.wires.redis_aio import Wired
-from holdfast.wires.redis_blocking_bell import LEAST_OPENING_SECONDS
+from holdfast.wires.redis_blocking_bell import LEAST_OPENING_SECONDS, take_down
 
 __all__ = ["AsyncBell", "AsyncWakeups"]
 
@@ -31,6 +31,8 @@ class AsyncBell(Wired):
 
     def __init__(self, access: Access, address: Address) -> None:
         self.address = address
+        self.tokens: dict[str, int] = {}
+        """Grants that came with a ring. They end with the subscription that brought them."""
         self._seconds = access.request_seconds
         self._ring: Callable[[str], None] | None = None
         self._lost: Callable[[AsyncBell], None] | None = None
@@ -75,7 +77,7 @@ class AsyncBell(Wired):
         if not self._subscribed.done():
             self._subscribed.set_result(reply)
         elif self._ring is not None and isinstance(reply, list) and len(reply) == 3:
-            self._ring(reply[2].decode())
+            self._ring(take_down(reply[2], self.tokens))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._subscribed.done():
@@ -111,14 +113,18 @@ class AsyncWakeups:
         heard: int,
         until: float,
         subscribe: Callable[[str, float], Awaitable[AsyncBell]],
-    ) -> None:
+    ) -> int | None:
         """Returns when rung or by ``until``; at once unless what is waited for was asked while
         the subscription that is live now was live (``heard``): its wake-up may have come before.
+        Answers the token, if the ring brought a grant.
         """
         if not self.hearing:
             await self._subscribe(until, subscribe)
-        if heard and heard == self.hearing:
-            await self._doorbell.wait(key, until)
+        bell = self._bell
+        if bell is None or not heard or heard != self.hearing:
+            return None
+        await self._doorbell.wait(key, until)
+        return bell.tokens.pop(key, None)
 
     async def _subscribe(
         self, until: float, subscribe: Callable[[str, float], Awaitable[AsyncBell]]

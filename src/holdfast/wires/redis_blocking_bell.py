@@ -13,10 +13,22 @@ from holdfast.wires.doorbell import EVERYBODY, LONGEST_WAIT_SECONDS, BlockingDoo
 from holdfast.wires.redis import LinkBroken, Refused, pack
 from holdfast.wires.redis_blocking import BlockingLink
 
-__all__ = ["LEAST_OPENING_SECONDS", "BlockingBell", "BlockingWakeups"]
+__all__ = ["LEAST_OPENING_SECONDS", "BlockingBell", "BlockingWakeups", "take_down"]
 
 LEAST_OPENING_SECONDS = 0.5
 """A subscription gets so long to open also for a wait that is shorter: the next one needs it."""
+KEPT_TOKENS = 4096
+
+
+def take_down(message: bytes, tokens: dict[str, int]) -> str:
+    """The key that a message rings. If it brings a grant, its token is put where whoever is rung
+    looks for it; those of waiters that have left are forgotten in the end."""
+    key, _, token = message.decode().partition(" ")
+    if token:
+        if len(tokens) >= KEPT_TOKENS:
+            tokens.pop(next(iter(tokens)), None)
+        tokens[key] = int(token)
+    return key
 
 
 class BlockingBell:
@@ -24,6 +36,8 @@ class BlockingBell:
 
     def __init__(self, link: BlockingLink, channel: str) -> None:
         self._link = link
+        self.tokens: dict[str, int] = {}
+        """Grants that came with a ring. They end with the subscription that brought them."""
         try:
             reply = link.call(pack("SUBSCRIBE", channel))
             if isinstance(reply, Refused):
@@ -38,7 +52,8 @@ class BlockingBell:
         return self._link.fileno()
 
     def read(self) -> list[str]:
-        return [message[2].decode() for message in self._link.messages() if len(message) == 3]
+        messages = [message for message in self._link.messages() if len(message) == 3]
+        return [take_down(message[2], self.tokens) for message in messages]
 
     def close(self) -> None:
         self._link.close()
@@ -66,19 +81,23 @@ class BlockingWakeups:
         heard: int,
         until: float,
         subscribe: Callable[[str, float], Awaitable[BlockingBell]],
-    ) -> None:
+    ) -> int | None:
         """Returns when rung or by ``until``; at once unless what is waited for was asked while
         the subscription that is live now was live (``heard``): its wake-up may have come before.
+        Answers the token, if the ring brought a grant.
         """
         if not self.hearing:
             await self._subscribe(until, subscribe)
-        if not heard or heard != self.hearing:
-            return
+        bell = self._bell
+        if bell is None or not heard or heard != self.hearing:
+            return None
         try:
             self._doorbell.wait(key, until)
+            return bell.tokens.pop(key, None)
         except (LinkBroken, OSError):
             self.drop()
             time.sleep(random.uniform(0.01, 0.1))
+            return None
 
     async def _subscribe(
         self, until: float, subscribe: Callable[[str, float], Awaitable[BlockingBell]]

@@ -39,7 +39,7 @@ if not LOSS and not INTEROP and string.sub(ARGV[5], 1, 1) == 'x' then
         ARGV[2])
       call('HSET', KEYS[1], 'q', number, 'l:' .. number, owner, 'w:' .. owner, entry,
         'w', (s[6] or 0) + 1, 'i', s[6] and s[10] or number)
-      return {'busy', tonumber(s[6] or 0), s[4] - now + 1, 1, 0}
+      return {'busy', tonumber(s[6] or 0), s[4] - now + 1, 1, 0, tonumber(s[2])}
     end
   end
 end

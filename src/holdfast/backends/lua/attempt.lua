@@ -1,6 +1,6 @@
 -- The rules of `attempt`: the same grant again, a new one, or a place in the line.
--- Answers the token, or {'slots', token, slot…}, or {'busy', place, retry ms, joined, barred until},
--- or {'limit', in use}, or {'gone'} for a request that arrives after its own undoing.
+-- Answers the token, or {'slots', token, slot…}, or {'busy', place, retry ms, joined, barred until,
+-- last token}, or {'limit', in use}, or {'gone'} for a request that arrives after its own undoing.
 local function earliest()
   local moment = soonest_reservation
   if x and (not moment or ends < moment) then moment = ends end
@@ -40,7 +40,7 @@ end
 local function busy(c, mine, retry, barred)
   local place, joined = join_line(c, mine)
   save()
-  return {'busy', place, retry or earliest(), joined, barred or 0}
+  return {'busy', place, retry or earliest(), joined, barred or 0, token}
 end
 
 local function pick_slots(owner, weight)

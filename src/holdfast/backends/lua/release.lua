@@ -5,7 +5,7 @@ local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
 if not INTEROP then
-  local s = call('HMGET', KEYS[1], 'v', 'x', 'xe', 'w', 'i')
+  local s = call('HMGET', KEYS[1], 'v', 'x', 'xe', 'w', 'i', 't')
   if s[1] == VERSION and s[2] == ARGV[1] then
     if not s[4] then
       call('HDEL', KEYS[1], 'x', 'xe', 'xl')
@@ -14,15 +14,31 @@ if not INTEROP then
     local owner = call('HGET', KEYS[1], 'l:' .. s[5])
     local entry = owner and call('HGET', KEYS[1], 'w:' .. owner)
     if entry and tonumber(s[3]) > now then
-      local front, refreshed, rest, channel =
-        string.match(entry, '^(%d+ x 1 (%d+)) 0( %d+ %d+ (%S+) .*)$')
-      if front and refreshed + STALE >= now and (channel == '-'
-        or call('PUBLISH', channel, string.sub(redis.sha1hex(owner), 1, 16)) > 0 or CLUSTER)
-      then
-        call('HDEL', KEYS[1], 'x', 'xe', 'xl')
-        call('HSET', KEYS[1], 'w:' .. owner,
-          front .. ' ' .. string.format('%.0f', now + GRACE) .. rest)
-        return 1
+      local front, refreshed, rest, channel, label =
+        string.match(entry, '^(%d+ x 1 (%d+)) 0( %d+ %d+ (%S+) (.*))$')
+      local key = owner and string.sub(redis.sha1hex(owner), 1, 16)
+      if front and refreshed + STALE >= now then
+        -- Granted with the wake-up, if somebody hears it, and for no longer than a reservation:
+        -- a waiter that is well renews it, or asks for it again.
+        local token = math.max(s[6] + 1, time[1] * 1000000 + time[2])
+        if DIRECT and channel ~= '-'
+          and call('PUBLISH', channel, key .. ' ' .. string.format('%.0f', token)) > 0
+        then
+          if s[4] == '1' then
+            call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5], 'w', 'i')
+          else
+            call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5])
+            call('HSET', KEYS[1], 'w', s[4] - 1, 'i', s[5] + 1)
+          end
+          call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + GRACE, 'xl', label)
+          return 1
+        end
+        if channel == '-' or not DIRECT and call('PUBLISH', channel, key) > 0 or CLUSTER then
+          call('HDEL', KEYS[1], 'x', 'xe', 'xl')
+          call('HSET', KEYS[1], 'w:' .. owner,
+            front .. ' ' .. string.format('%.0f', now + GRACE) .. rest)
+          return 1
+        end
       end
     end
   end

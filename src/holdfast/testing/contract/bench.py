@@ -63,8 +63,8 @@ class Peer:
     async def attempt(self, claim: Claim, *, join: bool = True) -> Grant | Busy:
         return await self.run(self.backend.attempt(claim, join=join))
 
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        await self.run(self.backend.wait(claim, busy, until))
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+        return await self.run(self.backend.wait(claim, busy, until))
 
     def nudge(self, claim: Claim) -> None:
         self.backend.nudge(claim)

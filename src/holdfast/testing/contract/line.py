@@ -59,6 +59,26 @@ async def _has_come(bench: Bench, peer: Peer, claim: Claim, getting: asyncio.Tas
 
 
 @contract.rule()
+async def a_wake_up_may_bring_the_grant(bench: Bench) -> None:
+    """If it does, that is for a moment, and another attempt gets the same for the whole ttl."""
+    ours, theirs = bench.peer(), bench.peer()
+    grant = await ours.take(bench.claim())
+    claim = bench.claim()
+    assert await theirs.wait(claim, await theirs.queue(claim), now()) is None  # begins to listen
+    busy = await theirs.queue(claim)
+    waiting = asyncio.create_task(theirs.wait(claim, busy, now() + ACROSS))
+    await asyncio.wait([waiting], timeout=0.05)
+    assert await ours.release(grant)
+    brought = await waiting
+    taken = await theirs.get(claim)
+    assert taken.token > grant.token
+    if brought is not None:
+        assert (brought.claim, brought.token) == (taken.claim, taken.token)
+        assert brought.seconds is not None
+    assert await theirs.release(taken)
+
+
+@contract.rule()
 async def all_waiters_are_served(bench: Bench) -> None:
     """Many waiters of several processes are all served by wake-ups alone."""
     peers = [bench.peer() for _ in range(3)]

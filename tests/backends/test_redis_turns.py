@@ -1,0 +1,167 @@
+"""A hold that comes with the wake-up: who may rely on it, and for how long."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import holdfast
+from backends.redis_bench import blocking_and_asyncio, over, scripts_run
+from holdfast.backends.redis import _bell_key
+from holdfast.claim import Busy, Claim
+from holdfast.core.contract import GRACE_SECONDS
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from holdfast.testing.contract import Bench, Peer
+from servers.redis import RedisServer
+from servers.registry import Servers
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def server(servers: Servers) -> RedisServer:
+    return servers.of(RedisServer)
+
+
+async def _stand_in_line(peer: Peer, claim: Claim) -> Busy:
+    """Where it can be woken: the first wait only begins to listen."""
+    await peer.wait(claim, await peer.queue(claim), now())
+    return await peer.queue(claim)
+
+
+@blocking_and_asyncio
+def test_a_hand_over_is_one_request(server: RedisServer, flavour: Flavour) -> None:
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        await ours.release(await ours.take(bench.claim()))  # the server knows the scripts
+        grant = await ours.take(bench.claim())
+        claim = bench.claim()
+        busy = await _stand_in_line(theirs, claim)
+        before = scripts_run(server)
+        assert await ours.release(grant)
+        brought = await theirs.wait(claim, busy, now() + SECONDS)
+        assert scripts_run(server) - before == 1
+        assert brought is not None
+        assert brought.token > grant.token
+        assert brought.seconds == GRACE_SECONDS
+        standing = await ours.look("name")
+        assert [holder.token for holder in standing.holders] == [brought.token]
+        assert not standing.waiters
+        assert await theirs.release(brought)
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_a_line_is_handed_down(server: RedisServer, flavour: Flavour) -> None:
+    """Each in turn, and the line is empty in the end."""
+
+    async def body(bench: Bench) -> None:
+        peers = [bench.peer() for _ in range(5)]
+        grant = await peers[0].take(bench.claim())
+        claims = [bench.claim() for _ in peers[1:]]
+        answers = [
+            await _stand_in_line(peer, claim) for peer, claim in zip(peers[1:], claims, strict=True)
+        ]
+        giver = peers[0]
+        for peer, claim, busy in zip(peers[1:], claims, answers, strict=True):
+            assert await giver.release(grant)
+            brought = await peer.wait(claim, busy, now() + SECONDS)
+            assert brought is not None
+            assert brought.token > grant.token
+            giver, grant = peer, brought
+        assert await giver.release(grant)
+        standing = await giver.look("name")
+        assert not standing.holders
+        assert not standing.waiters
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_a_ring_from_before_the_attempt_is_no_grant(server: RedisServer, flavour: Flavour) -> None:
+    """It may tell of a turn that was missed: that hold is over, or not its any more."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        grant = await ours.take(bench.claim())
+        claim = bench.claim()
+        busy = await _stand_in_line(theirs, claim)
+        (channel,) = _channels(server, bench)
+        server.ask("PUBLISH", channel, f"{_bell_key(claim.owner)} {grant.token}")
+        assert await theirs.wait(claim, busy, now() + SECONDS) is None
+
+    over(server.url, flavour, body)
+
+
+def _channels(server: RedisServer, bench: Bench) -> list[str]:
+    channels = server.ask("PUBSUB", "CHANNELS", f"{bench.namespace}:wake:*")
+    assert isinstance(channels, list)
+    return [str(channel) for channel in channels]
+
+
+@blocking_and_asyncio
+def test_who_does_not_come_for_its_turn_misses_it(server: RedisServer, flavour: Flavour) -> None:
+    """It listens, so it was granted; but it neither renews the hold nor asks for it."""
+
+    async def body(bench: Bench) -> None:
+        ours, frozen, theirs = bench.peer(), bench.peer(), bench.peer()
+        grant = await ours.take(bench.claim())
+        first = bench.claim()
+        busy = await _stand_in_line(frozen, first)
+        second = bench.claim()
+        await theirs.queue(second)
+        assert await ours.release(grant)
+        taken = await theirs.get(second, GRACE_SECONDS + SECONDS)
+        brought = await frozen.wait(first, busy, now() + SECONDS)
+        assert brought is not None
+        assert brought.token < taken.token
+        assert first.owner in (await frozen.renew([brought])).lost
+        assert await theirs.release(taken)
+
+    over(server.url, flavour, body)
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = now() + SECONDS
+    pause = threading.Event()
+    while not true():
+        assert now() < deadline, "it did not come to pass"
+        pause.wait(0.01)
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_a_turn_lasts_as_long_as_any_hold(server: RedisServer, namespace: str, renew: bool) -> None:
+    """The keeper renews it at once; where nothing is renewed, its waiter asks for the ttl."""
+    with (
+        holdfast.connect(server.url, namespace=namespace) as ours,
+        holdfast.connect(server.url, namespace=namespace) as theirs,
+    ):
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with theirs.lock("name", ttl=60, renew=renew, timeout=SECONDS) as lease:
+                held.set()
+                assert done.wait(SECONDS)
+                lease.check()
+
+        worker = threading.Thread(target=hold)
+        with ours.lock("name"):
+            worker.start()
+            _until(lambda: len(ours.inspect("name").waiters) == 1)
+            pause = threading.Event()
+            pause.wait(0.2)  # so that it listens; if not, it asks, which is right as well
+        assert held.wait(SECONDS)
+        _until(lambda: ours.inspect("name").holders[0].remaining > 2 * GRACE_SECONDS)
+        done.set()
+        worker.join()
+        assert not worker.is_alive()
