@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     BadVersionError,
@@ -38,7 +37,7 @@ from holdfast.runtimes.clock import now
 from holdfast.wires.zookeeper_asks import Ask, Exists
 from holdfast.wires.zookeeper_calls import Call
 from holdfast.wires.zookeeper_handler import Handler
-from holdfast.wires.zookeeper_kazoo import Quiet, drop, make_client, say_goodbye, submit
+from holdfast.wires.zookeeper_kazoo import Client, Quiet, drop, make_client, say_goodbye, submit
 
 __all__ = ["NEVER", "Chores", "Options", "Session"]
 
@@ -95,7 +94,7 @@ class Session:
         self._beating: tuple[Ask, float] | None = None
         self._arrivals: dict[Callable[[], None], None] = {}
         self._log = Quiet()
-        self._client: KazooClient | None = None
+        self._client: Client | None = None
         self._mutex = threading.Lock()
         self._process = os.getpid()
 
@@ -280,7 +279,12 @@ class Session:
     def start(self, call: Call, *asks: Ask) -> None:
         """Sends requests back to back; ``finish`` waits for them."""
         asks[-1].call = call
-        self.send(*asks)
+        try:
+            self.send(*asks)
+        except BaseException:  # an interrupt
+            for ask in asks:
+                ask.withdraw()
+            raise
 
     async def finish(self, call: Call, seconds: float, *asks: Ask) -> None:
         """Waits for all answers of what was started.

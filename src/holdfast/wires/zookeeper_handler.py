@@ -72,6 +72,13 @@ class Wire:
         self._at = end
         return self._buffer[begin:end]
 
+    def complete(self) -> bool:
+        """Whether all of the next message has arrived."""
+        begin = self._at + _LENGTH.size
+        if begin > len(self._buffer):
+            return False
+        return begin + int(_LENGTH.unpack_from(self._buffer, self._at)[0]) <= len(self._buffer)
+
     def fill(self) -> None:
         """Reads what is there, so that kazoo need not wait for it again; an end is left to it."""
         with suppress(*_WOULD_BLOCK):
@@ -87,13 +94,29 @@ class Wire:
     def send(self, data: bytes) -> int:
         deadline = now() + SEND_SECONDS
         while True:
-            try:
-                return int(self._sock.send(data))
-            except _WOULD_BLOCK:
-                left = deadline - now()
-                if left <= 0:
-                    raise TimeoutError("the server takes no more requests") from None
-                utils.selector_select([self._sock], [self._sock], [], min(left, 0.1))
+            sent = self.send_now(data)
+            if sent:
+                return sent
+            self.wait(deadline)
+
+    def send_now(self, data: bytes | bytearray) -> int:
+        """Sends as much as it can without waiting."""
+        try:
+            return int(self._sock.send(data))
+        except _WOULD_BLOCK:
+            return 0
+
+    def wait(self, deadline: float) -> None:
+        """Until more can be sent."""
+        left = deadline - now()
+        if left <= 0:
+            raise TimeoutError("the server takes no more requests")
+        utils.selector_select([self._sock], [self._sock], [], min(left, 0.1))
+
+    def shut(self) -> None:
+        """Ends the connection: whoever reads finds out."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
 
 class Bell:
@@ -123,6 +146,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self.queue: Callable[[], Sized] = tuple
         """What kazoo has still to send."""
         self.connect_seconds, self._tls = connect_seconds, tls
+        self.any_thread_sends = tls is None
+        """A TLS connection must not be read and written at the same time."""
         self._polls: dict[tuple[int, ...], Any] = {}
 
     def start(self) -> None:
