@@ -1,10 +1,11 @@
-"""``redis://``: one server that keeps its data, and a fault proxy before it."""
+"""``redis://``, to Redis and to Valkey: one server that keeps its data, and a fault proxy."""
 
 from __future__ import annotations
 
 from harnesses.served import ServedHarness
 from servers.process import Server
 from servers.redis import RedisServer
+from servers.valkey import ValkeyServer
 
 __all__ = ["HARNESSES"]
 
@@ -19,4 +20,13 @@ class RedisHarness(ServedHarness):
         return RedisServer(persist=True)
 
 
-HARNESSES = (RedisHarness,)
+class ValkeyHarness(RedisHarness):
+    """The same on Valkey."""
+
+    name = "redis-valkey"
+
+    def make_server(self) -> Server:
+        return ValkeyServer(persist=True)
+
+
+HARNESSES = (RedisHarness, ValkeyHarness)

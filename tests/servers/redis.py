@@ -37,9 +37,11 @@ class RedisServer(Server):
         self.socket = self.folder / "redis.sock"
         self.tls: Certificate | None = make_certificate(self.folder) if tls else None
 
+    def binary(self) -> Path:
+        return program("redis-server", "redis-server")
+
     def command(self) -> list[str | Path]:
-        binary = program("redis-server", "redis-server")
-        words: list[str | Path] = [binary, "--bind", self.host, "--dir", self.data]
+        words: list[str | Path] = [self.binary(), "--bind", self.host, "--dir", self.data]
         words += ["--unixsocket", self.socket, "--save", "", "--daemonize", "no"]
         words += ["--appendonly", "yes" if self.persist else "no", "--appendfsync", "always"]
         words += ["--enable-debug-command", "yes", "--protected-mode", "no"]
