@@ -33,7 +33,20 @@ class Several(Ensemble[RedisServer]):
             mark_as_new(self.url)
 
 
-Store = Several | SentinelTrio | RedisCluster
+class Followed(Ensemble[RedisServer]):
+    """A master whose replica must have every grant."""
+
+    def __init__(self) -> None:
+        master = RedisServer()
+        super().__init__([master, RedisServer(replica_of=master)])
+        self.url = f"{master.url}?replicas=1"
+
+    def wait_ready(self) -> None:
+        super().wait_ready()
+        self.nodes[1].wait_linked()
+
+
+Store = Several | Followed | SentinelTrio | RedisCluster
 
 
 def _start(kind: str) -> Store:
@@ -41,10 +54,12 @@ def _start(kind: str) -> Store:
         return SentinelTrio(replicas=0)
     if kind == "cluster":
         return RedisCluster()
+    if kind == "replicas":
+        return Followed()
     return Several(5, "redlock://{}") if kind == "redlock" else Several(1, "redis://{}")
 
 
-@pytest.fixture(params=["single", "sentinel", "cluster", "redlock"])
+@pytest.fixture(params=["single", "replicas", "sentinel", "cluster", "redlock"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """Servers that may be stopped."""
     with _start(request.param) as servers:
