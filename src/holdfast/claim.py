@@ -4,8 +4,8 @@ A ``Claim`` is what is asked; a ``Grant`` or a ``Busy`` is the answer. A ``Fence
 resource checks. A ``Standing`` is what a store can tell about a name: its holders and waiters.
 """
 
-from __future__ import annotations
-
+# Without "from __future__ import annotations": named tuples compile the text of every annotation,
+# which every program would pay for at its start.
 import enum
 from typing import Any, NamedTuple
 
@@ -223,7 +223,7 @@ class Fence:
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _order(self, other: Fence) -> int:
+    def _order(self, other: "Fence") -> int:
         if self.name != other.name:
             raise ValueError(
                 f"fences of different locks have no order: {self.name!r} and {other.name!r}"
@@ -251,7 +251,7 @@ class Fence:
         return f"1;{self.mode};{slots};{self.epoch};{self.token};{_quoted(self.name)}"
 
     @classmethod
-    def parse(cls, text: str) -> Fence:
+    def parse(cls, text: str) -> "Fence":
         """Reads ``str(fence)`` back; raises ``ValueError`` for anything else."""
         from urllib.parse import unquote
 

@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from holdfast.primitives.once_job import Errors, JobBase
     from holdfast.primitives.rwlock import ReadWriteLock
 
+    M = TypeVar("M", bound=MultiLockBase[Any])
+    E = TypeVar("E", bound=ElectionBase[Any])
+    J = TypeVar("J", bound=JobBase[Any])
+    V = TypeVar("V", bound=EveryRules[Any])
+else:  # a command that takes one lock does not load what bounds the others
+    M, E, J, V = TypeVar("M"), TypeVar("E"), TypeVar("J"), TypeVar("V")
+
 __all__ = ["Doorway", "later"]
 
 K = TypeVar("K", bound=LockBase[Any])
-M = TypeVar("M", bound="MultiLockBase[Any]")
-E = TypeVar("E", bound="ElectionBase[Any]")
-J = TypeVar("J", bound="JobBase[Any]")
-V = TypeVar("V", bound="EveryRules[Any]")
 
 PAGE = 200
 LONGEST_LIST = 100_000

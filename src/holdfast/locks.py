@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from holdfast.primitives.multi import MultiLock
     from holdfast.primitives.once import Once
 
+    Primitives = Doorway[Lock, MultiLock, Election, Once, Every]
+else:
+    Primitives = Doorway
+
 __all__ = ["Locks", "connect", "find_url"]
 
 
@@ -44,7 +48,7 @@ def find_url(url: str | object | None) -> str | object:
     return found
 
 
-class Locks(Doorway[Lock, "MultiLock", "Election", "Once", "Every"]):
+class Locks(Primitives):
     """A connection to one store. Any number of threads may share it."""
 
     _lock = Lock

@@ -4,8 +4,7 @@ A backend is a module with ``open_store(url, settings) -> Store``. Ours are in t
 others register an entry point in the group ``holdfast.backends`` under their scheme.
 """
 
-from __future__ import annotations
-
+# Without "from __future__ import annotations": see holdfast.claim.
 import importlib
 from collections.abc import Callable
 from typing import NamedTuple

@@ -11,7 +11,6 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from typing import NamedTuple
 
 from holdfast.backends.sqlite_host import refuse_network, refuse_shifted_clock
 from holdfast.errors import GuaranteeNotMet, Unsupported
@@ -22,11 +21,13 @@ __all__ = ["Place", "place_of"]
 _POSIX = os.name == "posix"
 
 
-class Place(NamedTuple):
+class Place:
     """The store's file, and the group that shares it."""
 
-    path: str
-    group: str | None = None
+    __slots__ = ("group", "path")
+
+    def __init__(self, path: str, group: str | None = None) -> None:
+        self.path, self.group = path, group
 
     @property
     def folder(self) -> str:

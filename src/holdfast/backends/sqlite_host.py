@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import NamedTuple
 
 from holdfast.errors import GuaranteeNotMet
 
@@ -28,11 +27,13 @@ _NETWORK = frozenset(
 )
 
 
-class Machine(NamedTuple):
+class Machine:
     """Which kernel this is. Empty text means that the system does not tell."""
 
-    boot: str
-    host: str
+    __slots__ = ("boot", "host")
+
+    def __init__(self, boot: str, host: str) -> None:
+        self.boot, self.host = boot, host
 
 
 def this_machine() -> Machine:

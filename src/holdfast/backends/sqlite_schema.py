@@ -15,7 +15,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from holdfast.backends.sqlite_file import Place
 from holdfast.backends.sqlite_host import Machine, this_machine
@@ -80,11 +79,8 @@ TABLES = (
 )
 
 
-class Marks(NamedTuple):
-    """What a connection must know to hand out tokens."""
-
-    floor: int
-    high: int
+Marks = tuple[int, int]
+"""What a connection must know to hand out tokens: ``meta.floor`` and ``meta.high``."""
 
 
 def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, Marks]:
@@ -164,7 +160,7 @@ def _join_boot(connection: sqlite3.Connection, path: str, machine: Machine, adop
     if not _rebooted(boot, seen, machine):
         if not machine.boot:
             note_clock(connection)
-        return Marks(floor, high)
+        return floor, high
     connection.execute("BEGIN IMMEDIATE")
     boot, host, seen, floor, high = connection.execute(_META).fetchone()
     if _rebooted(boot, seen, machine):
@@ -184,7 +180,7 @@ def _join_boot(connection: sqlite3.Connection, path: str, machine: Machine, adop
             (machine.boot, machine.host, clock.now(), floor),
         )
     connection.execute("COMMIT")
-    return Marks(floor, high)
+    return floor, high
 
 
 def _rebooted(boot: str, seen: float, machine: Machine) -> bool:

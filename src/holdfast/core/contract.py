@@ -8,8 +8,7 @@ primitive. A ``Runtime`` is time, waiting and identity: blocking, asyncio or sim
 Every method is ``async def`` and never suspends over a blocking runtime: see ``core.drive``.
 """
 
-from __future__ import annotations
-
+# Without "from __future__ import annotations": see holdfast.claim.
 import enum
 from collections.abc import Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager

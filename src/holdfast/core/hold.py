@@ -1,7 +1,6 @@
 """What a door knows about one hold. Leases are handles to it; the keeper keeps it alive."""
 
-from __future__ import annotations
-
+# Without "from __future__ import annotations": see holdfast.claim.
 import enum
 from collections.abc import Callable, Hashable
 from contextlib import suppress

@@ -5,8 +5,7 @@ must not lose locks. Registering a hold is one dict write; nothing here takes a 
 destructor or an interrupt at any point leaves it whole.
 """
 
-from __future__ import annotations
-
+# Without "from __future__ import annotations": see holdfast.claim.
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple

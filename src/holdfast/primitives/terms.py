@@ -1,7 +1,6 @@
 """How a lock is held and waited for: what every primitive takes, checked in one place."""
 
-from __future__ import annotations
-
+# Without "from __future__ import annotations": see holdfast.claim.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
@@ -52,7 +51,7 @@ class Terms(NamedTuple):
     note: str = ""
 
 
-def make_terms(defaults: Terms, store: Store, options: Options) -> Terms:
+def make_terms(defaults: Terms, store: "Store", options: Options) -> Terms:
     """The door's defaults with a caller's options; raises for what can't be."""
     refuse_unknown(options)
     ttl = seconds(options["ttl"], "ttl") if "ttl" in options else defaults.ttl
@@ -67,7 +66,7 @@ def make_terms(defaults: Terms, store: Store, options: Options) -> Terms:
     )
 
 
-def check_ttl(ttl: float, store: Store) -> float:
+def check_ttl(ttl: float, store: "Store") -> float:
     """A ttl that the store can honour, rounded up where it counts whole seconds."""
     if store.whole_seconds:
         ttl = -(-ttl // 1)  # rounded up
