@@ -53,7 +53,7 @@ def test_named_locks_are_refused(server: GaleraServer, namespace: str) -> None:
 
 
 def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: str) -> None:
-    """Ten hand-overs between two doors, by looking; ``check`` says so."""
+    """Ten hand-overs between two doors, by looking; ``check`` and ``inspect`` say so."""
     with (
         holdfast.connect(server.url, namespace=namespace) as ours,
         holdfast.connect(server.url, namespace=namespace) as theirs,
@@ -73,8 +73,9 @@ def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: 
                 )
             )
             thread.start()
-            while not ours.inspect("name").waiters:
+            while not ours.inspect("name").notice:  # once the waiter has hung its bell
                 threading.Event().wait(0.01)
+            assert "Galera" in ours.inspect("name").notice
             assert lease.release()
             thread.join()
             assert got[0] is not None

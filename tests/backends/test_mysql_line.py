@@ -7,8 +7,19 @@ import threading
 
 import pytest
 
-from backends.mysql_bench import backend_of, claim, taken
+import holdfast
+from backends.mysql_bench import (
+    account,
+    backend_of,
+    claim,
+    open_admin,
+    rows,
+    sessions,
+    taken,
+    wait_for,
+)
 from holdfast.claim import Busy, Claim, Mode
+from holdfast.cli.show import main as show
 from holdfast.core.contract import Backend
 from holdfast.core.drive import run_now
 from holdfast.runtimes.clock import now
@@ -59,6 +70,40 @@ def test_a_hand_over_is_two_requests(server: MySQLServer, namespace: str) -> Non
             run_now(backend.close())
 
 
+@pytest.mark.parametrize("another", [True, False])
+def test_who_can_not_be_called_is_told(
+    server: MySQLServer, namespace: str, capsys: pytest.CaptureFixture[str], another: bool
+) -> None:
+    """An account may not kill the sleep of another's session: ``inspect`` says so, and the call is
+    found by a look. Among sessions of one account there is nothing to say."""
+    with open_admin(server) as admin:
+        ours = account(server, admin)
+        url = account(server, admin) if another else ours
+        holder = holdfast.connect(ours, namespace=namespace)
+        waiter = holdfast.connect(url, namespace=namespace)
+        lease = holder.lock("name").acquire()
+        assert lease is not None
+        assert holder.inspect("name").notice == ""
+        tokens: list[int] = []
+        thread = threading.Thread(target=lambda: tokens.append(_token(waiter)))
+        thread.start()
+        wait_for(lambda: sessions(admin, url, "SELECT name, 'called'%"))
+    notice = holder.inspect("name").notice
+    assert ("not all who wait are of this account" in notice) == another
+    assert show(["name", "--url", ours, "--namespace", namespace]) == 0
+    assert (f"not woken: {notice}" in capsys.readouterr().out) == another
+    assert lease.release()
+    thread.join(30)
+    assert tokens[0] > lease.token
+    for door in (holder, waiter):
+        door.close()
+
+
+def _token(door: holdfast.Locks) -> int:
+    with door.lock("name", timeout=60) as lease:
+        return lease.token
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_call_before_the_wait_is_not_lost(
     server: MySQLServer, namespace: str, others: int
@@ -88,6 +133,35 @@ def test_a_call_before_the_wait_is_not_lost(
         thread.join(30)
         assert not thread.is_alive()
     for backend in (holder, waiter):
+        run_now(backend.close())
+
+
+def test_an_exchange_tells_of_the_bell_that_hangs(server: MySQLServer, namespace: str) -> None:
+    """A waiter hangs its bell while another thread of its door asks on its behalf, and has to ask
+    anew: the row must not forget the bell again, or nobody could call the waiter."""
+    with open_admin(server) as admin:
+        url = account(server, admin)
+        ours, theirs = backend_of(url, namespace), backend_of(server.url, namespace)
+        held, heir = taken(ours, claim()), claim()
+        line_up(theirs, claim())
+        busy = run_now(ours.attempt(heir, join=True))
+        assert isinstance(busy, Busy)
+        row = "holdfast_lock WHERE namespace = %s"
+        rows(admin, f"BEGIN; SELECT name FROM {row} FOR UPDATE", namespace)
+        exchange = threading.Thread(target=lambda: run_now(ours.exchange(held, heir)))
+        exchange.start()
+        wait_for(lambda: sessions(admin, url, "UPDATE%"))
+        run_now(ours.wait(heir, busy, now() + 60))
+        rows(
+            admin, "UPDATE holdfast_lock SET version = version + 1 WHERE namespace = %s", namespace
+        )
+        rows(admin, "COMMIT")
+        exchange.join(30)
+        ((crowd,),) = rows(admin, f"SELECT crowd FROM {row}", namespace)
+    bell = ours.listening.bell  # type: ignore[attr-defined]
+    assert bell
+    assert bell in crowd.decode()
+    for backend in (ours, theirs):
         run_now(backend.close())
 
 

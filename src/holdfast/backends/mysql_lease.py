@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.backends.mysql_change import REMEMBERED, Rows, Wire
 from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock
-from holdfast.backends.mysql_listen import Hanger, make_listening
+from holdfast.backends.mysql_listen import SLEEP_SECONDS, Hanger, make_listening
 from holdfast.backends.mysql_look import findings
+from holdfast.backends.mysql_notice import ask_for, told_by
 from holdfast.backends.mysql_row import MICROS, State, read_state
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
@@ -98,11 +99,11 @@ class LeaseBackend(Rows):
             return await self.release(grant), await self.attempt(claim, join=True)
 
         self._standing.pop(claim.owner, None)
-        bell = self.listening.bell
 
         def decide(state: State) -> tuple[bool, Grant | Busy]:
             ours = state.release(grant.claim.owner)
-            return ours, state.attempt(claim, True, bell)
+            # The bell that hangs now: the waiter itself may have told of it while we were asking.
+            return ours, state.attempt(claim, True, self.listening.bell)
 
         return await self._change(claim.name, decide, claim.owner)
 
@@ -212,7 +213,17 @@ class LeaseBackend(Rows):
         return await self._change(name, State.clear)
 
     async def look(self, name: str) -> Standing:
-        return (await self._read(name)).standing()
+        state = await self._read(name)
+        bells = [entry.bell for entry in state.crowd if entry.bell and not entry.token]
+        notice = await self._uncalled(sorted(set(bells))) if bells else ""
+        return state.standing()._replace(notice=notice)
+
+    async def _uncalled(self, bells: Sequence[str]) -> str:
+        """Why calls don't arrive at these bells; empty if they do."""
+        if self._hanger.looks:
+            return self._hanger.finding.detail
+        why = told_by(await self.wire.request(ask_for(bells)))
+        return f"{why}; calls are found by a look every {SLEEP_SECONDS:g} s" if why else ""
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         sql = self.statements.survey(prefix, cursor or "", limit)
@@ -256,7 +267,9 @@ class LeaseBackend(Rows):
         await self.wire.request(self.statements.purge_transactions(), until=until)
 
     async def probe(self) -> list[Finding]:
-        return [*await findings(self._ask), self._hanger.finding]
+        found, waiting = await findings(self._ask), self._hanger.finding
+        why = await self._uncalled(())
+        return [*found, Finding("waiting", why, "warning") if why else waiting]
 
     def forget(self) -> None:
         self.wire.forget()

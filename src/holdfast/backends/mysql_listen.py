@@ -20,7 +20,7 @@ from holdfast.wires.mysql import Connection
 from holdfast.wires.mysql_async import in_thread
 from holdfast.wires.mysql_bell import AsyncBell, Listen, SleepBell
 
-__all__ = ["Hanger", "Listening", "make_listening"]
+__all__ = ["SLEEP_SECONDS", "Hanger", "Listening", "make_listening"]
 
 SLEEP_SECONDS = 1.0
 """How long the bell sleeps at a time: well below the grace of somebody who was called."""
@@ -64,16 +64,22 @@ class Hanger:
 
         def listen(names: Iterable[str]) -> bytes:
             called = self._statements.called(bell, names)
-            # A SELECT, since any other statement would lock the rows that it looks at.
-            look = b"SELECT IF(EXISTS (SELECT 1 %s), 0, SLEEP(%.2f)); " % (called, seconds)
-            return look + b"SELECT name " + called
+            # A SELECT, since any other statement would lock the rows that it looks at; and only
+            # one, since a server whose request is killed between two may never answer it.
+            sleep = b"IF(EXISTS (SELECT 1 %s), 0, SLEEP(%.2f))" % (called, seconds)
+            return b"SELECT name, 'called' %s UNION ALL SELECT %s, 'slept'" % (called, sleep)
 
         return Listen(listen, seconds)
 
     @property
+    def looks(self) -> bool:
+        """Whether it is known that sessions can't stir each other."""
+        return self.quiet or self._galera()
+
+    @property
     def finding(self) -> Finding:
         """How waiters are woken, for ``probe``."""
-        if self.quiet or self._galera():
+        if self.looks:
             text = (
                 "sessions can't stir each other here (Galera, or a proxy): "
                 f"each door looks for its calls every {QUIET_SLEEP_SECONDS:g} s while it waits"
@@ -164,7 +170,8 @@ class BlockingListening:
             await _pause(self._runtime, until)
 
     def ring(self, key: str) -> None:
-        self._doorbell().ring(key)
+        if self._made is not None:  # else nobody has waited yet, and the first wait is none
+            self._made.ring(key)
 
     def forget_ring(self, key: str) -> None:
         if self._made is not None:

@@ -27,4 +27,6 @@ def main(argv: list[str]) -> int:
             write(f"nobody holds {neutral(options.name)}\n")
         if standing.waiters:
             print_waiters(standing.waiters)
+        if standing.notice:
+            write(f"\nnot woken: {neutral(standing.notice)}\n")
     return 0 if standing.holders or standing.waiters else NOTHING

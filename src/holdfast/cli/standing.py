@@ -20,6 +20,7 @@ def as_plain_data(standing: Standing) -> dict[str, Any]:
         "limit": standing.limit,
         "holders": [_plain(holder) for holder in standing.holders],
         "waiters": [_plain(waiter) for waiter in standing.waiters],
+        "notice": standing.notice,
     }
 
 

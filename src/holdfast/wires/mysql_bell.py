@@ -27,7 +27,8 @@ class Listen(NamedTuple):
     """How a bell sleeps."""
 
     request: Callable[[Iterable[str]], bytes]
-    """What sleeps until somebody is called who waits for these names, and tells for which."""
+    """Tells which of these names somebody was called for; if there is none, sleeps first, until
+    somebody may be. Rows of a name and ``called``, and one of what the sleep said and ``slept``."""
     seconds: float
     """How long, at the most."""
 
@@ -86,7 +87,9 @@ class SleepBell:
         if reply is None:
             return []
         killed = reply.failure is not None and reply.failure.code == INTERRUPTED
-        names = [] if killed else [row[0] or b"" for row in connection.checked(reply)[-1].rows]
+        told = [] if killed else connection.checked(reply)[0].rows
+        names = [name or b"" for name, what in told if what == b"called"]
+        killed = killed or (b"1", b"slept") in told  # how a sleep tells that it was cut short
         with self._mutex:
             if killed and len(self._waiting) == 1:  # it can be for nobody else
                 names = [name.encode() for name in self._waiting.values()]
