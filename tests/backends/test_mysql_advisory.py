@@ -8,15 +8,20 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import pymysql
 import pytest
 
 import holdfast
+from backends.mysql_bench import backend_of, claim, taken
+from holdfast.claim import Busy
+from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, LimitMismatch, Unsupported
 from holdfast.runtimes.clock import now
 from servers.mysql import MySQLServer
+from servers.proxy import Proxy
 from servers.registry import Servers
 
 Admin = Any
@@ -240,6 +245,35 @@ def test_waiters_are_shown(url: str, namespace: str) -> None:
         assert (waiter.note, waiter.pid) == ("it's me */ '", os.getpid())
         thread.join()
         wait_for(lambda: not ours.inspect("name").waiters)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_waiter_is_woken_with_its_grant(
+    server: MySQLServer, url: str, namespace: str, old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends it a ttl after the grant, which may be as old as the request that waited:
+    its time counts from there. One that may be too old is renewed before it is told."""
+    if old:
+        monkeypatch.setattr("holdfast.backends.mysql_advisory.FRESH_SHARE", 0.0)
+    with Proxy(server) as proxy:
+        holder = backend_of(url, namespace)
+        waiter = backend_of(f"{proxy.url}?mode=advisory", namespace)
+        held, asked = taken(holder, claim()), claim()
+        busy = run_now(waiter.attempt(asked, join=True))
+        lined_up = now()
+        assert isinstance(busy, Busy)
+        wait_for(lambda: run_now(holder.look("name")).waiters)
+        proxy.reset_counts()
+        assert run_now(holder.release(held))
+        run_now(waiter.wait(asked, busy, now() + 60))
+        grant = taken(waiter, asked)
+        assert grant.token > held.token
+        assert proxy.counts.requests == old
+        assert grant.since is None if old else (grant.since or inf) <= lined_up
+        assert [one.token for one in run_now(holder.look("name")).holders] == [grant.token]
+        assert run_now(waiter.release(grant))
+        for backend in (holder, waiter):
+            run_now(backend.close())
 
 
 def test_an_old_hold_of_the_session_is_not_shown(

@@ -1,9 +1,9 @@
 """MySQL's named locks: a hold is a session that has the name's lock (``GET_LOCK``).
 
-A claim that does not fit sends the server the request that waits for the lock, and reads its
-answer when it comes: the server's own queue is the line. The token is taken by a request of its
-own once the lock is there, so the grant answers the holder's own question. The session's
-``wait_timeout`` is the ttl, in whole seconds, and every renewal starts it anew.
+A claim that does not fit sends the server the request that waits for the lock and takes its token,
+and reads the answer when it comes: the server's own queue is the line. The session's
+``wait_timeout`` is the ttl, in whole seconds, and every renewal starts it anew. It runs since the
+grant, which may be as old as the request: a grant that may be old is renewed before it is told.
 
 A session that waits has nothing that anybody else waits for: named locks know no deadlock here.
 """
@@ -32,6 +32,8 @@ from holdfast.wires.mysql_talk_async import AsyncTalk
 __all__ = ["AdvisoryBackend"]
 
 RECHECK_SECONDS = 1.0
+FRESH_SHARE = 0.1
+"""How much of a ttl may be over when a grant is told."""
 REBINDS = 5
 REMEMBERED = 1024
 
@@ -196,8 +198,8 @@ class AdvisoryBackend(AdvisoryView):
 
     def _line_up(self, session: Session, claim: Claim) -> None:
         """Sends the request that waits for the lock; ``attempt`` reads its answer."""
-        part = ":t" if claim.mode is Mode.SLOTS else ""
-        self._send(session, claim, self.statements.wait(claim, part, self.runtime.wall()))
+        session.sent, wall = now(), self.runtime.wall()
+        self._send(session, claim, self.statements.line_up(claim, session.parity, wall))
 
     def _send(self, session: Session, claim: Claim, sql: bytes) -> None:
         try:
@@ -216,30 +218,42 @@ class AdvisoryBackend(AdvisoryView):
             return None if renewal.lost else session.grant
         if session.turn:
             await self._wake_up(session, claim)
-        elif (told := await self._queue_tells(session, claim)) != b"1":
-            return None if told is None else Busy(0)
+        else:
+            try:
+                told = await self._queue_tells(session, claim)
+            except BackendUnavailable:
+                self.sessions.lose(claim.owner, session)
+                return None
+            if told is None:
+                return Busy(0)
+            if told[1:] and told[1].affected:
+                return await self._come(session, claim, told[1].insert_id)
         answer = await self._take(session, claim, join=True, queued=True)
         return Busy(0, RECHECK_SECONDS) if isinstance(answer, Busy) else answer
+
+    async def _come(self, session: Session, claim: Claim, token: int) -> Grant | Busy | None:
+        """The turn of one who waited for the lock, and was given its token with it."""
+        session.grant = Grant(claim, token)
+        if now() - session.sent > FRESH_SHARE * claim.ttl:
+            return await self._go_on(session, claim)
+        return session.grant._replace(since=session.sent)
 
     async def _wake_up(self, session: Session, claim: Claim) -> None:
         """Ends the nap of one who is asked again."""
         if session.owed and not session.connection.stirs():
             await self.wire.request(self.statements.stir(claim.name), until=session.until)
 
-    async def _queue_tells(self, session: Session, claim: Claim) -> bytes | None:
-        """'1' if it is our turn, else empty; nothing if the session broke."""
-        try:
-            reply = await self.talk.settle(session, now())
-            if reply is None:
-                return b""
-            told = None if reply.failure else reply.results[0].rows[0][0]
-            if told != b"1":  # the server waited long enough, or was told to stop
-                self._line_up(session, claim)
-                return b""
-        except BackendUnavailable:
-            self.sessions.lose(claim.owner, session)
+    async def _queue_tells(self, session: Session, claim: Claim) -> list[Result] | None:
+        """What was granted, if it is our turn; raises if the session broke."""
+        # The lock's answer comes before its token's: what has begun is read to its end.
+        by = min(session.until, now() + self._seconds) if session.connection.stirs() else now()
+        reply = await self.talk.settle(session, by)
+        if reply is None:
             return None
-        return told
+        if reply.results and reply.results[0].rows[0][0] == b"1":
+            return reply.results
+        self._line_up(session, claim)  # the server waited long enough, or was told to stop
+        return None
 
     async def _end_doomed(self, owner: str, until: float = inf) -> None:
         """Ends the sessions of an owner that broke in the middle of a request."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from holdfast.backends.mysql_lease_sql import NOW, PURGE_TRANSACTIONS, fill
 from holdfast.backends.mysql_row import MICROS
 from holdfast.backends.mysql_schema import Schema
-from holdfast.claim import Claim
+from holdfast.claim import Claim, Mode
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
 from holdfast.wires.mysql_protocol import quoted
 
@@ -183,8 +183,15 @@ class AdvisoryStatements:
             b"condition": b" AND ".join(b"IS_FREE_LOCK(%s)" % lock for lock in locks),
         }
 
-    def wait(self, claim: Claim, part: str, wall: float) -> bytes:
-        """Stands in the server's queue; the comment is for people who look."""
+    def line_up(self, claim: Claim, parity: int, wall: float) -> bytes:
+        """Stands in the server's queue, for the turn of slots or for a lock; and, once a lock is
+        there, takes its token."""
+        if claim.mode is Mode.SLOTS:
+            return self._wait(claim, ":t", wall)
+        return self._wait(claim, "", wall) + b"; " + self.take(claim, parity, has_lock=True)
+
+    def _wait(self, claim: Claim, part: str, wall: float) -> bytes:
+        # The comment is for people who look.
         said = b"%s %d" % (claim.label.encode().hex().encode() or b"-", int(wall * MICROS))
         lock = self.lock(claim.name, part)
         return b"SELECT GET_LOCK(%s, %d) /*hf %s*/" % (lock, WAIT_SECONDS, said)
@@ -196,7 +203,9 @@ class AdvisoryStatements:
             b"IS_FREE_LOCK(%s)" % lock for lock in self.slots(claim.name, range(claim.limit))
         )
         nap = self.lock(claim.name, ":n")
-        return b"DO GET_LOCK(%s, 0); DO IF(%s >= %d, 0, SLEEP(%d)); SELECT RELEASE_LOCK(%s)" % (
+        # One statement, since a server whose request is killed between two may never answer it;
+        # and DO, which goes on to its end where a SELECT stops.
+        return b"DO GET_LOCK(%s, 0), IF(%s >= %d, 0, SLEEP(%d)), RELEASE_LOCK(%s)" % (
             nap, free, claim.weight, NAP_SECONDS, nap,
         )  # fmt: skip
 

@@ -113,7 +113,7 @@ def _waiter(request: str) -> Waiter | None:
     """Who a waiting request says it is for."""
     lock, _, said = request.partition("/*hf ")
     try:
-        label, since = said.removesuffix("*/").split(" ")
+        label, since = said.partition("*/")[0].split(" ")
         text = bytes.fromhex(label.replace("-", "")).decode()
         mode = Mode.SLOTS if ":t'" in lock else Mode.EXCLUSIVE
         return Waiter(*read_label(text), mode, int(since) / MICROS, 0)

@@ -29,6 +29,7 @@ class Session:
         "owed",
         "parity",
         "reader",
+        "sent",
         "turn",
         "until",
         "wake",
@@ -45,6 +46,8 @@ class Session:
         """Whether an answer is still to come: that of a wait, or of a renewal that was late."""
         self.parity = 0
         """Changes from one hold to the next: tells them apart on the server."""
+        self.sent = 0.0
+        """When it began to wait: what it was granted since may be as old."""
         self.until = inf
         """By when an attempt needs its answers: they may be wanted sooner than others."""
         self.nudged = False
