@@ -1,7 +1,7 @@
 """A ZooKeeper session: who is alive, since when that is certain, and requests in pipelines.
 
-One session serves both worlds: threads and tasks put their requests on kazoo's thread and wait
-for the last answer in their own way.
+One session serves both worlds: threads and tasks send their requests themselves and wait for the
+last answer, which kazoo's thread reads, in their own way.
 
 What makes a moment certain. A session's life is counted by the leader, from what the servers
 tell it every half tick about whom they have heard: an answer proves neither. So a heartbeat
