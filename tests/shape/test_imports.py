@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         "lease",
         "locks",
         "primitives",
+        "runtimes",
         "url",
     },
 }

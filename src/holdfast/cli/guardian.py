@@ -74,7 +74,7 @@ class Report:
 
 
 class Guardian:
-    """Runs one command at a time until its pipe breaks."""
+    """Runs one command, or one after the other until its pipe breaks."""
 
     def __init__(
         self,
@@ -96,6 +96,7 @@ class Guardian:
         self._unread = b""
         self._group: ProcessGroup | None = None
         self._orphaned = False
+        self._done = False
         self._asked = False  # certain time is nearly over, and the group was told
         self._ask_at = self._kill_at = float("inf")
         self._witness: int | None = None  # a pidfd of one who lives on after the leader
@@ -111,7 +112,7 @@ class Guardian:
             file.write("holdfast-guard")
 
     def serve(self) -> None:
-        """Returns when the pipe is broken and no command is left."""
+        """Returns when no command is left, and no other will come or can be asked for."""
         self._children, bell = os.pipe()
         os.set_blocking(bell, False)
         os.set_blocking(self._children, False)
@@ -119,7 +120,7 @@ class Guardian:
         signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
         self._poll.register(self._orders, select.POLLIN)
         self._poll.register(self._children, select.POLLIN)
-        while not self._orphaned or self._group is not None:
+        while self._group is not None or not (self._orphaned or self._done):
             self._once()
 
     def _once(self) -> None:
@@ -248,7 +249,9 @@ class Guardian:
             self._watch(member)
 
     def _forget(self) -> None:
-        """Ready for another run, whose certain time is told before its start."""
+        """Ready for another run, whose certain time is told before its start; or for none, and
+        gone by the time somebody waits for that."""
+        self._done = not self._repeats
         self._group = None
         self._asked = False
         self._ask_at = self._kill_at = float("inf")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from holdfast.cli.text import say
+from holdfast.runtimes import lifetime
 
 __all__ = ["VERBS", "main", "program"]
 
@@ -50,6 +51,7 @@ def program() -> NoReturn:
     """The ``holdfast`` program: ends with its verb. All is closed and written by then, and the
     interpreter's own farewell would be a tenth of a short command."""
     gc.set_threshold(50_000)  # loading modules leaves nothing to collect
+    lifetime.leave()
     code = main()
     if sys.stderr is not None:
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Forks and the interpreter's end: every door is told of the first, every keeper of the second.
+"""Forks and the process's end: every door is told of the first, every keeper of the second.
 
 Doors are known weakly. Keepers are known while their thread runs: what they keep is released at
 the interpreter's end even if nobody has the door any more.
@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from holdfast.runtimes.clock import now
 
-__all__ = ["at_exit", "at_fork", "ended"]
+__all__ = ["at_exit", "at_fork", "ended", "leave", "leaving"]
 
 EXIT_SECONDS = 1.0
 
@@ -34,6 +34,7 @@ class Endable(Protocol):
 
 _doors: WeakSet[Forkable] = WeakSet()
 _keepers: set[Endable] = set()
+_leaving = False
 
 
 def at_fork(door: Forkable) -> None:
@@ -51,7 +52,20 @@ def ended(keeper: Endable) -> None:
     _keepers.discard(keeper)
 
 
+def leave() -> None:
+    """Says that the process ends by ``os._exit`` as soon as its doors are closed."""
+    global _leaving
+    _leaving = True
+
+
+def leaving() -> bool:
+    """Whether what the system closes by itself may be left to it."""
+    return _leaving
+
+
 def _forked() -> None:
+    global _leaving
+    _leaving = False  # that was said of the parent
     _keepers.clear()  # their threads are the parent's
     for door in list(_doors):
         door.forked()

@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
-from holdfast.runtimes import clock
+from holdfast.runtimes import clock, lifetime
 
 __all__ = ["SqliteWire"]
 
@@ -35,6 +35,8 @@ LONGEST_PAUSE_SECONDS = 0.004
 FORK_SECONDS = 1.0
 LOOK_SECONDS = 1.0
 """How often it is looked whether the file is still the one that was opened."""
+LONGEST_LEFT_BYTES = 256 << 10
+"""The longest log that is left behind: dozens of commands, and half a millisecond to read."""
 WRITE_LOCK_BYTE = "120"  # of the -shm file: part of SQLite's file format
 
 
@@ -207,9 +209,20 @@ class SqliteWire:
                 connection.close()
 
     def close(self) -> None:
-        """The end."""
-        self.drop()
+        """The end. Of the process too, maybe: a short log is then left as it is. The next who
+        opens the file reads it, as after a crash, in less time than it takes us to copy it."""
+        with self._mutex:
+            if self._connection is not None and lifetime.leaving() and self._log_is_short():
+                _never_closed.append(self._connection)
+                self._connection = self._cursor = None
+            self.drop()
         _open_wires.discard(self)
+
+    def _log_is_short(self) -> bool:
+        try:
+            return os.stat(f"{self.path}-wal").st_size <= LONGEST_LEFT_BYTES
+        except OSError:
+            return False
 
     # Fork: see above.
 
