@@ -95,10 +95,11 @@ def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, Ma
         place.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
     )
     try:
+        machine = this_machine()
         if _is_new(connection, place.path):
-            _create(connection)
+            _create(connection, machine)
         _configure(connection)
-        return connection, _join_boot(connection, place.path, this_machine(), adopt)
+        return connection, _join_boot(connection, place.path, machine, adopt)
     except BaseException:
         connection.close()
         raise
@@ -125,16 +126,17 @@ def _is_new(connection: sqlite3.Connection, path: str) -> bool:
     return False
 
 
-def _create(connection: sqlite3.Connection) -> None:
+def _create(connection: sqlite3.Connection, machine: Machine) -> None:
     """Before there is a log: all pages are in the file then, and a full disk can't keep the log
-    from being copied back over them."""
+    from being copied back over them. The commit is synced, so the marks can be used at once."""
     connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("BEGIN EXCLUSIVE")
     if _one(connection, "SELECT count(*) FROM sqlite_master") == 0:  # nobody was faster
         for table in TABLES:
             connection.execute(table)
-        connection.execute("INSERT INTO meta VALUES (1, '', '', 0, 0, 0, '')")
+        marks = (machine.boot, machine.host, clock.now(), _above(0))
+        connection.execute("INSERT INTO meta VALUES (1, ?, ?, ?, 0, ?, '')", marks)
         connection.execute(f"PRAGMA user_version={PROTOCOL}")
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute("COMMIT")
@@ -210,7 +212,11 @@ def synced(cursor: sqlite3.Cursor) -> Iterator[None]:
 def raise_high(cursor: sqlite3.Cursor, token: int) -> int:
     """Raises the mark that all tokens are below, so that this token may be handed out."""
     with synced(cursor):
-        high = max(token, int(clock.wall() * 1_000_000)) + HIGH_STEP
-        cursor.execute("UPDATE meta SET high = ?1 WHERE high <= ?2", (high, token))
+        cursor.execute("UPDATE meta SET high = ?1 WHERE high <= ?2", (_above(token), token))
         row: tuple[int] = cursor.execute("SELECT high FROM meta").fetchone()
         return row[0]
+
+
+def _above(token: int) -> int:
+    """A mark that this token, and those of the next hour, are below."""
+    return max(token, int(clock.wall() * 1_000_000)) + HIGH_STEP
