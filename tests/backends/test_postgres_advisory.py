@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import psycopg
@@ -273,6 +274,38 @@ def test_an_old_hold_of_the_session_is_not_shown(
         assert run_now(backend.look("name")).holders == ()
     thread.join(SOON)
     assert [holder.token for holder in run_now(backend.look("name")).holders] == [again[0].token]
+
+
+@pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_waiter_is_woken_with_its_grant(
+    server: PostgresServer, backend: AdvisoryBackend, namespace: str, mode: Mode, old: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The server ends it a ttl after the grant, which may be as old as the request that waited:
+    its time counts from there. One that may be too old is renewed before it is told."""
+    if old:
+        monkeypatch.setattr("holdfast.backends.postgres_advisory.FRESH_SHARE", 0.0)
+    with Proxy(server) as proxy:
+        store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
+        waiter = store.backend(BlockingRuntime())
+        assert isinstance(waiter, AdvisoryBackend)
+        held, asked = take(backend, claim()), claim(mode=mode)
+        busy = run_now(waiter.attempt(asked, join=True))
+        lined_up = now()
+        assert isinstance(busy, Busy)
+        eventually(lambda: len(run_now(backend.look("name")).waiters) == 1, "it does not wait")
+        proxy.reset_counts()
+        assert run_now(backend.release(held))
+        run_now(waiter.wait(asked, busy, now() + SOON))
+        grant = take(waiter, asked)
+        assert grant.token > held.token
+        assert proxy.counts.requests == old
+        assert grant.since is None if old else (grant.since or inf) <= lined_up
+        assert [holder.token for holder in run_now(backend.look("name")).holders] == [grant.token]
+        assert run_now(backend.look("name")).waiters == ()
+        assert run_now(waiter.release(grant))
+        run_now(waiter.close())
 
 
 def test_a_killed_slot_holder_stalls_nobody(backend: AdvisoryBackend, admin: Admin) -> None:

@@ -54,9 +54,9 @@ class _Common:
     def _dial(self, by: float | None = None) -> Connection:
         raise NotImplementedError
 
-    def _dial_listener(self) -> Connection:
+    def _listen(self, channel: str) -> Connection:
         until = now() + self._settings.request_seconds
-        return self._dialler.greet(self._listen_address, until)
+        return self._dialler.listen(self._listen_address, channel, until)
 
     def _wire(self, runtime: Runtime) -> BlockingWire | AsyncWire:
         kind = BlockingWire if runtime.blocking else AsyncWire
@@ -82,7 +82,7 @@ class LeaseStore(_Common):
         return LeaseBackend(
             runtime,
             self._wire(runtime),
-            self._dial_listener,
+            self._listen,
             self._statements,
             self._settings,
             self.display,
@@ -112,7 +112,7 @@ class AdvisoryStore(_Common):
         return AdvisoryBackend(
             runtime,
             self._wire(runtime),
-            self._dial_listener,
+            self._listen,
             self._dial_session,
             self._sessions,
             self._statements,

@@ -1,9 +1,9 @@
 """PostgreSQL advisory locks: a hold is a session that has the name's key.
 
-A claim that does not fit sends the server the request that waits for the key, and reads its
-answer when it comes: the server's own queue is the line. The token is taken by a request of its
-own once the key is there, so the grant answers the holder's own question. The session's
-``idle_session_timeout`` is the ttl, and every renewal starts it anew.
+A claim that does not fit sends the server the request that waits for the key and takes its token,
+and reads the answer when it comes: the server's own queue is the line. The session's
+``idle_session_timeout`` is the ttl, and every renewal starts it anew. It runs since the grant,
+which may be as old as the request: a grant that may be old is renewed before it is told.
 
 Waiters for slots queue for one key; the first of them, who has it, is rung by whoever frees one.
 """
@@ -20,7 +20,7 @@ from psycopg.pq.abc import PGresult
 
 from holdfast.backends.postgres_advisory_keep import Keeping
 from holdfast.backends.postgres_advisory_requests import AdvisoryStatements, base_key
-from holdfast.backends.postgres_listen import make_listening
+from holdfast.backends.postgres_listen import Listen, make_listening
 from holdfast.backends.postgres_look import findings
 from holdfast.backends.postgres_shared import SharedBackend, Wire, ring
 from holdfast.claim import Busy, Claim, Grant, Mode
@@ -38,6 +38,9 @@ __all__ = ["AdvisoryBackend"]
 RECHECK_SECONDS = 1.0
 """How often the first of those who wait for slots looks: a killed holder rings nobody."""
 
+FRESH_SHARE = 0.1
+"""How much of a ttl may be over when a grant is told."""
+
 _NEVER_RAN = ("57P01", "57P05")
 """The session had ended before the request was read: another one can be asked at once."""
 
@@ -49,7 +52,7 @@ class AdvisoryBackend(SharedBackend):
         self,
         runtime: Runtime,
         wire: Wire,
-        listen: Dial,
+        listen: Listen,
         dial: Dial,
         sessions: Sessions,
         statements: AdvisoryStatements,
@@ -110,7 +113,7 @@ class AdvisoryBackend(SharedBackend):
     async def _begin(self, session: Session, claim: Claim, join: bool) -> Grant | Busy:
         """The first request for a claim, on a session that has nothing."""
         self.sessions.by_owner[claim.owner] = session
-        answer = await self._take(session, claim, join=join, queued=False)
+        answer = await self._take(session, claim, join=join)
         if isinstance(answer, Busy):
             if join:
                 self._line_up(session, claim)
@@ -119,29 +122,17 @@ class AdvisoryBackend(SharedBackend):
                 self.sessions.give_back(session)
         return answer
 
-    async def _take(
-        self, session: Session, claim: Claim, *, join: bool, queued: bool
-    ) -> Grant | Busy:
-        """Asks for the name, or for its token if the session waited for the key and has it."""
-        flags = (b"t" if join else b"f", b"t" if queued else b"f")
-        asked = [self.namespace, claim.name.encode(), self._key(claim)]
+    async def _take(self, session: Session, claim: Claim, *, join: bool) -> Grant | Busy:
+        """Asks for the name; or for its slots once more, if it is the session's turn."""
+        flags = (b"t" if join else b"f", b"t" if session.turn else b"f")
+        statement, asked = self.statements.take, (*self._asked(claim), *flags)
         if claim.mode is Mode.SLOTS:
-            asked += [b"%d" % claim.weight, b"%d" % claim.limit]
-            statement, rest = self.statements.take_slots, [self.channel, ring(claim.owner)]
-        else:
-            asked += [claim.mode.encode()]
-            statement, rest = self.statements.take, []
-        asked += [b"%.6f" % claim.ttl, claim.label.encode(), *flags, *rest]
+            statement = self.statements.take_slots
+            asked = (*asked, self.channel, ring(claim.owner))
         try:
-            reply = first_value(await self._ask(session, statement, asked))
-            if reply == b"C":
-                raise Unsupported(
-                    f"the key of {claim.name!r} on {self.display} is that of another name: "
-                    "choose a different name"
-                )
-            answer = self._answered(claim, reply)
+            answer = self._told(claim, await self._ask(session, statement, asked))
         except LimitMismatch:
-            self._let_go(claim.owner, session, clean=not queued)
+            self._let_go(claim.owner, session, clean=not session.turn)
             raise
         except BaseException:
             self._let_go(claim.owner, session, clean=False)
@@ -149,6 +140,21 @@ class AdvisoryBackend(SharedBackend):
         if isinstance(answer, Grant):
             session.grant, session.turn = answer, False
         return answer
+
+    def _asked(self, claim: Claim) -> tuple[bytes, ...]:
+        slots = claim.mode is Mode.SLOTS
+        how = (b"%d" % claim.weight, b"%d" % claim.limit) if slots else (claim.mode.encode(),)
+        name, rest = claim.name.encode(), (b"%.6f" % claim.ttl, claim.label.encode())
+        return (self.namespace, name, self._key(claim), *how, *rest)
+
+    def _told(self, claim: Claim, answer: PGresult) -> Grant | Busy:
+        reply = first_value(answer)
+        if reply == b"C":
+            raise Unsupported(
+                f"the key of {claim.name!r} on {self.display} is that of another name: "
+                "choose a different name"
+            )
+        return self._answered(claim, reply)
 
     def _let_go(self, owner: str, session: Session, *, clean: bool) -> None:
         """A session that holds nothing can be used again; one that may hold something can't."""
@@ -169,11 +175,13 @@ class AdvisoryBackend(SharedBackend):
 
     def _line_up(self, session: Session, claim: Claim) -> None:
         """Sends the request that waits for the key; ``attempt`` reads its answer."""
-        shared = claim.mode is Mode.SHARED
-        statement = self.statements.wait_shared if shared else self.statements.wait
-        key = base_key(self._name, claim.name) + (2 if claim.mode is Mode.SLOTS else 0)
+        session.sent = now()
+        statement, asked = self.statements.wait_take, self._asked(claim)
+        if claim.mode is Mode.SLOTS:
+            turn = base_key(self._name, claim.name) + 2
+            statement, asked = self.statements.wait, (b"%d" % turn,)
         try:
-            session.connection.send(statement, [b"%d" % key])
+            session.connection.send(statement, asked)
         except BackendUnavailable:
             self.sessions.lose(claim.owner, session)
             raise
@@ -188,14 +196,31 @@ class AdvisoryBackend(SharedBackend):
             return None if renewal.lost else session.grant
         if not session.turn:
             try:
-                if await self.talk.settle(session, now()) is None:
-                    return Busy(0)
+                told = await self.talk.settle(session, now())
             except BackendUnavailable:
                 self.sessions.lose(claim.owner, session)
                 return None
-            session.turn = claim.mode is Mode.SLOTS
-        answer = await self._take(session, claim, join=True, queued=True)
+            if told is None:
+                return Busy(0)
+            if claim.mode is not Mode.SLOTS:
+                return await self._come(session, claim, told)
+            session.turn = True
+        answer = await self._take(session, claim, join=True)
         return Busy(0, RECHECK_SECONDS) if isinstance(answer, Busy) else answer
+
+    async def _come(self, session: Session, claim: Claim, told: PGresult) -> Grant | Busy | None:
+        """The turn of one who waited for the key: what it was granted then."""
+        try:
+            grant = self._told(claim, told)
+        except BaseException:
+            self.sessions.lose(claim.owner, session)
+            raise
+        if isinstance(grant, Busy):
+            return grant
+        session.grant = grant
+        if now() - session.sent > FRESH_SHARE * claim.ttl:
+            return await self._go_on(session, claim)
+        return grant._replace(since=session.sent)
 
     async def _end_doomed(self, owner: str, until: float = inf) -> None:
         """Ends the sessions of an owner that broke in the middle of a request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 from holdfast.backends.postgres_schema import Schema
 from holdfast.backends.postgres_shared import SharedStatements
@@ -10,6 +11,7 @@ from holdfast.backends.postgres_shared import SharedStatements
 __all__ = ["AdvisoryStatements", "base_key"]
 
 
+@lru_cache(maxsize=1024)
 def base_key(namespace: str, name: str) -> int:
     """The 64-bit key of a name; a few follow it for its slots."""
     digest = hashlib.sha256(f"{namespace}\0{name}".encode()).digest()
@@ -27,7 +29,7 @@ class AdvisoryStatements(SharedStatements):
         places = ", ".join(f"${number}" for number in range(1, 12))
         self.take_slots = say("take_slots", f"SELECT @take_slots({places})")
         self.wait = say("wait", "SELECT pg_advisory_lock($1)")
-        self.wait_shared = say("wait_shared", "SELECT pg_advisory_lock_shared($1)")
+        self.wait_take = say("wait_take", "SELECT @wait_take($1, $2, $3, $4, $5, $6)")
         self.unlock = say("unlock", f"SELECT pg_advisory_unlock($1) AND {_UNMARK}")
         self.unlock_shared = say(
             "unlock_shared", f"SELECT pg_advisory_unlock_shared($1) AND {_UNMARK}"
@@ -41,7 +43,7 @@ class AdvisoryStatements(SharedStatements):
         self.touch = say("touch", "")
         self.set_ttl = say("set_ttl", "SELECT @set_ttl($1, $2, $3)")
         self.prepared = (
-            self.take, self.take_slots, self.wait, self.wait_shared, self.unlock,
+            self.take, self.take_slots, self.wait, self.wait_take, self.unlock,
             self.unlock_shared, self.free_slots,
         )  # fmt: skip
 
@@ -56,5 +58,6 @@ SELECT l.name, l.capacity,
   (SELECT json_agg(json_build_array(q.label, q.mode, extract(epoch FROM q.since), q.behind)
       ORDER BY q.since)
     FROM @queue q WHERE q.namespace = l.namespace AND q.name = l.name AND EXISTS (
-      SELECT FROM @keys k WHERE k.pid = q.pid AND k.key IN (l.base, l.base + 2)))
+      SELECT FROM @keys k WHERE k.pid = q.pid
+        AND (k.key = l.base AND NOT k.granted OR k.key = l.base + 2)))
 FROM @counter l"""

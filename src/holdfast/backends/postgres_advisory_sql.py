@@ -116,16 +116,20 @@ BEGIN
   RETURN ARRAY(SELECT h FROM unnest(noted) h WHERE h.pid <> pg_backend_pid());
 END $$;
 
+-- In PL/pgSQL, which keeps its plans: SQL functions are planned with every call.
 CREATE OR REPLACE FUNCTION @line_up(ns text, nm text, md text, lbl text) RETURNS void
-LANGUAGE sql AS $$
-  INSERT INTO @queue (pid, namespace, name, mode, since, label)
+LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO @queue AS q (pid, namespace, name, mode, since, label)
     VALUES (pg_backend_pid(), ns, nm, md, clock_timestamp(), lbl)
     ON CONFLICT (pid) DO UPDATE SET namespace = ns, name = nm, mode = md,
       since = clock_timestamp(), behind = 0, label = lbl;
-$$;
+END $$;
 """
 
-# 'G token', 'B' or 'M capacity'. `queued`: the session waited for the key and has it.
+# 'G token', 'B' or 'M capacity'. `queued`: the session waited for the key and has it. `wait_take`
+# waits and then takes, so that a client is woken with its token: one that has died meanwhile has
+# ended its session, and one that hangs loses it, as any holder.
 _TAKE = """
 CREATE OR REPLACE FUNCTION @take(
   ns text, nm text, key bigint, md text, ttl float8, lbl text, joins boolean, queued boolean)
@@ -133,7 +137,6 @@ RETURNS text
 LANGUAGE plpgsql AS $$
 BEGIN
   IF queued THEN
-    DELETE FROM @queue q WHERE q.pid = pg_backend_pid();
     RETURN @count(ns, nm, key, md, ttl, lbl);
   END IF;
   PERFORM set_config('idle_session_timeout', ceil(ttl * 1000)::text, false);
@@ -141,11 +144,23 @@ BEGIN
       ELSE pg_try_advisory_lock(key) END) THEN
     RETURN @count(ns, nm, key, md, ttl, lbl);
   END IF;
-  PERFORM @durable(false);
   IF joins THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM @line_up(ns, nm, md, lbl);
   END IF;
   RETURN 'B 0 ';
+END $$;
+
+CREATE OR REPLACE FUNCTION @wait_take(
+  ns text, nm text, key bigint, md text, ttl float8, lbl text) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF md = 'shared' THEN
+    PERFORM pg_advisory_lock_shared(key);
+  ELSE
+    PERFORM pg_advisory_lock(key);
+  END IF;
+  RETURN @count(ns, nm, key, md, ttl, lbl);
 END $$;
 """
 

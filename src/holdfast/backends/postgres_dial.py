@@ -55,9 +55,13 @@ class Dialler:
 
     def greet(self, address: Address, until: float) -> Connection:
         """A connection to a server that can be written to."""
-        connection = dial(address, until, lambda made: _greet(made, until))
-        connection.deadline = until
-        return connection
+        return dial(address, until, lambda made: _greet(made, until))
+
+    def listen(self, address: Address, channel: str, until: float) -> Connection:
+        """A connection that listens, or one that goes through a pooler, which can't. Many may open
+        theirs in the moment when they all begin to wait: it asks for nothing else. A replica has
+        nothing to listen to, and refuses."""
+        return dial(address, until, lambda made: _listen(made, channel, until))
 
     def enter(self, statements: tuple[Statement, ...], by: float | None = None) -> Connection:
         """A connection that found our tables, with the hot statements prepared."""
@@ -122,6 +126,12 @@ def _greet(connection: Connection, until: float) -> None:
     _check_server(connection.server, int(version), standby == "t", encoding)
 
 
+def _listen(connection: Connection, channel: str, until: float) -> None:
+    connection.pooled = _pid(connection, until) != b"%d" % connection.pid
+    if not connection.pooled:
+        connection.script(f'LISTEN "{channel}"'.encode(), until)
+
+
 def _pid(connection: Connection, until: float) -> bytes:
     return first_value(connection.script(_PID, until))
 
@@ -145,8 +155,10 @@ def _check_server(display: str, version: int, standby: bool, encoding: str) -> N
 
 
 def _prepare(connection: Connection, statements: tuple[Statement, ...], until: float) -> None:
-    script = b"; ".join(b"PREPARE %s AS %s" % statement for statement in statements)
-    connection.script(script, until)
+    # Our functions read what others have just committed, whatever the role's default is.
+    script = [b"SET default_transaction_isolation = 'read committed'"]
+    script += [b"PREPARE %s AS %s" % statement for statement in statements]
+    connection.script(b"; ".join(script), until)
     connection.known = frozenset(statement.name for statement in statements)
 
 

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 
-from holdfast.backends.postgres_listen import make_listening
+from holdfast.backends.postgres_listen import Listen, make_listening
 from holdfast.backends.postgres_look import findings
 from holdfast.backends.postgres_schema import Schema
 from holdfast.backends.postgres_shared import (
@@ -25,7 +25,7 @@ from holdfast.backends.postgres_shared import (
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable
-from holdfast.wires.postgres import Dial, first_value
+from holdfast.wires.postgres import first_value
 
 __all__ = ["LeaseBackend", "LeaseStatements"]
 
@@ -64,7 +64,7 @@ class LeaseBackend(SharedBackend):
         self,
         runtime: Runtime,
         wire: Wire,
-        listen: Dial,
+        listen: Listen,
         statements: LeaseStatements,
         settings: Settings,
         display: str,

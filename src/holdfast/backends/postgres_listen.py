@@ -7,16 +7,17 @@ made with the bell already hung. When it breaks, those who wait try again at onc
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
-from holdfast.wires.postgres import Connection, Dial
+from holdfast.wires.postgres import Connection
 from holdfast.wires.postgres_async import in_thread
 from holdfast.wires.postgres_listen import AsyncListener, ListenBell
 
-__all__ = ["Listening", "make_listening"]
+__all__ = ["Listen", "Listening", "make_listening"]
 
 POLL_SECONDS = (0.2, 0.5)
 """How often a waiter looks where notifications can't reach it."""
@@ -39,10 +40,14 @@ class Listening(Protocol):
     def close(self) -> None: ...
 
 
-def make_listening(runtime: Runtime, dial: Dial, channel: str) -> Listening:
+Listen = Callable[[str], Connection]
+"""Opens a connection that listens to a channel; one through a pooler does not."""
+
+
+def make_listening(runtime: Runtime, listen: Listen, channel: str) -> Listening:
     """By the world that it is for."""
     kind = BlockingListening if runtime.blocking else AsyncListening
-    return kind(runtime, dial, channel)
+    return kind(runtime, listen, channel)
 
 
 def _finding(deaf: bool) -> Finding:
@@ -55,8 +60,8 @@ def _finding(deaf: bool) -> Finding:
 class BlockingListening:
     """For threads: one of those who wait reads the connection for all."""
 
-    def __init__(self, runtime: Runtime, dial: Dial, channel: str) -> None:
-        self._runtime, self._dial, self._channel = runtime, dial, channel
+    def __init__(self, runtime: Runtime, listen: Listen, channel: str) -> None:
+        self._runtime, self._listen, self._channel = runtime, listen, channel
         self._closed = False
         self._reset()
 
@@ -97,7 +102,7 @@ class BlockingListening:
             if doorbell.bell is not None:
                 return
             try:
-                connection = _listen(self._dial, self._channel)
+                connection = _unless_pooled(self._listen(self._channel))
                 if connection is not None:
                     doorbell.hang(ListenBell(connection))
                 self._deaf = connection is None
@@ -112,7 +117,8 @@ class BlockingListening:
         await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*MEND_SECONDS))))
 
     def ring(self, key: str) -> None:
-        self._doorbell().ring(key)
+        if self._made is not None:  # else nobody has waited yet, and the first wait is none
+            self._made.ring(key)
 
     def forget_ring(self, key: str) -> None:
         if self._made is not None:
@@ -135,8 +141,8 @@ class BlockingListening:
 class AsyncListening:
     """For the tasks of one loop."""
 
-    def __init__(self, runtime: Runtime, dial: Dial, channel: str) -> None:
-        self._runtime, self._dial, self._channel = runtime, dial, channel
+    def __init__(self, runtime: Runtime, listen: Listen, channel: str) -> None:
+        self._runtime, self._listen, self._channel = runtime, listen, channel
         self._reset()
 
     def _reset(self) -> None:
@@ -163,7 +169,8 @@ class AsyncListening:
     async def _hang(self, until: float) -> None:
         self._hanging = True
         try:
-            connection = await in_thread(lambda: _listen(self._dial, self._channel), _drop)
+            made = await in_thread(lambda: self._listen(self._channel), Connection.close)
+            connection = _unless_pooled(made)
             if connection is None:
                 self._deaf = True
             else:
@@ -197,16 +204,8 @@ class AsyncListening:
         self._doorbell.ring_all()
 
 
-def _listen(dial: Dial, channel: str) -> Connection | None:
-    """A connection that listens, or none where a pooler would swallow what it hears."""
-    connection = dial()
+def _unless_pooled(connection: Connection) -> Connection | None:
     if connection.pooled:
         connection.close()
         return None
-    connection.script(f'LISTEN "{channel}"'.encode(), connection.deadline)
     return connection
-
-
-def _drop(connection: Connection | None) -> None:
-    if connection is not None:
-        connection.close()

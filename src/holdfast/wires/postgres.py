@@ -69,7 +69,6 @@ class Connection:
         "_answer",
         "_made_in",
         "_poll",
-        "deadline",
         "home",
         "known",
         "pgconn",
@@ -90,8 +89,6 @@ class Connection:
         """Whether a pooler stands between, so that sessions are not ours."""
         self.home: object = None
         """The wire that it goes back to after use."""
-        self.deadline = 0.0
-        """By when it had to be ready."""
         self.known: frozenset[bytes] = frozenset()
         """The names of the statements that are prepared here."""
         self._answer: pq.abc.PGresult | None = None

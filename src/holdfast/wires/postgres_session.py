@@ -30,6 +30,7 @@ class Session:
         "nudged",
         "owed",
         "reader",
+        "sent",
         "turn",
         "until",
         "wake",
@@ -44,6 +45,8 @@ class Session:
         """Whether it is first of those who wait for slots."""
         self.owed = False
         """Whether an answer is still to come: that of a wait, or of a renewal that was late."""
+        self.sent = 0.0
+        """When it began to wait: what it was granted since may be as old."""
         self.until = inf
         """By when an attempt needs its answers: they may be wanted sooner than others."""
         self.nudged = False
