@@ -313,3 +313,32 @@ def test_a_socket_of_another_kind_in_the_folder_hurts_nobody(tmp_path: Path) -> 
             stranger.bind(f"{path}-wake/stranger.sock")
             busy(backend, claim())
             assert "stranger.sock" in sockets_of(path)
+
+
+def test_threads_that_send_at_once_share_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[socket.socket] = []
+    start, late = threading.Barrier(8), threading.Event()
+
+    def make() -> socket.socket:
+        late.wait(0.2)  # whoever also finds none comes in here meanwhile
+        made.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        return made[-1]
+
+    monkeypatch.setattr(datagram, "_datagram_socket", make)
+    folder = Folder(str(tmp_path), os.mkdir, 0o600)
+
+    def send() -> None:
+        start.wait()
+        assert folder.send("nobody", "key") is Delivery.DEAD
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    folder.close()
+    for extra in made:
+        extra.close()
+    assert len(made) == 1

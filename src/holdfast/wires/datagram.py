@@ -13,6 +13,7 @@ import errno
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,6 +54,8 @@ class Folder:
         self.path, self._make, self._mode = path, make, mode
         self._socket: socket.socket | None = None
         self._handle: int | None = None
+        # Re-entrant: a signal handler may release a lock in the middle of another release.
+        self._mutex = threading.RLock()
 
     def reach(self, address: str) -> str:
         """A path to the socket, short enough to be an address; ``OSError`` if there is none."""
@@ -61,8 +64,9 @@ class Folder:
             return path
         if sys.platform != "linux":
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
-        if self._handle is None:
-            self._handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with self._mutex:
+            if self._handle is None:
+                self._handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._handle}/{address}"
 
     def send(self, address: str, key: str) -> Delivery:
@@ -83,9 +87,10 @@ class Folder:
         return True
 
     def _sender(self) -> socket.socket:
-        if self._socket is None:
-            self._socket = _datagram_socket()
-        return self._socket
+        with self._mutex:
+            if self._socket is None:
+                self._socket = _datagram_socket()
+            return self._socket
 
     def _failed(self, address: str, error: OSError) -> Delivery:
         if error.errno == errno.ECONNREFUSED:
@@ -135,6 +140,7 @@ class Folder:
 
     def close(self) -> None:
         """Closes what sends; also right in a forked child."""
+        self._mutex = threading.RLock()  # a thread of the parent's may have had it
         sender, self._socket = self._socket, None
         handle, self._handle = self._handle, None
         if sender is not None:
