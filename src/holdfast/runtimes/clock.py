@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from _random import Random
 from collections.abc import Callable
 from functools import partial
 
@@ -17,13 +16,10 @@ now: Callable[[], float] = (
 )
 wall: Callable[[], float] = time.time
 
-# The generator alone: the module around it takes longer to load than a lock to take.
-_draw = Random().random
-
 
 def between(low: float, high: float, /) -> float:
-    """A random number, for jitter."""
-    return low + (high - low) * _draw()
+    """A random number, for jitter. The system's: forks of one process draw different ones."""
+    return low + (high - low) * int.from_bytes(os.urandom(4)) / 2**32
 
 
 def where() -> tuple[str, int]:
