@@ -189,8 +189,7 @@ class AdvisoryBackend(AdvisoryView):
 
     async def ask(self, session: Session, sql: bytes) -> list[Result]:
         """One request on a session."""
-        reply = await self._talk_to(session, sql)
-        return session.connection.checked(reply)
+        return session.connection.checked(await self._talk_to(session, sql))
 
     async def _talk_to(self, session: Session, sql: bytes) -> Reply:
         by = min(session.until, now() + self._seconds)
@@ -357,7 +356,8 @@ class AdvisoryBackend(AdvisoryView):
     async def _leave(self, session: Session, claim: Claim) -> None:
         """Ends what a session has or waits for, and keeps the session."""
         own = session_lock(session.connection.tag)
-        if session.owed:
+        if session.owed:  # killed between its statements it may never be answered
+            session.until = now() + RECHECK_SECONDS
             await self.wire.request(b"KILL QUERY IS_USED_LOCK(%s)" % own)
         sql = b"SELECT RELEASE_ALL_LOCKS() >= 0, GET_LOCK(%s, 0)" % own
         (left,) = await self.ask(session, sql)

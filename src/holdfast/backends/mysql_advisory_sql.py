@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 from holdfast.backends.mysql_lease_sql import NOW, PURGE_TRANSACTIONS, fill
 from holdfast.backends.mysql_row import MICROS
@@ -104,6 +105,11 @@ def session_lock(tag: str) -> bytes:
     return b"'hf:session:%s'" % tag.encode()
 
 
+@lru_cache(maxsize=1024)
+def _digest(namespace: str, name: str) -> str:
+    return hashlib.sha256(f"{namespace}\0{name}".encode()).hexdigest()[:48]
+
+
 def _session(parity: int) -> bytes:
     """Which hold of which session, in one number."""
     return b"(CONNECTION_ID() * 2 + %d)" % parity
@@ -127,8 +133,7 @@ class AdvisoryStatements:
 
     def lock(self, name: str, part: str = "") -> bytes:
         """The lock of a name, or a part of it: a slot, the turn, the nap."""
-        digest = hashlib.sha256(f"{self._namespace}\0{name}".encode()).hexdigest()[:48]
-        return f"'hf:{digest}{part}'".encode()
+        return f"'hf:{_digest(self._namespace, name)}{part}'".encode()
 
     def slots(self, name: str, slots: Iterable[int]) -> list[bytes]:
         return [self.lock(name, f":{slot}") for slot in slots]
