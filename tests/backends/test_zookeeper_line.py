@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from holdfast.claim import Claim, Mode
 from holdfast.core import admit
 from holdfast.core.admit import Share
 from holdfast.errors import Incompatible, LimitMismatch
+from holdfast.wires.zookeeper_asks import Listing
 
 
 def _claim(owner: str, mode: Mode = Mode.EXCLUSIVE, weight: int = 1, limit: int = 0) -> Claim:
@@ -66,9 +69,10 @@ def test_damaged_data_says_nothing(damaged: bytes) -> None:
     assert read_data(damaged).slots == ()
 
 
-def test_the_counter_may_run_over() -> None:
+@pytest.mark.parametrize("first", [2**31 - 2, -(2**31), -12, -2, -1, 0, 8, 10**9 - 2])
+def test_the_counter_may_run_over(first: int) -> None:
     """ZooKeeper's sequence is a signed 32-bit number: behind its end comes its beginning."""
-    sequences = [2**31 - 2, 2**31 - 1, -(2**31), -(2**31) + 1]
+    sequences = [(first + step + 2**31) % 2**32 - 2**31 for step in range(4)]
     line = Line([_node(sequence) for sequence in reversed(sequences)], "here")
     assert [place.sequence for place in line.places] == sequences
 
@@ -115,8 +119,18 @@ def test_another_use_of_the_name_is_refused() -> None:
     line.check(_claim("0", Mode.SLOTS, 1, 3), 0, "zookeeper://here")
 
 
+@given(st.lists(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=300)))
+def test_children_of_any_name_are_read(names: list[str]) -> None:
+    """Also long ones, and those that are not ASCII, which somebody may have put there."""
+    names = [name.encode(errors="replace").decode() for name in names]
+    packed = [struct.pack("!i", len(name.encode())) + name.encode() for name in names]
+    buffer = b"\xffhead" + struct.pack("!i", len(names)) + b"".join(packed)
+    assert Listing("/").read(buffer, 5) == names
+
+
 def test_another_version_is_refused() -> None:
     """Two versions that can't exclude each other don't run together."""
     with pytest.raises(Incompatible, match="version 2"):
         Line([_node(0), "2.whatever"], "here")
-    assert len(Line([_node(0), "put here by hand"], "here").places) == 1
+    for other in ("put here by hand", "1.x.by hand", "1.y.1.0.0.0000000001"):
+        assert len(Line([_node(0), other], "here").places) == 1

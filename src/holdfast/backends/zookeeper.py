@@ -253,7 +253,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         if place >= QUEUE_CAP:
             await self._withdraw(at)
             return Busy(place, 1.0, reason=f"{QUEUE_CAP} already wait for {entry.claim.name!r}")
-        if not 0 <= line.places[index].sequence < SEQUENCE_LIMIT:
+        if not 0 <= line.place(index).sequence < SEQUENCE_LIMIT:
             await self._withdraw(at)
             reason = f"the line of {entry.claim.name!r} starts over"
             return Busy(place, self.runtime.between(0.05, 0.2), reason=reason)

@@ -12,8 +12,9 @@ orders the line and nothing else: it starts over with a new parent, and tokens d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -39,7 +40,11 @@ SEQUENCE_LIMIT = 2**31 - 2**20
 """From here on newcomers let the line drain, so that its node and its sequence start over."""
 _LETTERS = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 _MODES = {letter: mode for mode, letter in _LETTERS.items()}
+_CLAIMS = tuple(f"{VERSION}.{letter}." for letter in _MODES)
 _SLOT = "k"
+_SEQUENCE = itemgetter(slice(-11, None))
+"""The end of a node's name, which sorts like the number unless one of them is negative: then one
+of those comes first."""
 
 
 def digest(owner: str) -> str:
@@ -106,76 +111,92 @@ class Place(NamedTuple):
     sequence: int
 
 
+def _place(node: str) -> Place:
+    _, letter, weight, limit, owner, sequence = node.split(".")
+    return Place(node, _MODES[letter], int(weight), int(limit), owner, int(sequence))
+
+
 class Line:
-    """Everybody who holds or waits, in order of arrival, and the slots that are taken."""
+    """Everybody who holds or waits, in order of arrival, and the slots that are taken.
 
-    __slots__ = ("admitted", "places", "slots")
+    Places are read when they are looked at: who asks looks at itself, and at the first.
+    """
 
-    def __init__(self, nodes: Iterable[str], where: str) -> None:
-        self.places: list[Place] = []
+    __slots__ = ("_nodes", "admitted", "slots")
+
+    def __init__(self, nodes: Sequence[str], where: str) -> None:
         self.slots: set[int] = set()
-        for node in nodes:
-            self._read(node, where)
-        if len(self.places) > 1:
-            # ZooKeeper's counter may run over: what is alive is close together, so order is
-            # the distance from any of them.
-            origin = self.places[0].sequence
-            self.places.sort(key=lambda place: (place.sequence - origin + 2**31) % 2**32)
+        self._nodes = [n for n in nodes if n.startswith(_CLAIMS) and n.count(".") == 5]
+        self._nodes.sort(key=_SEQUENCE)
+        if len(self._nodes) < len(nodes):
+            self._read_others(nodes, where)
+        if self._nodes and "-" in _SEQUENCE(self._nodes[0]):
+            self._run_over()
         self.admitted = self._count_admitted()
 
-    def _read(self, node: str, where: str) -> None:
-        parts = node.split(".")
-        if parts[0] != VERSION:
-            if parts[0].isdigit():
+    def _read_others(self, nodes: Sequence[str], where: str) -> None:
+        for node in nodes:
+            version, _, rest = node.partition(".")
+            if version == VERSION:
+                if rest.startswith(f"{_SLOT}."):
+                    self.slots.add(int(rest.partition(".")[2]))
+            elif version.isdigit():
                 raise Incompatible(
-                    f"{where} is in use by version {parts[0]} of the protocol; this is {VERSION}"
+                    f"{where} is in use by version {version} of the protocol; this is {VERSION}"
                 )
-            return  # not ours: somebody put it there by hand
-        if len(parts) == 6:
-            _, letter, weight, limit, owner, sequence = parts
-            mode = _MODES[letter]
-            self.places.append(Place(node, mode, int(weight), int(limit), owner, int(sequence)))
-        elif len(parts) == 3:
-            self.slots.add(int(parts[2]))
+
+    def _run_over(self) -> None:
+        """ZooKeeper's counter ran over: what is alive is close together, so order is the
+        distance from any of them."""
+        origin = self.place(0).sequence
+        self._nodes.sort(key=lambda node: (_place(node).sequence - origin + 2**31) % 2**32)
 
     def _count_admitted(self) -> int:
         """How many from the front on fit together: they hold."""
         taken = 0
-        for count, place in enumerate(self.places):
+        for count, node in enumerate(self._nodes):
+            place = _place(node)
             if place.mode is Mode.EXCLUSIVE:
                 return 1 if count == 0 else count
             taken += place.weight if place.mode is Mode.SLOTS else 0
             if taken > place.limit:
                 return count
-        return len(self.places)
+        return len(self._nodes)
+
+    @property
+    def places(self) -> list[Place]:
+        return [_place(node) for node in self._nodes]
+
+    def place(self, index: int) -> Place:
+        return _place(self._nodes[index])
 
     def index(self, node: str) -> int | None:
         """Where a claim stands, counted from the front."""
-        for index, place in enumerate(self.places):
-            if place.node == node:
-                return index
-        return None
+        try:
+            return self._nodes.index(node)
+        except ValueError:
+            return None
 
     def of_owner(self, owner_digest: str) -> list[Place]:
         """The nodes of one owner: more than one only after a lost reply."""
-        return [place for place in self.places if place.digest == owner_digest]
+        return [_place(node) for node in self._nodes if owner_digest in node]
 
     def check(self, claim: Claim, index: int, display: str) -> None:
         """Raises ``LimitMismatch`` if somebody in front uses the name as something else."""
         if index:
-            first = self.places[0]
+            first = self.place(0)
             slots = first.mode is Mode.SLOTS
             admit.check_limit(claim, first.limit, slots=slots, store=display)
 
     def before(self, index: int) -> str | None:
         """The node whose end or change is worth a new attempt; ``None`` for any of them."""
-        place = self.places[index]
-        if place.mode is Mode.SLOTS and index == self.admitted:
+        mode = self.place(index).mode
+        if mode is Mode.SLOTS and index == self.admitted:
             return None
-        if place.mode is Mode.SHARED:
+        if mode is Mode.SHARED:
             writers = [p.node for p in self.places[:index] if p.mode is not Mode.SHARED]
             return writers[-1]
-        return self.places[index - 1].node
+        return self._nodes[index - 1]
 
     def free_slots(self, weight: int, limit: int) -> tuple[int, ...]:
         """The lowest slots that nobody has taken."""

@@ -260,10 +260,18 @@ class Listing(Ask):
 
     def read(self, buffer: bytes, offset: int) -> list[str]:
         (count,) = _INT.unpack_from(buffer, offset)
-        offset += 4
-        names = []
+        packed = buffer[offset + 4 :]
+        if packed.isascii():
+            # Names have no zeroes; their lengths have three if they are short, as ours are.
+            names = packed.decode().split("\0\0\0")
+            if len(names) == count + 1:
+                return [name[1:] for name in names[1:]]
+        return self._read_any(packed, count)
+
+    def _read_any(self, packed: bytes, count: int) -> list[str]:
+        names, offset = [], 0
         for _ in range(count):
-            name, offset = _read_text(buffer, offset)
+            name, offset = _read_text(packed, offset)
             names.append(name)
         return names
 
