@@ -52,8 +52,8 @@ class BlockingBell:
         return self._link.fileno()
 
     def read(self) -> list[str]:
-        messages = [message for message in self._link.messages() if len(message) == 3]
-        return [take_down(message[2], self.tokens) for message in messages]
+        messages = self._link.messages()
+        return [take_down(each[2], self.tokens) for each in messages if len(each) == 3]
 
     def close(self) -> None:
         self._link.close()
