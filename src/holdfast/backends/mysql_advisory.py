@@ -58,7 +58,7 @@ class AdvisoryBackend(AdvisoryView):
         self._keep = Keeping(sessions, self.talk, statements)
         self._slots = Slots(self.ask, statements, display)
         self._wanted: dict[str, None] = {}
-        """Names that somebody else had when they were last asked for: asked for with reasons."""
+        """Names that somebody else had when they were last asked for."""
         self._nudged: set[str] = set()
         """Owners that were nudged before they had a session to wait on."""
         self._closed = False
@@ -143,17 +143,19 @@ class AdvisoryBackend(AdvisoryView):
 
     async def _take_lock(self, session: Session, claim: Claim, queued: bool) -> Grant | Busy:
         has_lock = queued
+        if not queued and claim.name in self._wanted:  # it hardly is free: the least that tells
+            (got,) = await self.ask(session, b"SELECT GET_LOCK(%s, 0)" % self._lock(claim))
+            if got.rows != [(b"1",)]:
+                return Busy(0)
+            self._wanted.pop(claim.name, None)
+            has_lock = True
         for _ in range(REBINDS):
             sql = self.statements.take(claim, session.parity, has_lock=has_lock)
-            why: list[Result] = []
-            if claim.name in self._wanted and not queued:
-                counted, *why = await self.ask(session, sql + b"; " + self._why(claim))
-            else:
-                (counted,) = await self.ask(session, sql)
+            (counted,) = await self.ask(session, sql)
             if counted.affected:
                 return Grant(claim, counted.insert_id)
             self._want(claim.name)
-            ((mine, counts),) = (why or await self.ask(session, self._why(claim)))[0].rows
+            ((mine, counts),) = (await self.ask(session, self.statements.why(claim.name)))[0].rows
             has_lock, was = mine == b"1", int(counts or 0)
             if not was and not has_lock:
                 return Busy(0)
@@ -169,11 +171,6 @@ class AdvisoryBackend(AdvisoryView):
         self._wanted[name] = None
         if len(self._wanted) > REMEMBERED:
             self._wanted.pop(next(iter(self._wanted)), None)
-
-    def _why(self, claim: Claim) -> bytes:
-        """Whether the session has the lock all the same, and what the name counts as."""
-        mine = b"SELECT IS_USED_LOCK(%s) = CONNECTION_ID(), " % self._lock(claim)
-        return mine + b"(%s)" % self.statements.capacity(claim.name)
 
     async def _rebind(self, session: Session, claim: Claim, was: int) -> bool:
         (changed,) = await self.ask(session, self.statements.rebind(claim, was))

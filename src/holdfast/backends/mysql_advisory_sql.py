@@ -178,6 +178,11 @@ class AdvisoryStatements:
     def capacity(self, name: str) -> bytes:
         return self._sql["capacity"] % {b"name": quoted(name.encode())}
 
+    def why(self, name: str) -> bytes:
+        """Whether the session has the lock all the same, and what the name counts as."""
+        mine = b"SELECT IS_USED_LOCK(%s) = CONNECTION_ID(), " % self.lock(name)
+        return mine + b"(%s)" % self.capacity(name)
+
     def rebind(self, claim: Claim, was: int) -> bytes:
         """Makes a name something else, if nobody has any lock of what it was."""
         locks = self.slots(claim.name, range(was)) if was else [self.lock(claim.name)]
