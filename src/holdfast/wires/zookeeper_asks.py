@@ -44,6 +44,7 @@ _STAT = struct.Struct("!qqqqiiiqiiq")
 _HEADER = struct.Struct("!iBi")
 _END_OF_MULTI = _HEADER.pack(-1, 1, -1)
 _EPHEMERAL, _EPHEMERAL_SEQUENTIAL, _CONTAINER = 1, 3, 4
+_NO_NODE = -101
 ANY_VERSION = -1
 
 
@@ -135,6 +136,21 @@ class Ask:
     def read(self, buffer: bytes, offset: int) -> Any:
         """Unpacks the answer."""
         return True
+
+    def take(self, code: int, buffer: bytes, offset: int) -> None:
+        """Its answer has come."""
+        if code == _NO_NODE and self._type == Exists.kind:
+            self.set(None)
+        elif code:
+            self.set_exception(EXCEPTIONS[code]())
+        else:
+            try:
+                value = self.deserialize(buffer, offset)
+            except Exception as error:
+                log.exception("an answer of ZooKeeper makes no sense")
+                self.set_exception(error)
+            else:
+                self.set(value)
 
     def set(self, value: Any) -> None:
         self.value = value
