@@ -13,7 +13,7 @@ from holdfast.core.contract import Renewal
 from holdfast.core.door import Door
 from holdfast.core.hold import Ask
 from holdfast.core.keep import Keep
-from holdfast.errors import HoldfastError
+from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.testing.simulated_store import Network, SimBackend, SimStore
 from holdfast.testing.simulator import Node, World
 from simulation.schedule import Client, Report, run_schedule
@@ -132,3 +132,41 @@ def _orphans(seed: int) -> int:
     if task.error is None:
         return 0  # it was granted before
     return len(store.ledger.names["a"].holds) if "a" in store.ledger.names else 0
+
+
+def test_an_heir_whose_exchange_was_not_answered_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has given up and was undone by then; the exchange may still let it in."""
+    world = World(1)
+    store = SimStore(Node(world, "server", drift=0.0, skew=0.0), Network(world, loss=0.0))
+    client = Client(world, store, 0, Report())
+    door = client.door
+    first, heir = (Claim("a", Mode.EXCLUSIVE, 1, 0, 300.0, who, "[]") for who in "12")
+    undone: list[tuple[float, str]] = []
+    abandon = SimBackend.abandon
+
+    async def unanswered(self: SimBackend, grant: Grant, claim: Claim) -> None:
+        await self.runtime.sleep(3.0)
+        raise BackendUnavailable("sim://: no answer in time")
+
+    async def noted(self: SimBackend, claim: Claim) -> None:
+        undone.append((world.time, claim.owner))
+        await abandon(self, claim)
+
+    async def hold_and_release() -> None:
+        hold = await acquire(door, first, Ask(None, explain=False))
+        await door.runtime.sleep(5.0)
+        await door.release(hold)
+
+    async def wait_for_a_while() -> None:
+        await door.runtime.sleep(1.0)
+        await acquire(door, heir, Ask(5.0, explain=False))
+
+    monkeypatch.setattr(SimBackend, "exchange", unanswered)
+    monkeypatch.setattr(SimBackend, "abandon", noted)
+    client.node.spawn(hold_and_release())
+    client.node.spawn(wait_for_a_while())
+    world.run(30.0)
+    world.end()
+    times = [time for time, owner in undone if owner == heir.owner]
+    assert min(times) < 7.0  # as it gave up
+    assert max(times) > 8.0  # after the exchange did

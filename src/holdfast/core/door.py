@@ -122,7 +122,7 @@ class Door:
         except HoldfastError as error:
             log.warning("releasing %r on %s failed: %s", claim.name, self.store.display, error)
             if heir is not None:
-                self.backend.nudge(heir.claim)  # it may have been let in without being told
+                self._unsure_of(heir)
             await self.undo(claim)
             if sent >= hold.ends:
                 hold.lose("its certain time is over")
@@ -132,6 +132,8 @@ class Door:
             self.keep.undo(claim)
             raise
         except BaseException:  # cancelled or interrupted: the request may or may not have landed
+            if heir is not None:
+                self._unsure_of(heir)
             await self.undo(claim)
             raise
         if not ours or sent >= hold.ends:
@@ -151,6 +153,14 @@ class Door:
             self.keep.undo(heir.claim, after=SETTLED_SECONDS, landed=True)
         else:
             await self.undo(heir.claim)
+
+    def _unsure_of(self, heir: Turn) -> None:
+        """An exchange was not answered: it may have let its heir in, or may still do so after the
+        heir has left and was undone."""
+        heir.unsure = True
+        self.backend.nudge(heir.claim)
+        if heir.gone and heir.claim.owner not in self.keep.holds:
+            self.keep.undo(heir.claim, after=SETTLED_SECONDS if heir.served else 0.0)
 
     async def undo(self, claim: Claim) -> None:
         """Leaves no trace of a claim whose outcome is unknown, whatever happens to the caller."""
