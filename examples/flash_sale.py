@@ -106,6 +106,8 @@ def stop(locks: Locks, seller: int) -> None:
     store it would keep everybody else from that file, and there would be no story."""
     for _ in range(TRIES):
         os.kill(seller, signal.SIGSTOP)
+        # Its threads stop one by one, and not before the first of them has had its turn.
+        os.waitid(os.P_PID, seller, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         try:
             with locks.lock("is the store free?", timeout=1):
                 return

@@ -22,6 +22,9 @@ DELAY = 6.0
 SOON = 60.0
 
 
+pytestmark = pytest.mark.faults  # a delay is whole seconds
+
+
 @pytest.fixture
 def server(servers: Servers) -> ConsulServer:
     return servers.of(ConsulServer)

@@ -110,6 +110,7 @@ def test_holds_that_a_restart_kept_go_on(flavour: Flavour) -> None:
         over(server.url + PROTECTED, flavour, body)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("protected", [True, False])
 @blocking_and_asyncio
 def test_a_replica_is_promoted_without_the_lock(flavour: Flavour, protected: bool) -> None:

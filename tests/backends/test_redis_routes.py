@@ -314,6 +314,7 @@ def test_a_cluster_is_rearranged_during_a_hold_and_a_wait(
     over(cluster.url, flavour, body)
 
 
+@pytest.mark.faults
 @blocking_and_asyncio
 def test_a_node_of_a_cluster_is_gone_for_good(flavour: Flavour) -> None:
     """Its replica takes its slots over; doors that knew the old owner find the new one."""

@@ -110,6 +110,7 @@ def test_a_woken_waiter_makes_no_trip(
     run_now(theirs.close())
 
 
+@pytest.mark.faults
 def test_a_thousand_holds_are_renewed_in_one_trip(
     server: QuickServer, namespace: str, trips: list[list[str]]
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_thousand_holds_are_renewed_in_one_trip(
     run_now(backend.close())
 
 
+@pytest.mark.faults
 def test_a_thousand_tasks_share_one_connection(server: QuickServer, namespace: str) -> None:
     """Those who wait in one door cost no connection of their own."""
 

@@ -72,6 +72,7 @@ def test_an_interrupted_wait_leaves_nothing(cli: Cli, job: str, name: str) -> No
     cli.let_go(holder)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("job", "script"), [("once", FAMILY), ("every", STUBBORN), ("elect", FAMILY)], ids=JOBS
 )
