@@ -6,7 +6,7 @@ nobody overtakes the first in line, who keeps the turn while it naps.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, hold_mark
 from holdfast.claim import Busy, Claim, Grant
@@ -56,8 +56,8 @@ class Slots:
         slots = self._statements.slots(claim.name, range(claim.limit))
         ask = b"SELECT 1" if queued else b"SELECT GET_LOCK(%s, 0)" % turn
         look = b"SELECT " + b", ".join(b"IS_FREE_LOCK(%s)" % lock for lock in slots)
-        sql = b"; ".join([ask, self._statements.capacity(claim.name), look])
-        got, counts, flags = await self._ask(session, sql)
+        capacity = self._statements.capacity(claim.name)
+        got, counts, flags = await self._series(session, [ask, capacity, look])
         was = int(counts.rows[0][0] or 0) if counts.rows else None
         free = [slot for slot, flag in enumerate(flags.rows[0]) if flag == b"1"]
         return got.rows[0][0] == b"1", was, free
@@ -78,10 +78,18 @@ class Slots:
         taking = b"SELECT " + b", ".join(b"GET_LOCK(%s, 0)" % lock for lock in locks)
         counting = self._statements.count_slots(claim, slots, session.parity)
         free_turn = b"DO RELEASE_LOCK(%s)" % turn
-        sql = b"; ".join([taking, b"BEGIN", *counting, b"COMMIT", free_turn])
-        taken, _, counted, *_ = await self._ask(session, sql)
+        series = [taking, b"BEGIN", *counting, b"COMMIT", free_turn]
+        taken, _, counted, *_ = await self._series(session, series)
         if counted.affected and all(value == b"1" for value in taken.rows[0]):
             return Grant(claim, counted.insert_id, slots)
         # Somebody made the name something else between our look and our count.
         session.connection.close()
         raise session.connection.broken(f"{claim.name!r} was changed meanwhile")
+
+    async def _series(self, session: Session, statements: Sequence[bytes]) -> list[Result]:
+        """The results of all; what a kill between two of them has cut short is given up."""
+        results = await self._ask(session, b"; ".join(statements))
+        if len(results) < len(statements):
+            session.connection.close()
+            raise session.connection.broken("its request was interrupted")
+        return results

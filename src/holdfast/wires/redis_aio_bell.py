@@ -106,6 +106,7 @@ class AsyncWakeups:
         self._doorbell = AsyncDoorbell()
         self._opening = asyncio.Lock()
         self._bell: AsyncBell | None = None
+        self._closed = False
 
     async def wait(
         self,
@@ -135,7 +136,9 @@ class AsyncWakeups:
                     by = max(until, now() + LEAST_OPENING_SECONDS)
                     bell = await subscribe(self.channel, by)
                     bell.hang(self._doorbell.ring, self._lost)
-                    if not bell.closing:
+                    if self._closed:
+                        bell.close()
+                    elif not bell.closing:
                         self._count += 1
                         self._bell, self.hearing = bell, self._count
         except BackendUnavailable:
@@ -165,4 +168,5 @@ class AsyncWakeups:
             self._bell.forget()
 
     async def close(self) -> None:
+        self._closed = True
         self.drop()

@@ -56,6 +56,7 @@ class AsyncFan:
         self.access, self.fleet = access, fleet
         self._lanes = [_Lane() for _ in fleet.nodes]
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def ask(self, request: Request, until: float | None = None) -> Round:
         """Sends it to all nodes; returns when their answers are enough, or no more will come."""
@@ -267,7 +268,8 @@ class AsyncFan:
             raise
         else:
             node.worked()
-            if lane.link is None or lane.link.broken is not None:  # else another task was faster
+            # Else another task was faster, or it comes after the end.
+            if not self._closed and (lane.link is None or lane.link.broken is not None):
                 lane.link, link = link, lane.link
         finally:
             if link is not None:
@@ -304,6 +306,7 @@ class AsyncFan:
         self._tasks.clear()
 
     async def close(self) -> None:
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

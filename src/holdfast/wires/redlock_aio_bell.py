@@ -62,6 +62,7 @@ class AsyncNameWakeups:
         self._doorbell = AsyncDoorbell()
         self._opening = asyncio.Lock()
         self._bell: AsyncNameBell | None = None
+        self._closed = False
 
     def listens(self, channel: str, index: int) -> bool:
         """Whether this backend is among those whom that node counts as listening."""
@@ -107,6 +108,9 @@ class AsyncNameWakeups:
                 except BackendUnavailable as error:
                     node.failed(error)
                     continue
+                if self._closed:
+                    bell.close()
+                    return
                 if not bell.closing:
                     self._bell = bell
                     return
@@ -150,6 +154,7 @@ class AsyncNameWakeups:
             self._bell.forget()
 
     async def close(self) -> None:
+        self._closed = True
         bell, self._bell = self._bell, None
         if bell is not None:
             bell.close()
