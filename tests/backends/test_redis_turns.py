@@ -139,6 +139,11 @@ def _until(true: Callable[[], bool]) -> None:
         pause.wait(0.01)
 
 
+def _listens(server: RedisServer, namespace: str) -> bool:
+    """Whether the one in line has said where it can be woken."""
+    return ":wake:" in str(server.ask("HVALS", f"{namespace}:{{name}}"))
+
+
 @pytest.mark.parametrize("renew", [True, False])
 def test_a_turn_lasts_as_long_as_any_hold(server: RedisServer, namespace: str, renew: bool) -> None:
     """The keeper renews it at once; where nothing is renewed, its waiter asks for the ttl."""
@@ -157,9 +162,7 @@ def test_a_turn_lasts_as_long_as_any_hold(server: RedisServer, namespace: str, r
         worker = threading.Thread(target=hold)
         with ours.lock("name"):
             worker.start()
-            _until(lambda: len(ours.inspect("name").waiters) == 1)
-            pause = threading.Event()
-            pause.wait(0.2)  # so that it listens; if not, it asks, which is right as well
+            _until(lambda: _listens(server, namespace))
         assert held.wait(SECONDS)
         _until(lambda: ours.inspect("name").holders[0].remaining > 2 * GRACE_SECONDS)
         done.set()
