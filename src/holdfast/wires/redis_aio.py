@@ -11,7 +11,6 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Awaitable, Sequence
-from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -38,6 +37,8 @@ class Wired(asyncio.Protocol):
     """A protocol on a connection that redis-py has opened."""
 
     _transport: asyncio.Transport
+    _writer: asyncio.StreamWriter | None = None
+    """Kept although nothing is written to it: it closes the transport when it is collected."""
 
     async def wire(self, access: Access, address: Address, until: float | None = None) -> None:
         """Lets redis-py connect and log in, then takes its transport over."""
@@ -45,23 +46,42 @@ class Wired(asyncio.Protocol):
         connection = access.aio(address, seconds)
         # As a task of its own: inside, redis-py uses asyncio.wait_for, which on Python 3.11 may
         # swallow a cancellation that comes as it ends.
-        opening = asyncio.ensure_future(connection.connect())
+        opening = asyncio.ensure_future(self._open(connection))
         try:
             async with asyncio.timeout(seconds):
                 await asyncio.shield(opening)
         except BaseException as error:
             opening.cancel()
-            opening.add_done_callback(partial(_close, connection))
+            opening.add_done_callback(self._give_up)
             if isinstance(error, RedisError | OSError):
                 raise unreachable(address, error, seconds) from error
             raise
-        # The writer is kept: it closes the transport when it is collected.
-        self._writer: asyncio.StreamWriter = connection._writer
-        connection._reader = connection._writer = None
+        assert self._writer is not None
         transport = self._writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.set_protocol(self)
         self.connection_made(transport)
+
+    async def _open(self, connection: Any) -> None:
+        dial = connection._connect
+
+        async def dial_and_note() -> None:
+            await dial()
+            self._writer = connection._writer
+
+        # Noted at once: redis-py forgets a transport that it has only begun to close.
+        connection._connect = dial_and_note
+        try:
+            await connection.connect()
+        finally:
+            connection._reader = connection._writer = None
+
+    def _give_up(self, opening: asyncio.Future[None]) -> None:
+        """Ends a connection that nobody waits for any more."""
+        if not opening.cancelled():
+            opening.exception()  # seen: whoever asked has been told of something else
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -76,15 +96,6 @@ class Wired(asyncio.Protocol):
                 null = os.open(os.devnull, os.O_RDWR)
                 os.dup2(null, sock.fileno())
                 os.close(null)
-
-
-def _close(connection: Any, opening: asyncio.Future[None]) -> None:
-    """Ends a connection that nobody waits for any more."""
-    if not opening.cancelled():
-        opening.exception()  # seen: whoever asked has been told of something else
-    if connection._writer is not None:
-        connection._writer.close()
-        connection._reader = connection._writer = None
 
 
 _inherited: list[Wired] = []
