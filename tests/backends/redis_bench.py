@@ -5,28 +5,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from holdfast.core.contract import Settings
+from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
+from holdfast.wires.redis_aio_bell import AsyncBell
+from holdfast.wires.redis_blocking_bell import BlockingBell
 from servers.redis import RedisServer
 
 __all__ = [
     "LONGEST_SECONDS",
     "blocking_and_asyncio",
+    "channels",
     "client_peer",
     "connections",
     "keys",
+    "listening",
     "over",
+    "replicated",
     "scripts_run",
     "somebody_rests",
+    "swallow_messages",
+    "until",
 ]
 
 LONGEST_SECONDS = 60.0
+READY_SECONDS = 30.0
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
 
 
@@ -95,3 +105,55 @@ def somebody_rests(server: RedisServer) -> bool:
     time.sleep(0.3)
     listening = server.ask("CLIENT", "LIST", "TYPE", "pubsub")
     return bool(listening) and before == scripts_run(server)
+
+
+def channels(server: RedisServer, namespace: str) -> list[str]:
+    """Where somebody listens: one per door, and with Redlock one per name that is waited for."""
+    found = server.ask("PUBSUB", "CHANNELS", f"{namespace}*:wake:*")
+    assert isinstance(found, list)
+    return [str(channel) for channel in found]
+
+
+def listening(server: RedisServer, namespace: str, name: str = "name") -> int:
+    """How many of those in line said where they listen."""
+    entries = server.ask("HVALS", f"{namespace}:{{{name}}}")
+    assert isinstance(entries, list)
+    return sum(":wake:" in str(entry) for entry in entries)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Returns once it is true; a server that does not answer says no."""
+    deadline = now() + READY_SECONDS
+    while True:
+        with suppress(OSError):
+            if true():
+                return
+        assert now() < deadline, "it did not come to pass"
+        await asyncio.sleep(0.01)
+
+
+async def replicated(server: RedisServer) -> None:
+    """Returns once a replica has all that the server has."""
+
+    def followed() -> bool:
+        lines = str(server.ask("INFO", "replication")).splitlines()
+        info = dict(line.split(":", 1) for line in lines if ":" in line)
+        mark = f"state=online,offset={info['master_repl_offset']},"
+        return any(mark in line for line in info.values())
+
+    await until(followed)
+
+
+def swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doors of this process subscribe, and hear nothing that is published."""
+
+    def read_nothing(bell: BlockingBell) -> list[str]:
+        bell._link.messages()
+        return []
+
+    def hear_nothing(bell: AsyncBell, reply: object) -> None:
+        if not bell._subscribed.done():
+            bell._subscribed.set_result(reply)
+
+    monkeypatch.setattr(BlockingBell, "read", read_nothing)
+    monkeypatch.setattr(AsyncBell, "_heard", hear_nothing)

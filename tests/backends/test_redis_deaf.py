@@ -10,10 +10,8 @@ from functools import partial
 import pytest
 
 import holdfast
-from backends.redis_bench import somebody_rests
+from backends.redis_bench import somebody_rests, swallow_messages
 from harnesses.redlock import mark_as_new
-from holdfast.wires.redis_aio_bell import AsyncBell
-from holdfast.wires.redis_blocking_bell import BlockingBell
 from holdfast.wires.redlock_bell import Listeners
 from servers.ensemble import Ensemble
 from servers.process import wait_until
@@ -47,21 +45,12 @@ class Store(Ensemble[RedisServer]):
 
 
 def _swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_nothing(bell: BlockingBell) -> list[str]:
-        bell._link.messages()
-        return []
-
-    def hear_nothing(bell: AsyncBell, reply: object) -> None:
-        if not bell._subscribed.done():
-            bell._subscribed.set_result(reply)
-
     heard = Listeners.heard
 
     def hear_subscriptions(listeners: Listeners, message: list[bytes]) -> list[str]:
         return [] if message[0] == b"message" else heard(listeners, message)
 
-    monkeypatch.setattr(BlockingBell, "read", read_nothing)
-    monkeypatch.setattr(AsyncBell, "_heard", hear_nothing)
+    swallow_messages(monkeypatch)
     monkeypatch.setattr(Listeners, "heard", hear_subscriptions)
 
 

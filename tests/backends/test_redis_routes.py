@@ -12,7 +12,7 @@ import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
 
-from backends.redis_bench import blocking_and_asyncio, client_peer, over
+from backends.redis_bench import blocking_and_asyncio, client_peer, over, replicated
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Settings, Waiting
 from holdfast.errors import BackendUnavailable
@@ -204,22 +204,6 @@ async def _get_with_re_checks(peer: Peer, claim: Claim) -> Grant:
         await peer.wait(claim, answer, now() + 3.0)
 
 
-async def _replicated(server: RedisServer) -> None:
-    """Returns once a replica has all that the server has."""
-    deadline = now() + 20.0
-    while True:
-        info = dict(line.split(":", 1) for line in _lines(server) if ":" in line)
-        offset = info["master_repl_offset"]
-        if any(f"state=online,offset={offset}," in line for line in info.values()):
-            return
-        assert now() < deadline, "no replica follows"
-        await asyncio.sleep(0.05)
-
-
-def _lines(server: RedisServer) -> list[str]:
-    return str(server.ask("INFO", "replication")).splitlines()
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 @blocking_and_asyncio
@@ -235,7 +219,7 @@ def test_a_failover_during_a_hold_and_a_wait(flavour: Flavour, fault: str) -> No
             getting = asyncio.create_task(_get_with_re_checks(theirs, claim))
             await bench.in_line(ours, "name", 1)
             old = trio.current_master()
-            await _replicated(old)
+            await replicated(old)
             getattr(old, fault)()
             renewed = await _persistently(lambda: ours.renew([grant]))
             assert renewed == ({}, {}, frozenset(), None)
@@ -324,7 +308,7 @@ def test_a_node_of_a_cluster_is_gone_for_good(flavour: Flavour) -> None:
             peer = bench.peer(request=2.0)
             grant = await peer.take(bench.claim())
             slot = Slot(cluster, f"{bench.namespace}:{{name}}")
-            await _replicated(slot.source)
+            await replicated(slot.source)
             slot.source.kill()
             assert await _persistently(lambda: _sure_renewal(peer, grant)) is True
             assert await peer.release(grant) is True

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
 
 import pytest
 
 import holdfast
-from backends.redis_bench import blocking_and_asyncio, over, scripts_run
+from backends.redis_bench import blocking_and_asyncio, channels, listening, over, scripts_run
 from holdfast.backends.redis import _bell_key
 from holdfast.claim import Busy, Claim
 from holdfast.core.contract import GRACE_SECONDS
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
+from servers.process import wait_until
 from servers.redis import RedisServer
 from servers.registry import Servers
 
@@ -96,17 +96,11 @@ def test_a_ring_from_before_the_attempt_is_no_grant(server: RedisServer, flavour
         grant = await ours.take(bench.claim())
         claim = bench.claim()
         busy = await _stand_in_line(theirs, claim)
-        (channel,) = _channels(server, bench)
+        (channel,) = channels(server, bench.namespace)
         server.ask("PUBLISH", channel, f"{_bell_key(claim.owner)} {grant.token}")
         assert await theirs.wait(claim, busy, now() + SECONDS) is None
 
     over(server.url, flavour, body)
-
-
-def _channels(server: RedisServer, bench: Bench) -> list[str]:
-    channels = server.ask("PUBSUB", "CHANNELS", f"{bench.namespace}:wake:*")
-    assert isinstance(channels, list)
-    return [str(channel) for channel in channels]
 
 
 @blocking_and_asyncio
@@ -131,17 +125,8 @@ def test_who_does_not_come_for_its_turn_misses_it(server: RedisServer, flavour: 
     over(server.url, flavour, body)
 
 
-def _until(true: Callable[[], bool]) -> None:
-    deadline = now() + SECONDS
-    pause = threading.Event()
-    while not true():
-        assert now() < deadline, "it did not come to pass"
-        pause.wait(0.01)
-
-
-def _listens(server: RedisServer, namespace: str) -> bool:
-    """Whether the one in line has said where it can be woken."""
-    return ":wake:" in str(server.ask("HVALS", f"{namespace}:{{name}}"))
+def _left(locks: holdfast.Locks) -> float:
+    return max((each.remaining for each in locks.inspect("name").holders), default=0.0)
 
 
 @pytest.mark.parametrize("renew", [True, False])
@@ -162,9 +147,9 @@ def test_a_turn_lasts_as_long_as_any_hold(server: RedisServer, namespace: str, r
         worker = threading.Thread(target=hold)
         with ours.lock("name"):
             worker.start()
-            _until(lambda: _listens(server, namespace))
+            wait_until("the waiter", lambda: listening(server, namespace) == 1)
         assert held.wait(SECONDS)
-        _until(lambda: ours.inspect("name").holders[0].remaining > 2 * GRACE_SECONDS)
+        wait_until("the renewal", lambda: _left(ours) > 2 * GRACE_SECONDS)
         done.set()
         worker.join()
         assert not worker.is_alive()

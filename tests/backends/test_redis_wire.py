@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from backends.redis_bench import blocking_and_asyncio, connections, keys, over
+from backends.redis_bench import (
+    blocking_and_asyncio,
+    channels,
+    connections,
+    keys,
+    listening,
+    over,
+    until,
+)
 from holdfast.backends.redis import RedisBackend
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import Settings
@@ -64,25 +71,6 @@ def test_flushed_scripts_are_sent_again(server: RedisServer, flavour: Flavour) -
         server.ask("SCRIPT", "FLUSH")
         assert await ours.release(grant)
         assert (await theirs.get(waiting)).token > grant.token
-
-    over(server.url, flavour, body)
-
-
-@blocking_and_asyncio
-def test_killed_connections_cost_no_hold(server: RedisServer, flavour: Flavour) -> None:
-    """A server that closes every connection, the subscription too, is asked again."""
-
-    async def body(bench: Bench) -> None:
-        ours, theirs = bench.peer(), bench.peer()
-        grant = await ours.take(bench.claim())
-        waiting = asyncio.create_task(theirs.get(bench.claim(), 30.0))
-        await bench.in_line(ours, "name", 1)
-        for kind in ("normal", "pubsub"):
-            server.ask("CLIENT", "KILL", "TYPE", kind)
-        assert (await ours.renew([grant])).lost == {}
-        server.ask("CLIENT", "KILL", "TYPE", "normal")
-        assert await ours.release(grant) is True
-        assert (await waiting).token > grant.token
 
     over(server.url, flavour, body)
 
@@ -212,27 +200,6 @@ def test_every_key_runs_out_in_the_end(server: RedisServer, flavour: Flavour) ->
     over(server.url, flavour, body)
 
 
-def _listening(server: RedisServer, bench: Bench) -> int:
-    """How many of those in line said where they listen."""
-    entries = server.ask("HVALS", f"{bench.namespace}:{{name}}")
-    assert isinstance(entries, list)
-    return sum(":wake:" in str(entry) for entry in entries)
-
-
-def _channels(server: RedisServer, bench: Bench) -> int:
-    """How many backends listen."""
-    channels = server.ask("PUBSUB", "CHANNELS", f"{bench.namespace}:wake:*")
-    assert isinstance(channels, list)
-    return len(channels)
-
-
-async def _until(true: Callable[[], bool]) -> None:
-    deadline = now() + 10.0
-    while not true():
-        assert now() < deadline, "it did not come to pass"
-        await asyncio.sleep(0.01)
-
-
 NAMES = ["plain", "{", "}", "{}", "a{b}c", "%7B", "é{ü}", "a b", "*?[x]\\", "x" * 512, "}{"]
 
 
@@ -267,7 +234,7 @@ def test_owners_are_never_published(server: RedisServer, flavour: Flavour) -> No
         grant = await ours.take(bench.claim())
         claim = bench.claim()
         getting = asyncio.create_task(theirs.get(claim))
-        await _until(lambda: _listening(server, bench) == 1)
+        await until(lambda: listening(server, bench.namespace) == 1)
         await ours.release(grant)
         await getting
         heard = [message for message in wakeups._link.messages() if message[0] == b"pmessage"]
@@ -291,9 +258,9 @@ def test_a_dead_waiter_is_skipped_at_once(server: RedisServer, flavour: Flavour)
         await dying.wait(first, busy, now())  # subscribes
         await dying.queue(first)
         second = asyncio.create_task(theirs.get(bench.claim()))
-        await _until(lambda: _listening(server, bench) == 2)
+        await until(lambda: listening(server, bench.namespace) == 2)
         await dying.close()
-        await _until(lambda: _channels(server, bench) == 1)
+        await until(lambda: len(channels(server, bench.namespace)) == 1)
         await ours.release(grant)
         granted = await second
         assert granted.token - grant.token < 1_000_000, "it waited for somebody dead"
