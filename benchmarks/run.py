@@ -148,7 +148,7 @@ def _held(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
     relay = Relay(url) if counted else None
     answer: Row = nursery.run(
         "held",
-        allowed=size.watch_seconds + 150,
+        allowed=size.watch_seconds + 300,  # to take and to give back 100,000
         contender=one.key,
         target=[relay.url if relay else url, pids, namespace],
         leases=size.leases,

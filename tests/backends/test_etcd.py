@@ -7,23 +7,17 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import holdfast
 from backends.etcd_bench import hold_once
-from holdfast.backends.etcd import EtcdStore
-from holdfast.backends.etcd_backend import EtcdBackend
-from holdfast.claim import Busy, Claim, Grant, Mode, write_label
-from holdfast.core.contract import Settings
+from backends.etcd_peer import Peer, claim_of, peers
+from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
-from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
-from holdfast.url import open_store
-from holdfast.wires.http import Http, Reply
 from servers.etcd import EtcdServer
 from servers.proxy import Proxy
 from servers.registry import Servers
@@ -41,76 +35,20 @@ def namespace() -> str:
     return f"t{secrets.token_hex(6)}"
 
 
-class Counting:
-    """Counts requests, and can lose one: it is kept, and may be delivered later."""
-
-    def __init__(self, http: Http) -> None:
-        self.http, self.servers = http, http.servers
-        self.asked: list[bytes] = []
-        self.lose = b""
-        self.lost: tuple[bytes, bytes] | None = None
-
-    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
-        self.asked.append(line)
-        if self.lose and self.lose in line:
-            self.lose, self.lost = b"", (line, body)
-            raise BackendUnavailable("lost on its way")
-        return await self.http.ask(line, body, until)
-
-    def forget(self) -> None:
-        self.http.forget()
-
-    async def close(self) -> None:
-        await self.http.close()
-
-
-class Peer:
-    """A store and a blocking backend with counted requests."""
-
-    def __init__(self, url: str, namespace: str) -> None:
-        self.store: Any = open_store(url, Settings(namespace=namespace))
-        assert isinstance(self.store, EtcdStore)
-        self.backend: EtcdBackend = self.store.backend(BlockingRuntime())
-        self.post = Counting(self.backend.gateway.http)
-        self.backend.gateway.http = self.post
-
-    def attempt(self, claim: Claim, join: bool = True) -> Grant | Busy:
-        return run_now(self.backend.attempt(claim, join=join))
-
-    def take(self, claim: Claim) -> Grant:
-        answer = self.attempt(claim)
-        assert isinstance(answer, Grant)
-        return answer
-
-
 @pytest.fixture
 def peer(server: EtcdServer, namespace: str) -> Iterator[Callable[[], Peer]]:
-    made: list[Peer] = []
-
-    def make() -> Peer:
-        made.append(Peer(server.url, namespace))
-        return made[-1]
-
-    yield make
-    for one in made:
-        run_now(one.backend.close())
-
-
-def _claim(
-    name: str = "name", mode: Mode = Mode.EXCLUSIVE, *, weight: int = 1, limit: int = 0
-) -> Claim:
-    label = write_label("host", 1, "thread", "")
-    return Claim(name, mode, weight, limit, 30.0, secrets.token_hex(16), label)
+    with peers(server.url, namespace) as make:
+        yield make
 
 
 def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
     """Once the door has its lease, taking and releasing are one request each, in every mode."""
     one = peer()
-    run_now(one.backend.release(one.take(_claim())))
+    run_now(one.backend.release(one.take(claim_of())))
     for claim in (
-        _claim(),
-        _claim("read", Mode.SHARED),
-        _claim("slots", Mode.SLOTS, weight=2, limit=3),
+        claim_of(),
+        claim_of("read", Mode.SHARED),
+        claim_of("slots", Mode.SLOTS, weight=2, limit=3),
     ):
         one.post.asked.clear()
         run_now(one.backend.release(one.take(claim)))
@@ -121,14 +59,14 @@ def test_joining_is_one_request(peer: Callable[[], Peer]) -> None:
     """Who does not get a name that is in demand joins its line and learns in the same trip whom
     to wait for; only the first surprise costs a request more."""
     ours, theirs = peer(), peer()
-    grant = ours.take(_claim())
+    grant = ours.take(claim_of())
     theirs.post.asked.clear()
-    surprised = _claim()
+    surprised = claim_of()
     assert isinstance(theirs.attempt(surprised), Busy)
     assert len(theirs.post.asked) == 3  # and the lease
     run_now(theirs.backend.abandon(surprised))
     theirs.post.asked.clear()
-    claim = _claim()
+    claim = claim_of()
     busy = theirs.attempt(claim)
     assert isinstance(busy, Busy)
     assert busy.ref[0] == grant.ref.key
@@ -141,7 +79,7 @@ def test_joining_is_one_request(peer: Callable[[], Peer]) -> None:
 def test_handing_over_in_a_door_is_one_request(peer: Callable[[], Peer]) -> None:
     """The next waiter of the same door gets the name in the request that releases it."""
     one = peer()
-    grant, claim = one.take(_claim()), _claim()
+    grant, claim = one.take(claim_of()), claim_of()
     assert isinstance(one.attempt(claim), Busy)
     one.post.asked.clear()
     was_ours, answer = run_now(one.backend.exchange(grant, claim))
@@ -154,7 +92,7 @@ def test_handing_over_in_a_door_is_one_request(peer: Callable[[], Peer]) -> None
 def test_any_number_of_holds_is_renewed_in_two_requests(peer: Callable[[], Peer]) -> None:
     """One keep-alive, and one look at the keys that the lease has."""
     one = peer()
-    grants = [one.take(_claim(f"name {number}")) for number in range(200)]
+    grants = [one.take(claim_of(f"name {number}")) for number in range(200)]
     one.post.asked.clear()
     renewal = run_now(one.backend.renew(grants, [], until=now() + SOON))
     assert (renewal.lost, renewal.unknown) == ({}, {})
@@ -164,8 +102,8 @@ def test_any_number_of_holds_is_renewed_in_two_requests(peer: Callable[[], Peer]
 def test_a_late_request_arrives_in_vain(peer: Callable[[], Peer], server: EtcdServer) -> None:
     """A request that was given up and undone changes nothing when it arrives after all."""
     one = peer()
-    one.take(_claim("warm"))
-    claim = _claim()
+    one.take(claim_of("warm"))
+    claim = claim_of()
     one.post.lose = b"/kv/txn"
     with pytest.raises(BackendUnavailable):
         one.attempt(claim)
@@ -174,14 +112,14 @@ def test_a_late_request_arrives_in_vain(peer: Callable[[], Peer], server: EtcdSe
     reply = run_now(one.post.http.ask(*one.post.lost))
     assert reply.status == 200
     assert run_now(one.backend.look("name")).holders == ()
-    one.take(_claim())  # the door itself goes on
+    one.take(claim_of())  # the door itself goes on
 
 
 def test_a_late_request_after_a_release_arrives_in_vain(peer: Callable[[], Peer]) -> None:
     """Also when the claim was granted meanwhile by a second request, and released."""
     one = peer()
-    one.take(_claim("warm"))
-    claim = _claim()
+    one.take(claim_of("warm"))
+    claim = claim_of()
     one.post.lose = b"/kv/txn"
     with pytest.raises(BackendUnavailable):
         one.attempt(claim)
@@ -194,12 +132,12 @@ def test_a_late_request_after_a_release_arrives_in_vain(peer: Callable[[], Peer]
 def test_a_revoked_lease_loses_its_holds(peer: Callable[[], Peer], server: EtcdServer) -> None:
     """All holds of a lease are lost at once, with the reason; a new lease adopts none."""
     one = peer()
-    grants = [one.take(_claim(f"name {number}")) for number in range(3)]
+    grants = [one.take(claim_of(f"name {number}")) for number in range(3)]
     server.ask("/v3/lease/revoke", {"ID": grants[0].ref.session})
     renewal = run_now(one.backend.renew(grants, [], until=now() + SOON))
     assert set(renewal.lost) == {grant.claim.owner for grant in grants}
     assert all("lease" in reason for reason in renewal.lost.values())
-    again = one.take(_claim("name 0"))
+    again = one.take(claim_of("name 0"))
     assert again.ref.session != grants[0].ref.session
     assert again.token > grants[0].token
 
@@ -229,10 +167,10 @@ def test_a_wait_outlives_compaction(server: EtcdServer, namespace: str, flavour:
 def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: EtcdServer) -> None:
     """What another protocol has stored is neither ignored nor overwritten."""
     one = peer()
-    grant = one.take(_claim())
+    grant = one.take(claim_of())
     server.ask("/v3/kv/put", {"key": grant.ref.key, "value": "WzJd", "ignore_lease": True})
     with pytest.raises(Incompatible, match="name"):
-        one.attempt(_claim())
+        one.attempt(claim_of())
 
 
 def test_many_waiters_share_one_socket(server: EtcdServer, namespace: str) -> None:

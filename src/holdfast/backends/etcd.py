@@ -1,8 +1,8 @@
 """``etcd://`` and ``etcds://``: locks on etcd's v3 JSON gateway.
 
 Read in this order: ``etcd_requests`` (what is stored), ``etcd_backend`` (how claims are
-admitted), ``etcd_leases`` (what keeps them alive), ``etcd_watch`` (how waiters are woken),
-``etcd_view`` (what people are shown).
+admitted), ``etcd_leave`` (how they end, and who is next), ``etcd_leases`` (what keeps them alive),
+``etcd_wait`` and ``etcd_watch`` (how waiters are woken), ``etcd_view`` (what people are shown).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Place(NamedTuple):
     behind: int
     front: frozenset[str]
     """The entries that it had to wait for when it was last looked at. None is ever added."""
+    handed: bool = False
+    """Whether it was handed over, and its entry does not say yet that it is a hold."""
 
 
 class EtcdStore:

@@ -1,9 +1,9 @@
 """How ``etcd://`` admits claims: one transaction to take a name or to join its line.
 
-The entry of a hold says so; the entry of a waiter becomes a hold by its own next attempt. A
-waiter waits for the end of the one entry in front of it. A request whose answer was lost may
-still arrive at any time: what undoes it also moves its session's guard, and every attempt
-compares the guard, so it arrives in vain.
+The entry of a hold says so; the entry of a waiter becomes a hold by its own next attempt, or by
+the release of who was in front (``etcd_leave``). A waiter waits for the end of the one entry in
+front of it. A request whose answer was lost may still arrive at any time: what undoes it also
+moves its session's guard, and every attempt compares the guard, so it arrives in vain.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from holdfast.backends import etcd_leave as leave
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends import etcd_view as view
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
-from holdfast.backends.etcd_leases import TXN, Leases, Ref
+from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Leases, Ref
 from holdfast.backends.etcd_wait import Waits
 from holdfast.backends.lines import Entry, Patience, Verdict, judge
 from holdfast.backends.sessions import Attempt, Session
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdBackend"]
 
-DELETE = b"POST /v3/kv/deleterange"
 RANGE = b"POST /v3/kv/range"
 # How often an attempt starts over because the line changed under it.
 TRIES = 20
@@ -90,15 +90,18 @@ class EtcdBackend:
                 entering = requests.put(key, waiting, session.id)
                 line = requests.nested([guard, *keys.joinable(claim, key)], [entering])
                 otherwise.insert(0, line)
-        free = self._free(claim, key)
-        body = requests.txn([guard, *free], [requests.put(key, held, session.id)], otherwise)
+        taking = [requests.put(key, held, session.id)]
+        if place is not None:
+            taking.append(keys.next_after(place.order))
+        body = requests.txn([guard, *self._free(claim, key)], taking, otherwise)
         answer = await self._send(at, body)
         revision = int(answer["header"]["revision"])
         if answer.get("succeeded"):
             if place is None:
                 keys.crowded = False
                 return self._granted(claim, session, key, revision, tuple(slots))
-            return self._granted(claim, session, key, place.order, tuple(slots))
+            heir = leave.heir_of(answer["responses"][1])
+            return self._granted(claim, session, key, place.order, tuple(slots), heir)
         keys.crowded = True
         if not otherwise:
             return None
@@ -129,10 +132,18 @@ class EtcdBackend:
             raise
 
     def _granted(
-        self, claim: Claim, session: Session, key: bytes, order: int, slots: tuple[int, ...]
+        self,
+        claim: Claim,
+        session: Session,
+        key: bytes,
+        order: int,
+        slots: tuple[int, ...],
+        heir: Heir | None = None,
     ) -> Grant:
         self.store.places.pop(claim.owner, None)
-        ref = Ref(key.decode(), session.id, session.ttl)
+        if claim.mode is not Mode.EXCLUSIVE:
+            heir = None  # whoever waits for readers or slots watches from the start
+        ref = Ref(key.decode(), session.id, session.ttl, heir)
         return Grant(claim, order, slots, session.since, ref)
 
     async def _judge(
@@ -144,26 +155,29 @@ class EtcdBackend:
         verdict = judge(claim, line, self.store.display)
         own, key = verdict.own, keys.entry(claim)
         if own is not None and own.held:
-            return self._granted(claim, session, key, own.order, own.details.slots)
+            return self._granted(claim, session, key, own.order, own.details.slots, SOMEBODY)
         if join and own is None:
-            await self._learn_guard(session, until)
+            await self.learn_guard(session, until)
             return None
         if verdict.fits:
             return await self._settle(at, verdict, revision)
         absent, retry = self._patience.judge(verdict.absent, self.runtime.now())
+        if verdict.place and all(entry.given for entry in verdict.absent):
+            retry = None  # that it came is for the next in line to see
         if absent is not None:
-            await self._skip(absent, until)
+            await leave.skip(self, claim.name, absent, until)
             return None
         if own is not None:
             known = self.store.places.get(claim.owner)
             value, since = (known.value, known.since) if known else written
-            front = frozenset(entry.key for entry in line if entry.order < own.order)
-            place = _place(own.order, value, since, own.details.behind, front)
+            ahead = frozenset(entry.key for entry in line if entry.order < own.order)
+            place = _place(own.order, value, since, own.details.behind, ahead)
             self.store.places[claim.owner] = place
             if verdict.place >= QUEUE_CAP:
                 await self.abandon(claim)
                 return Busy(verdict.place, 1.0, reason=f"{QUEUE_CAP} wait for {claim.name!r}")
-        return Busy(verdict.place, retry, (verdict.target, claim.name, revision))
+        bell = own.session if own is not None and _calls(verdict.front, claim) else ""
+        return Busy(verdict.place, retry, (verdict.target, claim.name, revision, bell))
 
     async def _settle(self, at: Attempt, verdict: Verdict, revision: int) -> Grant | None:
         """Takes what was free when the line was read, if the line is still the same."""
@@ -176,18 +190,14 @@ class EtcdBackend:
         body = requests.txn(compare, [requests.put(key, value, session.id)])
         answer = await self._send(at, body)
         if not answer.get("succeeded"):
-            await self._learn_guard(session, until)
+            await self.learn_guard(session, until)
             return None
-        order = order or int(answer["header"]["revision"])
+        if order:
+            return self._granted(claim, session, key, order, verdict.slots, SOMEBODY)
+        order = int(answer["header"]["revision"])
         return self._granted(claim, session, key, order, verdict.slots)
 
-    async def _skip(self, absent: Entry, until: float | None) -> None:
-        """Takes its place from somebody who was let in and did not come."""
-        key = absent.key.encode()
-        same = b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, absent.changed)
-        await self.gateway.post(TXN, requests.txn([same], [requests.delete(key)]), until)
-
-    async def _learn_guard(self, session: Session, until: float | None = None) -> None:
+    async def learn_guard(self, session: Session, until: float | None = None) -> None:
         body = b'{"key":"%b"}' % self.store.names.guard(session.id)
         found = (await self.gateway.post(RANGE, body, until)).get("kvs")
         session.generation = int(found[0]["version"]) if found else 0
@@ -212,42 +222,31 @@ class EtcdBackend:
             requests.created_at(mine, grant.token),
             requests.created_at(key, place.order),
         ]
-        body = requests.txn(compare, [requests.delete(mine), requests.put(key, value, session.id)])
+        changes = [requests.delete(mine), requests.put(key, value, session.id)]
+        changes.append(self.store.names.of(claim.name).next_after(place.order))
+        body = requests.txn(compare, changes)
         try:
             answer = await self._send(Attempt(claim, True, session, None), body)
         except SessionGone:
             answer = {}
         if answer.get("succeeded"):
-            return True, self._granted(claim, session, key, place.order, ())
+            self.store.places.pop(grant.claim.owner, None)
+            heir = leave.heir_of(answer["responses"][2])
+            return True, self._granted(claim, session, key, place.order, (), heir)
         return await self.release(grant), await self.attempt(claim, join=True)
 
     async def release(self, grant: Grant) -> bool:
-        return await self._delete(grant.claim, Ref(*grant.ref).key.encode())
+        return await leave.release(self, grant)
 
     async def abandon(self, claim: Claim) -> None:
-        self.store.places.pop(claim.owner, None)
-        await self._delete(claim, self.store.names.of(claim.name).entry(claim))
-
-    async def _delete(self, claim: Claim, key: bytes) -> bool:
-        doubts = self.store.sessions.doubts
-        session = doubts.get(claim.owner)
-        if session is None:
-            answer = await self.gateway.post(DELETE, b'{"key":"%b"}' % key)
-            return bool(answer.get("deleted"))
-        guard = requests.put(self.store.names.guard(session.id), b"", session.id)
-        try:
-            answer = await self.gateway.post(TXN, requests.txn([], [guard, requests.delete(key)]))
-        except SessionGone:  # and with it the claim's entry, and whatever still comes
-            doubts.pop(claim.owner, None)
-            return False
-        await self._learn_guard(session)
-        doubts.pop(claim.owner, None)
-        return bool(answer["responses"][1]["response_delete_range"].get("deleted"))
+        await leave.abandon(self, claim)
 
     # Waiting, keeping, looking, ending: see the modules they are in.
 
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        await self.waits.wait(claim, busy, until)
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+        if await self.waits.wait(claim, busy, until):
+            return await leave.handed_to(self, claim, until)
+        return None
 
     def nudge(self, claim: Claim) -> None:
         self.waits.watches.nudge(claim.owner)
@@ -292,6 +291,11 @@ class EtcdBackend:
                 await self.leases.end_all()
         self.waits.watches.close()
         await self.gateway.http.close()
+
+
+def _calls(front: Entry | None, claim: Claim) -> bool:
+    """Whether who is in front will learn of the claim when it is granted, and call it."""
+    return front is not None and front.mode is claim.mode is Mode.EXCLUSIVE and not front.given
 
 
 def _place(order: int, value: bytes, since: float, behind: int, front: frozenset[str]) -> Any:

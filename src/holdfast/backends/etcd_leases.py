@@ -15,7 +15,7 @@ from holdfast.errors import BackendUnavailable, HoldfastError
 if TYPE_CHECKING:
     from holdfast.backends.etcd import EtcdStore
 
-__all__ = ["Leases", "Ref"]
+__all__ = ["SOMEBODY", "Heir", "Leases", "Ref"]
 
 GRANT = b"POST /v3/lease/grant"
 KEEP_ALIVE = b"POST /v3/lease/keepalive"
@@ -24,12 +24,27 @@ REVOKE = b"POST /v3/lease/revoke"
 TXN = b"POST /v3/kv/txn"
 
 
+class Heir(NamedTuple):
+    """Who stood next in line when a waiter was granted, and relies on being called."""
+
+    key: str
+    value: str
+    changed: int
+    session: str
+
+
+SOMEBODY = Heir("", "", 0, "")
+"""Somebody may rely on being called, but who is not known."""
+
+
 class Ref(NamedTuple):
     """Where a hold is: its key, and the lease it was bound to when it was granted."""
 
     key: str
     session: str
     ttl: int
+    heir: Heir | None = None
+    """Whom its release calls. Nobody, if all who came behind it saw that it is a hold."""
 
 
 class _Kept(NamedTuple):
@@ -148,16 +163,43 @@ class _Renewing:
                 self.unknown[owner] = kept
                 return
             if kept is not None and ref.key in kept.keys:
+                await self._settle(grant, ref)
                 return
         kept = await self._keep(ref.session)
         if isinstance(kept, str):
             self.unknown[owner] = kept
         elif kept is None:
-            self.lost[owner] = "its etcd lease ran out or was revoked"
+            self._lose(owner, "its etcd lease ran out or was revoked")
         elif ref.key not in kept.keys:
-            self.lost[owner] = "its entry in etcd is gone: the hold was broken"
-        elif ref.ttl != whole(grant.claim.ttl):
-            await self._move(grant, ref)
+            self._lose(owner, "its entry in etcd is gone: the hold was broken")
+        else:
+            await self._settle(grant, ref)
+            if ref.ttl != whole(grant.claim.ttl):
+                await self._move(grant, ref)
+
+    async def _settle(self, grant: Grant, ref: Ref) -> None:
+        """Says in its entry that what was handed over is held."""
+        owner, leases = grant.claim.owner, self._leases
+        place = leases.store.places.get(owner)
+        if place is None or not place.handed:
+            return
+        key = ref.key.encode()
+        value = requests.entry_value(grant.claim, leases.runtime.wall(), held=True)
+        mine = requests.created_at(key, grant.token)
+        try:
+            body = requests.txn([mine], [requests.change(key, value)])
+            answer = await leases.gateway.post(TXN, body, self._until)
+        except BackendUnavailable as error:
+            self.unknown[owner] = str(error)
+            return
+        if answer.get("succeeded"):
+            leases.store.places.pop(owner, None)
+        else:
+            self._lose(owner, "its entry in etcd is gone: the hold was broken")
+
+    def _lose(self, owner: str, reason: str) -> None:
+        self._leases.store.places.pop(owner, None)
+        self.lost[owner] = reason
 
     async def _move(self, grant: Grant, ref: Ref) -> None:
         """Binds a hold whose ttl was changed to the session of its new ttl."""
@@ -175,7 +217,7 @@ class _Renewing:
             self.unknown[owner] = str(error) or "the new lease ended at once"
             return
         if not answer.get("succeeded"):
-            self.lost[owner] = "its entry in etcd is gone: the hold was broken"
+            self._lose(owner, "its entry in etcd is gone: the hold was broken")
             return
         self.since = session.since if self.since is None else min(self.since, session.since)
 

@@ -36,13 +36,27 @@ def encoded(key: str) -> bytes:
     return b64encode(key.encode())
 
 
+WAITING, HELD, HANDED = range(3)
+"""What an entry can be. One that was handed over counts as a hold until others lose patience:
+its owner says by then that it came, or is skipped."""
+
+
 def entry_value(
     claim: Claim, since: float, *, held: bool, slots: Sequence[int] = (), behind: int = 0
 ) -> bytes:
-    """What stands in an entry: version, weight, held, behind, since, slots, label."""
+    """What stands in an entry: version, weight, state, behind, since, slots, label."""
     numbers = ",".join(map(str, slots))
-    text = f"[{PROTOCOL},{claim.weight},{held:d},{behind},{since:.3f},[{numbers}],"
+    text = (
+        f"[{PROTOCOL},{claim.weight},{HELD if held else WAITING},{behind},{since:.3f},[{numbers}],"
+    )
     return b64encode(f"{text}{quoted(claim.label)}]".encode())
+
+
+def handed_value(value: str) -> bytes:
+    """What a waiter's entry says once it has been handed over."""
+    fields = json.loads(b64decode(value))
+    fields[2] = HANDED
+    return b64encode(json.dumps(fields).encode())
 
 
 @lru_cache(1024)
@@ -87,6 +101,33 @@ def nested(compare: Iterable[bytes], success: Iterable[bytes]) -> bytes:
     return b'{"request_txn":%b}' % txn(compare, success)
 
 
+def owner_of(key: str) -> str:
+    """Whose entry a stored key is."""
+    return b64decode(key).decode().rpartition("/")[2]
+
+
+def read(key: bytes) -> bytes:
+    return b'{"request_range":{"key":"%b"}}' % key
+
+
+def is_writer(key: str) -> bool:
+    return "/l/w/" in b64decode(key).decode()
+
+
+def change(key: bytes, value: bytes) -> bytes:
+    """Writes an entry anew, bound to the lease it has."""
+    return b'{"request_put":{"key":"%b","value":"%b","ignore_lease":true}}' % (key, value)
+
+
+def changed_at(key: bytes, revision: int) -> bytes:
+    """The key was last written at this revision."""
+    return b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, revision)
+
+
+def ring(bell: bytes, owner: str, session: str) -> bytes:
+    return put(bell, encoded(owner), session)
+
+
 def delete(key: bytes) -> bytes:
     return b'{"request_delete_range":{"key":"%b"}}' % key
 
@@ -103,6 +144,13 @@ class NameKeys:
         self.locks = span(prefix + "l/")
         self.slots = span(prefix + "s/")
         self.listing = b'{"request_range":{%b}}' % self.all
+
+    def next_after(self, order: int) -> bytes:
+        """Reads who comes after one who stands there since ``order``; 0: who is first."""
+        return (
+            b'{"request_range":{%b,"min_create_revision":"%d","limit":"1",'
+            b'"sort_order":"ASCEND","sort_target":"CREATE"}}' % (self.all, order + 1)
+        )
 
     def entry(self, claim: Claim) -> bytes:
         """The claim's own key."""
@@ -142,6 +190,7 @@ class Names:
         space = escape(namespace)
         self.root = f"{space}/locks/"
         self._records, self._guards = f"{space}/records/", f"{space}/guards/"
+        self._bells = f"{space}/bells/"
         self.of = lru_cache(2048)(self._of)
 
     def _of(self, name: str) -> NameKeys:
@@ -153,6 +202,10 @@ class Names:
     def guard(self, session: str) -> bytes:
         """The key whose version a session's requests must know; see ``EtcdBackend.abandon``."""
         return encoded(self._guards + session)
+
+    def bell(self, session: str) -> bytes:
+        """The key that is written to call a waiter whose entry is bound to that session."""
+        return encoded(self._bells + session)
 
     def name_of(self, key: str) -> str:
         """The name that a stored key belongs to."""
@@ -182,12 +235,13 @@ def _entry(kv: dict[str, str], prefix: str) -> Entry:
 
 def _details(kv: dict[str, str], order: int, prefix: str) -> Details:
     try:
-        version, weight, held, behind, since, slots, label = json.loads(b64decode(kv["value"]))
+        version, weight, state, behind, since, slots, label = json.loads(b64decode(kv["value"]))
         if version != PROTOCOL:
             raise ValueError(f"version {version}")
     except (ValueError, KeyError, TypeError):
         raise _foreign(prefix) from None
-    return Details(order, weight, bool(held), bool(held), behind, since, tuple(slots), label)
+    held, given = state == HELD, state != WAITING
+    return Details(order, weight, held, given, behind, since, tuple(slots), label)
 
 
 def _foreign(prefix: str) -> Incompatible:
@@ -203,5 +257,4 @@ _MODES = {"w": Mode.EXCLUSIVE, "r": Mode.SHARED}
 def behind(key: bytes, old: bytes, new: bytes) -> bytes:
     """Writes how many wait behind an entry that was not granted meanwhile."""
     compare = b'{"key":"%b","target":"VALUE","value":"%b"}' % (key, old)
-    change = b'{"request_put":{"key":"%b","value":"%b","ignore_lease":true}}' % (key, new)
-    return txn([compare], [change])
+    return txn([compare], [change(key, new)])

@@ -7,6 +7,7 @@ on, and behind proxies that know no WebSockets.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from holdfast.backends.etcd_watch import Watch
 from holdfast.wires.http_listen import Call, Listening
@@ -33,6 +34,12 @@ class StreamWatches:
         else:
             self._streams[owner] = watch, call, bytearray()
         return watch
+
+    async def bell(
+        self, session: str, keys: str, live: Collection[str], until: float
+    ) -> Watch | None:
+        """None: it would take up a stream for good."""
+        return None
 
     async def rung(self, owner: str, until: float) -> bool:
         stream = self._streams.get(owner)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import SessionGone
 from holdfast.backends.etcd_leases import GRANT, REVOKE, TXN, Ref
+from holdfast.backends.etcd_leave import call_first
 from holdfast.backends.lines import Entry, escape, standing
 from holdfast.backends.sessions import whole
 from holdfast.claim import Grant, Record, Standing
@@ -46,12 +47,12 @@ async def look(backend: EtcdBackend, name: str) -> Standing:
 
 
 async def _remaining(backend: EtcdBackend, entries: Iterable[Entry]) -> dict[str, float]:
-    sessions = {entry.session for entry in entries if entry.held}
+    sessions = {entry.session for entry in entries if entry.given}
     return {session: (await backend.leases.time_to_live(session))[0] for session in sessions}
 
 
 async def revoke(backend: EtcdBackend, name: str) -> list[int]:
-    holders = [entry for entry in await line(backend, name) if entry.held]
+    holders = [entry for entry in await line(backend, name) if entry.given]
     tokens: list[int] = []
     for start in range(0, len(holders), DELETES_PER_TXN):
         batch = holders[start : start + DELETES_PER_TXN]
@@ -60,6 +61,8 @@ async def revoke(backend: EtcdBackend, name: str) -> list[int]:
         for entry, reply in zip(batch, answer["responses"], strict=True):
             if reply["response_delete_range"].get("deleted"):
                 tokens.append(entry.order)
+    if tokens:
+        await call_first(backend, name)
     return tokens
 
 
@@ -140,7 +143,7 @@ async def watch(backend: EtcdBackend, name: str, seen: int | None, until: float)
         if found is None:
             return
         try:
-            tokens = [entry.order for entry in await line(backend, name) if entry.held]
+            tokens = [entry.order for entry in await line(backend, name) if entry.given]
             if max(tokens, default=None) == seen:
                 await backend.waits.fired(found, until)
         finally:

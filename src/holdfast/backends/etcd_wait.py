@@ -1,6 +1,8 @@
 """Waiting on ``etcd://``: a watch of the one entry in front, and a read behind its beginning.
 
-All waits of a backend share one WebSocket; without WebSockets each has a stream of its own.
+All waits of a backend share one WebSocket; without WebSockets each has a stream of its own. Who
+waits behind another waiter is called by it (see ``etcd_leave``) and watches it only if that takes
+longer: where turns are short, nothing is asked of etcd but to join, to take and to let go.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Waits"]
 
 RANGE = b"POST /v3/kv/range"
+CALLED_SECONDS = 0.5
+"""How long a waiter relies on being called before it watches the entry in front itself."""
 
 
 class Waits:
@@ -32,11 +36,20 @@ class Waits:
         self.store, self.gateway, self.runtime = store, gateway, runtime
         self.watches = _watches(store, runtime)
 
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> bool:
+        """Whether it was called, so that the name may have been handed over."""
         if busy.ref is None:
             await self.pause(until)
-            return
-        target, name, revision = busy.ref
+            return False
+        target, name, revision, bell = busy.ref
+        if bell and await self._called(claim, bell, revision, until):
+            return True
+        await self._watch(claim, target, name, revision, until)
+        return False
+
+    async def _watch(
+        self, claim: Claim, target: str, name: str, revision: int, until: float
+    ) -> None:
         keys = self.store.names.of(name).all.decode() if not target else f'"key":"{target}"'
         # A slot's predecessor moves on by being granted, which is a change and no end.
         ends_only = claim.mode is not Mode.SLOTS or not target
@@ -55,6 +68,23 @@ class Waits:
                 useless, self.watches = self.watches, _streams(self.store, self.runtime)
                 useless.close()
             await self.pause(until)
+
+    async def _called(self, claim: Claim, session: str, revision: int, until: float) -> bool:
+        """Whether it was called by who stands in front of it."""
+        now = self.runtime.now()
+        if until - now < CALLED_SECONDS:
+            return False
+        live = [each.id for each in self.store.sessions.all()]
+        keys = f'"key":"{self.store.names.bell(session).decode()}"'
+        limit = now + self.store.settings.request_seconds
+        try:
+            bell = await self.watches.bell(session, keys, live, limit)
+        except BackendUnavailable:  # told, or mended, by the watch that is tried next
+            return False
+        if bell is None or bell.began is None or bell.began > revision or bell.broken:
+            return False
+        rung = await self.watches.rung(claim.owner, now + CALLED_SECONDS)
+        return rung and not bell.broken
 
     async def confirmed(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
         """A watch that has begun; ``None`` if the wait is over before."""

@@ -2,18 +2,20 @@
 
 A watch begins now, not at an old revision: one that others have passed is served by etcd's slow
 sync loop. So a watch tells at which revision it began, and who finds that later than what it
-had read reads again. Nothing of a watch outlives the wait that made it.
+had read reads again. Nothing of a watch outlives the wait that made it, but for the bells.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+from base64 import b64decode
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import BlockingDoorbell
+from holdfast.wires.doorbell import EVERYBODY, BlockingDoorbell
 from holdfast.wires.http import Servers
 from holdfast.wires.websocket import BlockingWebSocket, open_blocking
 
@@ -50,6 +52,8 @@ class Book:
     def __init__(self) -> None:
         self._next = 0
         self._watches: dict[int, Watch] = {}
+        self._bells: dict[str, Watch] = {}
+        """By session: watches that stay, and whose events name whom they call."""
 
     def create(self, owner: str, keys: str, ends_only: bool) -> tuple[Watch, str]:
         """``keys`` is the JSON of a key or range."""
@@ -58,19 +62,34 @@ class Book:
         filters = ',"filters":["NOPUT"]' if ends_only else ""
         return watch, f'{{"create_request":{{{keys},"watch_id":"{watch.number}"{filters}}}}}'
 
+    def bell(self, session: str, keys: str, live: Collection[str]) -> tuple[Watch, list[str]]:
+        """The watch of a session's bell, and what is to be sent before it is one."""
+        known = self._bells.get(session)
+        if known is not None and not known.broken:
+            return known, []
+        over = [old for old in self._bells if old not in live]
+        requests = [self.cancel(self._bells.pop(old)) for old in over]
+        watch, request = self.create(EVERYBODY, keys, ends_only=False)
+        self._bells[session] = watch
+        return watch, [*requests, request]
+
     def cancel(self, watch: Watch) -> str:
         self._watches.pop(watch.number, None)
         return f'{{"cancel_request":{{"watch_id":"{watch.number}"}}}}'
 
-    def heard(self, message: str) -> str | None:
+    def heard(self, message: str) -> list[str]:
         """Whom an answer concerns."""
         answer = json.loads(message)
         result = answer.get("result") or {}
         watch = self._watches.get(int(result.get("watch_id", 0)))
         if watch is None:
-            return None
+            return []
         watch.learn(result)
-        return watch.owner
+        if watch.owner != EVERYBODY:
+            return [watch.owner]
+        if watch.broken:
+            return [EVERYBODY]
+        return [_called(event) for event in result.get("events", ()) if "type" not in event]
 
     def broke(self) -> list[str]:
         """The connection is over: whom that concerns."""
@@ -80,6 +99,11 @@ class Book:
         return [watch.owner for watch in watches]
 
 
+def _called(event: dict[str, Any]) -> str:
+    """Who is named by a bell that was written."""
+    return b64decode(event["kv"]["value"]).decode()
+
+
 class Watches(Protocol):
     """What a backend's waits use."""
 
@@ -87,8 +111,14 @@ class Watches(Protocol):
         """Asks for a watch; raises ``BackendUnavailable``."""
         ...
 
+    async def bell(
+        self, session: str, keys: str, live: Collection[str], until: float
+    ) -> Watch | None:
+        """The watch that stays on a session's bell and rings whom it names, if there is one."""
+        ...
+
     async def rung(self, owner: str, until: float) -> bool:
-        """Whether anything happened to the owner's watch, or it was nudged, by then."""
+        """Whether anything happened to the owner's watch, or it was called or nudged, by then."""
         ...
 
     async def end(self, watch: Watch) -> None: ...
@@ -116,15 +146,27 @@ class BlockingWatches:
 
     async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
         with self._opening:
-            if self._closed:
-                raise self._servers.closed()
-            line = self._line
-            if line is None or self._doorbell.bell is not line:
-                line = self._line = _Line(open_blocking(self._servers, PATH, until))
-                self._doorbell.hang(line)
+            line = self._open(until)
             watch, request = line.book.create(owner, keys, ends_only)
         self._send(line, request, until)
         return watch
+
+    async def bell(self, session: str, keys: str, live: Collection[str], until: float) -> Watch:
+        with self._opening:
+            line = self._open(until)
+            watch, requests = line.book.bell(session, keys, live)
+        for request in requests:
+            self._send(line, request, until)
+        return watch
+
+    def _open(self, until: float) -> _Line:
+        if self._closed:
+            raise self._servers.closed()
+        line = self._line
+        if line is None or self._doorbell.bell is not line:
+            line = self._line = _Line(open_blocking(self._servers, PATH, until))
+            self._doorbell.hang(line)
+        return line
 
     def _send(self, line: _Line, request: str, until: float) -> None:
         try:
@@ -191,8 +233,7 @@ class _Line:
         return self.web.fileno()
 
     def read(self) -> list[str]:
-        owners = (self.book.heard(message) for message in self.web.messages())
-        return [owner for owner in owners if owner is not None]
+        return [owner for message in self.web.messages() for owner in self.book.heard(message)]
 
     def close(self) -> None:
         self.web.close()

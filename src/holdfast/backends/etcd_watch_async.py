@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from holdfast.backends.etcd_watch import PATH, Book, Watch
-from holdfast.wires.doorbell import AsyncDoorbell
+from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell
 from holdfast.wires.http import Servers
 from holdfast.wires.http_async import abandon_transport
 from holdfast.wires.websocket_async import AsyncWebSocket, open_async
@@ -25,14 +26,25 @@ class AsyncWatches:
         self._closed = False
 
     async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
+        web = await self._ready(until)
+        watch, request = self._book.create(owner, keys, ends_only)
+        web.send(request)
+        return watch
+
+    async def bell(self, session: str, keys: str, live: Collection[str], until: float) -> Watch:
+        web = await self._ready(until)
+        watch, requests = self._book.bell(session, keys, live)
+        for request in requests:
+            web.send(request)
+        return watch
+
+    async def _ready(self, until: float) -> AsyncWebSocket:
         async with self._opening:  # many begin to wait at once: one of them opens it for all
             if not self._closed and (self._web is None or self._web.over):
                 await self._open(until)
         if self._closed or self._web is None:
             raise self._servers.closed()
-        watch, request = self._book.create(owner, keys, ends_only)
-        self._web.send(request)
-        return watch
+        return self._web
 
     async def _open(self, until: float) -> None:
         web = await open_async(self._servers, PATH, until)
@@ -45,13 +57,17 @@ class AsyncWatches:
         web.lost = lambda: self._lost(book)
 
     def _heard(self, book: Book, message: str) -> None:
-        owner = book.heard(message)
-        if owner is not None:
-            self._doorbell.ring(owner)
+        self._ring(book.heard(message))
 
     def _lost(self, book: Book) -> None:
-        for owner in book.broke():
-            self._doorbell.ring(owner)
+        self._ring(book.broke())
+
+    def _ring(self, owners: list[str]) -> None:
+        for owner in owners:
+            if owner == EVERYBODY:
+                self._doorbell.ring_all()
+            else:
+                self._doorbell.ring(owner)
 
     async def rung(self, owner: str, until: float) -> bool:
         return await self._doorbell.wait(owner, until)

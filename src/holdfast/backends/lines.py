@@ -87,6 +87,11 @@ class Entry:
         return self.details.held if self._held is None else self._held
 
     @property
+    def given(self) -> bool:
+        """Whether it was given what it claims, although it may not have come for it yet."""
+        return self.held or self.details.settled
+
+    @property
     def share(self) -> Share:
         details = self.details
         return Share(self.mode, details.weight, details.slots)
@@ -101,10 +106,14 @@ class Verdict(NamedTuple):
     """How many wait in front."""
     slots: tuple[int, ...]
     """The slots to take, where it fits."""
-    target: str
-    """The key whose end lets the claim in, or at least nearer; empty: any end of the name's."""
+    front: Entry | None
+    """Whose end lets the claim in, or at least nearer; ``None``: any end of the name's."""
     absent: tuple[Entry, ...]
     """Those in front that could hold already and have not come yet."""
+
+    @property
+    def target(self) -> str:
+        return "" if self.front is None else self.front.key
 
 
 def judge(claim: Claim, line: Sequence[Entry], store: str) -> Verdict:
@@ -121,7 +130,7 @@ def judge(claim: Claim, line: Sequence[Entry], store: str) -> Verdict:
     if fit and claim.mode is Mode.SLOTS:
         shares = (entry.share for entry in line if entry is not own)
         numbers = free_slots(claim.weight, claim.limit, shares)
-    target = "" if fit else _target(claim, ahead, front)
+    target = None if fit else _target(claim, ahead, front)
     return Verdict(own, fit, len(ahead) - front.held, numbers, target, tuple(front.absent))
 
 
@@ -138,19 +147,20 @@ class _Front:
                 self.held += 1
             elif fits(entry.mode, entry.details.weight, entry.limit, self.taken):
                 self.absent.append(entry)
+                self.held += entry.given
             else:
                 self.closed = True
                 return
             self.taken.append(entry.share)
 
 
-def _target(claim: Claim, ahead: list[Entry], front: _Front) -> str:
+def _target(claim: Claim, ahead: list[Entry], front: _Front) -> Entry | None:
     """The one in front: for readers the last writer, for slots the last waiter or any holder."""
     if claim.mode is Mode.SHARED:
         ahead = [entry for entry in ahead if entry.mode is not Mode.SHARED]
     elif claim.mode is Mode.SLOTS:
         ahead = ahead if front.closed else front.absent
-    return ahead[-1].key if ahead else ""
+    return ahead[-1] if ahead else None
 
 
 class Patience:
@@ -180,7 +190,7 @@ def standing(name: str, line: Iterable[Entry], remaining: dict[str, float]) -> S
     for entry in line:
         limit, said = entry.limit, entry.details
         who = read_label(said.label)
-        if said.held:
+        if entry.given:
             left = remaining.get(entry.session, 0.0)
             holders.append(Holder(*who, entry.mode, said.token, said.slots, said.since, left))
         else:

@@ -1,0 +1,244 @@
+"""Waiters behind waiters on etcd: given the name by the one in front, and watching if not."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from backends.etcd_peer import Peer, claim_of, peers
+from holdfast.backends import etcd_wait, lines
+from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.contract import GRACE_SECONDS
+from holdfast.core.drive import run_now
+from holdfast.runtimes.clock import now
+from servers.etcd import EtcdServer
+from servers.registry import Servers
+
+SOON = 20.0
+LATER = 3 * SOON
+
+
+@pytest.fixture
+def peer(servers: Servers) -> Iterator[Callable[[], Peer]]:
+    with peers(servers.of(EtcdServer).url, f"t{secrets.token_hex(6)}") as make:
+        yield make
+
+
+def _busy(one: Peer, claim: Claim) -> Busy:
+    answer = one.attempt(claim)
+    assert isinstance(answer, Busy)
+    return answer
+
+
+def _listening(one: Peer) -> None:
+    """Its bell is live: what is asked from now on can't be called too early."""
+    bell = one.store.names.bell
+    session = one.store.sessions.all()[0].id
+    watches: Any = one.backend.waits.watches
+    keys = f'"key":"{bell(session).decode()}"'
+    watch = run_now(watches.bell(session, keys, [session], now() + SOON))
+    deadline = now() + SOON
+    while watch.began is None and now() < deadline:
+        run_now(watches.rung("nobody", now() + 0.05))
+
+
+class Waiting(threading.Thread):
+    """One claim's wait, and what it brought."""
+
+    def __init__(self, one: Peer, claim: Claim, busy: Busy) -> None:
+        super().__init__()
+        self._work = one.backend.wait(claim, busy, now() + LATER)
+        self.brought: Grant | None = None
+        self.start()
+
+    def run(self) -> None:
+        self.brought = run_now(self._work)
+
+    def ended(self) -> bool:
+        self.join(SOON)
+        return not self.is_alive()
+
+
+class Line:
+    """One who holds, one who waits for it, and one behind that one, each in a door of its own."""
+
+    def __init__(self, peer: Callable[[], Peer]) -> None:
+        self.first, self.second, self.third = peer(), peer(), peer()
+        for one in (self.second, self.third):
+            run_now(one.backend.release(one.take(claim_of("warm"))))
+            _listening(one)
+        self.held = self.first.take(claim_of())
+        self.waiting, self.last = claim_of(), claim_of()
+        _busy(self.second, self.waiting)
+        self.busy = _busy(self.third, self.last)
+
+    def wait(self) -> Waiting:
+        """The last one's wait."""
+        return Waiting(self.third, self.last, self.busy)
+
+    def turn(self) -> Grant:
+        """The first lets go and the second takes over."""
+        run_now(self.first.backend.release(self.held))
+        return self.second.take(self.waiting)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who relies on being called does so for good."""
+    monkeypatch.setattr(etcd_wait, "CALLED_SECONDS", 2 * SOON)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_release_hands_the_name_over(peer: Callable[[], Peer]) -> None:
+    """One request lets go and grants; one, which writes nothing, makes sure of it."""
+    line = Line(peer)
+    assert line.busy.ref[3]
+    line.third.post.asked.clear()
+    waiting = line.wait()
+    grant = line.turn()
+    line.second.post.asked.clear()
+    assert run_now(line.second.backend.release(grant))
+    assert len(line.second.post.asked) == 1
+    assert waiting.ended()
+    assert len(line.third.post.asked) == 1
+    assert waiting.brought is not None
+    assert waiting.brought.token > grant.token
+    assert waiting.brought.seconds == GRACE_SECONDS
+    holder = run_now(line.first.backend.look("name")).holders[0]
+    assert holder.token == waiting.brought.token
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_was_handed_over_is_kept_by_its_first_renewal(peer: Callable[[], Peer]) -> None:
+    """Which says in the entry that somebody came. Later ones write nothing."""
+    line = Line(peer)
+    waiting = line.wait()
+    run_now(line.second.backend.release(line.turn()))
+    assert waiting.ended()
+    handed = waiting.brought
+    assert handed is not None
+    for requests in (3, 2):
+        line.third.post.asked.clear()
+        renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))
+        assert (renewal.lost, renewal.unknown) == ({}, {})
+        assert len(line.third.post.asked) == requests
+    behind = claim_of()
+    busy = _busy(line.first, behind)
+    assert busy.retry_seconds is None  # nobody thinks of skipping it any more
+    assert run_now(line.third.backend.release(handed))
+    assert line.first.take(behind).token > handed.token
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_does_not_come_for_it_loses_it(
+    peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place is taken after the grace, and it learns so when it is renewed."""
+    line = Line(peer)
+    waiting = line.wait()
+    run_now(line.second.backend.release(line.turn()))
+    assert waiting.ended()
+    handed = waiting.brought
+    assert handed is not None
+    behind = claim_of()
+    assert _busy(line.first, behind).retry_seconds is not None
+    monkeypatch.setattr(lines, "GRACE_SECONDS", 0.0)
+    taken = line.first.take(behind)
+    assert taken.token > handed.token
+    renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))
+    assert list(renewal.lost) == [handed.claim.owner]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_hold_that_was_broken_hands_nothing_over(peer: Callable[[], Peer]) -> None:
+    """Its late release must not make a holder of the next while another one holds."""
+    line = Line(peer)
+    grant = line.turn()
+    assert run_now(line.first.backend.revoke("name"))
+    taken = line.third.take(line.last)
+    behind = claim_of()
+    _busy(line.first, behind)
+    assert not run_now(line.second.backend.release(grant))
+    tokens = [each.token for each in run_now(line.first.backend.look("name")).holders]
+    assert tokens == [taken.token]
+    assert run_now(line.third.backend.renew([taken], [], until=now() + SOON)).lost == {}
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_gives_up_calls_who_stood_behind_it(peer: Callable[[], Peer]) -> None:
+    """It is the first's turn to be waited for then, and the first knows nothing of it."""
+    line = Line(peer)
+    waiting = line.wait()
+    run_now(line.second.backend.abandon(line.waiting))
+    assert waiting.ended()
+    busy = _busy(line.third, line.last)
+    assert busy.ref[0] == line.held.ref.key
+    assert not busy.ref[3]  # so it watches
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_came_between_is_no_longer_there(peer: Callable[[], Peer]) -> None:
+    """A release whose heir has left calls whoever is next instead."""
+    line = Line(peer)
+    grant = line.turn()
+    fourth = peer()
+    behind = claim_of()
+    _busy(fourth, behind)
+    run_now(fourth.backend.release(fourth.take(claim_of("warm"))))
+    _listening(fourth)
+    busy = _busy(fourth, behind)
+    assert busy.ref[3]
+    waiting = Waiting(fourth, behind, busy)
+    _leave_silently(line.third, line.last)
+    run_now(line.second.backend.release(grant))
+    assert waiting.ended()
+    assert fourth.take(behind).token > grant.token
+
+
+def _leave_silently(one: Peer, claim: Claim) -> None:
+    key = one.store.names.of(claim.name).entry(claim)
+    run_now(one.backend.gateway.post(b"POST /v3/kv/deleterange", b'{"key":"%b"}' % key))
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_broken_hold_calls_the_next(peer: Callable[[], Peer]) -> None:
+    line = Line(peer)
+    waiting = line.wait()
+    line.turn()
+    assert run_now(line.first.backend.revoke("name"))
+    assert waiting.ended()
+    assert isinstance(line.third.attempt(line.last), Grant)
+
+
+def test_nobody_calls_and_it_is_noticed(peer: Callable[[], Peer]) -> None:
+    """A lease that runs out calls nobody: a watch is begun in time."""
+    line = Line(peer)
+    waiting = line.wait()
+    _leave_silently(line.second, line.waiting)
+    assert waiting.ended()
+
+
+def test_readers_and_slots_watch_from_the_start(peer: Callable[[], Peer]) -> None:
+    """They don't wait for the one in front alone."""
+    first, second = peer(), peer()
+    first.take(claim_of("read"))
+    _busy(second, claim_of("read"))
+    assert not _busy(second, claim_of("read", Mode.SHARED)).ref[3]
+    first.take(claim_of("slots", Mode.SLOTS, limit=1))
+    _busy(second, claim_of("slots", Mode.SLOTS, limit=1))
+    assert not _busy(second, claim_of("slots", Mode.SLOTS, limit=1)).ref[3]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_lost_connection_ends_the_wait(peer: Callable[[], Peer]) -> None:
+    """Whoever relied on the bell starts over with another."""
+    line = Line(peer)
+    waiting = line.wait()
+    watches: Any = line.third.backend.waits.watches
+    watches.distrust()
+    _leave_silently(line.second, line.waiting)
+    assert waiting.ended()
