@@ -103,11 +103,11 @@ def test_a_bell_that_is_killed_is_replaced(
     thread = threading.Thread(target=wait)
     thread.start()
     for _ in range(2):
-        wait_for(lambda: sessions(admin, url, "SELECT name, 'called'%"))
+        wait_for(lambda: sessions(admin, url, "SELECT name, IF(LOCATE%"))
         for number in sessions(admin, url):
             with suppress(pymysql.MySQLError):
                 rows(admin, f"KILL {number}")
-    wait_for(lambda: sessions(admin, url, "SELECT name, 'called'%"))
+    wait_for(lambda: sessions(admin, url, "SELECT name, IF(LOCATE%"))
     lease.release()
     thread.join(60)
     assert tokens[0] > lease.token

@@ -87,7 +87,7 @@ def test_who_can_not_be_called_is_told(
         tokens: list[int] = []
         thread = threading.Thread(target=lambda: tokens.append(_token(waiter)))
         thread.start()
-        wait_for(lambda: sessions(admin, url, "SELECT name, 'called'%"))
+        wait_for(lambda: sessions(admin, url, "SELECT name, IF(LOCATE%"))
     notice = holder.inspect("name").notice
     assert ("not all who wait are of this account" in notice) == another
     assert show(["name", "--url", ours, "--namespace", namespace]) == 0

@@ -25,7 +25,8 @@ NO_RIGHTS = frozenset({1044, 1142, 1227, 1410})
 
 _SESSION = (
     b"SET SESSION time_zone='+00:00', autocommit=1, completion_type=0, "
-    b"sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout=%d; "
+    b"sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout=%d, "
+    b"@holdfast_now=0; "
     b"SET SESSION TRANSACTION ISOLATION LEVEL %s"
 )
 _FACTS = (

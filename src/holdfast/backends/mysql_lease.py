@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from holdfast.backends.mysql_change import REMEMBERED, Rows, Wire
-from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock
+from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock, place_of
+from holdfast.backends.mysql_leaving import make_leaving
 from holdfast.backends.mysql_listen import SLEEP_SECONDS, Hanger, make_listening
 from holdfast.backends.mysql_look import findings
 from holdfast.backends.mysql_notice import ask_for, told_by
-from holdfast.backends.mysql_row import MICROS, State, read_state
+from holdfast.backends.mysql_row import State, read_state
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
 from holdfast.wires.mysql_protocol import Result
@@ -36,6 +37,7 @@ class LeaseBackend(Rows):
     ) -> None:  # fmt: skip
         listening = make_listening(runtime, hanger)
         super().__init__(runtime, wire, hanger, listening, statements, display)
+        self._leaving = make_leaving(runtime)
         self._standing: dict[str, bool] = {}
         """Who joined a line: its next attempt is for when it is the first."""
         self._until_purge = PURGE_EVERY
@@ -63,25 +65,33 @@ class LeaseBackend(Rows):
     async def _alone(
         self, claim: Claim, join: bool, bell: str, until: float | None
     ) -> Grant | Busy | State:
-        """The ways of one who wants the name alone, each a single request; or, where none of
-        them fits, the row."""
-        if claim.name not in self._crowded:
-            (taken,) = await self._ask(self.statements.take(claim), claim.owner, until)
-            if taken.affected:
-                return Grant(claim, taken.insert_id)
-        if self._standing.pop(claim.owner, False):
-            (taken,) = await self._ask(self.statements.come_first(claim), claim.owner, until)
-            if taken.affected:
-                return Grant(claim, taken.insert_id)
-            return await self._read(claim.name, claim.owner, until)
-        if not join:
-            return await self._read(claim.name, claim.owner, until)
-        joined, told = await self._ask(self.statements.join(claim, bell), claim.owner, until)
-        if not joined.affected:
-            return await self._read(claim.name, claim.owner, until)
-        self._crowd(claim.name)
-        self._stand(claim.owner)
-        return _placed(told, bell)
+        """The ways of one who wants the name alone, each a single request: the likely one first.
+        Where none of them fits, the row."""
+        name, owner = claim.name, claim.owner
+        if name in self._leaving.names:
+            await self._leaving.wait(name, until)
+        crowded = name in self._crowded
+        if not crowded and (taken := await self._take(claim, until)):
+            return taken
+        if self._standing.pop(owner, False):
+            (came,) = await self._ask(self.statements.come_first(claim), owner, until)
+            if came.affected:
+                return Grant(claim, came.insert_id)
+            return await self._read(name, owner, until)
+        if join:
+            (joined,) = await self._ask(self.statements.join(claim, bell), owner, until)
+            if joined.affected:
+                self._crowd(name)
+                self._stand(owner)
+                return Busy(*place_of(joined.insert_id), ref=bell)
+        if crowded and (taken := await self._take(claim, until)):
+            self._crowded.pop(name, None)
+            return taken
+        return await self._read(name, owner, until)
+
+    async def _take(self, claim: Claim, until: float | None) -> Grant | None:
+        (taken,) = await self._ask(self.statements.take(claim), claim.owner, until)
+        return Grant(claim, taken.insert_id) if taken.affected else None
 
     def _stand(self, owner: str) -> None:
         if len(self._standing) >= REMEMBERED:  # of waiters that the keeper has undone
@@ -99,29 +109,48 @@ class LeaseBackend(Rows):
             return await self.release(grant), await self.attempt(claim, join=True)
 
         self._standing.pop(claim.owner, None)
+        if grant.claim.mode is claim.mode is Mode.EXCLUSIVE:
+            sql = self.statements.hand_on(grant.claim, claim)
+            (handed,) = await self._ask(sql, claim.owner)
+            if handed.affected:
+                return True, Grant(claim, handed.insert_id)
 
         def decide(state: State) -> tuple[bool, Grant | Busy]:
             ours = state.release(grant.claim.owner)
             # The bell that hangs now: the waiter itself may have told of it while we were asking.
             return ours, state.attempt(claim, True, self.listening.bell)
 
-        return await self._change(claim.name, decide, claim.owner)
+        ours, told = await self._change(claim.name, decide, claim.owner)
+        if claim.mode is Mode.EXCLUSIVE and isinstance(told, Busy):
+            self._stand(claim.owner)
+        return ours, told
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
     ) -> Renewal:
-        alone = sorted(g.claim for g in grants if g.claim.mode is Mode.EXCLUSIVE)
         others = [g.claim for g in grants if g.claim.mode is not Mode.EXCLUSIVE]
-        lost: dict[str, str] = {}
-        for start in range(0, len(alone), BATCH):
-            batch = alone[start : start + BATCH]
-            results = await self._ask(_together(self.statements.extend(batch)), until=until)
-            for claim, result in zip(batch, results[-len(batch) - 1 :], strict=False):
-                lost |= {} if result.affected else {claim.owner: LOST}
+        lost = await self._renew_alone(grants, until)
         gone = await self._renew_crowds(others, waits, until)
         lost |= {claim.owner: LOST for claim in others if claim.owner in gone}
         await self._purge(until)
         return Renewal(lost, forgotten=frozenset(w.claim.owner for w in waits) & gone)
+
+    async def _renew_alone(self, grants: Sequence[Grant], until: float) -> dict[str, str]:
+        """Renews the holds that are alone; answers which are lost."""
+        by_ttl: dict[float, list[Claim]] = {}
+        for grant in grants:
+            if grant.claim.mode is Mode.EXCLUSIVE:
+                by_ttl.setdefault(grant.claim.ttl, []).append(grant.claim)
+        lost: dict[str, str] = {}
+        for ttl, claims in by_ttl.items():
+            for start in range(0, len(claims), BATCH):
+                batch = claims[start : start + BATCH]
+                (kept,) = await self._ask(self.statements.extend(batch, ttl), until=until)
+                if kept.affected < len(batch):
+                    (held,) = await self._ask(self.statements.held(batch), until=until)
+                    ours = {row[0] for row in held.rows}
+                    lost |= {c.owner: LOST for c in batch if c.owner.encode() not in ours}
+        return lost
 
     async def _renew_crowds(
         self, claims: Sequence[Claim], waits: Sequence[Waiting], until: float
@@ -167,7 +196,7 @@ class LeaseBackend(Rows):
     async def release(self, grant: Grant) -> bool:
         claim, state = grant.claim, None
         if claim.mode is Mode.EXCLUSIVE:
-            state = await self._free(claim)
+            state = await self._leave(claim)
             if state is None:
                 await self._purge()
                 return True
@@ -179,20 +208,37 @@ class LeaseBackend(Rows):
         await self._purge()
         return ours
 
-    async def _free(self, claim: Claim) -> State | None:
-        """The ways out of one who has the name alone, each a single request; or, where none of
-        them fits, the row."""
-        if claim.name not in self._crowded:
-            (freed,) = await self._ask(self.statements.free(claim), claim.owner)
-            if freed.affected:
+    async def _leave(self, claim: Claim) -> State | None:
+        """The ways out of one who has the name alone, each a single request: the likely one first.
+        Where none of them fits, the row."""
+        name = claim.name
+        self._leaving.names[name] = None
+        try:
+            crowded = name in self._crowded
+            if not crowded and await self._free(claim):
                 return None
+            if await self._call_first(claim):
+                return None
+            if crowded and await self._free(claim):
+                self._crowded.pop(name, None)
+                return None
+            return await self._read(name, claim.owner)
+        finally:
+            self._leaving.left(name)
+
+    async def _free(self, claim: Claim) -> bool:
+        (freed,) = await self._ask(self.statements.free(claim), claim.owner)
+        return freed.affected > 0
+
+    async def _call_first(self, claim: Claim) -> bool:
         quiet = self._hanger.quiet
-        results = await self._request(self.statements.call_first(claim, not quiet), 1, claim.owner)
-        if not results[1].affected:
-            return await self._read(claim.name, claim.owner)
-        if len(results) == 2 and not quiet:
+        results = await self._request(self.statements.call_first(claim, not quiet), 0, claim.owner)
+        if not results[0].affected:
+            return False
+        self._crowd(claim.name)
+        if len(results) == 1 and not quiet:
             await self._skip_absent(claim.name)
-        return None
+        return True
 
     async def _skip_absent(self, name: str) -> None:
         """Somebody was called whose bell is gone: it is skipped at once, and the next called."""
@@ -274,18 +320,11 @@ class LeaseBackend(Rows):
     def forget(self) -> None:
         self.wire.forget()
         self.listening.forget()
+        self._leaving = make_leaving(self.runtime)
 
     async def close(self) -> None:
         self.listening.close()
         await self.wire.close()
-
-
-def _placed(told: Result, bell: str) -> Busy:
-    """What one who has just joined is told; its place may be gone by now."""
-    for place, left in told.rows:
-        seconds = None if left is None else max(0.0, float(left) / MICROS)
-        return Busy(max(0, int(place or 0)), seconds, ref=bell)
-    return Busy(0, 0.0, ref=bell)
 
 
 class _NotHeld(Exception):

@@ -19,63 +19,100 @@ from holdfast.claim import Claim
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, STALE_SECONDS
 from holdfast.wires.mysql_protocol import quoted
 
-__all__ = ["IF_WRITTEN", "NOW", "PURGE_TRANSACTIONS", "LeaseStatements", "bell_lock", "fill"]
+__all__ = [
+    "CLOCK",
+    "IF_WRITTEN",
+    "NOW",
+    "PURGE_TRANSACTIONS",
+    "LeaseStatements",
+    "bell_lock",
+    "fill",
+    "place_of",
+]
 
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
-_FREE = "crowd = '' AND ends <= #now#"
+CLOCK = "@holdfast_now"
+"""Where a statement keeps the time. A session begins with a whole number in there: a variable's
+type is that of its last value, for a statement that sets it too."""
+# A statement that needs the time often reads the clock once: the server spends more on the words
+# of such a statement than on the row. In a WHERE it comes first, so the rest finds it set.
+_CLOCK = f"(#t# := {NOW})"
+_FREE = "crowd = '' AND ends <= #t#"
+JOINED = 1 << 62
+"""Above all tokens: what one who has joined a line is told begins here."""
+PLACES = 1 << 16
 
 # Nobody holds and nobody waits: one statement decides. ``ends`` is last, since the others ask it.
 _TAKE = """
 INSERT INTO @lock (namespace, name, version, token, owner, label, since, crowd, ends)
-VALUES (%(namespace)s, %(name)s, #now#, LAST_INSERT_ID(#now#), %(owner)s, %(label)s, #now#, '',
-  #now# + %(ttl)d)
-ON DUPLICATE KEY UPDATE version = IF(#free#, GREATEST(version + 1, #now#), version),
-  token = IF(#free#, LAST_INSERT_ID(GREATEST(token + 1, #now#)), token),
-  owner = IF(#free#, %(owner)s, owner), label = IF(#free#, %(label)s, label),
-  since = IF(#free#, #now#, since), ends = IF(#free#, #now# + %(ttl)d, ends)"""
+VALUES (%(namespace)s, %(name)s, #clock#, LAST_INSERT_ID(#t#), %(owner)s, %(label)s, #t#, '',
+  #t# + %(ttl)d)
+ON DUPLICATE KEY UPDATE version = IF(#taken# := #free#, GREATEST(version + 1, #t#), version),
+  token = IF(#taken#, LAST_INSERT_ID(GREATEST(token + 1, #t#)), token),
+  owner = IF(#taken#, %(owner)s, owner), label = IF(#taken#, %(label)s, label),
+  since = IF(#taken#, #t#, since), ends = IF(#taken#, #t# + %(ttl)d, ends)"""
 
 _WHERE = "WHERE namespace = %(namespace)s AND name = %(name)s"
 
 _FREE_IT = """
-UPDATE @lock SET version = GREATEST(version + 1, #now#), owner = '', ends = 0
-#where# AND owner = %(owner)s AND ends > #now# AND crowd = ''"""
+UPDATE @lock SET version = GREATEST(version + 1, #t#), owner = '', ends = 0
+#where# AND #clock# AND owner = %(owner)s AND ends > #t# AND crowd = ''"""
 
 # The first line of a crowd is "owner mode token ends bell called ..."; see ``Entry.line``.
-_WORD = "SUBSTRING_INDEX(SUBSTRING_INDEX(crowd, ' ', {0}), ' ', -1)"
+_WORDS_OF_FIRST = "SUBSTRING_INDEX(crowd, ' ', 6)"
+_ENDS_OF_FIRST = "SUBSTRING_INDEX(SUBSTRING_INDEX(crowd, ' ', 4), ' ', -1)"
 # Whoever is first in the crowd is still there, and it is no semaphore.
-_STANDS = (
-    "(crowd <> '' AND #word2# <> 'slots' AND #word4# > #now# AND "
-    "(#word6# = '-' OR SUBSTRING(#word6#, 2) >= #now#))"
-)
+_STANDS = """
+crowd <> '' AND (#first# := #words#) NOT LIKE '%% slots %%' AND #ends_of_first# > #t#
+  AND (#first# LIKE '%% -' OR SUBSTRING_INDEX(#first#, ' r', -1) >= #t#)"""
 _CALL_FIRST = """
-UPDATE @lock SET version = GREATEST(version + 1, #now#), owner = '', ends = 0,
-  crowd = CONCAT(#first# := SUBSTRING_INDEX(crowd, ' ', 5), ' r', #now# + #grace#,
-    SUBSTRING(crowd, LENGTH(#first#) + 3))
-#where# AND owner = %(owner)s AND ends > #now#
-  AND SUBSTRING_INDEX(crowd, ' ', 3) LIKE '%% exclusive 0' AND #word4# > #now# AND #word6# = '-'"""
+UPDATE @lock SET version = GREATEST(version + 1, #t#), owner = '', ends = 0,
+  crowd = CONCAT(TRIM(TRAILING '-' FROM #first#), 'r', CAST(#t# + #grace# AS SIGNED),
+    SUBSTRING(crowd, LENGTH(#first#) + 1))
+#where# AND #clock# AND owner = %(owner)s AND ends > #t#
+  AND (#first# := #words#) LIKE '%% exclusive 0 %% -' AND #ends_of_first# > #t#"""
 _CALLED = """
 FROM @lock WHERE namespace = %(namespace)s AND name IN (%(names)s)
   AND LOCATE(%(word)s, crowd) > 0"""
-_COME_FIRST = """
-UPDATE @lock SET version = GREATEST(version + 1, #now#),
-  token = LAST_INSERT_ID(GREATEST(token + 1, #now#)), owner = %(owner)s, label = %(label)s,
-  since = #now#, crowd = SUBSTRING(crowd, LOCATE(X'0A', crowd) + 1), ends = #now# + %(ttl)d
-#where# AND ends <= #now# AND LEFT(crowd, %(length)d) = %(mine)s"""
+# Sleeps, unless somebody was called: a SELECT, since any other statement would lock the rows that
+# it looks at; and only one, since a server whose request is killed between two may never answer it.
+_SLEEP = """
+SELECT name, IF(LOCATE(%(word)s, crowd) > 0, 'called', SLEEP(%(seconds).2f)) FROM @lock
+WHERE namespace = %(namespace)s AND name = %(names)s"""
+_SLEEP_FOR_MANY = """
+SELECT name, 'called' #called# UNION ALL
+SELECT NULL, IF(EXISTS (SELECT 1 #called#), 0, SLEEP(%(seconds).2f))"""
+
+_GRANTED = """
+UPDATE @lock SET version = GREATEST(version + 1, #t#),
+  token = LAST_INSERT_ID(GREATEST(token + 1, #t#)), owner = %(owner)s, label = %(label)s,
+  since = #t#, crowd = SUBSTRING(crowd, LOCATE(X'0A', crowd) + 1), ends = #t# + %(ttl)d
+#where# AND #clock#"""
+_COME_FIRST = "#granted# AND ends <= #t# AND LEFT(crowd, %(length)d) = %(mine)s"
+# Ends a hold and grants another in its place, where nobody else is first in line.
+_HAND_ON = """
+#granted# AND owner = %(holder)s AND ends > #t#
+  AND (crowd = '' OR LEFT(crowd, %(length)d) = %(mine)s)"""
+# Told by the number of an insert: the place, and in how many ms whoever holds, or may have been
+# called, is over.
 _JOIN = """
-UPDATE @lock SET version = GREATEST(version + 1, #now#),
-  crowd = CONCAT(crowd, %(head)s, #now# + #stale#, %(bell)s, #now#, %(tail)s)
-#where# AND owner <> %(owner)s AND (ends > #now# OR #stands#) AND LENGTH(crowd) < 500000
-  AND LOCATE(%(mine)s, CONCAT(X'0A', crowd)) = 0"""
+UPDATE @lock SET version = GREATEST(version + 1, #t#),
+  crowd = CONCAT(crowd, %(head)s, CAST(#t# + #stale# AS SIGNED), %(bell)s, CAST(#t# AS SIGNED),
+    %(tail)s),
+  since = since + 0 * LAST_INSERT_ID(#joined# + LENGTH(crowd) - LENGTH(REPLACE(crowd, X'0A', ''))
+    - 1 + #places# * (IF(ends > #t#, ends - #t#, #grace#) DIV 1000))
+#where# AND #clock# AND owner <> %(owner)s AND LENGTH(crowd) < 500000
+  AND LOCATE(%(mine)s, CONCAT(X'0A', crowd)) = 0 AND (ends > #t# OR #stands#)"""
 
-# Where one who has just joined stands, and when whoever holds or was called is over.
-_PLACE = """
-SELECT LENGTH(crowd) - LENGTH(REPLACE(crowd, X'0A', '')) - 1, IF(ends > #now#, ends,
-  IF(#word3# <> '0', #word4#, IF(#word6# = '-', NULL, SUBSTRING(#word6#, 2)))) - #now#
-FROM @lock #where#"""
-
+# An owner is of one claim, so that it can't be found in the row of another name.
+_OURS = """
+WHERE namespace = %(namespace)s AND #clock# AND name IN (%(names)s) AND owner IN (%(owners)s)
+  AND ends > #t#"""
+# The server might else read, and lock, all names where many of them are listed.
 _EXTEND = """
-UPDATE @lock SET version = GREATEST(version + 1, #now#), ends = #now# + %(ttl)d
-#where# AND owner = %(owner)s AND ends > #now#"""
+UPDATE @lock FORCE INDEX (PRIMARY) SET version = GREATEST(version + 1, #t#),
+  ends = #t# + %(ttl)d #of_ours#"""
+_HELD = "SELECT owner FROM @lock #of_ours#"
 
 _COLUMNS = "version, token, owner, label, since, ends, crowd"
 _READ = """
@@ -118,8 +155,15 @@ ORDER BY name LIMIT %(batch)d"""
 
 _WORDS = {
     "#free#": _FREE,
+    "#called#": _CALLED,
     "#stands#": _STANDS,
-    **{f"#word{place}#": _WORD.format(place) for place in (2, 3, 4, 6)},
+    "#granted#": _GRANTED,
+    "#words#": _WORDS_OF_FIRST,
+    "#ends_of_first#": _ENDS_OF_FIRST,
+    "#of_ours#": _OURS,
+    "#clock#": _CLOCK,
+    "#joined#": str(JOINED),
+    "#places#": str(PLACES),
     "#where#": _WHERE,
     "#grace#": str(int(GRACE_SECONDS * MICROS)),
     "#stale#": str(int(STALE_SECONDS * MICROS)),
@@ -142,13 +186,24 @@ not, nothing is written, and nobody waits for the disk."""
 
 
 _BELL_OF_FIRST = (
-    b"CONVERT(CONCAT('hf:bell:', SUBSTRING_INDEX(@holdfast_first, ' ', -1)) USING utf8mb4)"
+    b"CONVERT(CONCAT('hf:bell:', SUBSTRING_INDEX(SUBSTRING_INDEX(@holdfast_first, ' ', 5), ' ', "
+    b"-1)) USING utf8mb4)"
 )
 
 
 def bell_lock(bell: str) -> bytes:
     """The named lock by which the session of a bell is found."""
     return b"'hf:bell:%s'" % bell.encode()
+
+
+def place_of(told: int) -> tuple[int, float]:
+    """The place of one who has joined, and after how many seconds another attempt is worth it.
+
+    >>> place_of(JOINED + 2 + PLACES * 1500)
+    (2, 1.5)
+    """
+    left, place = divmod(told - JOINED, PLACES)
+    return place, left / 1000
 
 
 class LeaseStatements:
@@ -160,6 +215,8 @@ class LeaseStatements:
             name: " ".join(schema.filled(fill(sql, words)).split())
             .replace("#written#", "@holdfast = 1")
             .replace("#first#", "@holdfast_first")
+            .replace("#taken#", "@holdfast")
+            .replace("#t#", CLOCK)
             .encode()
             for name, sql in _TEXTS.items()
         }
@@ -181,21 +238,25 @@ class LeaseStatements:
         return self._sql["free"] % self._of(claim)
 
     def call_first(self, claim: Claim, stir: bool) -> bytes:
-        """Ends a hold that others wait for, and calls the first of them: what is changed by the
-        second statement, and the last one says whether it is there."""
-        batch = [b"SET @holdfast_first = NULL", self._sql["call_first"] % self._of(claim)]
-        if stir:
-            batch.append(b"KILL QUERY IS_USED_LOCK(%s)" % _BELL_OF_FIRST)
-        return b"; ".join(batch)
+        """Ends a hold that others wait for, and calls the first of them: its bell is stirred if it
+        is to be, by a second statement, which says whether it is there."""
+        sql = self._sql["call_first"] % self._of(claim)
+        if not stir:
+            return sql
+        return sql + b"; KILL QUERY IF(ROW_COUNT() > 0, IS_USED_LOCK(%s), 0)" % _BELL_OF_FIRST
 
     def come_first(self, claim: Claim) -> bytes:
         """Takes a name for the first in line, who wants it alone."""
-        mine = f"{claim.owner} {claim.mode.value} 0 ".encode()
-        given = self._taken(claim) | {b"mine": quoted(mine), b"length": len(mine)}
-        return self._sql["come_first"] % given
+        return self._sql["come_first"] % self._first(claim)
+
+    def hand_on(self, holder: Claim, claim: Claim) -> bytes:
+        """Ends a hold and grants a claim in its place, unless somebody else is first in line."""
+        given = self._first(claim) | {b"holder": quoted(holder.owner.encode())}
+        return self._sql["hand_on"] % given
 
     def join(self, claim: Claim, bell: str) -> bytes:
-        """Puts a claim behind all others, where it must wait in any case; and tells its place."""
+        """Puts a claim behind all others, where it must wait in any case. What it tells is for
+        ``place_of``."""
         owner, mode, label = claim.owner, claim.mode.value, json.dumps(claim.label)
         given = self._of(claim) | {
             b"head": quoted(f"{owner} {mode} 0 ".encode()),
@@ -205,12 +266,23 @@ class LeaseStatements:
         }
         return self._sql["join"] % given
 
-    def extend(self, claims: Sequence[Claim]) -> list[bytes]:
-        """Renews holds that are alone, one statement each."""
-        return [
-            self._sql["extend"] % (self._of(claim) | {b"ttl": int(claim.ttl * MICROS)})
-            for claim in claims
-        ]
+    def _first(self, claim: Claim) -> dict[bytes, bytes | int]:
+        mine = f"{claim.owner} {claim.mode.value} 0 ".encode()
+        return self._taken(claim) | {b"mine": quoted(mine), b"length": len(mine)}
+
+    def extend(self, claims: Sequence[Claim], ttl: float) -> bytes:
+        """Renews holds that are alone, for so long."""
+        return self._sql["extend"] % (self._of_all(claims) | {b"ttl": int(ttl * MICROS)})
+
+    def held(self, claims: Sequence[Claim]) -> bytes:
+        """Which of these holds, that are alone, there are: their owners."""
+        return self._sql["held"] % self._of_all(claims)
+
+    def _of_all(self, claims: Sequence[Claim]) -> dict[bytes, bytes | int]:
+        return {
+            b"names": b", ".join([quoted(claim.name.encode()) for claim in claims]),
+            b"owners": b", ".join([quoted(claim.owner.encode()) for claim in claims]),
+        }
 
     def _of(self, claim: Claim) -> dict[bytes, bytes | int]:
         return {b"name": quoted(claim.name.encode()), b"owner": quoted(claim.owner.encode())}
@@ -243,11 +315,13 @@ class LeaseStatements:
             b"crowd": quoted(state.crowd_text()),
         }
 
-    def called(self, bell: str, names: Iterable[str]) -> bytes:
-        """Where somebody of this bell was called, of these names; a table and its condition."""
-        listed = b", ".join(quoted(name.encode()) for name in names)
+    def sleep(self, bell: str, names: Iterable[str], seconds: float) -> bytes:
+        """Tells for which of these names somebody of this bell was called, with ``called``; sleeps
+        first if there is none, and tells with 1 if that was cut short."""
+        listed = [quoted(name.encode()) for name in names]
         word = quoted(f" {bell} {CALLED}".encode())
-        return self._sql["called"] % {b"names": listed, b"word": word}
+        given = {b"names": b", ".join(listed), b"word": word, b"seconds": seconds}
+        return self._sql["sleep" if len(listed) == 1 else "sleep_for_many"] % given
 
     def record(self, name: str, value: str, token: int, keep_seconds: float) -> bytes:
         """Keeps a value, ``IF_WRITTEN``."""
@@ -275,10 +349,13 @@ _TEXTS = {
     "take": _TAKE,
     "free": _FREE_IT,
     "call_first": _CALL_FIRST,
-    "called": _CALLED,
+    "sleep": _SLEEP,
+    "sleep_for_many": _SLEEP_FOR_MANY,
     "come_first": _COME_FIRST,
-    "join": _JOIN + "; " + _PLACE,
+    "hand_on": _HAND_ON,
+    "join": _JOIN,
     "extend": _EXTEND,
+    "held": _HELD,
     "read": _READ,
     "read_many": _READ_MANY,
     "write": _WRITE,

@@ -63,11 +63,7 @@ class Hanger:
         seconds = QUIET_SLEEP_SECONDS if quiet else SLEEP_SECONDS
 
         def listen(names: Iterable[str]) -> bytes:
-            called = self._statements.called(bell, names)
-            # A SELECT, since any other statement would lock the rows that it looks at; and only
-            # one, since a server whose request is killed between two may never answer it.
-            sleep = b"IF(EXISTS (SELECT 1 %s), 0, SLEEP(%.2f))" % (called, seconds)
-            return b"SELECT name, 'called' %s UNION ALL SELECT %s, 'slept'" % (called, sleep)
+            return self._statements.sleep(bell, names, seconds)
 
         return Listen(listen, seconds)
 

@@ -28,7 +28,7 @@ class Listen(NamedTuple):
 
     request: Callable[[Iterable[str]], bytes]
     """Tells which of these names somebody was called for; if there is none, sleeps first, until
-    somebody may be. Rows of a name and ``called``, and one of what the sleep said and ``slept``."""
+    somebody may be. Rows of a name and ``called``, or one with what the sleep said."""
     seconds: float
     """How long, at the most."""
 
@@ -89,7 +89,7 @@ class SleepBell:
         killed = reply.failure is not None and reply.failure.code == INTERRUPTED
         told = [] if killed else connection.checked(reply)[0].rows
         names = [name or b"" for name, what in told if what == b"called"]
-        killed = killed or (b"1", b"slept") in told  # how a sleep tells that it was cut short
+        killed = killed or any(what == b"1" for _, what in told)  # it was cut short
         with self._mutex:
             if killed and len(self._waiting) == 1:  # it can be for nobody else
                 names = [name.encode() for name in self._waiting.values()]

@@ -1,0 +1,144 @@
+"""MySQL's lease rows with many at once: what a hold costs does not grow with who waits or holds."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+
+import pytest
+
+import holdfast
+from backends.mysql_bench import (
+    account,
+    backend_of,
+    claim,
+    open_admin,
+    rows,
+    sessions,
+    taken,
+    wait_for,
+)
+from holdfast.claim import Busy, Grant
+from holdfast.core.drive import run_now
+from holdfast.runtimes.clock import now
+from servers.mysql import MySQLServer
+from servers.proxy import Proxy
+from servers.registry import Servers
+
+
+@pytest.fixture
+def server(servers: Servers) -> MySQLServer:
+    return servers.of(MySQLServer)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+def test_an_exchange_is_one_request(server: MySQLServer, namespace: str) -> None:
+    """A hold ends and the next of the same door has it, if nobody else is first in line."""
+    with Proxy(server) as proxy:
+        ours, theirs = backend_of(proxy.url, namespace), backend_of(server.url, namespace)
+        held, heir, other = taken(ours, claim()), claim(), claim()
+        for backend, asked in ((ours, heir), (theirs, other)):
+            assert isinstance(run_now(backend.attempt(asked, join=True)), Busy)
+        proxy.reset_counts()
+        released, granted = run_now(ours.exchange(held, heir))
+        assert proxy.counts.requests == 1
+        assert released
+        assert isinstance(granted, Grant)
+        assert granted.token > held.token
+        last = claim()
+        assert isinstance(run_now(ours.attempt(last, join=True)), Busy)
+        assert isinstance(run_now(ours.exchange(granted, last))[1], Busy)
+        assert taken(theirs, other).token > granted.token
+        for backend in (ours, theirs):
+            run_now(backend.close())
+
+
+def test_who_asks_for_what_its_door_is_leaving_waits_for_that(
+    server: MySQLServer, namespace: str
+) -> None:
+    """Two requests that race for one row would cost more than two in a row."""
+    with Proxy(server) as proxy, open_admin(server) as admin:
+        url = account(server, admin)
+        backend = backend_of(
+            proxy.url.replace(server.url.rsplit("@")[0], url.rsplit("@")[0]), namespace
+        )
+        held = taken(backend, claim())
+        row = "holdfast_lock WHERE namespace = %s"
+        rows(admin, f"BEGIN; SELECT name FROM {row} FOR UPDATE", namespace)
+        proxy.reset_counts()
+        leaves = threading.Thread(target=lambda: run_now(backend.release(held)))
+        leaves.start()
+        wait_for(lambda: sessions(admin, url, "UPDATE%"))
+        tokens: list[int] = []
+        asks = threading.Thread(target=lambda: tokens.append(taken(backend, claim()).token))
+        asks.start()
+        wait_for(lambda: backend._leaving._waiting)  # type: ignore[attr-defined]
+        assert proxy.counts.requests == 1
+        rows(admin, "COMMIT")
+        for thread in (leaves, asks):
+            thread.join(30)
+        assert proxy.counts.requests == 2
+        assert tokens[0] > held.token
+        run_now(backend.close())
+
+
+def test_a_door_that_drains_a_lock_asks_twice_per_hold(server: MySQLServer, namespace: str) -> None:
+    """One after the other of many tasks comes and goes: nobody looks in vain."""
+    tasks = 60
+
+    async def drain() -> int:
+        with Proxy(server) as proxy:
+            async with holdfast.connect_async(proxy.url, namespace=namespace) as door:
+                lease = await door.lock("name").acquire()
+                assert lease is not None
+                waiting = [asyncio.create_task(once(door)) for _ in range(tasks)]
+                for _ in range(3000):
+                    if (await door.inspect("name")).waiters:
+                        break
+                    await asyncio.sleep(0.01)
+                proxy.reset_counts()
+                await lease.release()
+                await asyncio.gather(*waiting)
+                return proxy.counts.requests
+
+    async def once(door: holdfast.AsyncLocks) -> None:
+        async with door.lock("name"):
+            pass
+
+    assert asyncio.run(drain()) <= 2.5 * tasks
+
+
+def test_a_batch_is_renewed_by_one_statement(server: MySQLServer, namespace: str) -> None:
+    """And what was lost of it is known by name."""
+    with Proxy(server) as proxy, open_admin(server) as admin:
+        backend = backend_of(proxy.url, namespace)
+        grants = [taken(backend, claim(f"name {number}")) for number in range(150)]
+        longer = [taken(backend, claim(f"other {number}", ttl=60.0)) for number in range(3)]
+        proxy.reset_counts()
+        assert not run_now(backend.renew(grants + longer, [], until=now() + 5)).lost
+        assert proxy.counts.requests == 2
+        lost = grants[70].claim
+        mine = "holdfast_lock WHERE namespace = %s"
+        rows(admin, f"DELETE FROM {mine} AND name = %s", namespace, lost.name)
+        rows(
+            admin,
+            "UPDATE holdfast_lock SET owner = 'somebody' WHERE namespace = %s AND name = %s",
+            namespace,
+            grants[71].claim.name,
+        )
+        renewal = run_now(backend.renew(grants + longer, [], until=now() + 5))
+        assert set(renewal.lost) == {lost.owner, grants[71].claim.owner}
+        ((seconds, most),) = rows(
+            admin,
+            "SELECT MIN(ends) DIV 1000000 - UNIX_TIMESTAMP(), MAX(ends) DIV 1000000 - "
+            f"UNIX_TIMESTAMP() FROM {mine} AND owner <> 'somebody'",
+            namespace,
+        )
+        assert seconds > 15
+        assert most > 45
+        run_now(backend.close())
