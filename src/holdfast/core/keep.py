@@ -219,7 +219,7 @@ class Keep:
         now = self.runtime.now()
         holds = list(self.holds.values())
         refresh = bool(self.waits) and now >= self.refreshed_at + REFRESH_SECONDS
-        if not refresh and not self._renewal_due():
+        if not refresh and not any(hold.renew_at <= now for hold in holds):
             return
         # What is due soon goes along: holds of one door end up in one batch per interval.
         # One that never got a handle is not renewed: its acquire was torn apart, or is not done.
@@ -228,10 +228,6 @@ class Keep:
         waits = self._waiting()
         if due or waits:
             await self._renew(due, waits)
-
-    def _renewal_due(self) -> bool:
-        now = self.runtime.now()
-        return any(hold.renew_at <= now for hold in list(self.holds.values()))
 
     def _waiting(self) -> list[Waiting]:
         """Who stands in the store's line; who is gone without a word is undone."""
@@ -291,12 +287,12 @@ class Keep:
 
     async def _undo_due(self) -> None:
         now = self.runtime.now()
-        for owner, undo in list(self.undoing.items()):
-            if undo.at > now:
-                continue
+        due = [item for item in list(self.undoing.items()) if item[1].at <= now]
+        pressing = min((hold.next_at() for hold in list(self.holds.values())), default=NEVER)
+        for owner, undo in due:
             await self._undo_one(owner, undo)
-            self._watch_clocks()
-            if self._renewal_due():  # a store that is slow must not keep us from that
+            # A store that is slow must not keep us from a hold, nor from one that came meanwhile.
+            if min([pressing, *self.plans]) <= self.runtime.now():
                 return
 
     async def _undo_one(self, owner: str, undo: Undo) -> None:
