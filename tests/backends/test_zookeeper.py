@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +15,7 @@ from kazoo.exceptions import NoNodeError
 
 import holdfast
 from backends.zookeeper_bench import QuickServer, SaslServer, SecureServer
-from holdfast.backends import zookeeper, zookeeper_end
+from holdfast.backends import zookeeper, zookeeper_end, zookeeper_renew
 from holdfast.backends.zookeeper_store import ZooKeeperStore
 from holdfast.claim import Busy, Claim, Grant, Mode, write_label
 from holdfast.core.contract import Settings
@@ -110,17 +110,67 @@ def test_a_woken_waiter_makes_no_trip(
     run_now(theirs.close())
 
 
-@pytest.mark.faults
-def test_a_thousand_holds_are_renewed_in_one_trip(
-    server: QuickServer, namespace: str, trips: list[list[str]]
+def _held(backend: Any, names: Iterable[str]) -> list[Grant]:
+    grants = [run_now(backend.attempt(_claim(name, ttl=50.0), join=True)) for name in names]
+    assert all(isinstance(grant, Grant) for grant in grants)
+    return grants
+
+
+def test_holds_are_renewed_in_one_trip(
+    server: QuickServer,
+    namespace: str,
+    kazoo: KazooClient,
+    trips: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They share one session, and one write proves them all."""
+    """They share one session: a write proves many, and only among these it is asked who is gone."""
+    monkeypatch.setattr(zookeeper_renew, "BATCH", 10)
     backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
-    grants = [run_now(backend.attempt(_claim(f"{n}"), join=True)) for n in range(1000)]
+    grants = _held(backend, map(str, range(25)))
     trips.clear()
-    renewal = run_now(backend.renew(grants, [], until=now() + 20))  # type: ignore[arg-type]
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
     assert (renewal.lost, renewal.unknown) == ({}, {})
-    assert trips == [["Multi"]]
+    assert trips == [["Checks"] * 3]
+    broken = grants[17]
+    kazoo.delete(broken.ref[2])
+    trips.clear()
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
+    assert (set(renewal.lost), renewal.unknown) == ({broken.claim.owner}, {})
+    assert trips == [["Checks"] * 3, ["Exists"] * 10]
+    run_now(backend.close())
+
+
+def test_holds_of_long_names_are_renewed(server: QuickServer, namespace: str) -> None:
+    """Servers close a connection that sends a megabyte at once."""
+    settings = Settings(namespace=namespace.ljust(500, "\x7f"))
+    backend = open_store(server.url, settings).backend(BlockingRuntime())
+    grants = _held(backend, (f"{n:04}".ljust(508, "\x7f") for n in range(400)))
+    assert sum(len(grant.ref[2]) for grant in grants) > 2**20
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    run_now(backend.close())
+
+
+def test_holds_are_renewed_while_others_are_released(
+    server: QuickServer, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are: at every request one more."""
+    backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
+    grants = _held(backend, map(str, range(20)))
+    going, start = grants[10:], Session.start
+    gone: list[Grant] = []
+
+    def lose_one(session: Session, call: Any, *asks: Ask) -> None:
+        gone.append(going.pop())
+        kazoo.delete(gone[-1].ref[2])
+        start(session, call, *asks)
+
+    monkeypatch.setattr(Session, "start", lose_one)
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
+    monkeypatch.undo()
+    assert gone
+    assert set(renewal.lost) == {grant.claim.owner for grant in gone}
+    assert renewal.unknown == {}
     run_now(backend.close())
 
 

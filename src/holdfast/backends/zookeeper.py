@@ -8,6 +8,7 @@ is stored and ``wires.zookeeper`` for what makes a hold certain.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.backends.zookeeper_end import Ending, was_ours
@@ -178,21 +179,21 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         except BaseException:
             await self._withdraw(at)
             raise
-        await self._drop_doubles(at, line)
+        doubles = line.others_of(digest(entry.claim.owner), entry.node)
+        if doubles:
+            await self._drop(at, doubles)
         if index < line.admitted:
             if entry.claim.mode is Mode.SLOTS:
                 return await self._take_slots(at, line, since)
             return self._grant(entry, entry.token, (), since)
         return await self._busy(at, line, index)
 
-    async def _drop_doubles(self, at: Attempt, line: Line) -> None:
+    async def _drop(self, at: Attempt, doubles: Sequence[str]) -> None:
         """Deletes nodes of the same owner that an unanswered create has left."""
-        entry = at.entry
-        parent = self.store.parent(entry.claim.name)
-        own = line.of_owner(digest(entry.claim.owner))
-        doubles = [Delete(f"{parent}/{p.node}") for p in own if p.node != entry.node]
-        if doubles:
-            await self.ask(at.session, *doubles, until=at.until)
+        parent = self.store.parent(at.entry.claim.name)
+        await self.ask(
+            at.session, *(Delete(f"{parent}/{node}") for node in doubles), until=at.until
+        )
 
     def _grant(self, entry: Entry, token: int, slots: tuple[int, ...], since: float) -> Grant:
         ref = (entry.key, entry.session, entry.path)
@@ -253,7 +254,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         if place >= QUEUE_CAP:
             await self._withdraw(at)
             return Busy(place, 1.0, reason=f"{QUEUE_CAP} already wait for {entry.claim.name!r}")
-        if not 0 <= line.place(index).sequence < SEQUENCE_LIMIT:
+        if not 0 <= line.sequence(index) < SEQUENCE_LIMIT:
             await self._withdraw(at)
             reason = f"the line of {entry.claim.name!r} starts over"
             return Busy(place, self.runtime.between(0.05, 0.2), reason=reason)

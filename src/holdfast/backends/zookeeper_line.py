@@ -41,12 +41,14 @@ SEQUENCE_LIMIT = 2**31 - 2**20
 _LETTERS = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 _MODES = {letter: mode for mode, letter in _LETTERS.items()}
 _CLAIMS = tuple(f"{VERSION}.{letter}." for letter in _MODES)
+_EXCLUSIVE = f"{VERSION}.x."
 _SLOT = "k"
 _SEQUENCE = itemgetter(slice(-11, None))
 """The end of a node's name, which sorts like the number unless one of them is negative: then one
 of those comes first."""
 
 
+@lru_cache(maxsize=64)
 def digest(owner: str) -> str:
     """What is shown of an owner: enough to find its node, nothing to release it with."""
     return hashlib.blake2b(owner.encode(), digest_size=16).hexdigest()
@@ -155,9 +157,9 @@ class Line:
         """How many from the front on fit together: they hold."""
         taken = 0
         for count, node in enumerate(self._nodes):
+            if node.startswith(_EXCLUSIVE):
+                return count or 1
             place = _place(node)
-            if place.mode is Mode.EXCLUSIVE:
-                return 1 if count == 0 else count
             taken += place.weight if place.mode is Mode.SLOTS else 0
             if taken > place.limit:
                 return count
@@ -170,6 +172,9 @@ class Line:
     def place(self, index: int) -> Place:
         return _place(self._nodes[index])
 
+    def sequence(self, index: int) -> int:
+        return int(self._nodes[index].rpartition(".")[2])
+
     def index(self, node: str) -> int | None:
         """Where a claim stands, counted from the front."""
         try:
@@ -177,20 +182,25 @@ class Line:
         except ValueError:
             return None
 
+    def others_of(self, owner_digest: str, node: str) -> list[str]:
+        """Nodes of the same owner beside this one."""
+        return [other for other in self._nodes if owner_digest in other and other != node]
+
     def of_owner(self, owner_digest: str) -> list[Place]:
         """The nodes of one owner: more than one only after a lost reply."""
         return [_place(node) for node in self._nodes if owner_digest in node]
 
     def check(self, claim: Claim, index: int, display: str) -> None:
         """Raises ``LimitMismatch`` if somebody in front uses the name as something else."""
-        if index:
+        if index and not (claim.mode is Mode.EXCLUSIVE and self._nodes[0].startswith(_EXCLUSIVE)):
             first = self.place(0)
             slots = first.mode is Mode.SLOTS
             admit.check_limit(claim, first.limit, slots=slots, store=display)
 
     def before(self, index: int) -> str | None:
         """The node whose end or change is worth a new attempt; ``None`` for any of them."""
-        mode = self.place(index).mode
+        node = self._nodes[index]
+        mode = Mode.EXCLUSIVE if node.startswith(_EXCLUSIVE) else _place(node).mode
         if mode is Mode.SLOTS and index == self.admitted:
             return None
         if mode is Mode.SHARED:

@@ -1,8 +1,8 @@
-"""Keeping holds and places: a batch is one write through the majority, per session."""
+"""Keeping holds and places: one trip per session, in writes through the majority."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from holdfast.backends.zookeeper_line import NodeData, write_data
 from holdfast.backends.zookeeper_move import ENDED, Moving
@@ -11,13 +11,14 @@ from holdfast.claim import Grant
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.zookeeper import NEVER, Session
-from holdfast.wires.zookeeper_asks import Check, Exists, Multi, Write
+from holdfast.wires.zookeeper_asks import Checks, Exists, Write
 from holdfast.wires.zookeeper_calls import Call
 
 __all__ = ["Renewing"]
 
 BATCH = 1000
-TRIES = 4
+BATCH_LETTERS = 200_000
+"""Servers take no request of a megabyte, and names may be long."""
 GONE = "its node is gone: it ran out or was broken"
 
 
@@ -26,16 +27,32 @@ class _Batch:
 
     def __init__(self, key: int, session: Session) -> None:
         self.key, self.session = key, session
-        self.grants: list[tuple[Grant, Entry]] = []
+        self.grants: list[Grant] = []
+        self.held: list[Entry] = []
+        """What is known of the grants, one by one: not in pairs, since there may be many."""
         self.waits: list[tuple[Waiting, Entry]] = []
         self.sent = 0.0
         self.number = 0
-        self.check: Multi | None = None
+        self.checks: list[tuple[list[str], Checks]] = []
+        """What was asked for in one go: the nodes, and the write that proves them."""
         self.call: Call | None = None
 
     def paths(self) -> list[str]:
-        held = [entry.path for _, entry in self.grants]
+        held = [entry.path for entry in self.held]
         return held + [entry.path for _, entry in self.waits]
+
+
+def _portions(paths: Sequence[str]) -> Iterator[list[str]]:
+    """As much as goes into one request."""
+    portion: list[str] = []
+    letters = 0
+    for path in paths:
+        if len(portion) == BATCH or letters > BATCH_LETTERS:
+            yield portion
+            portion, letters = [], 0
+        portion.append(path)
+        letters += len(path)
+    yield portion
 
 
 class _Answer:
@@ -68,7 +85,7 @@ class Renewing(Moving):
             try:
                 await self._renew(batch, answer, until)
             except BackendUnavailable as error:
-                answer.unknown |= {grant.claim.owner: str(error) for grant, _ in batch.grants}
+                answer.unknown |= {grant.claim.owner: str(error) for grant in batch.grants}
         return answer.renewal()
 
     async def _sort(
@@ -79,7 +96,9 @@ class Renewing(Moving):
         for grant in grants:
             entry = await self._placed(grant, answer, until)
             if entry is not None:
-                self._batch(batches, entry).grants.append((grant, entry))
+                batch = self._batch(batches, entry)
+                batch.grants.append(grant)
+                batch.held.append(entry)
         for waiting in waits:
             found = self.store.entries.get(waiting.claim.owner)
             if found is None or not found.path:
@@ -116,33 +135,28 @@ class Renewing(Moving):
         return entry
 
     def _start(self, batch: _Batch) -> None:
-        paths = batch.paths()[:BATCH]
         batch.sent, batch.number = self.runtime.now(), batch.session.id
         batch.call = self._call()
-        batch.check = Multi([Check(path) for path in paths])
-        batch.session.start(batch.call, batch.check)
+        batch.checks = [(paths, Checks(paths)) for paths in _portions(batch.paths())]
+        batch.session.start(batch.call, *(check for _, check in batch.checks))
 
     async def _renew(self, batch: _Batch, answer: _Answer, until: float) -> None:
-        """One write proves that all nodes are there."""
+        """A write proves that all its nodes are there."""
         session = batch.session
-        if batch.check is None:
-            await self.ready(
-                batch.grants[0][1].key if batch.grants else batch.waits[0][1].key, until
-            )
+        if batch.call is None:
+            await self.ready(batch.key, until)
             self._start(batch)
         assert batch.call is not None
-        assert batch.check is not None
-        await session.finish(batch.call, self.seconds(until), batch.check)
-        paths = batch.paths()
-        gone = set()
-        if batch.check.failed:
-            gone |= await self._missing(session, paths[:BATCH], until)
-        for start in range(BATCH, len(paths), BATCH):
-            gone |= await self._missing(session, paths[start : start + BATCH], until)
+        checks = [check for _, check in batch.checks]
+        await session.finish(batch.call, self.seconds(until), *checks)
+        gone: set[str] = set()
+        for paths, check in batch.checks:
+            if check.failed:
+                gone |= await self._missing(session, paths, until)
         since = session.since(batch.sent, batch.number)
         if since != NEVER:
             answer.starts.append(since)
-        for grant, entry in batch.grants:
+        for grant, entry in zip(batch.grants, batch.held, strict=True):
             self._keep(session, grant, entry, since, gone, answer)
         await self._refresh(session, batch.waits, gone, answer.forgotten, until)
 
@@ -166,23 +180,13 @@ class Renewing(Moving):
         self.store.entries.pop(owner, None)
 
     async def _missing(self, session: Session, paths: list[str], until: float) -> set[str]:
-        """The nodes that are gone; all others are there by the word of a majority."""
-        gone: set[str] = set()
-        for _ in range(TRIES):
-            # A failed check tells the first only: a look tells all, the rest is proven anew.
-            looks = [Exists(path) for path in paths]
-            await self.ask(session, *looks, until=until)
-            there = [
-                path for path, look in zip(paths, looks, strict=True) if look.value is not None
-            ]
-            gone |= set(paths) - set(there)
-            check = Multi([Check(path) for path in there])
-            if there:
-                await self.ask(session, check, until=until)
-            if not there or not check.failed:
-                return gone
-            paths = there
-        raise BackendUnavailable(f"{self.store.display}: too much changes to be renewed")
+        """The nodes that are gone. Those that a look finds are there by the word of the majority
+        that the failed check has gone through: the look comes behind it."""
+        # The check tells the first only. It is not tried again without those that are gone:
+        # while many are released, there would always be one more.
+        looks = [Exists(path) for path in paths]
+        await self.ask(session, *looks, until=until)
+        return {path for path, look in zip(paths, looks, strict=True) if look.value is None}
 
     async def _refresh(
         self,

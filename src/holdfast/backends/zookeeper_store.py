@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kazoo.exceptions import NoNodeError
@@ -152,6 +153,8 @@ class ZooKeeperStore:
         self.entries: dict[str, Entry] = {}
         self.debts: dict[str, Debt] = {}
         self.records_purged = -math.inf
+        self.parent = lru_cache(maxsize=1024)(self._parent)
+        """The node whose children are the line of a name."""
         self._mutex = threading.Lock()
         self._users = 0
 
@@ -200,8 +203,7 @@ class ZooKeeperStore:
     def lines(self) -> str:
         return f"{self.root}/locks"
 
-    def parent(self, name: str) -> str:
-        """The node whose children are the line of a name."""
+    def _parent(self, name: str) -> str:
         return f"{self.root}/locks/{encode_name(name)}"
 
     def entry(self, claim: Claim, now: float) -> Entry:
@@ -216,9 +218,12 @@ class ZooKeeperStore:
 
     def tidy(self, session: Session, now: float) -> None:
         """Deletes what nobody keeps, and who does not come although it is its turn."""
-        for owner, entry in list(self.entries.items()):
-            if entry.session != session.id or not entry.path:
+        # There may be many, at every heartbeat: no tuple for each, no call for those that are kept.
+        for entry in list(self.entries.values()):
+            kept = entry.grant is not None and now <= entry.ends
+            if kept or entry.session != session.id or not entry.path:
                 continue
+            owner = entry.claim.owner
             if entry.forsaken(now):
                 self.entries.pop(owner, None)
                 if not entry.forsaken(now):
@@ -226,6 +231,7 @@ class ZooKeeperStore:
                     continue
                 if entry.signal is not None:
                     entry.signal.set()
+                    session.stir()
                 slots = entry.grant.slots if entry.grant is not None else ()
                 session.send(deletion(self.parent(entry.claim.name), entry.path, slots))
             elif entry.unattended(now):

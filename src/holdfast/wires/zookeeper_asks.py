@@ -21,6 +21,7 @@ from holdfast.wires.zookeeper_calls import Call
 __all__ = [
     "Ask",
     "Check",
+    "Checks",
     "Container",
     "Create",
     "Delete",
@@ -46,6 +47,8 @@ _END_OF_MULTI = _HEADER.pack(-1, 1, -1)
 _EPHEMERAL, _EPHEMERAL_SEQUENTIAL, _CONTAINER = 1, 3, 4
 _NO_NODE = -101
 ANY_VERSION = -1
+_ANY = _INT.pack(ANY_VERSION)
+_CHECK, _CHECKED = _HEADER.pack(13, 0, -1), _HEADER.pack(13, 0, 0)
 
 
 class Stat(NamedTuple):
@@ -95,6 +98,9 @@ class Ask:
     __slots__ = ("_fate", "_type", "body", "call", "error", "value")
 
     kind: ClassVar[int]
+    path = ""
+    watcher: Callable[[str], None] | None = None
+    """What is called with the path when a watch of the node fires."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -139,18 +145,16 @@ class Ask:
 
     def take(self, code: int, buffer: bytes, offset: int) -> None:
         """Its answer has come."""
-        if code == _NO_NODE and self._type == Exists.kind:
-            self.set(None)
-        elif code:
-            self.set_exception(EXCEPTIONS[code]())
-        else:
+        if code:
+            if code != _NO_NODE or self._type != Exists.kind:
+                self.error = EXCEPTIONS[code]()
+        elif self._type == self.kind:
             try:
-                value = self.deserialize(buffer, offset)
+                self.value = self.read(buffer, offset)
             except Exception as error:
                 log.exception("an answer of ZooKeeper makes no sense")
-                self.set_exception(error)
-            else:
-                self.set(value)
+                self.error = error
+        self._finish()
 
     def set(self, value: Any) -> None:
         self.value = value
@@ -161,21 +165,23 @@ class Ask:
         self._finish()
 
     def then(self, callback: Callable[[Ask], None]) -> Self:
-        """Calls back on the connection's thread, which must not be kept waiting."""
+        """Calls back on the thread that reads, which must not be kept waiting; twice, if an
+        interrupt comes in between."""
         self.call = callback
         return self
 
     def _finish(self) -> None:
-        call, self.call = self.call, None
+        call = self.call
         if call is None:
             return
-        if not callable(call):
+        if callable(call):
+            try:
+                call(self)
+            except Exception:  # whoever reads must go on
+                log.exception("what follows an answer of ZooKeeper failed")
+        else:
             call.done()
-            return
-        try:
-            call(self)
-        except Exception:  # kazoo's thread must go on
-            log.exception("what follows an answer of ZooKeeper failed")
+        self.call = None  # last: should an interrupt come before, it is told again
 
 
 class Create(Ask):
@@ -237,7 +243,7 @@ class Read(Ask):
     __slots__ = ("path", "watcher")
     kind = 4
 
-    def __init__(self, path: str, watcher: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, path: str, watcher: Callable[[str], None] | None = None) -> None:
         super().__init__(_text(path) + (b"\1" if watcher else b"\0"))
         self.path, self.watcher = path, watcher
 
@@ -266,7 +272,7 @@ class Listing(Ask):
     __slots__ = ("_request",)
     kind = 8
 
-    def __init__(self, path: str, watcher: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, path: str, watcher: Callable[[str], None] | None = None) -> None:
         super().__init__(_text(path) + b"\0" if watcher is None else b"")
         self._request = self if watcher is None else GetChildren(path, watcher)
 
@@ -330,7 +336,7 @@ class Plain(Persistent):
 class Multi(Ask):
     """All or nothing. Answers, one by one, ``True``, a stat, a path or an exception."""
 
-    __slots__ = ("parts",)
+    __slots__ = ()
     kind = 14
 
     def __init__(self, parts: Sequence[Ask]) -> None:
@@ -359,3 +365,20 @@ class Multi(Ask):
     def failed(self) -> bool:
         """Whether nothing was done."""
         return any(isinstance(result, Exception) for result in self.value)
+
+
+class Checks(Multi):
+    """All these nodes exist. As many as a door holds: packed and unpacked in one go."""
+
+    __slots__ = ("_expected",)
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        Ask.__init__(
+            self, b"".join([_CHECK + _text(path) + _ANY for path in paths]) + _END_OF_MULTI
+        )
+        self._expected = _CHECKED * len(paths) + _END_OF_MULTI
+
+    def read(self, buffer: bytes, offset: int) -> list[Any]:
+        if buffer[offset:] == self._expected:
+            return []
+        return super().read(buffer, offset)

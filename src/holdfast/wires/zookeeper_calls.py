@@ -13,9 +13,14 @@ __all__ = ["AsyncCall", "BlockingCall", "Call"]
 class Call(Protocol):
     """One who waits for the last answer of a pipeline."""
 
+    blocking: bool
+    """Whether the thread that waits can read meanwhile."""
+
     def done(self) -> None:
-        """From the connection's thread."""
+        """From whichever thread reads; it may come again."""
         ...
+
+    def answered(self) -> bool: ...
 
     async def wait(self, seconds: float) -> bool: ...
 
@@ -23,23 +28,33 @@ class Call(Protocol):
 class BlockingCall:
     """A thread that waits."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_done", "_lock")
+
+    blocking = True
 
     def __init__(self) -> None:
+        self._done = False
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def done(self) -> None:
-        self._lock.release()
+        self._done = True
+        with suppress(RuntimeError):  # it was told before
+            self._lock.release()
+
+    def answered(self) -> bool:
+        return self._done
 
     async def wait(self, seconds: float) -> bool:
-        return self._lock.acquire(timeout=max(0.0, seconds))
+        return self._done or self._lock.acquire(timeout=max(0.0, seconds))
 
 
 class AsyncCall:
     """A task that waits."""
 
     __slots__ = ("_future", "_loop")
+
+    blocking = False
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -48,6 +63,9 @@ class AsyncCall:
     def done(self) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._finish, True)
+
+    def answered(self) -> bool:
+        return self._future.done()
 
     def _finish(self, answered: bool) -> None:
         if not self._future.done():
