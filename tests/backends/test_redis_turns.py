@@ -88,6 +88,29 @@ def test_a_line_is_handed_down(server: RedisServer, flavour: Flavour) -> None:
 
 
 @blocking_and_asyncio
+def test_a_turn_ends_although_its_connection_is_gone(server: RedisServer, flavour: Flavour) -> None:
+    """The reply to its release comes behind the next one's wake-up, or not at all."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        grant = await ours.take(bench.claim())
+        claim = bench.claim()
+        busy = await _stand_in_line(theirs, claim)
+        assert await ours.release(grant)
+        brought = await theirs.wait(claim, busy, now() + SECONDS)
+        assert brought is not None
+        again = bench.claim()
+        busy = await _stand_in_line(ours, again)
+        server.ask("CLIENT", "KILL", "TYPE", "normal")
+        assert await theirs.release(brought) is True
+        handed = await ours.wait(again, busy, now() + SECONDS)
+        assert handed is not None
+        assert [each.token for each in (await theirs.look("name")).holders] == [handed.token]
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
 def test_a_ring_from_before_the_attempt_is_no_grant(server: RedisServer, flavour: Flavour) -> None:
     """It may tell of a turn that was missed: that hold is over, or not its any more."""
 

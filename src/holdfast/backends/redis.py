@@ -59,6 +59,7 @@ class RedisBackend:
         self._replicas = store.options.replicas
         self._requests = Requests(self._wire, store.options, self._moved)
         self._call, self._now = self._requests.call, self._requests.now
+        self._behind = self._requests.behind
 
     def _moved(self) -> None:
         self._wakeups.drop()
@@ -165,9 +166,15 @@ class RedisBackend:
         script = self._scripts.release
         start, key = self._keys.start(script, claim.name)
         packed = f"{start}{bulk(claim.owner)}".encode()
-        now = self._now
+        # Whoever was woken itself is likely to wake somebody, who is then told before we are.
+        now, woken = self._now, grant.seconds is not None
         try:
-            reply = await self._call(packed, key) if now is None else now(packed, None)
+            if now is not None:
+                reply = now(packed, None, woken)
+            elif woken and self._behind is not None:
+                reply = await self._behind(packed)
+            else:
+                reply = await self._call(packed, key)
         except LinkBroken as error:
             # If the first one did arrive, the hold was ours and is gone by now.
             await self._requests.again(Command(script, packed, key), error)

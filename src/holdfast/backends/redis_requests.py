@@ -38,7 +38,7 @@ class Requests:
         self._replicas = options.replicas
         self.route = _route(wire, options, moved)
         self.call = self.route.call
-        self.now = self.route.now
+        self.now, self.behind = self.route.now, self.route.behind
         patience = min(REPLICATION_SECONDS, options.access.request_seconds / 2)
         self._wait = pack("WAIT", options.replicas, milliseconds(patience))
 

@@ -23,6 +23,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 
 __all__ = [
+    "FIRST_WORD",
     "INCOMPLETE",
     "Access",
     "Address",
@@ -90,6 +91,12 @@ def bulk(text: str) -> str:
 def pack(*words: str | int) -> bytes:
     """One packed command."""
     return f"*{len(words)}\r\n{''.join(bulk(str(word)) for word in words)}".encode()
+
+
+FIRST_WORD = pack("TIME")
+"""Sent in front of a command that tells others something, so that its reply comes behind that. A
+server writes last to whom it first had something to say: those who are told run while we wait,
+instead of waiting while we run on. The reply to this one is dropped, whatever it is."""
 
 
 def new_reader() -> Any:

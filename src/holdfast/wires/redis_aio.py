@@ -16,6 +16,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from holdfast.wires.redis import (
+    FIRST_WORD,
     INCOMPLETE,
     Access,
     Address,
@@ -139,6 +140,14 @@ class AsyncLink(Wired):
             self._loop.call_later(self._seconds / TICKS, self._watch)
         return future
 
+    def request_behind(self, packed: bytes) -> asyncio.Future[Any]:
+        """The same, with a reply that comes behind what the command tells others."""
+        if self.broken is None:
+            dropped = self._future()
+            dropped.cancel()
+            self._waiting.append(dropped)
+        return self.request(FIRST_WORD + packed)
+
     def data_received(self, data: bytes) -> None:
         waiting = self._waiting
         if not waiting:  # whatever it is, it would be taken for the next reply
@@ -216,6 +225,13 @@ class AsyncPool:
         if link is None or link.broken is not None:
             return self._fresh_call(packed)
         return link.request(packed)
+
+    def call_behind(self, packed: bytes) -> Awaitable[Any]:
+        """The same, with a reply that comes behind what the command tells others."""
+        link = self._link
+        if link is None or link.broken is not None:
+            return self._fresh_call(packed)
+        return link.request_behind(packed)
 
     async def _hurried_call(self, packed: bytes, until: float) -> Any:
         return (await self.calls([packed], until))[0]

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from holdfast.runtimes.clock import now
 from holdfast.wires.redis import (
+    FIRST_WORD,
     INCOMPLETE,
     Access,
     Address,
@@ -103,6 +104,12 @@ class BlockingLink:
         except (OSError, EOFError) as error:
             raise unreachable(self.address, error, self._seconds) from error
         return self.receive() if reply is INCOMPLETE else reply
+
+    def call_behind(self, packed: bytes) -> Any:
+        """The same, with a reply that comes behind what the command tells others."""
+        self.send(FIRST_WORD + packed)
+        self.receive()
+        return self.receive()
 
     def call_by(self, packed: bytes, until: float, seconds: float) -> Any:
         """The same, given up at ``until``; ``seconds`` is for all others."""
@@ -200,8 +207,8 @@ class BlockingPool:
         """Sends one command, and reads its reply. ``key`` is for topologies that route by it."""
         return self.call_now(packed, until)
 
-    def call_now(self, packed: bytes, until: float | None = None) -> Any:
-        """The same without a coroutine in between."""
+    def call_now(self, packed: bytes, until: float | None = None, behind: bool = False) -> Any:
+        """The same without a coroutine in between; ``behind`` what the command tells others."""
         if until is not None and not self.access.in_a_hurry(until):
             until = None
         try:
@@ -209,7 +216,10 @@ class BlockingPool:
         except IndexError:
             return self._fresh_call(packed, until)
         try:
-            reply = link.call(packed) if until is None else self._hurried(link, packed, until)
+            if until is not None:
+                reply = self._hurried(link, packed, until)
+            else:
+                reply = link.call_behind(packed) if behind else link.call(packed)
         except BaseException:
             self._drop(link)
             self.reset()  # the others were open as long: they are suspect too

@@ -22,8 +22,9 @@ MOVING_SECONDS = 0.05
 _NOT_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
 
 
-CallNow = Callable[[bytes, float | None], Any]
-"""A packed command, and by when it is given up."""
+CallNow = Callable[..., Any]
+"""A packed command, by when it is given up, and whether its reply comes behind what it tells."""
+CallBehind = Callable[[bytes], Awaitable[Any]]
 
 
 class Pool(Protocol):
@@ -57,6 +58,8 @@ class Route(Protocol):
 
     now: CallNow | None
     """``call`` without a coroutine in between, where one blocking server is all there is."""
+    behind: CallBehind | None
+    """``call`` with a reply that comes behind what is told others, for one server's tasks."""
 
     def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]: ...
     async def calls(
@@ -80,6 +83,7 @@ class SingleRoute:
         self._pool: Pool = wire.pool(address, greeting)
         self.call = self._pool.call  # no step in between on the usual way
         self.now: CallNow | None = getattr(self._pool, "call_now", None)
+        self.behind: CallBehind | None = getattr(self._pool, "call_behind", None)
 
     async def calls(
         self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
@@ -112,6 +116,7 @@ class SentinelRoute:
     """The master that the sentinels name. ``moved`` is called when it is another one."""
 
     now: CallNow | None = None
+    behind: CallBehind | None = None
 
     def __init__(
         self,
@@ -221,6 +226,7 @@ class ClusterRoute:
     """The owners of the slots, as any node of the cluster tells it."""
 
     now: CallNow | None = None
+    behind: CallBehind | None = None
 
     def __init__(self, wire: Wire, seeds: Sequence[Address], greeting: Greeting | None) -> None:
         self._wire, self._greeting = wire, greeting
