@@ -29,6 +29,8 @@ class Report:
     problems: list[str] = field(default_factory=list)
     cancelled: int = 0
     lost: int = 0
+    given: int = 0
+    """Holds that were granted by a wake-up."""
 
 
 class Client:
@@ -86,6 +88,7 @@ class Client:
     async def _work(self, hold: CoreHold, asked: float, seconds: float) -> None:
         """Holds on for a while; what it believed meanwhile goes into the history."""
         claim, started = hold.grant.claim, self.world.time
+        self.report.given += hold.grant.seconds is not None
         begun = Hold(self.node.name, claim.name, claim.mode, asked, started, 0.0, hold.grant.token)
         believed = _Belief(self.report, begun, hold, self.node)
         handle = _Handle()
@@ -148,7 +151,7 @@ def run_schedule(
     draw = world.random
     server = Node(world, "server", drift=draw.uniform(-0.002, 0.002), skew=0.0)
     network = Network(world, delay=draw.uniform(0.005, 0.1), loss=draw.choice((0.0, 0.02, 0.1)))
-    store = SimStore(server, network)
+    store = SimStore(server, network, giving=draw.random() < 0.5)
     clients = [Client(world, store, n, report) for n in range(draw.randint(2, 4))]
     if prepare is not None:
         prepare(store, clients)

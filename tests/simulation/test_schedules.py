@@ -25,17 +25,19 @@ SHARDS = 10
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_schedule_breaks_a_rule(shard: int) -> None:
     """Exclusion of certain time, growing tokens, progress, and nothing left behind."""
-    holds = cancelled = lost = 0
+    holds = cancelled = lost = given = 0
     for seed in range(shard, SCHEDULES, SHARDS):
         report = run_schedule(seed)
         assert not report.problems, f"seed {seed}: {report.problems[:5]}"
         holds += len(report.holds)
         cancelled += report.cancelled
         lost += report.lost
+        given += report.given
     # The schedules are worth something only if all of this did happen in them.
     assert holds > 1000
     assert cancelled > 10
     assert lost > 10
+    assert given > 100
 
 
 Prepare = Callable[[SimStore, list[Client]], None]
@@ -57,6 +59,33 @@ def test_validity_counted_from_the_reply_is_caught(monkeypatch: pytest.MonkeyPat
         return take(self, grant, self.runtime.now(), ask)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Door, "take", from_the_reply)
+    assert _problems(lambda store, clients: None, "while")
+
+
+def test_validity_counted_from_the_wake_up_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wake-up that brings a grant may have been on its way for long."""
+    take = Door.take
+
+    def from_the_ring(self: Door, grant: Grant, since: float, ask: object) -> object:
+        if grant.seconds is not None:
+            since = self.runtime.now()
+        return take(self, grant, since, ask)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Door, "take", from_the_ring)
+    monkeypatch.setattr("holdfast.core.acquire._Wait._relies_on", lambda *args: True)
+    assert _problems(lambda store, clients: None, "while")
+
+
+def test_a_grant_for_a_moment_that_is_never_renewed_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It must not be taken for one that lasts the whole ttl."""
+    take = Door.take
+
+    def for_the_whole_ttl(self: Door, grant: Grant, since: float, ask: object) -> object:
+        return take(self, grant._replace(seconds=None), since, ask)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Door, "take", for_the_whole_ttl)
     assert _problems(lambda store, clients: None, "while")
 
 

@@ -1,13 +1,16 @@
-"""A server in the simulator: the memory backend's ledger behind a network that fails."""
+"""A server in the simulator: the memory backend's ledger behind a network that fails.
+
+Some stores wake a waiter with its grant, for a moment. A server that is ``giving`` does that too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from holdfast.backends.memory import Ledger, MemoryBackend, MemoryStore
-from holdfast.claim import Busy, Claim, Grant, Record, Standing
-from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
+from holdfast.backends.memory import Ledger, MemoryBackend, MemoryStore, Name
+from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.core.contract import GRACE_SECONDS, Finding, Page, Renewal, Runtime, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.simulator import Node, SimRuntime, SimSignal, World
@@ -38,10 +41,26 @@ class Network:
 
 
 class _Rings:
-    """The wake-ups of one connection: a signal per claim that waits."""
+    """The wake-ups of one connection: a signal per claim that waits, and what came with it."""
 
     def __init__(self) -> None:
         self.signals: dict[str, SimSignal] = {}
+        self.given: dict[str, Grant] = {}
+
+
+class _GivingLedger(Ledger):
+    """Grants to whom it wakes, for as long as it would have kept the place."""
+
+    def tidy(self, name: Name, now: float) -> None:
+        super().tidy(name, now)
+        woken = [each for each in name.line.values() if each.reserved_until is not None]
+        for queued in woken:
+            if queued.claim.mode is Mode.EXCLUSIVE:
+                grant = self.grant(name, queued.claim, now)
+                seconds = min(GRACE_SECONDS, grant.claim.ttl)
+                name.holds[grant.claim.owner].ends = now + seconds
+                assert isinstance(queued.signal, _RemoteSignal)
+                queued.signal.grant = grant._replace(seconds=seconds)
 
 
 class _ServerRuntime(SimRuntime):
@@ -63,13 +82,17 @@ class _RemoteSignal(SimSignal):
     def __init__(self, network: Network, client: SimBackend, claim: Claim) -> None:
         super().__init__()
         self._network, self._client, self._claim = network, client, claim
+        self.grant: Grant | None = None
+        """What goes along with the wake-up. It is there by the time that this arrives."""
 
     def set(self) -> None:
         super().set()
         way = self._network.travel()
         if way is not None:
-            ring = self._client.nudge
-            self._network.world.after(way, lambda: ring(self._claim), self._client.node)
+            self._network.world.after(way, self._arrive, self._client.node)
+
+    def _arrive(self) -> None:
+        self._client.ring(self._claim, self.grant)
 
 
 class SimBackend:
@@ -119,18 +142,40 @@ class SimBackend:
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        return await self._call(lambda: self._inner.attempt(claim, join=join), claim, until)
+        async def ask() -> Grant | Busy:
+            return self._told(claim, await self._inner.attempt(claim, join=join))
 
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        return await self._call(ask, claim, until)
+
+    def _told(self, claim: Claim, answer: Grant | Busy) -> Grant | Busy:
+        """On the server: says along which token was the last, for ``wait``."""
+        if isinstance(answer, Grant):
+            return answer
+        return answer._replace(ref=self._inner.ledger.names[claim.name].token)
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
         signal = self._rings.signals.setdefault(claim.owner, SimSignal())
         await self.runtime.wait(signal, until)
         self._rings.signals.pop(claim.owner, None)
+        grant = self._rings.given.pop(claim.owner, None)
+        # A wake-up may have been under way since before the attempt whose answer this waits on.
+        return None if grant is None or grant.token <= busy.ref else grant
 
     def nudge(self, claim: Claim) -> None:
+        self.ring(claim, None)
+
+    def ring(self, claim: Claim, grant: Grant | None) -> None:
+        """A wake-up has arrived, and maybe a grant with it."""
+        if grant is not None:
+            self._rings.given[claim.owner] = grant
         self._rings.signals.setdefault(claim.owner, SimSignal()).set()
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        return await self._call(lambda: self._inner.exchange(grant, claim), claim)
+        async def ask() -> tuple[bool, Grant | Busy]:
+            was_ours, answer = await self._inner.exchange(grant, claim)
+            return was_ours, self._told(claim, answer)
+
+        return await self._call(ask, claim)
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
@@ -174,8 +219,9 @@ class SimBackend:
 class SimStore(MemoryStore):
     """The store of a simulated server; each backend is a connection of its own."""
 
-    def __init__(self, server: Node, network: Network) -> None:
-        super().__init__(Ledger(server.now, server.wall), "sim://")
+    def __init__(self, server: Node, network: Network, *, giving: bool = False) -> None:
+        ledger = _GivingLedger if giving else Ledger
+        super().__init__(ledger(server.now, server.wall), "sim://")
         self.server, self.network = server, network
 
     def backend(self, runtime: Runtime) -> Any:
