@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core import log
 from holdfast.core.door import Door
@@ -116,7 +114,12 @@ async def _stand(
     while True:
         door.enter()
         try:
-            sent, answer = await _ask_store(door, turn, until)
+            if turn.answer is None:
+                sent = door.runtime.now()
+                by = _answer_by(sent, until)
+                answer = await door.backend.attempt(turn.claim, join=True, until=by)
+            else:  # it was asked by an exchange on our behalf, or before it woke us with a grant
+                (answer, sent), turn.answer = turn.answer, None
             if isinstance(answer, Grant):
                 hold = door.take(answer, sent, ask)
                 if hold is not None:
@@ -131,18 +134,6 @@ async def _stand(
         outage = None
         wait = wait or _Wait(door, turn, until, ask)
         await wait.wait(answer, sent)
-
-
-async def _ask_store(door: Door, turn: Turn, until: float | None) -> tuple[float, Grant | Busy]:
-    """What the store says, and when it was asked: by us, or by an exchange on our behalf, or
-    before it woke us with a grant."""
-    if turn.answer is not None:
-        answer, sent = turn.answer
-        turn.answer = None
-        return sent, answer
-    sent = door.runtime.now()
-    by = _answer_by(sent, until)
-    return sent, await door.backend.attempt(turn.claim, join=True, until=by)
 
 
 def _answer_by(sent: float, until: float | None) -> float | None:
@@ -175,12 +166,15 @@ class _Wait:
             self._told = True
             log.info(await told_so_far(door, turn.claim, now - self._started, busy.reason))
         if turn.answer is None:
-            # If it can't wait for word, it asks: that meets the outage too, and has patience.
-            with suppress(BackendUnavailable):
+            try:
                 grant = await door.backend.wait(turn.claim, busy, self._wake_at(busy, now))
                 if grant is not None and self._relies_on(grant, asked):
                     turn.answer = turn.answer or (grant, asked)
-        await self._pause_if_spinning(now)
+            except BackendUnavailable:
+                # If it can't wait for word, it asks: that meets the outage too, and has patience.
+                pass
+        if turn.answer is None:
+            await self._pause_if_spinning(now)
 
     def _relies_on(self, grant: Grant, asked: float) -> bool:
         """Whether to hold what the store granted as it woke us: it did so after it was ``asked``,
@@ -204,7 +198,7 @@ class _Wait:
         # A source of wake-ups that is broken may end every wait at once.
         runtime = self._door.runtime
         self._early = self._early + 1 if runtime.now() - asked < 0.002 else 0
-        if self._early > 8 and self._turn.answer is None:
+        if self._early > 8:
             await runtime.sleep(runtime.between(0.01, 0.05))
 
     async def _give_up(self, busy: Busy) -> None:

@@ -140,9 +140,10 @@ class LockBase(Entered[L]):
 
     def _forget(self, lease: LeaseBase) -> None:
         """A lease that came from ``acquire`` has been given up."""
-        for stack in list((self._bare or {}).values()):
-            if lease in stack:
-                stack.remove(lease)
+        who = lease._who  # whose stack has gone with it, if it is gone
+        stack = None if who is None or self._bare is None else self._bare.get(who)
+        if stack and lease in stack:
+            stack.remove(lease)
 
     async def _release(self) -> None:
         """Ends the newest lease that this thread or task took through this object."""

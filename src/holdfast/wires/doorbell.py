@@ -10,9 +10,10 @@ and the wait that follows it.
 
 from __future__ import annotations
 
-import selectors
+import select
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,8 +30,16 @@ LONGEST_WAIT_SECONDS = 3600.0
 EVERYBODY = ""
 """The key that rings all who wait: some of their own rings may have been lost."""
 
-# Poll needs no kernel object of its own, unlike epoll and kqueue.
-_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+def _watch(*filenos: int) -> Callable[[float], list[int]]:
+    """Tells which of them can be read, within so many seconds. Poll needs no kernel object of its
+    own, unlike epoll and kqueue."""
+    if not hasattr(select, "poll"):
+        return lambda seconds: select.select(filenos, [], [], seconds)[0]
+    poll = select.poll()
+    for fileno in filenos:
+        poll.register(fileno, select.POLLIN)
+    return lambda seconds: [fileno for fileno, _ in poll.poll(seconds * 1000)]
 
 
 class Bell(Protocol):
@@ -66,12 +75,12 @@ class BlockingDoorbell:
         self._led = False
         self._bell: Bell | None = None
         self._closed = False
-        self._selector: selectors.BaseSelector = _Selector()
         self._inside, self._outside = socket.socketpair()
         self._inside.setblocking(False)
         self._outside.setblocking(False)
-        self._selector.register(self._inside, selectors.EVENT_READ)
+        self._called = self._inside.fileno()
         self._listened: Bell | None = None
+        self._ready = _watch(self._called)
 
     @property
     def bell(self) -> Bell | None:
@@ -95,9 +104,9 @@ class BlockingDoorbell:
 
     def _ring(self, key: str) -> bool:
         waiter = self._waiting.get(key)
-        if key == EVERYBODY:
-            return any(list(map(self._ring, self._waiting)))
         if waiter is None:
+            if key == EVERYBODY:
+                return any(list(map(self._ring, self._waiting)))
             self._kept[key] = None
             if len(self._kept) > KEPT_RINGS:
                 del self._kept[next(iter(self._kept))]
@@ -142,27 +151,29 @@ class BlockingDoorbell:
             if self._waiting.get(key) is waiter:
                 del self._waiting[key]
             if waiter.leads:
-                heir = next((other for other in self._waiting.values() if not other.rung), None)
-                self._led = heir is not None
-                if heir is not None:
-                    heir.leads = True
-                    if heir.event is not None:
-                        heir.event.set()
+                self._led = bool(self._waiting) and self._pass_on()
             if self._closed and not self._waiting:
                 self.discard()
+
+    def _pass_on(self) -> bool:
+        """Makes one of those who are left the listener; whether there is one."""
+        heir = next((other for other in self._waiting.values() if not other.rung), None)
+        if heir is None:
+            return False
+        heir.leads = True
+        if heir.event is not None:
+            heir.event.set()
+        return True
 
     def _listen(self, seconds: float) -> None:
         """One round of listening, for all."""
         bell = self._bell
         if bell is not self._listened:
-            self._selector.close()
-            self._selector = _Selector()
-            self._selector.register(self._inside, selectors.EVENT_READ)
-            if bell is not None:
-                self._selector.register(bell.fileno(), selectors.EVENT_READ)
+            bells = () if bell is None else (bell.fileno(),)
+            self._ready = _watch(self._called, *bells)
             self._listened = bell
-        for key, _ in self._selector.select(min(seconds, LONGEST_WAIT_SECONDS)):
-            if key.fileobj is self._inside:
+        for fileno in self._ready(min(seconds, LONGEST_WAIT_SECONDS)):
+            if fileno == self._called:
                 self._drain()
             elif bell is not None:
                 self._answer(bell)
@@ -202,7 +213,6 @@ class BlockingDoorbell:
     def discard(self) -> None:
         """Closes our own sockets. In a forked child, where nobody waits and the mutex may be
         locked for ever, this is all there is to do."""
-        self._selector.close()
         self._inside.close()
         self._outside.close()
 
