@@ -306,3 +306,35 @@ def test_an_old_hold_of_the_session_is_not_shown(
         tokens = [holder.token for holder in looking.inspect("name").holders]
         assert tokens == [taken[0].token] != [first.token]
         taken[0].release()
+
+
+def test_a_contended_hold_is_two_requests(server: MySQLServer, url: str, namespace: str) -> None:
+    """Where others wanted the name, one request asks, waits and takes, and another frees; also
+    where it is free again. Who may not wait asks once, and waits for nothing."""
+    with Proxy(server) as proxy:
+        holder = backend_of(url, namespace)
+        waiter = backend_of(f"{proxy.url}?mode=advisory", namespace)
+        held = taken(holder, claim())
+        assert isinstance(run_now(waiter.attempt(claim(), join=False)), Busy)
+        for _ in range(2):
+            proxy.reset_counts()
+            asked = claim()
+            busy = run_now(waiter.attempt(asked, join=True))
+            assert isinstance(busy, Busy)
+            wait_for(lambda: run_now(holder.look("name")).waiters)
+            assert run_now(holder.release(held))
+            run_now(waiter.wait(asked, busy, now() + 60))
+            grant = taken(waiter, asked)
+            assert grant.token > held.token
+            assert isinstance(run_now(holder.attempt(claim(), join=False)), Busy)
+            assert run_now(waiter.release(grant))
+            assert proxy.counts.requests == 2
+            held = taken(holder, claim())
+        proxy.reset_counts()
+        assert isinstance(run_now(waiter.attempt(claim(), join=False)), Busy)
+        assert run_now(holder.release(held))
+        assert run_now(waiter.release(taken(waiter, claim())))
+        assert proxy.counts.requests == 3
+        assert run_now(holder.look("name")).holders == ()
+        for backend in (holder, waiter):
+            run_now(backend.close())

@@ -16,7 +16,7 @@ from math import inf
 
 from holdfast.backends.mysql_advisory_keep import Keeping
 from holdfast.backends.mysql_advisory_slots import Slots
-from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, hold_mark, session_lock
+from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, came, hold_mark, session_lock
 from holdfast.backends.mysql_advisory_view import AdvisoryView, Wire
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.admit import check_limit
@@ -107,7 +107,7 @@ class AdvisoryBackend(AdvisoryView):
             if not join:
                 del self.sessions.by_owner[claim.owner]
                 self.sessions.give_back(session)
-            elif not session.turn:
+            elif not session.turn and not session.owed:
                 self._line_up(session, claim)
         return answer
 
@@ -120,7 +120,7 @@ class AdvisoryBackend(AdvisoryView):
             if claim.mode is Mode.SLOTS:
                 answer = await self._slots.take(session, claim, join=join, queued=queued)
             else:
-                answer = await self._take_lock(session, claim, queued)
+                answer = await self._take_lock(session, claim, join, queued)
         except LimitMismatch:
             if queued:
                 self.sessions.lose(claim.owner, session)
@@ -141,13 +141,18 @@ class AdvisoryBackend(AdvisoryView):
             await self.ask(session, b"SET SESSION wait_timeout = %d" % seconds)
             session.connection.ttl = seconds
 
-    async def _take_lock(self, session: Session, claim: Claim, queued: bool) -> Grant | Busy:
+    async def _take_lock(
+        self, session: Session, claim: Claim, join: bool, queued: bool
+    ) -> Grant | Busy:
         has_lock = queued
-        if not queued and claim.name in self._wanted:  # it hardly is free: the least that tells
-            (got,) = await self.ask(session, b"SELECT GET_LOCK(%s, 0)" % self._lock(claim))
-            if got.rows != [(b"1",)]:
+        if not queued and claim.name in self._wanted:  # it hardly is free
+            told = await self._try(session, claim, join)
+            if not came(told):
                 return Busy(0)
-            self._wanted.pop(claim.name, None)
+            if told[0].rows == [(b"1",)]:
+                self._wanted.pop(claim.name, None)
+            if told[2:] and told[2].affected:
+                return Grant(claim, told[2].insert_id)
             has_lock = True
         for _ in range(REBINDS):
             sql = self.statements.take(claim, session.parity, has_lock=has_lock)
@@ -158,31 +163,30 @@ class AdvisoryBackend(AdvisoryView):
             ((mine, counts),) = (await self.ask(session, self.statements.why(claim.name)))[0].rows
             has_lock, was = mine == b"1", int(counts or 0)
             if not was and not has_lock:
-                return Busy(0)
-            if was and not await self._rebind(session, claim, was):
+                wait = join and not queued
+                return await self._take_lock(session, claim, True, False) if wait else Busy(0)
+            rebind = self.statements.rebind(claim, was)
+            if was and not (await self.ask(session, rebind))[0].affected:
                 if has_lock:
-                    both = self._lock(claim), hold_mark(session.parity)
-                    await self.ask(session, b"DO RELEASE_LOCK(%s), RELEASE_LOCK(%s)" % both)
+                    await self.ask(session, self.statements.let_go(claim, session.parity))
                 check_limit(claim, was, slots=True, store=self.display)
         session.connection.close()  # it may have the lock, and can't go and wait for it
         raise session.connection.broken(f"{claim.name!r} keeps changing while it is asked for")
+
+    async def _try(self, session: Session, claim: Claim, join: bool) -> list[Result]:
+        """Asks for a lock; and goes on to wait for it where it is not free, if it may."""
+        if not join:
+            return await self.ask(session, self.statements.try_lock(claim))
+        session.sent, wall = now(), self.runtime.wall()
+        sql = self.statements.line_up(claim, session.parity, wall)
+        by = min(session.until, session.sent + self._seconds)
+        reply = await self.talk.begin(session, sql, by)
+        return [] if reply is None else session.connection.checked(reply)
 
     def _want(self, name: str) -> None:
         self._wanted[name] = None
         if len(self._wanted) > REMEMBERED:
             self._wanted.pop(next(iter(self._wanted)), None)
-
-    async def _rebind(self, session: Session, claim: Claim, was: int) -> bool:
-        (changed,) = await self.ask(session, self.statements.rebind(claim, was))
-        return changed.affected > 0
-
-    def _lock(self, claim: Claim) -> bytes:
-        return self.statements.lock(claim.name)
-
-    def _locks(self, grant: Grant) -> list[bytes]:
-        if grant.claim.mode is Mode.SLOTS:
-            return self.statements.slots(grant.claim.name, grant.slots)
-        return [self._lock(grant.claim)]
 
     async def ask(self, session: Session, sql: bytes) -> list[Result]:
         """One request on a session."""
@@ -222,8 +226,8 @@ class AdvisoryBackend(AdvisoryView):
                 return None
             if told is None:
                 return Busy(0)
-            if told[1:] and told[1].affected:
-                return await self._come(session, claim, told[1].insert_id)
+            if told[2:] and told[2].affected:
+                return await self._come(session, claim, told[2].insert_id)
         answer = await self._take(session, claim, join=True, queued=True)
         return Busy(0, RECHECK_SECONDS) if isinstance(answer, Busy) else answer
 
@@ -242,11 +246,10 @@ class AdvisoryBackend(AdvisoryView):
     async def _queue_tells(self, session: Session, claim: Claim) -> list[Result] | None:
         """What was granted, if it is our turn; raises if the session broke."""
         # The lock's answer comes before its token's: what has begun is read to its end.
-        by = min(session.until, now() + self._seconds) if session.connection.stirs() else now()
-        reply = await self.talk.settle(session, by)
+        reply = await self.talk.settle(session, min(session.until, now() + self._seconds))
         if reply is None:
             return None
-        if reply.results and reply.results[0].rows[0][0] == b"1":
+        if came(reply.results):
             return reply.results
         self._line_up(session, claim)  # the server waited long enough, or was told to stop
         return None
@@ -323,7 +326,7 @@ class AdvisoryBackend(AdvisoryView):
 
     async def _free(self, session: Session, grant: Grant) -> bool:
         """Frees what is held, and stirs who naps for it."""
-        held = [*self._locks(grant), hold_mark(session.parity)]
+        held = [*self.statements.locks(grant), hold_mark(session.parity)]
         locks = b", ".join(b"RELEASE_LOCK(%s)" % lock for lock in held)
         sql = b"SELECT " + locks
         if grant.claim.mode is Mode.SLOTS:
@@ -369,7 +372,7 @@ class AdvisoryBackend(AdvisoryView):
         session = self.sessions.by_owner.get(claim.owner)
         if session is None or session.grant is None:
             return False
-        locks = self._locks(session.grant)
+        locks = self.statements.locks(session.grant)
         sql = self.statements.record(claim, locks, grant.token, value, keep_seconds)
         try:
             (written,) = await self.ask(session, sql)

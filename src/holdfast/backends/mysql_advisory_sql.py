@@ -12,14 +12,14 @@ import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
 
-from holdfast.backends.mysql_lease_sql import NOW, PURGE_TRANSACTIONS, fill
+from holdfast.backends.mysql_lease_sql import CLOCK, NOW, PURGE_TRANSACTIONS, fill
 from holdfast.backends.mysql_row import MICROS
 from holdfast.backends.mysql_schema import Schema
-from holdfast.claim import Claim, Mode
+from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
-from holdfast.wires.mysql_protocol import quoted
+from holdfast.wires.mysql_protocol import Result, quoted
 
-__all__ = ["WAIT_SECONDS", "AdvisoryStatements", "hold_mark", "session_lock"]
+__all__ = ["WAIT_SECONDS", "AdvisoryStatements", "came", "hold_mark", "session_lock"]
 
 WAIT_SECONDS = 3600
 """How long the server is asked to wait at a time."""
@@ -31,15 +31,15 @@ _LOCK_OF_ROW = f"{_KEY}, IF(slot < 0, '', CONCAT(':', slot)))"
 # The lock and its token in one statement. It fails where the name counts as something else.
 _COUNT = """
 ON DUPLICATE KEY UPDATE
-  token = IF(capacity = %(capacity)d, LAST_INSERT_ID(GREATEST(token + 1, #now#)), token),
+  token = IF(capacity = %(capacity)d, LAST_INSERT_ID(GREATEST(token + 1, #t#)), token),
   session = IF(capacity = %(capacity)d, %(session)s, session),
   label = IF(capacity = %(capacity)d, %(label)s, label),
-  since = IF(capacity = %(capacity)d, #now#, since),
+  since = IF(capacity = %(capacity)d, #t#, since),
   ttl = IF(capacity = %(capacity)d, %(ttl)d, ttl)"""
 _TAKE = """
 INSERT INTO @counter (namespace, name, slot, token, capacity, session, label, since, ttl)
-SELECT %(namespace)s, %(name)s, -1, LAST_INSERT_ID(#now#), %(capacity)d, %(session)s, %(label)s,
-  #now#, %(ttl)d FROM (SELECT 1) one WHERE %(condition)s #count#"""
+SELECT %(namespace)s, %(name)s, -1, LAST_INSERT_ID(#t# := #now#), %(capacity)d, %(session)s,
+  %(label)s, #t#, %(ttl)d FROM DUAL WHERE %(condition)s #count#"""
 _SLOT = """
 INSERT INTO @counter (namespace, name, slot, token, capacity, session, label, since, ttl)
 SELECT %(namespace)s, %(name)s, %(slot)d, token, %(capacity)d, %(session)s, %(label)s, since,
@@ -120,6 +120,12 @@ def hold_mark(parity: int) -> bytes:
     return b"CONCAT('hf:hold:', %s)" % _session(parity)
 
 
+def came(told: list[Result]) -> bool:
+    """Whether a request that lined up has come to its lock, or to the turn of slots: its first
+    statement says that it was free, or its second has waited for it."""
+    return any(result.rows == [(b"1",)] for result in told[:2])
+
+
 class AdvisoryStatements:
     """The requests, as they read in one database and namespace."""
 
@@ -127,7 +133,7 @@ class AdvisoryStatements:
         self._namespace = namespace
         words = _WORDS | {"%(namespace)s": quoted(namespace.encode()).decode()}
         self._sql = {
-            name: " ".join(schema.filled(fill(sql, words)).split()).encode()
+            name: " ".join(schema.filled(fill(sql, words)).split()).replace("#t#", CLOCK).encode()
             for name, sql in _TEXTS.items()
         }
 
@@ -137,6 +143,15 @@ class AdvisoryStatements:
 
     def slots(self, name: str, slots: Iterable[int]) -> list[bytes]:
         return [self.lock(name, f":{slot}") for slot in slots]
+
+    def let_go(self, claim: Claim, parity: int) -> bytes:
+        return b"DO RELEASE_LOCK(%s), RELEASE_LOCK(%s)" % (self.lock(claim.name), hold_mark(parity))
+
+    def locks(self, grant: Grant) -> list[bytes]:
+        """All that a hold has, but for its mark."""
+        if grant.claim.mode is Mode.SLOTS:
+            return self.slots(grant.claim.name, grant.slots)
+        return [self.lock(grant.claim.name)]
 
     def take(self, claim: Claim, parity: int, *, has_lock: bool) -> bytes:
         """Takes the lock of a name, unless the session has it, and the mark, and counts."""
@@ -194,11 +209,16 @@ class AdvisoryStatements:
         }
 
     def line_up(self, claim: Claim, parity: int, wall: float) -> bytes:
-        """Stands in the server's queue, for the turn of slots or for a lock; and, once a lock is
-        there, takes its token."""
+        """Stands in the server's queue, for the turn of slots or for a lock. Of a lock it first
+        tells whether it is free; and once it has it, takes its token."""
         if claim.mode is Mode.SLOTS:
             return self._wait(claim, ":t", wall)
-        return self._wait(claim, "", wall) + b"; " + self.take(claim, parity, has_lock=True)
+        wait = self._wait(claim, "", wall) + b" FROM DUAL WHERE @holdfast = 0"
+        return b"; ".join([self.try_lock(claim), wait, self.take(claim, parity, has_lock=True)])
+
+    def try_lock(self, claim: Claim) -> bytes:
+        """The least that tells whether a lock is free, and takes it if so."""
+        return b"SELECT @holdfast := GET_LOCK(%s, 0)" % self.lock(claim.name)
 
     def _wait(self, claim: Claim, part: str, wall: float) -> bytes:
         # The comment is for people who look.

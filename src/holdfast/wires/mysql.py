@@ -28,6 +28,7 @@ INTERRUPTED = 1317
 UNKNOWN_THREAD = 1094
 _GONE = frozenset({1053, 1152, 1153, 1159, 1160, 1161, 1290, 1836, 1927, 3032, 3169, 4031})
 """Answers after which a connection is of no more use: the server ends it, or can't write."""
+READ_BYTES = 65536
 _QUIT = b"\1\0\0\0\1"
 _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 # In the same process, what is forgotten must not be closed either: the server would hear of it.
@@ -65,6 +66,7 @@ class Connection:
         "_parser",
         "_poll",
         "_socket",
+        "_tls",
         "home",
         "number",
         "server",
@@ -75,6 +77,7 @@ class Connection:
     def __init__(self, client: Any, server: str) -> None:
         self._client = client
         self._socket: socket.socket | None = client._sock
+        self._tls = isinstance(client._sock, ssl.SSLSocket)
         self.server = server
         self.number: int = client.thread_id()
         """The session's number as the login said."""
@@ -120,10 +123,12 @@ class Connection:
         """Reads what has come; the answer once it is complete."""
         while self._socket is not None:
             try:
-                data = self._socket.recv(65536)
+                data = self._socket.recv(READ_BYTES)
                 if not data:
                     raise self.dropped("it was closed")
                 reply = self._parser.feed(data)
+                if reply is None and len(data) < READ_BYTES and not self._tls:
+                    return None  # there is no more
             except _AGAIN:
                 return None
             except (OSError, ValueError) as error:
@@ -134,6 +139,15 @@ class Connection:
                 self._judge(reply)
                 return reply
         raise Dropped(f"{self.server}: the connection is closed")
+
+    def waits(self) -> bool:
+        """Whether the request said no at first, and now waits on the server (``Talk.begin``)."""
+        begun = self._parser.begun
+        return len(begun) == 1 and begun[0].rows != [(b"1",)]
+
+    def comes(self) -> bool:
+        """Whether a request that waited does so no more, and the rest of its answer comes."""
+        return len(self._parser.begun) > 1
 
     def _judge(self, reply: Reply) -> None:
         """A transaction that an error cut short ends with its connection."""
@@ -163,14 +177,14 @@ class Connection:
         finally:
             self._poll.modify(self.fileno(), select.POLLIN)
 
-    def receive(self, until: float) -> Reply | None:
-        """The answer, or nothing if it is not complete by then."""
+    def receive(self, until: float, *, begun: bool = False) -> Reply | None:
+        """The answer, or nothing if it is not complete by then; or has begun, and waits."""
         while True:
             left = until - now()
             if not self._poll.poll(left * 1000 + 1 if left > 0 else 0):
                 return None
             reply = self.collect()
-            if reply is not None:
+            if reply is not None or (begun and self.waits()):
                 return reply
 
     def checked(self, reply: Reply) -> list[Result]:

@@ -80,6 +80,11 @@ class Parser:
         self._columns = self._left = 0
         self._status = 0
 
+    @property
+    def begun(self) -> list[Result]:
+        """What the first statements of a reply that is not complete answered."""
+        return self._results
+
     def feed(self, data: bytes) -> Reply | None:
         """The reply, once it is complete."""
         buffer = self._buffer

@@ -30,12 +30,17 @@ class Talk(Protocol):
         is closed."""
         ...
 
+    async def begin(self, session: Session, sql: bytes, until: float) -> Reply | None:
+        """One request whose first statement tells, with 1, that the others don't wait. Its answer;
+        or nothing if they do, and it is owed."""
+        ...
+
     async def ask_all(self, asked: Asked, until: float) -> dict[Session, BackendUnavailable]:
         """One request on each of many sessions whose mutexes the caller has; which failed."""
         ...
 
     async def settle(self, session: Session, until: float) -> Reply | None:
-        """The answer that is owed, if it comes by then."""
+        """The answer that is owed, if it has come, or has begun to and is complete by then."""
         ...
 
     async def idle(self, session: Session, until: float) -> None:
@@ -69,12 +74,27 @@ class BlockingTalk:
             session.mutex.release()
             session.stir()
 
+    async def begin(self, session: Session, sql: bytes, until: float) -> Reply | None:
+        connection = session.connection
+        with session.mutex:
+            try:
+                connection.send(sql)
+                session.owed = True
+                answer = connection.receive(until, begun=True)
+                waits = answer is None and connection.waits()
+                return None if waits else settled(session, answer)
+            except BaseException:  # also an interrupt: the answer is still to come
+                connection.close()
+                raise
+
     async def ask_all(self, asked: Asked, until: float) -> dict[Session, BackendUnavailable]:
         return _ask_all(asked, until)
 
     async def settle(self, session: Session, until: float) -> Reply | None:
         with session.mutex:
-            answer = session.connection.receive(until)
+            answer = session.connection.collect()
+            if answer is None and session.connection.comes():
+                answer = session.connection.receive(until)
         if answer is not None:
             session.stir()
         return None if answer is None else settled(session, answer)

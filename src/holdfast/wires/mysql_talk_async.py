@@ -43,6 +43,23 @@ class AsyncTalk:
             connection.close()
             raise
 
+    async def begin(self, session: Session, sql: bytes, until: float) -> Reply | None:
+        await _lock(session, until)
+        connection = session.connection
+        try:
+            connection.send(sql)
+            session.owed = True
+            answer = await _receive(session, until, begun=True)
+            waits = answer is None and connection.waits()
+            return None if waits else settled(session, answer)
+        except BaseException:  # late or cancelled: the answer is still to come
+            _remove_reader(session)
+            connection.close()
+            raise
+        finally:
+            session.mutex.release()
+            session.stir()
+
     async def ask_all(self, asked: Asked, until: float) -> dict[Session, BackendUnavailable]:
         failed: dict[Session, BackendUnavailable] = {}
         for session, sql in asked.items():
@@ -56,8 +73,8 @@ class AsyncTalk:
         await _lock(session, until)
         connection = session.connection
         try:
-            answer = connection.receive(0.0)
-            if answer is None and until > now():
+            answer = connection.collect()
+            if answer is None and connection.comes():
                 answer = await _receive(session, until)
             return None if answer is None else settled(session, answer)
         except Dropped:
@@ -119,8 +136,8 @@ def _remove_reader(session: Session, who: object = None) -> None:
         session.reader = None
 
 
-async def _receive(session: Session, until: float) -> Reply | None:
-    """The answer, or nothing if it is not complete by then."""
+async def _receive(session: Session, until: float, *, begun: bool = False) -> Reply | None:
+    """The answer, or nothing if it is not complete by then; or has begun, and waits."""
     loop = asyncio.get_running_loop()
     connection = session.connection
     future: asyncio.Future[Reply | None] = loop.create_future()
@@ -133,7 +150,7 @@ async def _receive(session: Session, until: float) -> Reply | None:
             if not future.done():
                 future.set_exception(error)
             return
-        if answer is not None and not future.done():
+        if (answer is not None or (begun and connection.waits())) and not future.done():
             future.set_result(answer)
 
     def late() -> None:
