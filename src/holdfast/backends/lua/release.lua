@@ -20,17 +20,16 @@ if not INTEROP then
       if front and refreshed + STALE >= now then
         -- Granted with the wake-up, if somebody hears it, and for no longer than a reservation:
         -- a waiter that is well renews it, or asks for it again.
-        local token = math.max(s[6] + 1, time[1] * 1000000 + time[2])
-        if DIRECT and channel ~= '-'
-          and call('PUBLISH', channel, key .. ' ' .. string.format('%.0f', token)) > 0
-        then
+        local token = string.format('%.0f', math.max(s[6] + 1, time[1] * 1000000 + time[2]))
+        if DIRECT and channel ~= '-' and call('PUBLISH', channel, key .. ' ' .. token) > 0 then
           if s[4] == '1' then
             call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5], 'w', 'i')
+            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + GRACE, 'xl', label)
           else
             call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5])
-            call('HSET', KEYS[1], 'w', s[4] - 1, 'i', s[5] + 1)
+            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + GRACE, 'xl', label,
+              'w', s[4] - 1, 'i', s[5] + 1)
           end
-          call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + GRACE, 'xl', label)
           return 1
         end
         if channel == '-' or not DIRECT and call('PUBLISH', channel, key) > 0 or CLUSTER then
