@@ -110,6 +110,33 @@ def test_a_woken_waiter_makes_no_trip(
     run_now(theirs.close())
 
 
+def test_an_heir_that_has_come_and_gone_is_not_lined_up_again(
+    server: QuickServer, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own thread may be served, and release, before the exchange looks at the answers."""
+    store = open_store(server.url, Settings(namespace=namespace))
+    backend = store.backend(BlockingRuntime())
+    grant = run_now(backend.attempt(_claim(), join=True))
+    heir = _claim()
+    assert isinstance(grant, Grant)
+    assert isinstance(run_now(backend.attempt(heir, join=True)), Busy)
+    finish = Session.finish
+
+    async def finish_late(session: Session, call: Any, seconds: float, *asks: Ask) -> None:
+        monkeypatch.setattr(Session, "finish", finish)
+        await finish(session, call, seconds, *asks)
+        own = await backend.attempt(heir, join=True)
+        assert isinstance(own, Grant)
+        assert await backend.release(own) is True
+
+    monkeypatch.setattr(Session, "finish", finish_late)
+    ours, answer = run_now(backend.exchange(grant, heir))
+    assert ours is True
+    assert isinstance(answer, Busy)
+    assert _claims(kazoo, f"/{namespace}/locks/name") == []
+    run_now(backend.close())
+
+
 def _held(backend: Any, names: Iterable[str]) -> list[Grant]:
     grants = [run_now(backend.attempt(_claim(name, ttl=50.0), join=True)) for name in names]
     assert all(isinstance(grant, Grant) for grant in grants)

@@ -60,6 +60,8 @@ class Attempt(NamedTuple):
     join: bool
     until: float | None
     """By when the store must have answered; ``None``: in the time that every trip has."""
+    anew: bool = True
+    """Whether to line up anew if its place is gone."""
 
 
 class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
@@ -91,13 +93,18 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
             answer = await self._stand(at, *before)
             if answer is not None:
                 return answer
-            entry.reset()
             before = ()
-        return await self._enter(at, *before)
+        if at.anew:
+            entry.reset()
+            return await self._enter(at, *before)
+        if before:
+            await self.ask(at.session, *before)
+        self.wake(entry)
+        return Busy(0)
 
     async def _enter(self, at: Attempt, *before: Ask) -> Grant | Busy:
         """Makes a node and decides by the line that it finds itself in."""
-        session, entry, _, until = at
+        session, entry, until = at.session, at.entry, at.until
         claim = entry.claim
         parent = self.store.parent(claim.name)
         prefix = f"{parent}/{entry_prefix(claim)}"
@@ -125,7 +132,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
 
     async def _stand(self, at: Attempt, *before: Ask) -> Grant | Busy | None:
         """Looks again from the place that it has; ``None`` if it has none any more."""
-        session, entry, _, until = at
+        session, entry, until = at.session, at.entry, at.until
         parent = self.store.parent(entry.claim.name)
         sent = self.runtime.now()
         # A recent proof is enough for a grant; an old one is renewed in the same trip.
@@ -145,7 +152,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
 
     async def _find(self, at: Attempt) -> None:
         """A create was not answered: adopts the node that it may have made in this session."""
-        session, entry, _, until = at
+        session, entry, until = at.session, at.entry, at.until
         entry.unsure = True
         parent = self.store.parent(entry.claim.name)
         listing = Listing(parent)
@@ -204,7 +211,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
 
     async def _take_slots(self, at: Attempt, line: Line, since: float) -> Grant | Busy | None:
         """Takes the lowest free slots. The zxid of that is the token: per slot it only grows."""
-        session, entry, _, until = at
+        session, entry, until = at.session, at.entry, at.until
         if entry.grant is not None:
             return self._grant(entry, entry.grant.token, entry.grant.slots, since)
         if entry.taking:
@@ -230,7 +237,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
             entry.taking = False
 
     async def _try_slots(self, at: Attempt, line: Line) -> Grant | None:
-        session, entry, _, until = at
+        session, entry, until = at.session, at.entry, at.until
         slots = line.free_slots(entry.claim.weight, entry.claim.limit)
         if len(slots) < entry.claim.weight:
             return None
@@ -268,19 +275,26 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         key, ending = self.ending(grant)
-        entry = self.attend(claim)
+        entry = self.store.entry(claim, self.runtime.now())
+        waits = entry.attended is None  # and says itself when it no longer does
+        self.attend(claim)
         try:
             session = await self.ready(key)
+            # One that has a place may have been served meanwhile by its own thread, and have
+            # released it: nobody would come for another. If it still waits, it lines up itself.
+            anew = not entry.path
             if entry.key != key or (entry.asked and not entry.path):
                 if ending:
                     await self.ask(session, *ending)
-                at = Attempt(await self.ready(entry.key), entry, True, None)
+                at = Attempt(await self.ready(entry.key), entry, True, None, anew)
                 answer = await self._attempt(at)
             else:
-                answer = await self._attempt(Attempt(session, entry, True, None), *ending)
+                at = Attempt(session, entry, True, None, anew)
+                answer = await self._attempt(at, *ending)
             return bool(ending) and was_ours(ending[0]), answer
         finally:
-            entry.attended = self.runtime.now()
+            if not waits:
+                entry.attended = self.runtime.now()
 
     # The end
 

@@ -51,7 +51,12 @@ class Queueing(Trips):
 
     def nudge(self, claim: Claim) -> None:
         entry = self.store.entries.get(claim.owner)
-        if entry is not None and entry.signal is not None:
+        if entry is not None:
+            self.wake(entry)
+
+    def wake(self, entry: Entry) -> None:
+        """Ends a wait for it, also that of the thread that reads."""
+        if entry.signal is not None:
             entry.signal.set()
             session = self.store.sessions.get(entry.key)
             if session is not None:
