@@ -234,33 +234,17 @@ class AdvisoryBackend(SharedBackend):
             if doomed:
                 self.sessions.doomed[owner] = doomed
 
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         if claim.owner in self._nudged:
             self._nudged.discard(claim.owner)
-            return None
+            return
         session = self.sessions.by_owner.get(claim.owner)
         if session is None:
-            return None
+            return
         if session.turn:
             await self.listening.wait(ring(claim.owner).decode(), until)
         elif session.owed:
             await self.talk.idle(session, until)
-            if claim.mode is not Mode.SLOTS and now() - session.sent <= FRESH_SHARE * claim.ttl:
-                return await self._woken(session, claim)
-        return None
-
-    async def _woken(self, session: Session, claim: Claim) -> Grant | None:
-        """The grant that ended the wait, without another attempt; unless somebody else asks."""
-        asking, mark = self.sessions.asking, object()
-        if asking.setdefault(claim.owner, mark) is not mark:
-            return None
-        try:
-            if self.sessions.by_owner.get(claim.owner) is not session or not session.owed:
-                return None
-            answer = await self._go_on(session, claim)
-        finally:
-            del asking[claim.owner]
-        return answer if isinstance(answer, Grant) else None
 
     def nudge(self, claim: Claim) -> None:
         session = self.sessions.by_owner.get(claim.owner)
