@@ -288,6 +288,7 @@ class Keep:
     async def _undo_due(self) -> None:
         now = self.runtime.now()
         due = [item for item in list(self.undoing.items()) if item[1].at <= now]
+        due.sort(key=lambda item: item[1].times)  # what may still be held comes before repeats
         pressing = min((hold.next_at() for hold in list(self.holds.values())), default=NEVER)
         for owner, undo in due:
             await self._undo_one(owner, undo)
