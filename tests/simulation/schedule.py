@@ -111,26 +111,32 @@ class _Handle:
     _released = False
 
 
+def _tell(callback: Callable[[str], object], reason: str) -> None:
+    callback(reason)
+
+
 class _Belief:
     """Follows the end of certain time as renewals move it, and closes the record."""
 
     def __init__(self, report: Report, begun: Hold, hold: CoreHold, node: Node) -> None:
         self._report, self._begun, self._hold, self._node = report, begun, hold, node
-        self._node.world.after(0.0, self._look)
-        self._ends = node.true_time(hold.ends)
         self._over = False
+        hold.tell = _tell
+        hold.callbacks.append(self._told)
+        self._look()
 
-    def _look(self) -> None:
-        # A paused or crashed holder believes on, until its certain time is over.
-        if self._over:
-            return
-        world = self._node.world
-        if self._hold.reason or world.time >= self._node.true_time(self._hold.ends):
+    def _told(self, reason: str) -> None:
+        if not self._over:
             self.end()
             self._report.lost += 1
-            return
-        self._ends = self._node.true_time(self._hold.ends)
-        world.after(0.01, self._look)
+
+    def _look(self) -> None:
+        """A paused or crashed holder believes on, until its certain time is over."""
+        world, ends = self._node.world, self._node.true_time(self._hold.ends)
+        if not self._over and world.time >= ends:
+            self._told("")
+        elif not self._over:
+            world.at(ends, self._look)
 
     def end(self) -> None:
         if self._over:
