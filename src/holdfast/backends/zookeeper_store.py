@@ -231,7 +231,6 @@ class ZooKeeperStore:
                     continue
                 if entry.signal is not None:
                     entry.signal.set()
-                    session.stir()
                 slots = entry.grant.slots if entry.grant is not None else ()
                 session.send(deletion(self.parent(entry.claim.name), entry.path, slots))
             elif entry.unattended(now):

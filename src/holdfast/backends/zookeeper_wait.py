@@ -1,8 +1,8 @@
 """Waiting: one watch on the node in front, and the look that follows its end.
 
-Nothing here makes a waiting task stir before there is an answer: the watch is set without
-waiting for it, and when it fires, whoever reads the connection sends the look by which the next
-attempt decides. A waiting thread reads by itself, for all.
+Nothing here makes the waiting thread or task stir before there is an answer: the watch is set
+without waiting for it, and when it fires, the connection's thread itself sends the look by
+which the next attempt decides.
 """
 
 from __future__ import annotations
@@ -55,12 +55,9 @@ class Queueing(Trips):
             self.wake(entry)
 
     def wake(self, entry: Entry) -> None:
-        """Ends a wait for it, also that of the thread that reads."""
+        """Ends a wait for it."""
         if entry.signal is not None:
             entry.signal.set()
-            session = self.store.sessions.get(entry.key)
-            if session is not None:
-                session.stir()
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         entry = self.store.entries.get(claim.owner)
@@ -92,19 +89,14 @@ class Queueing(Trips):
                 session.send(Read(path, session.on_event).then(_or_else(woken)))
             else:
                 session.send(Listing(path, session.on_event).then(_if_free(entry, signal.set)))
-            if self.runtime.blocking:
-                session.read_until(signal.is_set, until)
-            if not signal.is_set():
-                session.relieve()
-                await self.runtime.wait(signal, until)
+            await self.runtime.wait(signal, until)
         finally:
             session.unwatch(path, woken)
-            session.relieve()
 
     def _look_ahead(
         self, session: Session, entry: Entry, parent: str, wake: Callable[[], None]
     ) -> None:
-        """On the thread that reads: sends the look, and wakes whoever waits with its answer."""
+        """On the connection's thread: sends the look, and wakes whoever waits with its answer."""
         if not session.up:
             wake()
             return

@@ -1,7 +1,7 @@
 """A ZooKeeper session: who is alive, since when that is certain, and requests in pipelines.
 
 One session serves both worlds: threads and tasks send their requests themselves and wait for the
-last answer in their own way. A thread reads it itself; for tasks, kazoo's thread does.
+last answer, which kazoo's thread reads, in their own way.
 
 What makes a moment certain. A session's life is counted by the leader, from what the servers
 tell it every half tick about whom they have heard: an answer proves neither. So a heartbeat
@@ -293,12 +293,8 @@ class Session:
         raised as ``BackendUnavailable``. What was not sent when the time is over never is.
         """
         answered = False
-        deadline = now() + seconds
         try:
-            if call.blocking:
-                self.read_until(call.answered, deadline)
-            self.relieve()
-            answered = await call.wait(deadline - now())
+            answered = await call.wait(seconds)
         finally:
             if not answered:
                 for ask in asks:
@@ -310,26 +306,6 @@ class Session:
         for ask in asks:
             if ask.error is not None and not isinstance(ask.error, _ANSWERS):
                 raise self._failure(ask.error) from ask.error
-
-    def read_until(self, over: Callable[[], bool], deadline: float) -> None:
-        """On a thread that waits: reads meanwhile, if nobody else does. ``relieve`` is to follow,
-        and the wait itself: there may be reasons to return early."""
-        client = self._client
-        if client is not None:
-            client._connection.read_until(over, deadline)
-
-    def relieve(self) -> None:
-        """Whoever waits and does not read makes sure that somebody does."""
-        client = self._client
-        if client is not None:
-            client._connection.relieve()
-
-    def stir(self) -> None:
-        """Somebody's wait is over for another reason than an answer: the reader's, perhaps."""
-        client = self._client
-        wire = None if client is None else client._connection._socket
-        if wire is not None:
-            wire.turn.stir()
 
     def _failure(self, error: Exception) -> Exception:
         where = self.options.display
@@ -344,9 +320,8 @@ class Session:
     # Watches
 
     def on_event(self, event: Any) -> None:
-        """Every watch's callback, with the path; kazoo itself calls it when all watches are lost.
-        It keeps one per node, however often it is set."""
-        watchers = self.watching.get(event) if isinstance(event, str) else None
+        """Every watch's callback: kazoo keeps one per node, however often it is set."""
+        watchers = self.watching.get(event.path or "")
         if watchers:
             self._ring(watchers)
 

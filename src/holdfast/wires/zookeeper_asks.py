@@ -98,9 +98,6 @@ class Ask:
     __slots__ = ("_fate", "_type", "body", "call", "error", "value")
 
     kind: ClassVar[int]
-    path = ""
-    watcher: Callable[[str], None] | None = None
-    """What is called with the path when a watch of the node fires."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -145,16 +142,18 @@ class Ask:
 
     def take(self, code: int, buffer: bytes, offset: int) -> None:
         """Its answer has come."""
-        if code:
-            if code != _NO_NODE or self._type != Exists.kind:
-                self.error = EXCEPTIONS[code]()
-        elif self._type == self.kind:
+        if code == _NO_NODE and self._type == Exists.kind:
+            self.set(None)
+        elif code:
+            self.set_exception(EXCEPTIONS[code]())
+        else:
             try:
-                self.value = self.read(buffer, offset)
+                value = self.deserialize(buffer, offset)
             except Exception as error:
                 log.exception("an answer of ZooKeeper makes no sense")
-                self.error = error
-        self._finish()
+                self.set_exception(error)
+            else:
+                self.set(value)
 
     def set(self, value: Any) -> None:
         self.value = value
@@ -165,23 +164,21 @@ class Ask:
         self._finish()
 
     def then(self, callback: Callable[[Ask], None]) -> Self:
-        """Calls back on the thread that reads, which must not be kept waiting; twice, if an
-        interrupt comes in between."""
+        """Calls back on the connection's thread, which must not be kept waiting."""
         self.call = callback
         return self
 
     def _finish(self) -> None:
-        call = self.call
+        call, self.call = self.call, None
         if call is None:
             return
-        if callable(call):
-            try:
-                call(self)
-            except Exception:  # whoever reads must go on
-                log.exception("what follows an answer of ZooKeeper failed")
-        else:
+        if not callable(call):
             call.done()
-        self.call = None  # last: should an interrupt come before, it is told again
+            return
+        try:
+            call(self)
+        except Exception:  # kazoo's thread must go on
+            log.exception("what follows an answer of ZooKeeper failed")
 
 
 class Create(Ask):
@@ -243,7 +240,7 @@ class Read(Ask):
     __slots__ = ("path", "watcher")
     kind = 4
 
-    def __init__(self, path: str, watcher: Callable[[str], None] | None = None) -> None:
+    def __init__(self, path: str, watcher: Callable[[Any], None] | None = None) -> None:
         super().__init__(_text(path) + (b"\1" if watcher else b"\0"))
         self.path, self.watcher = path, watcher
 
@@ -272,7 +269,7 @@ class Listing(Ask):
     __slots__ = ("_request",)
     kind = 8
 
-    def __init__(self, path: str, watcher: Callable[[str], None] | None = None) -> None:
+    def __init__(self, path: str, watcher: Callable[[Any], None] | None = None) -> None:
         super().__init__(_text(path) + b"\0" if watcher is None else b"")
         self._request = self if watcher is None else GetChildren(path, watcher)
 

@@ -13,14 +13,9 @@ __all__ = ["AsyncCall", "BlockingCall", "Call"]
 class Call(Protocol):
     """One who waits for the last answer of a pipeline."""
 
-    blocking: bool
-    """Whether the thread that waits can read meanwhile."""
-
     def done(self) -> None:
-        """From whichever thread reads; it may come again."""
+        """From the connection's thread."""
         ...
-
-    def answered(self) -> bool: ...
 
     async def wait(self, seconds: float) -> bool: ...
 
@@ -28,33 +23,23 @@ class Call(Protocol):
 class BlockingCall:
     """A thread that waits."""
 
-    __slots__ = ("_done", "_lock")
-
-    blocking = True
+    __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._done = False
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def done(self) -> None:
-        self._done = True
-        with suppress(RuntimeError):  # it was told before
-            self._lock.release()
-
-    def answered(self) -> bool:
-        return self._done
+        self._lock.release()
 
     async def wait(self, seconds: float) -> bool:
-        return self._done or self._lock.acquire(timeout=max(0.0, seconds))
+        return self._lock.acquire(timeout=max(0.0, seconds))
 
 
 class AsyncCall:
     """A task that waits."""
 
     __slots__ = ("_future", "_loop")
-
-    blocking = False
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -63,9 +48,6 @@ class AsyncCall:
     def done(self) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._finish, True)
-
-    def answered(self) -> bool:
-        return self._future.done()
 
     def _finish(self, answered: bool) -> None:
         if not self._future.done():

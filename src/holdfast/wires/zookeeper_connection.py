@@ -1,48 +1,35 @@
 """kazoo's connection, with its sending, its reading and its handshake made ours.
 
-Every thread sends its own requests, behind those that wait already, and reads while it waits for
-their answers. kazoo would have that done by its thread, which costs more system calls and two
-changes of threads each time.
+Every thread sends its own requests, behind those that wait already. kazoo would have them sent by
+its thread, which costs two more system calls and a change of threads each time.
 """
 
 from __future__ import annotations
 
-import select
 import struct
 import threading
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from kazoo.exceptions import ConnectionDropped
-from kazoo.protocol.connection import (
-    CHILD_EVENT,
-    DELETED_EVENT,
-    PING_XID,
-    WATCH_XID,
-    ConnectionHandler,
-)
+from kazoo.protocol.connection import PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import CloseInstance, Connect, Ping, ReplyHeader
 
 from holdfast.runtimes.clock import now
-from holdfast.wires.zookeeper_handler import SEND_SECONDS, Listener, Wire
-from holdfast.wires.zookeeper_turn import Reader
+from holdfast.wires.zookeeper_handler import SEND_SECONDS, Listener
 
 __all__ = ["Connection"]
 
 MOST_XID = 2**31 - 1
 _HEAD = struct.Struct("!iii")
-_REPLY = struct.Struct("!iiqi")
-_LENGTH_SIZE, _HEADER_SIZE = 4, 16
-_EVENT = struct.Struct("!iii")
+_REPLY = struct.Struct("!iqi")
 _PING = _HEAD.pack(8, PING_XID, Ping.type)
 
 
 class Connection(ConnectionHandler):  # type: ignore[misc]
     """kazoo's connection, which also learns what sessions the server allows."""
 
+    _xid: int
     _socket: Any
-    _write_sock: Any
     _read_sock: Any
 
     def __init__(self, client: Any, listener: Listener, **options: Any) -> None:
@@ -55,9 +42,6 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         """Whether requests can be sent: hands were shaken, and nobody was told of a loss yet."""
         self._unsent = bytearray()
         """What the socket did not take at once."""
-        self._number = 0
-        """Of the last request. It goes on with the next connection, so that an answer of an old
-        one, however late it is read, is never taken for that of another request."""
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         floor = self._listener.floor
@@ -79,7 +63,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     def flush(self) -> bool:
         """Sends all that waits, from any thread; false if that is left to kazoo's thread."""
-        if not self.handler.any_thread:
+        if not self.handler.any_thread_sends:
             return False
         with self._sending:
             if not self._open or self._packing:
@@ -115,12 +99,12 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         queue, pending = self.client._queue, self.client._pending
         while queue:
             request, answer = queue.popleft()
-            self._number = (self._number % MOST_XID) + 1
+            self._xid = (self._xid % MOST_XID) + 1
             kind = request.type  # first: it decides what is sent
             body = request.serialize()
-            self._unsent += _HEAD.pack(len(body) + 8, self._number, kind) + body
+            self._unsent += _HEAD.pack(len(body) + 8, self._xid, kind) + body
             # Before it is sent: should that fail, all that is pending is told so.
-            pending.append((request, answer, self._number))
+            pending.append((request, answer, self._xid))
 
     # kazoo's thread
 
@@ -146,136 +130,48 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     # Reading
 
-    def read(self, wire: Wire) -> bool:
+    def read(self) -> bool:
         """Takes in all answers that have arrived; false if there is something else, for kazoo.
 
         kazoo's own way around its loop, once for each answer, costs more than the answers do.
         """
-        client = self.client
-        buffer, at = wire.buffer, wire.at
-        if at == len(buffer):
+        wire = self._socket
+        if not wire.pending():
             return False  # the end
-        while at + _REPLY.size <= len(buffer):
-            length, xid, zxid, code = _REPLY.unpack_from(buffer, at)
-            begin, at = at + _LENGTH_SIZE, at + _LENGTH_SIZE + length
-            if at > len(buffer):
-                break
-            if xid == WATCH_XID:
-                wire.at = at
-                self._read_watch_event(buffer, begin + _HEADER_SIZE)
-                continue
-            pending: Any = client._pending[0] if client._pending else (None, None, 0)
-            request, answer, expected = pending
-            if request is not answer or xid != expected:
+        message = wire.peek()
+        while message is not None:
+            if not self._take(message):
                 return False
-            wire.at = at
-            if zxid > 0:
-                client.last_zxid = zxid
-            if not code and request.watcher is not None:
-                client._data_watchers[request.path].add(request.watcher)
-            request.take(code, buffer[begin:at], _HEADER_SIZE)
-            # Last: should an interrupt come before, it is told once more, of a lost connection.
-            try:
-                client._pending.remove(pending)
-            except ValueError:
-                return False  # it was told so already
+            message = wire.peek()
+        return not wire.pending()
+
+    def _take(self, message: bytes) -> bool:
+        client = self.client
+        xid, zxid, code = _REPLY.unpack_from(message)
+        if xid == WATCH_XID:
+            self._socket.skip(message)
+            self._read_watch_event(message, _REPLY.size)
+            return True
+        if xid < 0 or not client._pending:
+            return False
+        request, answer, expected = client._pending[0]
+        if request is not answer or xid != expected:
+            return False
+        self._socket.skip(message)
+        client._pending.popleft()
+        if zxid > 0:
+            client.last_zxid = zxid
+        watcher = getattr(request, "watcher", None)
+        if watcher is not None and not code:
+            client._data_watchers[request.path].add(watcher)
+        request.take(code, message, _REPLY.size)
         return True
 
-    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
-        """As kazoo does, but for what nobody here asks for."""
-        kind, _, length = _EVENT.unpack_from(buffer, offset)
-        begin = offset + _EVENT.size
-        path = buffer[begin : begin + length].decode()
-        client = self.client
-        watchers = set(client._data_watchers.pop(path, ()))
-        if kind in (DELETED_EVENT, CHILD_EVENT):
-            watchers |= set(client._child_watchers.pop(path, ()))
-        for watcher in () if client._stopped.is_set() else watchers:
-            watcher(path)
-
-    def read_until(self, over: Callable[[], bool], deadline: float) -> None:
-        """On a thread that waits: reads for all, until its own wait is over, or somebody else has
-        to read. ``relieve`` is to follow."""
-        wire = self._socket
-        if wire is None or not self._open or not self.handler.any_thread:
-            return
-        turn, me = wire.turn, Reader()
-        try:
-            if not turn.take(me) and not turn.steal(me):
-                turn.wished = True
-            elif wire.whole:
-                self._read_until(wire, me, over, deadline)
-        except BaseException:
-            turn.leave(me)
-            self.relieve()
-            raise
-        finally:
-            try:
-                turn.leave(me)
-            finally:
-                turn.leave(me)  # an interrupt right here must not keep it for ever
-
-    def _read_until(
-        self, wire: Wire, me: Reader, over: Callable[[], bool], deadline: float
-    ) -> None:
-        turn, poll = wire.turn, select.poll()
-        try:
-            bell = turn.bell
-        except OSError:
-            return  # no more handles: kazoo's thread needs none
-        poll.register(wire.fileno(), select.POLLIN)
-        poll.register(bell, select.POLLIN)
-        try:
-            while not over() and not turn.called and (left := deadline - now()) > 0:
-                me.polling = True
-                found = poll.poll(left * 1000)
-                me.polling = False
-                if not turn.of(me):
-                    return
-                for handle, _ in found:
-                    if handle == bell:
-                        turn.answer()
-                    elif not self._read_some(wire):
-                        return
-        except BaseException as error:
-            if not wire.whole:
-                wire.shut()  # so that kazoo's thread looks at it
-            if not isinstance(error, OSError) or error.errno is None:
-                raise  # not the socket's: an alarm's, or an interrupt
-
-    def _read_some(self, wire: Wire) -> bool:
-        wire.whole = False
-        goes_on = wire.fill() and self.read(wire)
-        wire.whole = True
-        return goes_on
-
-    def relieve(self) -> None:
-        """Calls kazoo's thread if something is to be read and nobody does."""
-        wire, wake = self._socket, self._write_sock
-        if wire is not None and wake is not None and wire.turn.free and self._awaited(wire):
-            with suppress(OSError):  # it has been called often enough, or is gone
-                wake.send(b"\0")
-
-    def spared(self) -> bool:
-        """On kazoo's thread: whether it may leave the reading to threads that wait."""
-        wire = self._socket
-        turn = wire.turn
-        if turn.kazoos:
-            if not turn.wished or self._awaited(wire):
-                return False
-            turn.wished = False
-            turn.leave(turn)
-        # Again, now that others can take it: who came in between counts on us.
-        return not (self._awaited(wire) and turn.take(turn))
-
-    def _awaited(self, wire: Wire) -> bool:
-        client = self.client
-        return bool(client._pending or self._unsent or wire.pending() or self._listener.watching)
-
     def _read_header(self, timeout: float) -> Any:
-        message = self._socket.message()
+        message = self._socket.peek()
         if message is None:
             return super()._read_header(timeout)
+        self._socket.skip(message)
         header, offset = ReplyHeader.deserialize(message, 0)
         return header, message, offset
 

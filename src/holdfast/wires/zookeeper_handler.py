@@ -19,14 +19,12 @@ from kazoo.handlers import utils
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from holdfast.runtimes.clock import now
-from holdfast.wires.zookeeper_turn import Turn
 
 __all__ = ["Handler", "Listener"]
 
 CHUNK_BYTES = 65_536
 SEND_SECONDS = 5.0
 _LENGTH = struct.Struct("!i")
-_HANGUP = getattr(select, "POLLRDHUP", 0)
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -35,8 +33,6 @@ class Listener(Protocol):
 
     floor: float | None
     """The server's shortest session in seconds, once it was asked for."""
-    watching: dict[str, Any]
-    """The nodes whose changes somebody waits for."""
 
     def settle(self, floor: float) -> float | None:
         """Hears the shortest session; answers the one to ask for, or ``None`` to give up."""
@@ -55,51 +51,38 @@ class Wire:
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
-        self.buffer = b""
-        """What has arrived; ``at`` is where the next message begins."""
-        self.at = 0
+        self._buffer = b""
+        self._at = 0
         self._tls_pending: Callable[[], int] | None = getattr(sock, "pending", None)
-        self.turn = Turn()
-        self.whole = True
-        """Whether nothing that was read is lost. It is not so while a thread reads that may be
-        interrupted, and remains so if it is."""
         self.setblocking, self.fileno = sock.setblocking, sock.fileno
-        self.getpeername = sock.getpeername
-
-    def close(self) -> None:
-        self._sock.close()
-        self.turn.close()
+        self.close, self.getpeername = sock.close, sock.getpeername
 
     def pending(self) -> int:
-        waiting = len(self.buffer) - self.at
+        waiting = len(self._buffer) - self._at
         return waiting or (self._tls_pending() if self._tls_pending is not None else 0)
 
-    def message(self) -> bytes | None:
-        """The next message, if all of it has arrived: it counts as read."""
-        begin = self.at + _LENGTH.size
-        if begin > len(self.buffer):
+    def peek(self) -> bytes | None:
+        """The next message, if all of it has arrived."""
+        begin = self._at + _LENGTH.size
+        if begin > len(self._buffer):
             return None
-        end = begin + int(_LENGTH.unpack_from(self.buffer, self.at)[0])
-        if end > len(self.buffer):
-            return None
-        self.at = end
-        return self.buffer[begin:end]
+        end = begin + int(_LENGTH.unpack_from(self._buffer, self._at)[0])
+        return None if end > len(self._buffer) else self._buffer[begin:end]
 
-    def fill(self) -> bool:
-        """Reads what is there, so that kazoo need not wait for it again; false at the end, which
-        is left to it."""
-        try:
-            more = self._sock.recv(CHUNK_BYTES)
-        except _WOULD_BLOCK:
-            return True
-        self.buffer, self.at = self.buffer[self.at :] + more, 0
-        return bool(more)
+    def skip(self, message: bytes) -> None:
+        """That was the next message; it has been read."""
+        self._at += _LENGTH.size + len(message)
+
+    def fill(self) -> None:
+        """Reads what is there, so that kazoo need not wait for it again; an end is left to it."""
+        with suppress(*_WOULD_BLOCK):
+            self._buffer, self._at = self._sock.recv(CHUNK_BYTES), 0
 
     def recv(self, size: int) -> bytes:
-        if self.at == len(self.buffer):
-            self.buffer, self.at = self._sock.recv(CHUNK_BYTES), 0
-        chunk = self.buffer[self.at : self.at + size]
-        self.at += len(chunk)
+        if self._at == len(self._buffer):
+            self._buffer, self._at = self._sock.recv(CHUNK_BYTES), 0
+        chunk = self._buffer[self._at : self._at + size]
+        self._at += len(chunk)
         return chunk
 
     def send(self, data: bytes) -> int:
@@ -156,12 +139,10 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self.listener: Listener | None = None
         self.queue: Callable[[], Sized] = tuple
         """What kazoo has still to send."""
-        self.read: Callable[[Any], bool] = lambda _: False
-        """Takes in what has been read; false if that is left to kazoo."""
-        self.spared: Callable[[], bool] = lambda: False
-        """Whether others read."""
+        self.read: Callable[[], bool] = lambda: False
+        """Reads what has arrived; false if that is left to kazoo."""
         self.connect_seconds, self._tls = connect_seconds, tls
-        self.any_thread = tls is None and hasattr(select, "poll")
+        self.any_thread_sends = tls is None
         """A TLS connection must not be read and written at the same time."""
         self._polls: dict[tuple[int, ...], Any] = {}
 
@@ -205,28 +186,10 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             return self._wait(rlist, timeout), [], []
         if self.queue():
             return rlist[1:], [], []  # the rest of a pipeline
-        try:
-            return self._idle(rlist, None if timeout is None else now() + timeout), [], []
-        finally:
-            rlist[0].turn.reclaim()
-
-    def _idle(self, rlist: list[Any], deadline: float | None) -> list[Any]:
-        """kazoo's idle moment: neither an answer nor a request."""
-        assert self.listener is not None
-        wire, back = rlist[0], False
+        # kazoo's idle moment: neither an answer nor a request.
+        deadline = None if timeout is None else now() + timeout
         while True:
             seconds = self.listener.beat()
-            if seconds is None and not wire.turn.kazoos:
-                wire.turn.reclaim()
-                continue  # whoever has just read may have found the answer
-            if seconds is not None and not back and self.spared():
-                # Heartbeats go on, so that kazoo need not come to send its pings.
-                back = self._stand_aside(rlist, seconds)
-                continue
-            if not wire.whole:
-                raise ConnectionResetError("an interrupt came while answers were read")
-            if wire.pending():
-                return rlist[:1]
             left = 0.0 if seconds is None else seconds
             if deadline is not None:
                 left = min(left, max(0.0, deadline - now()))
@@ -234,21 +197,10 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             if not ready and seconds is None:
                 # Only now: a process that was stopped finds its answers in the socket.
                 raise TimeoutError("the server does not answer")
-            if ready == rlist[:1] and self.read(wire):
+            if ready == rlist[:1] and self.read():
                 ready = []
             if ready or (deadline is not None and now() >= deadline):
-                return ready
-
-    def _stand_aside(self, rlist: list[Any], seconds: float) -> bool:
-        """Waits while others read; true if kazoo is called, or the connection has ended."""
-        wire, bell = rlist
-        poll = select.poll()
-        poll.register(bell.fileno(), select.POLLIN)
-        poll.register(wire.fileno(), _HANGUP)
-        if not poll.poll(seconds * 1000):
-            return False
-        wire.turn.reclaim()
-        return True
+                return ready, [], []
 
     def _wait(self, sources: list[Any], seconds: float | None) -> list[Any]:
         if not hasattr(select, "poll"):

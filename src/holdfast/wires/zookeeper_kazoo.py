@@ -61,7 +61,7 @@ def make_client(listener: Listener, handler: Handler, log: Quiet, **options: Any
     client = Client(handler=handler, logger=log, connection_retry=retry, **options)
     handler.listener, handler.queue = listener, lambda: client._queue
     client._connection = Connection(client, listener, logger=log, sasl_options=sasl)
-    handler.read, handler.spared = client._connection.read, client._connection.spared
+    handler.read = client._connection.read
     client.add_listener(lambda state: _tell(listener, str(state)))
     return client
 
