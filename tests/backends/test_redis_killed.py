@@ -18,6 +18,8 @@ from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
 from servers.registry import Servers
 
+pytestmark = pytest.mark.faults
+
 
 class Store(NamedTuple):
     """A URL, and the servers behind it that doors ask."""
