@@ -102,21 +102,25 @@ with backend_of(path) as backend, backend_of(path) as keeper:
     asked, held = claim(), take(backend)
     try_to_take(backend, asked)
     run_now(keeper.look("name"))
+    go_on, tell = os.pipe()                      # who of two reads the same input first is chance
     child = os.fork()
     if child == 0:
         backend.forget(); keeper.forget()
         mine = take(backend, claim("the child's"))
         print(os.getpid(), flush=True)
-        sys.stdin.readline()                     # the parent closes the file meanwhile
+        os.read(go_on, 1)                        # the parent closes the file meanwhile
         run_now(backend.release(mine))
         print(take(backend, claim("the child's")).token > mine.token, flush=True)
         print(isinstance(try_to_take(backend, claim("the other's"), join=False), Grant), flush=True)
-        sys.stdin.readline()
+        os.read(go_on, 1)
         os._exit(0)
     sys.stdin.readline()
     print(run_now(backend.release(held)), flush=True)
     take(backend, asked)
 print("closed", flush=True)
+for _ in range(2):
+    sys.stdin.readline()
+    os.write(tell, b"x")
 os.waitpid(child, 0)
 """
 

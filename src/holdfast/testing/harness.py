@@ -12,6 +12,8 @@ from typing import ClassVar, Self
 
 __all__ = ["Harness", "Knob", "KnobMissing"]
 
+LEAST_KEPT_TTL = 1.5
+
 
 class Knob(enum.StrEnum):
     """A fault that a harness can cause."""
@@ -59,6 +61,11 @@ class Harness:
 
     url: str = ""
     """What ``holdfast.connect`` takes, straight to the server; valid once started."""
+
+    @property
+    def kept_ttl(self) -> float:
+        """For holds that must be renewed in time, also by a machine that stumbles for a second."""
+        return max(self.ttl, LEAST_KEPT_TTL)
 
     @property
     def proxied_url(self) -> str:

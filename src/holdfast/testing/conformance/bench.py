@@ -39,7 +39,7 @@ class Bench:
     def __init__(self, harness: Harness, flavour: Flavour) -> None:
         self.harness, self.flavour = harness, flavour
         self.namespace = f"t{secrets.token_hex(6)}"
-        self.ttl = harness.ttl
+        self.ttl, self.kept_ttl = harness.ttl, harness.kept_ttl
         self.recovery = harness.ttl + 1.0 + harness.extra_recovery
         """How long a killed holder may block others."""
         self.workers = Workers()

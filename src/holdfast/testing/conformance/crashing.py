@@ -140,13 +140,13 @@ async def a_stopped_holder_learns_it(bench: Bench) -> None:
 async def a_fork_holds_nothing(bench: Bench) -> None:
     """fork() inside a hold: the child holds nothing and disturbs nothing; both can lock."""
     door, process = bench.door(), bench.process()
-    token = await process.ask("acquire", name="name", ttl=bench.ttl)
+    token = await process.ask("acquire", name="name", ttl=bench.kept_ttl)
     found = await process.ask("fork", name="name")
     assert "error" not in found, found["error"]
     assert (found["held"], found["lost"]) == (False, True)
     assert (found["released"], found["taken"]) == (False, False)
     assert found["token"] > 0
-    await asyncio.sleep(bench.ttl * 1.2)  # the parent's keeper goes on
+    await asyncio.sleep(bench.kept_ttl * 1.2)  # the parent's keeper goes on
     assert (await process.ask("state", name="name"))["held"]
     assert [holder.token for holder in (await door.inspect("name")).holders] == [token]
     assert await process.ask("release", name="name") is True
@@ -168,14 +168,14 @@ async def a_program_s_end_releases(bench: Bench) -> None:
 async def the_keeper_works_while_the_program_is_busy(bench: Bench) -> None:
     """A hold is renewed by its process alone; another process sees it held all the time."""
     door, process = bench.door(), bench.process()
-    token = await process.ask("acquire", name="name", ttl=bench.ttl)
-    ends = now() + 1.5 * bench.ttl
+    token = await process.ask("acquire", name="name", ttl=bench.kept_ttl)
+    ends = now() + 1.5 * bench.kept_ttl
     while now() < ends:
         assert [h.token for h in (await door.inspect("name")).holders] == [token]
-        await asyncio.sleep(bench.ttl / 10)
+        await asyncio.sleep(bench.kept_ttl / 10)
     assert await door.break_lock("name", reason="enough") == token
     process.send("lose", name="name")
-    assert await within(bench.ttl + SOON, process.answer())
+    assert await within(bench.kept_ttl + SOON, process.answer())
 
     async def free() -> bool:
         return await bench.is_free(door, "name")

@@ -32,7 +32,7 @@ async def a_hold_ends_with_its_ttl(bench: Bench) -> None:
 async def renewing_keeps_a_hold(bench: Bench) -> None:
     """A hold that is renewed outlives its ttl, in a batch as alone."""
     ours, theirs = bench.peer(), bench.peer()
-    ttl = bench.harness.ttl
+    ttl = bench.harness.kept_ttl
     grants = [await ours.take(bench.claim(f"name {n}", ttl=ttl)) for n in range(3)]
     ends = now() + ttl * 2.5
     while now() < ends:
