@@ -226,9 +226,13 @@ class Doorway(Generic[K, M, E, J, V]):
             raise GuaranteeNotMet(f"{self._door.store.display} can't keep its promises: {told}")
         return findings
 
-    def _warn_held(self) -> None:
-        for hold in list(self._door.keep.holds.values()):
-            message = f"{hold.grant.claim.name!r} was still held when its door was closed: released"
+    def _still_held(self) -> list[str]:
+        return [hold.grant.claim.name for hold in list(self._door.keep.holds.values())]
+
+    def _warn_held(self, names: Iterable[str]) -> None:
+        """Last of all: where warnings are errors, the first of them ends ``close``."""
+        for name in names:
+            message = f"{name!r} was still held when its door was closed: released"
             warnings.warn(message, ResourceWarning, stacklevel=4)
 
 

@@ -81,7 +81,7 @@ class Locks(Primitives):
         """Releases what is still held, each with a warning; ends threads and connections."""
         if self._door.closed:
             return
-        self._warn_held()
+        held = self._still_held()
         self._door.closed = True
         for turn in self._door.lines.all():
             self._door.nudge(turn.claim)
@@ -89,6 +89,7 @@ class Locks(Primitives):
                 turn.signal.set()
         self._keeper.end(None)
         run_now(self._door.backend.close())
+        self._warn_held(held)
 
     def __enter__(self) -> Self:
         return self

@@ -89,7 +89,7 @@ class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, As
         """Releases what is still held, each with a warning; ends threads and connections."""
         if self._door.closed:
             return
-        self._warn_held()
+        held = self._still_held()
         self._door.closed = True
         for turn in self._door.lines.all():
             self._door.nudge(turn.claim)
@@ -98,6 +98,7 @@ class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, As
         await self._runtime.settle()
         await asyncio.to_thread(self._keeper.end, None)
         await self._door.backend.close()
+        self._warn_held(held)
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,6 +94,31 @@ def test_a_stopped_node_is_left_out_and_comes_back(nodes: Ensemble[RedisServer])
         _hold_until(locks, lambda: not node.down)
         with locks.lock("name"):
             wait_until("the vote", lambda: stopped.ask("HEXISTS", KEY, "x") == 1)
+
+
+def test_a_node_comes_back_although_its_reviver_was_interrupted(
+    nodes: Ensemble[RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the start of the thread that tries it: somebody else tries it later."""
+    stopped = nodes.nodes[0]
+    with holdfast.connect(_url(nodes), ttl=10) as locks:
+        with locks.lock("name"):
+            pass
+        node = locks._door.store.fleet.nodes[0]  # type: ignore[attr-defined]
+        start = threading.Thread.start
+
+        def torn(thread: threading.Thread) -> None:
+            if thread.name == "holdfast-redlock-revive":
+                raise KeyboardInterrupt
+            start(thread)
+
+        stopped.pause()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", torn)
+            with pytest.raises(KeyboardInterrupt):
+                _hold_until(locks, lambda: False)
+        stopped.resume()
+        _hold_until(locks, lambda: not node.down)
 
 
 def _hold_until(locks: holdfast.Locks, condition: Callable[[], bool]) -> None:

@@ -116,10 +116,14 @@ class Keep:
     def plan(self, at: float) -> None:
         """Wakes the keeper if it would otherwise sleep beyond that."""
         if at < self.planned:
-            self.planned = at
-            self.plans.append(at)
-            self.start()
-            self.signal.set()
+            try:
+                self.planned = at
+                self.plans.append(at)
+                self.start()
+                self.signal.set()
+            except BaseException:  # an interrupt, or no more threads: who plans next tells it again
+                self.planned = NEVER
+                raise
 
     # What the keeper does.
 

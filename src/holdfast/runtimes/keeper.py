@@ -20,12 +20,13 @@ class KeeperThread:
         runtime = BlockingRuntime()
         self.keep = Keep(runtime, store.backend(runtime), store.display)
         self.keep.start = self.start
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        """The keeper, at its head. Appending is atomic: of two threads one is the first."""
         self._starting = threading.RLock()
 
     def running(self) -> bool:
         """Whether the thread was started, and has not been forked away."""
-        return self._thread is not None
+        return bool(self._threads)
 
     def start(self) -> None:
         """Makes sure that the thread runs; cheap when it does."""
@@ -35,15 +36,17 @@ class KeeperThread:
             if self.running():  # another thread was faster
                 return
             thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads: the next hold tries again
-                self.keep.planned = float("inf")
-                raise
-            self._thread = thread
             lifetime.at_exit(self)
+            thread.start()
+            self._threads.append(thread)
 
     def _run(self) -> None:
+        # A start that an interrupt tore apart may have started its thread nevertheless, and then
+        # the next start another: whoever comes first keeps, and two never do.
+        thread = threading.current_thread()
+        self._threads.append(thread)
+        if self._threads[0] is not thread:
+            return
         run_now(self.keep.run())
         run_now(self.keep.finish())
         run_now(self.keep.backend.close())
@@ -52,16 +55,17 @@ class KeeperThread:
     def end(self, seconds: float | None) -> None:
         """Releases all that is held and ends the thread, within so many seconds."""
         self.keep.closing = True
-        if self._thread is None:
+        if not self._threads:
             run_now(self.keep.backend.close())
             return
         self.keep.signal.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(seconds)
+        thread = self._threads[0]
+        if threading.current_thread() is not thread:
+            thread.join(seconds)
 
     def forked(self) -> None:
         """In a forked child: the thread is the parent's; the next hold starts another."""
-        self._thread = None
+        self._threads = []
         self._starting = threading.RLock()
         self.keep.signal = self.keep.runtime.signal()
         self.keep.planned = float("inf")

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 
 __all__ = ["Harness", "Knob", "KnobMissing"]
 
-LEAST_KEPT_TTL = 1.5
+LEAST_KEPT_TTL = 2.5
 
 
 class Knob(enum.StrEnum):

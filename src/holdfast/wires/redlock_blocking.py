@@ -251,6 +251,9 @@ class BlockingFan:
             thread.start()
         except RuntimeError:  # the interpreter is ending
             node.reviving = False
+        except BaseException:  # an interrupt, perhaps before it was started
+            node.reviving = False
+            raise
 
     def _try(self, node: Node) -> None:
         try:

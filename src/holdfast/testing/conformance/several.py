@@ -71,12 +71,13 @@ async def what_is_held_is_renewed_meanwhile(bench: Bench) -> None:
     ours, theirs = bench.door(), bench.door()
     last = await theirs.lock("b").acquire()
     assert last is not None
-    waiting = asyncio.create_task(ours.multi(["a", "b"], ttl=bench.ttl, timeout=3 * SOON).acquire())
-    ends = now() + bench.ttl * 1.5
+    multi = ours.multi(["a", "b"], ttl=bench.kept_ttl, timeout=3 * SOON)
+    waiting = asyncio.create_task(multi.acquire())
+    ends = now() + bench.kept_ttl * 1.3
     await bench.taken(theirs, "a")
     while now() < ends:
         assert len((await theirs.inspect("a")).holders) == 1
-        await asyncio.sleep(bench.ttl / 10)
+        await asyncio.sleep(bench.kept_ttl / 10)
     await last.release()
     lease = await within(SOON, waiting)
     assert lease is not None

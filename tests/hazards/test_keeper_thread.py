@@ -1,0 +1,88 @@
+"""However its start is torn apart, one keeper is at work; and it ends with its door, whatever."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import warnings
+
+import pytest
+
+import holdfast
+
+
+def _keepers() -> int:
+    return sum(thread.name == "holdfast-keeper" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("started", [True, False], ids=["started", "not-started"])
+def test_an_interrupt_in_the_start_of_the_keeper(
+    monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    start = threading.Thread.start
+
+    def torn(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        if started:
+            start(thread)
+        raise KeyboardInterrupt
+
+    others = _keepers()
+    with holdfast.connect("memory://", ttl=0.6) as locks:
+        monkeypatch.setattr(threading.Thread, "start", torn)
+        with pytest.raises(KeyboardInterrupt), locks.lock("name"):
+            pass
+        with locks.lock("name", timeout=5) as lease:
+            time.sleep(1)  # the ttl is over: it was renewed
+            assert lease.held
+            assert _keepers() == others + 1
+    assert _keepers() == others  # and it has ended with its door
+
+
+def test_threads_that_start_it_at_once_start_one() -> None:
+    others = _keepers()
+    with holdfast.connect("memory://") as locks:
+        leases = []
+
+        def hold(name: str) -> None:
+            leases.append(locks.lock(name).acquire())
+
+        threads = [threading.Thread(target=hold, args=(str(n),)) for n in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert _keepers() == others + 1
+        for lease in leases:
+            assert lease is not None
+            assert lease.release()
+
+
+def test_a_warning_that_is_an_error_comes_last() -> None:
+    others = _keepers()
+    locks = holdfast.connect("memory://")
+    lease = locks.lock("name").acquire()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        with pytest.raises(ResourceWarning, match="'name' was still held"):
+            locks.close()
+    assert lease is not None
+    assert lease.lost
+    assert _keepers() == others
+
+
+def test_a_warning_that_is_an_error_comes_last_async() -> None:
+    async def close() -> None:
+        locks = holdfast.connect_async("memory://")
+        lease = await locks.lock("name").acquire()
+        with pytest.raises(ResourceWarning, match="'name' was still held"):
+            await locks.close()
+        assert lease is not None
+        assert lease.lost
+
+    others = _keepers()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        asyncio.run(close())
+    assert _keepers() == others
