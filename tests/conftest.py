@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ pytest_plugins = ("servers.plugin",)
 pytest.register_assert_rewrite("holdfast.testing")
 
 from harnesses import harness_classes  # noqa: E402
+from holdfast.core import log  # noqa: E402
 from holdfast.testing import Harness  # noqa: E402
 from servers.missing import ServerMissing, required  # noqa: E402
 
@@ -26,6 +28,16 @@ for _signal, _usual in (
 ):
     if signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, _usual)
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Iterator[None]:
+    """A command that is called inside a test process sets up the log for itself alone."""
+    logger = logging.getLogger("holdfast")
+    handlers, propagate = logger.handlers[:], logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    log._prepare.clear()
 
 
 @pytest.fixture(scope="session", params=list(harness_classes()))

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
+from holdfast.core.door import Door
+from holdfast.core.hold import Hold
+
 TTL = 2.0
 
 STORM = """
@@ -58,3 +62,20 @@ def test_a_storm_of_interrupts_leaves_nothing(tmp_path: Path, store: str, seed: 
     program = [sys.executable, "-c", STORM, url, str(TTL), str(seed)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.strip() == "left 0 0", done.stderr
+
+
+def test_an_interrupt_between_grant_and_lease_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has a handle to what was granted, so it is given back at once."""
+
+    def torn(door: Door, hold: Hold, me: object) -> None:
+        raise KeyboardInterrupt
+
+    with holdfast.connect("memory://", ttl=3600) as ours, holdfast.connect("memory://") as theirs:
+        with monkeypatch.context() as patch:
+            patch.setattr(Door, "own", torn)
+            with pytest.raises(KeyboardInterrupt), ours.lock("torn"):
+                pass
+        with theirs.lock("torn", timeout=60):
+            pass

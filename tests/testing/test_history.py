@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.claim import Mode
 from holdfast.runtimes.clock import now
-from holdfast.testing.history import Event, Hold, Recorder, fairness, faults, read_holds, to_holds
+from holdfast.testing.history import (
+    Event,
+    Hold,
+    Recorder,
+    fairness,
+    faults,
+    overtaken,
+    read_holds,
+    to_holds,
+)
 
 EXCLUSIVE, SHARED, SLOTS = Mode.EXCLUSIVE, Mode.SHARED, Mode.SLOTS
 
@@ -172,3 +182,26 @@ def test_fairness_counts_those_who_got_nothing() -> None:
     assert fairness(holds, ["a", "b"]) == 1.0
     assert fairness(holds, ["a", "b", "c"]) == 0.0
     assert fairness([], ["a"]) == 0.0
+
+
+def _turns(pick: Callable[[list[str], dict[str, float]], str]) -> list[Hold]:
+    """Four processes, one of which comes seldom; ``pick`` says whose turn it is."""
+    draw = random.Random(1)
+    asked = dict.fromkeys("abcd", 0.0)
+    holds, at = [], 0.0
+    for token in range(400):
+        waiting = [p for p in asked if asked[p] <= at] or [min(asked, key=lambda p: asked[p])]
+        turn = pick(waiting, asked)
+        began = max(at, asked[turn])
+        holds.append(hold(asked[turn], began, began + 1, token, process=turn))
+        at = began + 1
+        asked[turn] = at + draw.uniform(-0.1, 0.1) + (5 if turn == "d" else 0)
+    return holds
+
+
+def test_who_came_later_and_again_has_overtaken() -> None:
+    draw = random.Random(2)
+    in_order = _turns(lambda waiting, asked: min(waiting, key=lambda p: asked[p]))
+    assert overtaken([]) == overtaken(in_order) == 0.0
+    assert fairness(in_order, "abcd") < 0.8  # although nobody was wronged
+    assert overtaken(_turns(lambda waiting, asked: draw.choice(waiting))) > 0.1

@@ -90,13 +90,14 @@ class LockBase(Entered[L]):
         ask = self._ask
         if not explain or timeout != ask.timeout:
             ask = Ask(timeout, terms.renew, terms.max_hold, explain)
-        hold = await (attempt_once if timeout == 0 else acquire)(door, claim, ask)
-        door.own(hold, me)
-        hold.block = block  # kept alive from here on only while this thread or task lives
         try:
+            hold = await (attempt_once if timeout == 0 else acquire)(door, claim, ask)
+            door.own(hold, me)
+            hold.block = block  # kept alive from here on only while this thread or task lives
             return self._lease(door, hold, terms.note)
         except BaseException:
-            await door.undo(claim)
+            if claim.owner in door.keep.holds:  # interrupted between the grant and its lease
+                await door.undo(claim)
             raise
 
     def _again(self, outer: Hold, timeout: float | None, explain: bool) -> Hold | None:

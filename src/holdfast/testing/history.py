@@ -24,7 +24,16 @@ from typing import NamedTuple
 from holdfast.claim import Mode
 from holdfast.runtimes.clock import now
 
-__all__ = ["Event", "Hold", "Recorder", "fairness", "faults", "read_holds", "to_holds"]
+__all__ = [
+    "Event",
+    "Hold",
+    "Recorder",
+    "fairness",
+    "faults",
+    "overtaken",
+    "read_holds",
+    "to_holds",
+]
 
 
 class Event(NamedTuple):
@@ -238,3 +247,17 @@ def fairness(holds: Iterable[Hold], processes: Iterable[str]) -> float:
     counts = [sum(began <= at <= ended for at in times) for times in asked.values()]
     most = max(counts, default=0)
     return min(counts) / most if most else 0.0
+
+
+def overtaken(holds: Iterable[Hold]) -> float:
+    """The share of holds during whose wait another process came, and came again: 0 where turns are
+    in order of arrival, however unevenly the processes come. Once is no fault, since nobody knows
+    whose request arrived first."""
+    by_start = sorted(holds, key=lambda hold: hold.held)
+    starts = [hold.held for hold in by_start]
+    behind = 0
+    for index, hold in enumerate(by_start):
+        meanwhile = by_start[bisect_left(starts, hold.asked) : index]
+        came = Counter(other.process for other in meanwhile if other.asked > hold.asked)
+        behind += max(came.values(), default=0) > 1
+    return behind / len(by_start) if by_start else 0.0

@@ -7,7 +7,7 @@ import asyncio
 from holdfast.core.contract import Guarantee
 from holdfast.runtimes.clock import now
 from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, within
-from holdfast.testing.history import Recorder, fairness, faults, read_holds
+from holdfast.testing.history import Recorder, fairness, faults, overtaken, read_holds
 from holdfast.testing.processes import Process
 
 __all__: list[str] = []
@@ -17,7 +17,7 @@ CONTEND_SECONDS = 1.2
 
 @conformance.rule(between_processes=True)
 async def processes_exclude_each_other(bench: Bench) -> None:
-    """A recorded run of several processes has no overlap, growing tokens and fair turns."""
+    """A recorded run of several processes has no overlap, growing tokens, and turns in order."""
     path = bench.folder / "history"
     processes = [bench.process() for _ in range(4)]
     await asyncio.gather(*(process.ask("check") for process in processes))
@@ -27,7 +27,9 @@ async def processes_exclude_each_other(bench: Bench) -> None:
     assert len(holds) >= 2 * len(processes)
     assert {hold.process for hold in holds} == {process.name for process in processes}
     if Guarantee.FIFO in bench.guarantees and len(holds) >= 40:
-        assert fairness(holds, [process.name for process in processes]) >= 0.8
+        # By order of arrival; a machine that stumbles sends some requests late, or comes seldom.
+        assert overtaken(holds) <= 0.1
+        assert fairness(holds, [process.name for process in processes]) >= 0.5
 
 
 async def _contend(process: Process, history: str) -> None:
