@@ -59,9 +59,13 @@ class Rows:
             reply = await self.wire.request(sql, owner, until)
         return checked(reply, self.display)
 
-    async def _step_back(self, times: int) -> None:
-        if times > 2:
-            await self.runtime.sleep(self.runtime.between(0.0, 0.001 * min(times, 20)))
+    async def _step_back(self, times: int) -> bool:
+        """Leaves the row to others for a moment, the longer the more often they were faster, so
+        that a crowd of any size spreads out; whether it did."""
+        if times <= 2:
+            return False
+        await self.runtime.sleep(self.runtime.between(0.0, 0.001 * 2 ** min(times, 8)))
+        return True
 
     async def _change(
         self,
@@ -83,7 +87,8 @@ class Rows:
             if fresh is None:
                 return answer
             state = fresh
-            await self._step_back(times)
+            if await self._step_back(times):  # what was fresh before that is old by now
+                state = await self._read(name, owner, until)
         raise BackendUnavailable(f"{self.display}: {name!r} keeps changing while it is asked for")
 
     async def _read(self, name: str, owner: str = "", until: float | None = None) -> State:
