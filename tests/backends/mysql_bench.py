@@ -1,13 +1,18 @@
-"""Helpers for tests of the MySQL store: an administrator, accounts, backends."""
+"""What the tests of the MySQL store share: a server, an administrator, accounts, backends.
+
+Fixtures are taken over by name: ``server, namespace = mysql_bench.server, mysql_bench.namespace``.
+"""
 
 from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pymysql
+import pytest
 
 from holdfast.claim import Claim, Grant, Mode, write_label
 from holdfast.core.contract import Backend, Settings
@@ -15,8 +20,26 @@ from holdfast.core.drive import run_now
 from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.url import open_store
 from servers.mysql import MySQLServer
+from servers.registry import Servers
 
 Admin = Any
+
+
+@pytest.fixture
+def server(servers: Servers) -> MySQLServer:
+    """The server that most tests use together, each in a namespace of its own."""
+    return servers.of(MySQLServer)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def admin(server: MySQLServer) -> Iterator[Admin]:
+    with open_admin(server) as connection:
+        yield connection
 
 
 def open_admin(server: MySQLServer) -> Admin:

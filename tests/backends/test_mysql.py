@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 import holdfast
+from backends import mysql_bench
 from backends.mysql_bench import (
     Admin,
     account,
     backend_of,
     claim,
-    open_admin,
     rows,
     taken,
 )
@@ -28,23 +27,10 @@ from servers.proxy import Proxy
 from servers.registry import Servers
 from servers.tls import make_certificate
 
+server, namespace = mysql_bench.server, mysql_bench.namespace
+admin = mysql_bench.admin
+
 NAMES = ("name", "Name", "namé", "name ", "nam\N{LATIN SMALL LETTER E}\N{COMBINING ACUTE ACCENT}")
-
-
-@pytest.fixture
-def server(servers: Servers) -> MySQLServer:
-    return servers.of(MySQLServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-def admin(server: MySQLServer) -> Iterator[Admin]:
-    with open_admin(server) as connection:
-        yield connection
 
 
 def test_the_schema_can_be_made_by_hand_and_again(server: MySQLServer, admin: Admin) -> None:

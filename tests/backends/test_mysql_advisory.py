@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import signal
 import threading
-from collections.abc import Iterator
 from math import inf
 from typing import Any
 
@@ -15,7 +13,8 @@ import pymysql
 import pytest
 
 import holdfast
-from backends.mysql_bench import backend_of, claim, taken
+from backends import mysql_bench
+from backends.mysql_bench import Admin, backend_of, claim, rows, taken, wait_for
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, LimitMismatch, Unsupported
@@ -24,12 +23,8 @@ from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 
-Admin = Any
-
-
-@pytest.fixture
-def server(servers: Servers) -> MySQLServer:
-    return servers.of(MySQLServer)
+server, namespace = mysql_bench.server, mysql_bench.namespace
+admin = mysql_bench.admin
 
 
 @pytest.fixture
@@ -37,38 +32,14 @@ def url(server: MySQLServer) -> str:
     return f"{server.url}?mode=advisory"
 
 
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-def admin(server: MySQLServer) -> Iterator[Admin]:
-    socket = str(server.folder / "mysql.sock")
-    with pymysql.connect(
-        unix_socket=socket, user="root", database="holdfast", autocommit=True
-    ) as connection:
-        yield connection
-
-
 def one(admin: Admin, sql: str) -> Any:
-    with admin.cursor() as cursor:
-        cursor.execute(sql)
-        row = cursor.fetchone()
-        return row[0] if row else None
+    found = rows(admin, sql)
+    return found[0][0] if found else None
 
 
 def key(namespace: str, name: str = "name", part: str = "") -> str:
     digest = hashlib.sha256(f"{namespace}\0{name}".encode()).hexdigest()
     return f"hf:{digest[:48]}{part}"
-
-
-def wait_for(condition: Any) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come")
 
 
 def test_the_lock_is_the_documented_one(url: str, admin: Admin, namespace: str) -> None:
@@ -230,21 +201,25 @@ def test_a_freed_slot_is_passed_on_at_once(url: str, admin: Admin, namespace: st
 
 
 def test_waiters_are_shown(url: str, namespace: str) -> None:
-    """Who stands in the server's queue, with what they say of themselves."""
+    """Who stands in the server's queue, with what they say of themselves; not once they hold."""
     with (
         holdfast.connect(url, namespace=namespace) as ours,
         holdfast.connect(url, namespace=namespace) as theirs,
-        ours.lock("name"),
     ):
-        thread = threading.Thread(
-            target=lambda: theirs.lock("name", note="it's me */ '").acquire(timeout=1.5)
-        )
-        thread.start()
-        wait_for(lambda: ours.inspect("name").waiters)
-        (waiter,) = ours.inspect("name").waiters
-        assert (waiter.note, waiter.pid) == ("it's me */ '", os.getpid())
-        thread.join()
-        wait_for(lambda: not ours.inspect("name").waiters)
+        took: list[holdfast.Lease | None] = []
+        wanted = theirs.lock("name", note="it's me */ '")
+        thread = threading.Thread(target=lambda: took.append(wanted.acquire(timeout=60)))
+        with ours.lock("name"):
+            thread.start()
+            wait_for(lambda: ours.inspect("name").waiters)
+            (waiter,) = ours.inspect("name").waiters
+            assert (waiter.note, waiter.pid) == ("it's me */ '", os.getpid())
+        thread.join(60)
+        standing = ours.inspect("name")
+        assert [holder.note for holder in standing.holders] == ["it's me */ '"]
+        assert standing.waiters == ()
+        assert took[0] is not None
+        took[0].release()
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pymysql
 import pytest
 
 import holdfast
+from backends import mysql_bench
 from backends.mysql_bench import (
     Admin,
     account,
@@ -34,23 +33,10 @@ from servers.registry import Servers
 
 pytestmark = pytest.mark.faults
 
+server, namespace = mysql_bench.server, mysql_bench.namespace
+admin = mysql_bench.admin
+
 MODES = ["lease", "advisory"]
-
-
-@pytest.fixture
-def server(servers: Servers) -> MySQLServer:
-    return servers.of(MySQLServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-def admin(server: MySQLServer) -> Iterator[Admin]:
-    with open_admin(server) as connection:
-        yield connection
 
 
 def test_many_waiters_share_a_few_connections(

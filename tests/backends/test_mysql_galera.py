@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from pathlib import Path
 
 import pytest
 
 import holdfast
+from backends import mysql_bench
 from holdfast.errors import Unsupported
 from servers.missing import ServerMissing
 from servers.mysql import MySQLServer
 from servers.ports import free_port
 from servers.registry import Servers
+
+namespace = mysql_bench.namespace
 
 LIBRARY = Path("/usr/lib/galera/libgalera_smm.so")
 
@@ -37,11 +39,6 @@ class GaleraServer(MySQLServer):
 @pytest.fixture
 def server(servers: Servers) -> GaleraServer:
     return servers.of(GaleraServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
 
 
 def test_named_locks_are_refused(server: GaleraServer, namespace: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 
 import pytest
 
 import holdfast
+from backends import mysql_bench
 from backends.mysql_bench import (
     account,
     backend_of,
@@ -25,17 +25,8 @@ from holdfast.core.drive import run_now
 from holdfast.runtimes.clock import now
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
-from servers.registry import Servers
 
-
-@pytest.fixture
-def server(servers: Servers) -> MySQLServer:
-    return servers.of(MySQLServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
+server, namespace = mysql_bench.server, mysql_bench.namespace
 
 
 def line_up(backend: Backend, asked: Claim) -> Busy:

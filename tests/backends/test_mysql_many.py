@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 
-import pytest
-
 import holdfast
+from backends import mysql_bench
 from backends.mysql_bench import (
     account,
     backend_of,
@@ -24,17 +22,8 @@ from holdfast.core.drive import run_now
 from holdfast.runtimes.clock import now
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
-from servers.registry import Servers
 
-
-@pytest.fixture
-def server(servers: Servers) -> MySQLServer:
-    return servers.of(MySQLServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
+server, namespace = mysql_bench.server, mysql_bench.namespace
 
 
 def test_an_exchange_is_one_request(server: MySQLServer, namespace: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import sqlalchemy
 
 import holdfast
+from backends import mysql_bench
 from holdfast.claim import Fence
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
@@ -26,6 +26,8 @@ from holdfast.url import open_store
 from servers.mysql import MySQLServer
 from servers.registry import Servers
 
+namespace = mysql_bench.namespace
+
 
 @pytest.fixture
 def server(servers: Servers) -> MySQLServer:
@@ -33,11 +35,6 @@ def server(servers: Servers) -> MySQLServer:
     with holdfast.connect(made.url) as locks:
         locks.check()  # makes the tables
     return made
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
 
 
 def given(server: MySQLServer) -> dict[str, Any]:
