@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-# The `servers` fixture, skips for missing servers, and their logs for tests that fail.
-pytest_plugins = ("servers.plugin",)
+# The `servers` fixture, skips for missing servers, and their logs for tests that fail; and which of
+# several test processes runs what.
+pytest_plugins = ("servers.plugin", "servers.spread")
 
 # Failures inside the suite show the values, as in test files; before anything imports it.
 pytest.register_assert_rewrite("holdfast.testing")
@@ -56,10 +57,9 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
 
 @pytest.hookimpl(tryfirst=True)  # before anything is chosen by its marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several test processes, all tests of a store are one process's: it has the server."""
+    """What Redis has shown, once more on Valkey, is for the slow tests."""
     for item in items:
         if isinstance(item, pytest.Function) and "harness" in item.fixturenames:
             store = item.callspec.params["harness"]
-            item.add_marker(pytest.mark.xdist_group(store))
-            if store == "redis-valkey":  # what Redis has shown, once more
+            if store == "redis-valkey":
                 item.add_marker(pytest.mark.faults)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,18 +9,6 @@ import pytest
 
 from cli.processes import Cli
 from cli.screen import Shell
-from holdfast.core import log
-
-
-@pytest.fixture(autouse=True)
-def log_as_it_was() -> Iterator[None]:
-    """A verb that runs in this process sends the log to standard error; others want it back."""
-    yield
-    log._prepare.clear()
-    logger = logging.getLogger("holdfast")
-    logger.propagate = True
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
 
 
 @pytest.fixture

@@ -1,0 +1,100 @@
+"""Which test process runs what: see `servers.spread`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servers.spread import Place, Share, place_of
+
+
+@pytest.mark.parametrize(
+    ("test", "place"),
+    [
+        ("tests/contract/test_contract.py::test_contract[redis-asyncio-a.b]", ("redis", "redis")),
+        ("tests/primitives/test_once.py::test_it[blocking-sqlite]", ("sqlite", "sqlite")),
+        (
+            "tests/conformance/test_conformance.py::test_conformance[mysql-advisory-asyncio-a.b]",
+            ("mysql", "mysql-advisory"),
+        ),
+        (
+            "tests/backends/test_redis_wire.py::test_it[blocking]",
+            ("redis", "tests/backends/test_redis_wire.py redis"),
+        ),
+        (
+            "tests/backends/test_consensus.py::test_it[etcd-blocking]",
+            ("etcd", "tests/backends/test_consensus.py etcd"),
+        ),
+        ("tests/core/test_list.py::test_it", ("", "tests/core/test_list.py ")),
+    ],
+)
+def test_tests_with_the_same_servers_are_one_place(test: str, place: tuple[str, str]) -> None:
+    assert place_of(test) == Place(*place)
+
+
+def _suite(store: str, count: int) -> list[str]:
+    return [f"tests/contract/test_contract.py::test_contract[{store}-{n}]" for n in range(count)]
+
+
+def _file(name: str, count: int) -> list[str]:
+    return [f"tests/backends/test_{name}.py::test_{n}" for n in range(count)]
+
+
+def test_a_process_stays_where_it_is_and_with_its_store() -> None:
+    suite, file, other = _suite("redis", 3), _file("redis_wire", 2), _file("etcd", 9)
+    share = Share([*other, *file, *_suite("mysql", 20), *suite])
+    assert [share.next("mysql") for _ in range(20)] == _suite("mysql", 20)
+    share = Share([*suite, *file, *other])
+    assert [share.next("a") for _ in range(9)] == other
+    share = Share([*suite, *file])
+    assert [share.next("a") for _ in range(5)] == [*suite, *file]
+
+
+def test_processes_begin_in_different_places() -> None:
+    """Some at the large end, and some at the small one."""
+    share = Share([*_suite("redis", 4), *_suite("etcd", 3), *_file("consul", 1), *_file("core", 2)])
+    first = [share.next(who) for who in "abc"]
+    assert [place_of(test).store for test in first] == ["redis", "consul", "etcd"]
+
+
+def test_who_has_nothing_left_helps_where_most_is_left() -> None:
+    """Every test is handed out once, whoever asks for it."""
+    suite = _suite("redis", 6)
+    share = Share([*suite, *_file("core", 1)])
+    asked = [share.next(who) for who in "abbab"]
+    assert asked == [suite[0], "tests/backends/test_core.py::test_0", suite[1], suite[2], suite[3]]
+    assert {share.next(who) for who in "ab"} == set(suite[4:])
+
+
+BODY = """
+import os, pathlib, pytest
+
+@pytest.mark.parametrize("number", range(6))
+def test_it(number):
+    pathlib.Path(f"{__name__}-{number}").write_text(str(os.getpid()))
+"""
+
+
+def test_processes_follow_it(tmp_path: Path) -> None:
+    """As pytest's own processes show: each begins with a file of its own, and goes on with it."""
+    (tmp_path / "pytest.ini").touch()
+    for name in ("redis", "etcd"):
+        (tmp_path / f"test_{name}.py").write_text(BODY)
+    plugins = ("-p", "xdist.plugin", "-p", "servers.spread")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=200)
+
+    def process(test: str) -> str:
+        return (tmp_path / test).read_text()
+
+    assert process("test_redis-0") == process("test_redis-1")
+    assert process("test_etcd-0") == process("test_etcd-1")
+    assert process("test_redis-0") != process("test_etcd-0")
