@@ -7,7 +7,8 @@ import secrets
 
 import pytest
 
-from holdfast.claim import Claim, Grant, Mode, write_label
+from backends.claims import claim_of
+from holdfast.claim import Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
@@ -40,7 +41,7 @@ def gives_up_in_time(proxy: Proxy, mode: str, *, blocking: bool, connected: bool
 
 
 async def _attempt(backend: Backend, proxy: Proxy, connected: bool) -> None:
-    first = await backend.attempt(_claim(), join=True)
+    first = await backend.attempt(claim_of(), join=True)
     assert isinstance(first, Grant)
     assert await backend.release(first)
     if not connected:
@@ -49,13 +50,8 @@ async def _attempt(backend: Backend, proxy: Proxy, connected: bool) -> None:
     try:
         began = now()
         with pytest.raises(BackendUnavailable):
-            await backend.attempt(_claim(), join=True, until=began + 0.3)
+            await backend.attempt(claim_of(), join=True, until=began + 0.3)
         assert now() - began < LONG / 10
     finally:
         proxy.resume()
         await backend.close()
-
-
-def _claim() -> Claim:
-    label = write_label("host", 1, "thread", "")
-    return Claim("name", Mode.EXCLUSIVE, 1, 0, 30.0, secrets.token_hex(16), label)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,14 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from backends.claims import claim_of as claim
 from holdfast.backends.sqlite import SqliteBackend, SqliteStore
-from holdfast.claim import Busy, Claim, Grant, Mode, write_label
+from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
 from holdfast.url import open_store
 
-__all__ = ["Program", "backend_of", "claim", "grant", "store_of", "take", "try_to_take"]
+__all__ = ["Program", "backend_of", "claim", "expire", "grant", "store_of", "take", "try_to_take"]
 
 
 def store_of(path: Path, request_seconds: float = 5.0, options: str = "") -> SqliteStore:
@@ -39,16 +40,11 @@ def backend_of(
         run_now(backend.close())
 
 
-def claim(
-    name: str = "name",
-    mode: Mode = Mode.EXCLUSIVE,
-    weight: int = 1,
-    limit: int = 0,
-    ttl: float = 30.0,
-) -> Claim:
-    """A claim of a new owner."""
-    label = write_label("host", 1, "thread", "")
-    return Claim(name, mode, weight, limit, ttl, secrets.token_hex(16), label)
+def expire(backend: SqliteBackend) -> None:
+    """All that is held has come to the end of its ttl."""
+    connection = backend._wire._connection
+    assert connection is not None
+    connection.execute("UPDATE name SET ends = ?", (now(),))
 
 
 def try_to_take(backend: SqliteBackend, asked: Claim, *, join: bool = True) -> Grant | Busy:

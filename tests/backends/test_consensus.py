@@ -12,9 +12,10 @@ from typing import NamedTuple
 import pytest
 
 import holdfast
-from backends.consensus_bench import MutualConsul, MutualEtcd
+from backends.claims import claim_of
+from backends.consensus_bench import MutualConsul, MutualEtcd, mutual_url, somebody_waits
 from backends.zookeeper_bench import QuickServer
-from holdfast.claim import Busy, Claim, Grant, Mode, write_label
+from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
@@ -138,7 +139,7 @@ async def _behind(locks: holdfast.AsyncLocks) -> int:
 def test_a_release_wakes_one(place: Place) -> None:
     """Each waits for the one in front of it: of many waits, every release ends one, in order."""
     peers = [_backend(place) for _ in range(CHAIN + 1)]
-    claims = [_claim() for _ in peers]
+    claims = [claim_of() for _ in peers]
     answers = [run_now(p.attempt(c, join=True)) for p, c in zip(peers, claims, strict=True)]
     grant, *busies = answers
     assert isinstance(grant, Grant)
@@ -168,11 +169,6 @@ def _backend(place: Place) -> Backend:
     return open_store(place.url, Settings(namespace=place.namespace)).backend(BlockingRuntime())
 
 
-def _claim() -> Claim:
-    label = write_label("host", 1, "thread", "")
-    return Claim("name", Mode.EXCLUSIVE, 1, 0, 30.0, secrets.token_hex(16), label)
-
-
 def test_a_ttl_below_the_floor_is_refused() -> None:
     """Where the floor is known without asking, when the lock is made, and by its name."""
     for url, floor in (("etcd://localhost", "2 s at least"), ("consul://localhost", "10 s at")):
@@ -189,20 +185,19 @@ def test_client_certificates(
     way in."""
     server: MutualEtcd | MutualConsul = servers.of(kind)  # type: ignore[assignment]
     namespace = f"t{secrets.token_hex(6)}"
-    with holdfast.connect(server.mutual_url, namespace=namespace) as locks:
+    with holdfast.connect(mutual_url(server), namespace=namespace) as locks:
         held = locks.lock("name").acquire()
         assert held
         with ThreadPoolExecutor(1) as pool:
-            later = pool.submit(_take, server.mutual_url, namespace, flavour)
-            while not locks.inspect("name").waiters:
-                pass
+            later = pool.submit(_take, mutual_url(server), namespace, flavour)
+            somebody_waits(locks)
             assert held.release()
             assert later.result(SOON) > held.token
     with (
         holdfast.connect(server.url, namespace=namespace, patience=0.5) as locks,
         pytest.raises(BackendUnavailable),
     ):
-        locks.lock("name", timeout=0.5).acquire()
+        locks.lock("name").acquire(blocking=False)
 
 
 def _take(url: str, namespace: str, flavour: Flavour) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 from typing import Any
 
 import pytest
 
 import holdfast
+from backends.consensus_bench import somebody_waits
 from holdfast.errors import LockTimeout
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
@@ -28,11 +28,6 @@ pytestmark = pytest.mark.faults  # a delay is whole seconds
 @pytest.fixture
 def server(servers: Servers) -> ConsulServer:
     return servers.of(ConsulServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
 
 
 def _url(server: ConsulServer, delay: float = DELAY) -> str:
@@ -105,8 +100,7 @@ def test_one_who_waits_is_let_in_after_the_delay(server: ConsulServer, namespace
 
         thread = threading.Thread(target=wait)
         thread.start()
-        while not ours.inspect("name").waiters:
-            pass
+        somebody_waits(ours)
         destroyed = now()
         server.ask(f"/v1/session/destroy/{sessions[0]['ID']}", "", method="PUT")
         thread.join()
@@ -133,8 +127,7 @@ def test_a_waiter_whose_session_was_destroyed_joins_anew(
 
         thread = threading.Thread(target=wait)
         thread.start()
-        while not ours.inspect("name").waiters:
-            pass
+        somebody_waits(ours)
         for session in server.ask("/v1/session/list"):
             if session["Name"].endswith(namespace) and session["TTL"] == "49s":
                 server.ask(f"/v1/session/destroy/{session['ID']}", "", method="PUT")

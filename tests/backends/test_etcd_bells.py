@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from backends.etcd_peer import Peer, claim_of, peers
+from backends.claims import claim_of
+from backends.http_peer import Peer, peers
 from holdfast.backends import etcd_wait, lines
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import GRACE_SECONDS
@@ -23,8 +23,8 @@ LATER = 3 * SOON
 
 
 @pytest.fixture
-def peer(servers: Servers) -> Iterator[Callable[[], Peer]]:
-    with peers(servers.of(EtcdServer).url, f"t{secrets.token_hex(6)}") as make:
+def peer(servers: Servers, namespace: str) -> Iterator[Callable[[], Peer]]:
+    with peers(servers.of(EtcdServer).url, namespace) as make:
         yield make
 
 
@@ -85,6 +85,14 @@ class Line:
         run_now(self.first.backend.release(self.held))
         return self.second.take(self.waiting)
 
+    def handed(self) -> Grant:
+        """What the second's release brings to the last one, who waits."""
+        waiting = self.wait()
+        run_now(self.second.backend.release(self.turn()))
+        assert waiting.ended()
+        assert waiting.brought is not None
+        return waiting.brought
+
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +124,7 @@ def test_a_release_hands_the_name_over(peer: Callable[[], Peer]) -> None:
 def test_what_was_handed_over_is_kept_by_its_first_renewal(peer: Callable[[], Peer]) -> None:
     """Which says in the entry that somebody came. Later ones write nothing."""
     line = Line(peer)
-    waiting = line.wait()
-    run_now(line.second.backend.release(line.turn()))
-    assert waiting.ended()
-    handed = waiting.brought
-    assert handed is not None
+    handed = line.handed()
     for requests in (3, 2):
         line.third.post.asked.clear()
         renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))
@@ -139,11 +143,7 @@ def test_who_does_not_come_for_it_loses_it(
 ) -> None:
     """Its place is taken after the grace, and it learns so when it is renewed."""
     line = Line(peer)
-    waiting = line.wait()
-    run_now(line.second.backend.release(line.turn()))
-    assert waiting.ended()
-    handed = waiting.brought
-    assert handed is not None
+    handed = line.handed()
     behind = claim_of()
     assert _busy(line.first, behind).retry_seconds is not None
     monkeypatch.setattr(lines, "GRACE_SECONDS", 0.0)

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 import holdfast
+from backends.claims import claim_of
 from holdfast.backends.postgres_schema import schema_sql
-from holdfast.claim import Claim, Mode, write_label
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
@@ -33,11 +33,6 @@ def server(servers: Servers) -> PostgresServer:
 
 
 @pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
-
-
-@pytest.fixture
 def admin(server: PostgresServer) -> Iterator[Admin]:
     with psycopg.connect(server.url, autocommit=True) as connection:
         yield connection
@@ -47,11 +42,6 @@ def one(admin: Admin, sql: str, *parameters: object) -> object:
     row = admin.execute(sql.encode(), parameters).fetchone()
     assert row is not None
     return row[0]
-
-
-def claim(name: str = "name", ttl: float = 30.0) -> Claim:
-    label = write_label("host", 1, "thread", "")
-    return Claim(name, Mode.EXCLUSIVE, 1, 0, ttl, secrets.token_hex(16), label)
 
 
 def test_the_schema_can_be_made_by_hand_and_again(server: PostgresServer, admin: Admin) -> None:
@@ -141,10 +131,10 @@ def test_a_hold_is_two_round_trips(server: PostgresServer, namespace: str, suffi
     store = open_store(proxy.url + suffix, Settings(namespace=namespace))
     backend = store.backend(BlockingRuntime())
     try:
-        run_now(backend.release(run_now(backend.attempt(claim("warm"), join=True))))  # type: ignore[arg-type]
+        run_now(backend.release(run_now(backend.attempt(claim_of("warm"), join=True))))  # type: ignore[arg-type]
         proxy.reset_counts()
         for number in range(10):
-            grant = run_now(backend.attempt(claim(f"name {number}"), join=True))
+            grant = run_now(backend.attempt(claim_of(f"name {number}"), join=True))
             assert run_now(backend.release(grant))  # type: ignore[arg-type]
         assert (proxy.counts.connections, proxy.counts.requests) == (0, 20)
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -15,9 +14,10 @@ import psycopg
 import pytest
 
 import holdfast
+from backends.claims import claim_of
 from holdfast.backends.postgres_advisory import AdvisoryBackend
 from holdfast.backends.postgres_advisory_requests import base_key
-from holdfast.claim import Busy, Claim, Grant, Mode, write_label
+from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Glancing, Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import Unsupported
@@ -37,11 +37,6 @@ HOLDING = "SELECT count(*) FROM holdfast.keys WHERE key = %s AND granted"
 @pytest.fixture
 def server(servers: Servers) -> PostgresServer:
     return servers.of(PostgresServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
 
 
 @pytest.fixture
@@ -70,8 +65,7 @@ def one(admin: Admin, sql: str, *parameters: object) -> object:
 
 
 def claim(name: str = "name", ttl: float = 30.0, mode: Mode = Mode.EXCLUSIVE) -> Claim:
-    label = write_label("host", 1, "thread", "")
-    return Claim(name, mode, 1, 2 if mode is Mode.SLOTS else 0, ttl, secrets.token_hex(16), label)
+    return claim_of(name, mode, limit=2 if mode is Mode.SLOTS else 0, ttl=ttl)
 
 
 def take(backend: AdvisoryBackend, asked: Claim) -> Grant:

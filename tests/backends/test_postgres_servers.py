@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -36,11 +35,6 @@ def own_server() -> Iterator[PostgresServer]:
     """One that may be killed."""
     with PostgresServer() as made:
         yield made
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
 
 
 class Standby(PostgresServer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -34,11 +33,6 @@ def server(servers: Servers) -> PostgresServer:
     with holdfast.connect(made.url) as locks:
         locks.check()  # makes the tables
     return made
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ then the later token is the higher one, and the fence refuses the earlier. Nobod
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -45,11 +44,6 @@ kept_or_lost = pytest.mark.parametrize("kept", [True, False], ids=["kept", "lost
 def trio() -> Iterator[SentinelTrio]:
     with SentinelTrio() as trio:
         yield trio
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
 
 
 def _cut_off(master: RedisServer) -> None:

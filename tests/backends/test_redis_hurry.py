@@ -59,11 +59,18 @@ def _start(kind: str) -> Store:
     return Several(5, "redlock://{}") if kind == "redlock" else Several(1, "redis://{}")
 
 
-@pytest.fixture(params=["single", "replicas", "sentinel", "cluster", "redlock"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    """Servers that may be stopped."""
+@pytest.fixture(scope="module", params=["single", "replicas", "sentinel", "cluster", "redlock"])
+def running(request: pytest.FixtureRequest) -> Iterator[Store]:
     with _start(request.param) as servers:
         yield servers
+
+
+@pytest.fixture
+def store(running: Store) -> Iterator[Store]:
+    """Servers that may be stopped."""
+    yield running
+    running.resume()
+    running.wait_ready()
 
 
 @pytest.mark.parametrize("warm", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 import holdfast
 from backends.redis_bench import blocking_and_asyncio, channels, listening, over, scripts_run
 from holdfast.backends.redis import _bell_key
-from holdfast.claim import Busy, Claim
+from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
@@ -23,13 +22,16 @@ SECONDS = 30.0
 
 
 @pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
-
-
-@pytest.fixture
 def server(servers: Servers) -> RedisServer:
     return servers.of(RedisServer)
+
+
+async def _one_holds_one_waits(bench: Bench) -> tuple[Peer, Grant, Peer, Claim, Busy]:
+    """Each in a door of its own."""
+    ours, theirs = bench.peer(), bench.peer()
+    grant = await ours.take(bench.claim())
+    claim = bench.claim()
+    return ours, grant, theirs, claim, await _stand_in_line(theirs, claim)
 
 
 async def _stand_in_line(peer: Peer, claim: Claim) -> Busy:
@@ -41,11 +43,9 @@ async def _stand_in_line(peer: Peer, claim: Claim) -> Busy:
 @blocking_and_asyncio
 def test_a_hand_over_is_one_request(server: RedisServer, flavour: Flavour) -> None:
     async def body(bench: Bench) -> None:
-        ours, theirs = bench.peer(), bench.peer()
-        await ours.release(await ours.take(bench.claim()))  # the server knows the scripts
-        grant = await ours.take(bench.claim())
-        claim = bench.claim()
-        busy = await _stand_in_line(theirs, claim)
+        warm = bench.peer()
+        await warm.release(await warm.take(bench.claim()))  # the server knows the scripts
+        ours, grant, theirs, claim, busy = await _one_holds_one_waits(bench)
         before = scripts_run(server)
         assert await ours.release(grant)
         brought = await theirs.wait(claim, busy, now() + SECONDS)
@@ -92,10 +92,7 @@ def test_a_turn_ends_although_its_connection_is_gone(server: RedisServer, flavou
     """The reply to its release comes behind the next one's wake-up, or not at all."""
 
     async def body(bench: Bench) -> None:
-        ours, theirs = bench.peer(), bench.peer()
-        grant = await ours.take(bench.claim())
-        claim = bench.claim()
-        busy = await _stand_in_line(theirs, claim)
+        ours, grant, theirs, claim, busy = await _one_holds_one_waits(bench)
         assert await ours.release(grant)
         brought = await theirs.wait(claim, busy, now() + SECONDS)
         assert brought is not None
@@ -115,10 +112,7 @@ def test_a_ring_from_before_the_attempt_is_no_grant(server: RedisServer, flavour
     """It may tell of a turn that was missed: that hold is over, or not its any more."""
 
     async def body(bench: Bench) -> None:
-        ours, theirs = bench.peer(), bench.peer()
-        grant = await ours.take(bench.claim())
-        claim = bench.claim()
-        busy = await _stand_in_line(theirs, claim)
+        _, grant, theirs, claim, busy = await _one_holds_one_waits(bench)
         (channel,) = channels(server, bench.namespace)
         server.ask("PUBLISH", channel, f"{_bell_key(claim.owner)} {grant.token}")
         assert await theirs.wait(claim, busy, now() + SECONDS) is None

@@ -14,6 +14,7 @@ from backends.redis_bench import (
     keys,
     listening,
     over,
+    scripts_run,
     until,
 )
 from holdfast.backends.redis import RedisBackend
@@ -38,22 +39,15 @@ def server(servers: Servers) -> RedisServer:
     return servers.of(RedisServer)
 
 
-def _evalshas(server: RedisServer) -> int:
-    for line in str(server.ask("INFO", "commandstats")).splitlines():
-        if line.startswith("cmdstat_evalsha:"):
-            return int(line.split("calls=")[1].split(",")[0])
-    return 0
-
-
 @blocking_and_asyncio
 def test_an_uncontended_hold_is_two_requests(server: RedisServer, flavour: Flavour) -> None:
     async def body(bench: Bench) -> None:
         peer = bench.peer()
         await peer.release(await peer.take(bench.claim()))
-        before = _evalshas(server)
+        before = scripts_run(server)
         for _ in range(10):
             assert await peer.release(await peer.take(bench.claim()))
-        assert _evalshas(server) - before == 20
+        assert scripts_run(server) - before == 20
 
     over(server.url, flavour, body)
 

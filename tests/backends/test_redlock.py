@@ -17,6 +17,8 @@ from servers.process import wait_until
 from servers.proxy import Proxy
 from servers.redis import RedisServer
 
+SOON = 30.0
+
 
 @pytest.fixture
 def nodes() -> Iterator[Ensemble[RedisServer]]:
@@ -61,7 +63,7 @@ def test_a_replica_is_refused(nodes: Ensemble[RedisServer]) -> None:
             holdfast.connect(f"redlock://{hosts}") as locks,
             pytest.raises(GuaranteeNotMet, match="is a replica"),
         ):
-            locks.lock("name").acquire(timeout=1)
+            locks.lock("name").acquire(timeout=SOON)
 
 
 def test_one_server_twice_is_refused(nodes: Ensemble[RedisServer]) -> None:
@@ -72,7 +74,7 @@ def test_one_server_twice_is_refused(nodes: Ensemble[RedisServer]) -> None:
             holdfast.connect(f"redlock://{hosts}") as locks,
             pytest.raises(GuaranteeNotMet, match="same server"),
         ):
-            locks.lock("name").acquire(timeout=1)
+            locks.lock("name").acquire(timeout=SOON)
 
 
 def test_new_nodes_grant_nothing_at_first(nodes: Ensemble[RedisServer]) -> None:
@@ -80,17 +82,19 @@ def test_new_nodes_grant_nothing_at_first(nodes: Ensemble[RedisServer]) -> None:
     url = f"redlock://{nodes.hosts}?max_ttl=30"
     with holdfast.connect(url, ttl=5) as locks:
         with pytest.raises(LockTimeout, match="grant nothing before"):
-            locks.lock("name", timeout=0.1).__enter__()
+            locks.lock("name", timeout=0).__enter__()
         mark_as_new(url)
-        with locks.lock("name", timeout=1) as lease:
+        with locks.lock("name", timeout=SOON) as lease:
             assert lease.held
 
 
 def test_a_quarantine_ends(nodes: Ensemble[RedisServer]) -> None:
     """By itself, when nothing can be held any more that was held before."""
     url = f"redlock://{nodes.hosts}?max_ttl=1"
-    with holdfast.connect(url, ttl=1) as locks, locks.lock("name", timeout=10) as lease:
-        assert lease.held
+    with holdfast.connect(url, ttl=1) as locks:
+        lease = locks.lock("name", timeout=SOON).acquire()
+        assert lease is not None
+        lease.release()
 
 
 def test_a_grant_is_one_request_to_each_node(nodes: Ensemble[RedisServer]) -> None:

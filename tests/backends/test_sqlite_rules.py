@@ -47,7 +47,7 @@ class Pair:
         name = "slots" if mode is Mode.SLOTS else "lock"
         if self.chance.random() < 0.03:
             name = "lock"  # where it may not fit at all
-        made = claim(name, mode, weight, limit, self.chance.choice([0.5, 5.0, 50.0]))
+        made = claim(name, mode, weight, limit, ttl=self.chance.choice([0.5, 5.0, 50.0]))
         self.claims.append(made)
         return made
 

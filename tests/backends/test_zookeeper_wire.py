@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from kazoo.exceptions import ConnectionLoss
 import holdfast
 from backends.zookeeper_bench import QuickServer
 from holdfast.wires.zookeeper import Session
-from holdfast.wires.zookeeper_asks import Exists
+from holdfast.wires.zookeeper_asks import Delete, Exists
 from holdfast.wires.zookeeper_handler import Wire
 from servers.proxy import Proxy
 from servers.registry import Servers
@@ -28,8 +27,8 @@ def server(servers: Servers) -> QuickServer:
 
 
 @pytest.fixture
-def locks(server: QuickServer) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(server.url, namespace=f"t{secrets.token_hex(6)}", ttl=TTL) as door:
+def locks(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
         yield door
 
 
@@ -141,3 +140,13 @@ def test_a_handler_of_signals_may_send(locks: holdfast.Locks) -> None:
     assert order == ["first", "last"]
     assert first.error is None
     assert session.up
+
+
+def test_a_withdrawn_request_is_never_sent() -> None:
+    """Whoever gives up first decides: it goes out as a harmless read instead."""
+    ask = Delete("/holdfast/somebody")
+    assert ask.withdraw() is True
+    assert (ask.type, b"somebody" in ask.serialize()) == (3, False)
+    sent = Delete("/holdfast/somebody")
+    assert (sent.type, b"somebody" in sent.serialize()) == (Delete.kind, True)
+    assert sent.withdraw() is False

@@ -1,15 +1,13 @@
-"""ZooKeeper servers with more knobs, and a holder that says what it believes."""
+"""ZooKeeper servers with more knobs, and three whose links can be cut."""
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
 from pathlib import Path
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.runtimes.clock import now
-from servers.ensemble import Ensemble
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from servers.ensemble import Trio
 from servers.ports import free_port, give_back
 from servers.pump import Pump
 from servers.tls import Certificate, make_certificate
@@ -18,11 +16,11 @@ from servers.zookeeper import ZooKeeperServer
 __all__ = [
     "TICK_MS",
     "TICK_SECONDS",
-    "Believer",
-    "LinkedTrio",
+    "LinkedZooKeeperTrio",
     "QuickServer",
     "SaslServer",
     "SecureServer",
+    "nodes_of",
 ]
 
 _MISSING_JARS = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar"
@@ -124,7 +122,7 @@ class LinkedServer(ZooKeeperServer):
         self.links.clear()
 
 
-class LinkedTrio(Ensemble[LinkedServer]):
+class LinkedZooKeeperTrio(Trio[LinkedServer]):
     """Three servers in one ensemble."""
 
     def __init__(self) -> None:
@@ -135,24 +133,8 @@ class LinkedTrio(Ensemble[LinkedServer]):
             node.link()
         super().__init__(nodes)
 
-    @property
-    def url(self) -> str:
-        return f"zookeeper://{self.hosts}"
-
-    def leader(self) -> LinkedServer:
-        return self._in_mode("leader")
-
-    def follower(self) -> LinkedServer:
-        return self._in_mode("follower")
-
-    def _in_mode(self, mode: str) -> LinkedServer:
-        deadline = now() + 30
-        while now() < deadline:
-            for node in self.nodes:
-                with suppress(OSError):
-                    if node.alive and not node.paused and node.mode() == mode:
-                        return node
-        raise AssertionError(f"no {mode}")
+    def leads(self, node: LinkedServer) -> bool | None:
+        return node.is_leader()
 
     def isolate(self, lonely: LinkedServer) -> None:
         """Nothing passes between this server and the others; nobody is told."""
@@ -167,46 +149,20 @@ class LinkedTrio(Ensemble[LinkedServer]):
                 if node is lonely or number == lonely.number:
                     pump.do(lambda pump=pump: setattr(pump, "stalled", stalled))  # type: ignore[misc]
 
-    def others(self, lonely: LinkedServer) -> str:
-        """The URL of the other servers."""
-        hosts = ",".join(f"{n.host}:{n.port}" for n in self.nodes if n is not lonely)
-        return f"zookeeper://{hosts}"
+    def mend(self) -> None:
+        """Everything runs and is connected again."""
+        for node in self.nodes:
+            self.join(node)
+            if node.alive and node.paused:
+                node.resume()
+        self.launch()
+        self.wait_ready()
 
 
-class Believer:
-    """A thread that holds a lock and notes, until it knows better, that it does."""
-
-    def __init__(self, url: str, namespace: str, name: str, ttl: float) -> None:
-        self.locks = holdfast.connect(url, namespace=namespace, ttl=ttl)
-        self.lease = self.locks.lock(name, timeout=30).acquire()
-        assert self.lease is not None
-        self.token = self.lease.token
-        self.reason = ""
-        self.believed_until = 0.0
-        """The last moment at which it held by its own word."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._believe)
-        self._thread.start()
-
-    def _believe(self) -> None:
-        assert self.lease is not None
-        moment = now()  # before the look: who is held up in between has not believed for longer
-        while not self._over.is_set() and self.lease.held:
-            self.believed_until = moment
-            self._over.wait(0.002)
-            moment = now()
-        if self.lease.lost:
-            self.reason = self.lease.reason
-
-    def lost(self, seconds: float) -> bool:
-        """Whether it has learnt within so many seconds that its hold is over."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive() and bool(self.lease is not None and self.lease.lost)
-
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join()
-        with suppress(HoldfastError):
-            if self.lease is not None:
-                self.lease.release()
-        self.locks.close()
+def nodes_of(kazoo: KazooClient, path: str) -> list[str]:
+    """The nodes of a name, which has none itself once nobody uses it."""
+    try:
+        nodes: list[str] = kazoo.get_children(path)
+    except NoNodeError:
+        return []
+    return nodes

@@ -7,41 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.history import Hold, fairness, faults, read_holds
+from holdfast.testing import Flavour
+from holdfast.testing.history import fairness, faults
 from holdfast.testing.processes import Process
-from holdfast.testing.rules import Flavour
-
-PROCESSES = 16
-SECONDS = 10.0
-
-
-async def _contend(url: str, history: Path) -> tuple[list[Hold], list[str]]:
-    processes = [Process(url, Flavour.BLOCKING) for _ in range(PROCESSES)]
-    try:
-        await asyncio.gather(*(process.ask("check") for process in processes))
-        for process in processes:
-            process.send(
-                "contend",
-                name="name",
-                seconds=SECONDS,
-                hold=0.001,
-                history=str(history),
-                process=process.name,
-            )
-        await asyncio.gather(*(process.answer() for process in processes))
-        return read_holds(history), [process.name for process in processes]
-    finally:
-        for process in processes:
-            process.close()
+from scale.crowd import CROWD, contend
 
 
 @pytest.mark.faults
 def test_sixteen_processes_take_turns(tmp_path: Path) -> None:
-    holds, processes = asyncio.run(_contend(f"sqlite://{tmp_path}/locks.db", tmp_path / "history"))
+    url = f"sqlite://{tmp_path}/locks.db"
+    holds, processes = asyncio.run(contend(url, Flavour.BLOCKING, tmp_path / "history"))
     assert faults(holds) == []
     tokens = [hold.token for hold in sorted(holds, key=lambda hold: hold.held)]
     assert tokens == sorted(set(tokens))
-    assert len(holds) >= 10 * PROCESSES
+    assert len(holds) >= 10 * CROWD
     assert fairness(holds, processes) >= 0.8
 
 
@@ -51,7 +30,7 @@ def test_who_waits_uses_no_processor_time(tmp_path: Path) -> None:
 
     async def wait() -> list[float]:
         url = f"sqlite://{tmp_path}/locks.db"
-        processes = [Process(url, Flavour.BLOCKING) for _ in range(PROCESSES)]
+        processes = [Process(url, Flavour.BLOCKING) for _ in range(CROWD)]
         holder, waiters = processes[0], processes[1:]
         try:
             await holder.ask("acquire", name="name")

@@ -7,9 +7,9 @@ from typing import Any
 from uuid import uuid4
 
 from servers import http
-from servers.ensemble import Ensemble
+from servers.ensemble import Trio
 from servers.missing import program
-from servers.process import Server, wait_until
+from servers.process import Server
 from servers.tls import Certificate, make_certificate
 
 
@@ -32,6 +32,8 @@ class ConsulServer(Server):
         self.session_ttl_min = session_ttl_min
         self.config = dict(config or {})
         self.server_port, self.serf_port = self.another_port(), self.another_port()
+        self.address = self.host
+        """Where other servers reach it."""
         self.node_id = str(uuid4())
         self.members: list[ConsulServer] = [self]
         self.tls: Certificate | None = make_certificate(self.folder) if tls else None
@@ -71,19 +73,35 @@ class ConsulServer(Server):
 
     def answers(self) -> bool:
         # The leader's address is known before it takes writes, so a write is the question.
-        return self.ask("/v1/status/leader") != "" and self._writes()
+        return self._leader() != "" and self._writes()
 
     def _writes(self) -> bool:
         if "acl" in self.config:
             return True
-        return bool(self.ask("/v1/kv/holdfast-tests/ready", "", method="PUT"))
+        path = "/v1/kv/holdfast-tests/ready"
+        return bool(self.ask(path, "", method="PUT", seconds=http.LOOK_SECONDS))
 
-    def ask(self, path: str, body: Any = None, *, method: str | None = None) -> Any:
+    def ask(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        method: str | None = None,
+        seconds: float = http.ANSWER_SECONDS,
+    ) -> Any:
         """One request to this agent's HTTP API."""
         scheme = "https" if self.tls else "http"
         trust = self.tls.certificate if self.tls else None
         url = f"{scheme}://{self.host}:{self.port}{path}"
-        return http.ask(url, body, method=method, trust=trust)
+        return http.ask(url, body, method=method, trust=trust, seconds=seconds)
+
+    def is_leader(self) -> bool | None:
+        """None while there is no leader."""
+        address = self._leader()
+        return address == f"{self.address}:{self.server_port}" if address else None
+
+    def _leader(self) -> str:
+        return str(self.ask("/v1/status/leader", seconds=http.LOOK_SECONDS))
 
     def url_at(self, port: int) -> str:
         if self.tls:
@@ -91,7 +109,7 @@ class ConsulServer(Server):
         return f"consul://{self.host}:{port}"
 
 
-class ConsulTrio(Ensemble[ConsulServer]):
+class ConsulTrio(Trio[ConsulServer]):
     """Three servers in one datacenter."""
 
     def __init__(self, *, session_ttl_min: str = "1s") -> None:
@@ -100,19 +118,5 @@ class ConsulTrio(Ensemble[ConsulServer]):
             node.members = nodes
         super().__init__(nodes)
 
-    @property
-    def url(self) -> str:
-        return f"consul://{self.hosts}"
-
-    def leader(self) -> ConsulServer:
-        """The server that leads now, waited for during an election."""
-        found: list[ConsulServer] = []
-
-        def look() -> bool:
-            alive = [node for node in self.nodes if node.alive and not node.paused]
-            address = alive[0].ask("/v1/status/leader")
-            found.extend(n for n in alive if address == f"{n.host}:{n.server_port}")
-            return bool(found)
-
-        wait_until("a consul leader", look)
-        return found[-1]
+    def leads(self, node: ConsulServer) -> bool | None:
+        return node.is_leader()

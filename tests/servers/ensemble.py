@@ -1,9 +1,10 @@
 """Several servers that work as one: started together, waited for together."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Generic, Self, TypeVar
 
-from servers.process import Server
+from servers.process import Server, wait_until
 
 Node = TypeVar("Node", bound=Server)
 
@@ -80,3 +81,48 @@ class Ensemble(Generic[Node]):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class Trio(Ensemble[Node]):
+    """Servers that elect one of them."""
+
+    suffix = ""
+    """What a URL of theirs ends with."""
+
+    def leads(self, node: Node) -> bool | None:
+        """Whether this one leads, by its own word; None where nobody does."""
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        return self.url_of(*self.nodes)
+
+    def url_of(self, *nodes: Node) -> str:
+        """The URL of some of them."""
+        hosts = ",".join(f"{node.host}:{node.port}" for node in nodes)
+        return f"{nodes[0].name}://{hosts}{self.suffix}"
+
+    def others(self, lonely: Node) -> str:
+        """The URL of all but one."""
+        return self.url_of(*(node for node in self.nodes if node is not lonely))
+
+    def leader(self) -> Node:
+        """The one that leads now, waited for during an election."""
+        return self._find(leads=True)
+
+    def follower(self) -> Node:
+        """One that does not."""
+        return self._find(leads=False)
+
+    def _find(self, *, leads: bool) -> Node:
+        found: list[Node] = []
+
+        def look() -> bool:
+            for node in self.nodes:
+                with suppress(OSError):
+                    if node.alive and not node.paused and self.leads(node) is leads:
+                        found.append(node)
+            return bool(found)
+
+        wait_until("a leader" if leads else "a follower", look)
+        return found[0]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from servers import http
-from servers.ensemble import Ensemble
+from servers.ensemble import Trio
 from servers.missing import ServerMissing, program
-from servers.process import Server, wait_until
+from servers.process import Server
 from servers.tls import Certificate, make_certificate
 
 Version = Literal["3.4", "3.5"]
@@ -51,15 +51,16 @@ class EtcdServer(Server):
         return words + list(self.arguments)
 
     def answers(self) -> bool:
-        return bool(self.ask("/v3/kv/range", {"key": "AA=="})["header"])
+        reply = self.ask("/v3/kv/range", {"key": "AA=="}, seconds=http.LOOK_SECONDS)
+        return bool(reply["header"])
 
-    def ask(self, path: str, body: Any) -> Any:
+    def ask(self, path: str, body: Any, *, seconds: float = http.ANSWER_SECONDS) -> Any:
         """Posts to the JSON gateway of this node."""
         trust = self.tls.certificate if self.tls else None
-        return http.ask(self._origin(self.port) + path, body, trust=trust)
+        return http.ask(self._origin(self.port) + path, body, trust=trust, seconds=seconds)
 
     def is_leader(self) -> bool:
-        status = self.ask("/v3/maintenance/status", {})
+        status = self.ask("/v3/maintenance/status", {}, seconds=http.LOOK_SECONDS)
         return bool(status["header"]["member_id"] == status.get("leader"))
 
     def url_at(self, port: int) -> str:
@@ -71,7 +72,7 @@ class EtcdServer(Server):
         return f"{'https' if self.tls else 'http'}://{self.host}:{port}"
 
 
-class EtcdTrio(Ensemble[EtcdServer]):
+class EtcdTrio(Trio[EtcdServer]):
     """Three nodes in one cluster."""
 
     def __init__(self, *, version: Version = "3.4", election_ms: int = 1000) -> None:
@@ -80,21 +81,8 @@ class EtcdTrio(Ensemble[EtcdServer]):
             node.members = nodes
         super().__init__(nodes)
 
-    @property
-    def url(self) -> str:
-        return f"etcd://{self.hosts}"
-
-    def leader(self) -> EtcdServer:
-        """The node that leads now, waited for during an election."""
-        found: list[EtcdServer] = []
-
-        def look() -> bool:
-            alive = [node for node in self.nodes if node.alive and not node.paused]
-            found.extend(node for node in alive if node.is_leader())
-            return bool(found)
-
-        wait_until("an etcd leader", look)
-        return found[-1]
+    def leads(self, node: EtcdServer) -> bool:
+        return node.is_leader()
 
 
 def binary(version: Version) -> Path:

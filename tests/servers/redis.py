@@ -45,6 +45,8 @@ class RedisServer(Server):
         words += ["--unixsocket", self.socket, "--save", "", "--daemonize", "no"]
         words += ["--appendonly", "yes" if self.persist else "no", "--appendfsync", "always"]
         words += ["--enable-debug-command", "yes", "--protected-mode", "no"]
+        # A master would wait five seconds for more replicas before it sends the first its data.
+        words += ["--repl-diskless-sync-delay", "0"]
         if self.tls:
             words += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
             words += ["--tls-cert-file", self.tls.certificate, "--tls-key-file", self.tls.key]

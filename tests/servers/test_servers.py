@@ -159,6 +159,7 @@ def _answers_within(server: Server, seconds: float) -> bool:
     return True
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("trio", [EtcdTrio, ConsulTrio, ZooKeeperTrio])
 def test_another_leads_when_the_leader_is_killed(
     trio: type[EtcdTrio] | type[ConsulTrio] | type[ZooKeeperTrio],

@@ -3,9 +3,9 @@
 import socket
 from pathlib import Path
 
-from servers.ensemble import Ensemble
+from servers.ensemble import Trio
 from servers.missing import ServerMissing, program
-from servers.process import Server, wait_until
+from servers.process import Server
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JAR = Path("/usr/share/java/zookeeper.jar")
@@ -68,15 +68,19 @@ class ZooKeeperServer(Server):
 
     def mode(self) -> str:
         """`standalone`, `leader`, `follower`, or nothing while there is no quorum."""
-        lines = self.ask("srvr").splitlines()
+        lines = self.ask("srvr", seconds=1.0).splitlines()
         return next((line[6:] for line in lines if line.startswith("Mode: ")), "")
+
+    def is_leader(self) -> bool | None:
+        """None while there is no quorum."""
+        return {"leader": True, "follower": False}.get(self.mode())
 
     def answers(self) -> bool:
         return self.mode() != ""
 
-    def ask(self, word: str) -> str:
+    def ask(self, word: str, *, seconds: float = 10.0) -> str:
         """A four-letter word, such as `mntr` or `cons`."""
-        with socket.create_connection((self.host, self.port), timeout=2) as wire:
+        with socket.create_connection((self.host, self.port), timeout=seconds) as wire:
             wire.sendall(word.encode())
             with wire.makefile("rb") as reply:
                 return reply.read().decode()
@@ -85,7 +89,7 @@ class ZooKeeperServer(Server):
         return f"zookeeper://{self.host}:{port}"
 
 
-class ZooKeeperTrio(Ensemble[ZooKeeperServer]):
+class ZooKeeperTrio(Trio[ZooKeeperServer]):
     """Three servers in one ensemble."""
 
     def __init__(self, *, tick_ms: int = 500) -> None:
@@ -94,18 +98,5 @@ class ZooKeeperTrio(Ensemble[ZooKeeperServer]):
             node.members = nodes
         super().__init__(nodes)
 
-    @property
-    def url(self) -> str:
-        return f"zookeeper://{self.hosts}"
-
-    def leader(self) -> ZooKeeperServer:
-        """The server that leads now, waited for during an election."""
-        found: list[ZooKeeperServer] = []
-
-        def look() -> bool:
-            alive = [node for node in self.nodes if node.alive and not node.paused]
-            found.extend(node for node in alive if node.mode() == "leader")
-            return bool(found)
-
-        wait_until("a zookeeper leader", look)
-        return found[-1]
+    def leads(self, node: ZooKeeperServer) -> bool | None:
+        return node.is_leader()

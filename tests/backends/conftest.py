@@ -1,0 +1,53 @@
+"""What the tests of several files use, of all backends or of one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from backends.zookeeper_bench import QuickServer
+from holdfast.core import acquire
+from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper_asks import Ask
+from servers.registry import Servers
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace of one's own, on a server that many tests share."""
+    return f"t{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks again by itself: only a wake-up ends a wait."""
+    monkeypatch.setattr(acquire, "RECHECK_SECONDS", (300.0, 400.0))
+
+
+@pytest.fixture
+def kazoo(servers: Servers) -> Iterator[KazooClient]:
+    """A look at the nodes themselves."""
+    server = servers.of(QuickServer)
+    client = KazooClient(f"{server.host}:{server.port}")
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Every trip to the servers of ZooKeeper, as the kinds of its requests."""
+    seen: list[list[str]] = []
+    start = Session.start
+
+    def noted(session: Session, call: Any, *asks: Ask) -> None:
+        seen.append([type(ask).__name__ for ask in asks])
+        start(session, call, *asks)
+
+    monkeypatch.setattr(Session, "start", noted)
+    return seen

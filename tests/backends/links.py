@@ -1,0 +1,176 @@
+"""Servers of etcd and Consul that reach each other through links, which can be cut."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import psutil
+
+from servers.consul import ConsulServer
+from servers.ensemble import Trio
+from servers.etcd import EtcdServer
+from servers.ports import free_port, give_back
+from servers.process import Server
+from servers.pump import Pump
+from servers.relay import Relay
+
+__all__ = ["LinkedConsulTrio", "LinkedEtcdTrio"]
+
+
+class Link(Pump):
+    """What everybody reaches one node through; lets nobody through who is shunned.
+
+    All nodes must be told the same addresses, so there is one link for each, and who comes
+    through it is known by the port it comes from.
+    """
+
+    def __init__(self, port: int, target: tuple[str, int]) -> None:
+        self._shunned: Server | None = None
+        self._known: dict[int, bool] = {}
+        """Whether what comes from a port is to be kept out: to find out takes its time."""
+        super().__init__(port, target)
+
+    def shun(self, whom: Server | None) -> None:
+        """On the link's own thread."""
+        self._shunned, self._known = whom, {}
+
+    def _register(self, selector: object) -> None:
+        relays = self.relays
+        self.relays = [relay for relay in relays if not self._shuns(relay)]
+        try:
+            super()._register(selector)  # type: ignore[arg-type]
+        finally:
+            self.relays = relays
+
+    def _shuns(self, relay: Relay) -> bool:
+        if self._shunned is None or not self._shunned.alive:
+            return False
+        with suppress(OSError, psutil.Error):
+            port = relay.client.wire.getpeername()[1]
+            if port not in self._known:
+                own = psutil.Process(self._shunned.pid).net_connections("tcp4")
+                self._known[port] = any(connection.laddr.port == port for connection in own)
+            return self._known[port]
+        return False
+
+    def end(self) -> None:
+        self.do(lambda: setattr(self, "ending", True))
+        self.join()
+
+
+class LinkedEtcd(EtcdServer):
+    """A node that the others reach only through its link."""
+
+    def __init__(self, *, election_ms: int = 1000) -> None:
+        super().__init__(election_ms=election_ms)
+        self.listen_port = self.peer_port
+        self.link = Link(free_port(), (self.host, self.listen_port))
+        self.peer_port = self.link.port
+
+    def command(self) -> list[object]:  # type: ignore[override]
+        words: list[object] = list(super().command())
+        at = words.index("--listen-peer-urls") + 1
+        words[at] = f"http://{self.host}:{self.listen_port}"
+        return words
+
+    def close(self) -> None:
+        super().close()
+        if not self.link.ending:
+            self.link.end()
+            give_back(self.link.port)
+
+
+class ConsulLink(Link):
+    """What other servers reach one server through, at the address that it tells them."""
+
+    def __init__(self, address: str, node: ConsulServer) -> None:
+        self.address = address
+        super().__init__(node.server_port, (node.host, node.server_port))
+
+    def open_door(self) -> None:
+        if self.listener is None:
+            listener = socket.socket()
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.address, self.port))
+            listener.listen(512)
+            listener.setblocking(False)
+            self.listener = listener
+
+
+class LinkedConsul(ConsulServer):
+    """A server whose consensus and forwarding go through its link; only gossip does not."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.address = f"127.0.0.{100 + number}"
+        self.link = ConsulLink(self.address, self)
+
+    def _configuration(self) -> dict[str, Any]:
+        settings = super()._configuration()
+        others = [m for m in self.members if m is not self and isinstance(m, LinkedConsul)]
+        settings["serf_lan"] = settings["advertise_addr"] = self.address
+        settings["retry_join"] = [f"{m.address}:{m.serf_port}" for m in others]
+        return settings
+
+    def close(self) -> None:
+        super().close()
+        if not self.link.ending:
+            self.link.end()
+
+
+Linked = TypeVar("Linked", LinkedEtcd, LinkedConsul)
+
+
+class LinkedTrio(Trio[Linked]):
+    """Three servers whose links can be cut."""
+
+    def leads(self, node: Linked) -> bool | None:
+        return node.is_leader()
+
+    def isolate(self, lonely: Linked) -> None:
+        """Nothing passes between this server and the others; nobody is told."""
+        for node in self.nodes:
+            if node is lonely:
+                self._stall(node.link, True)
+            else:
+                self._shun(node.link, lonely)
+
+    def mend(self) -> None:
+        """Everything runs and is connected again."""
+        for node in self.nodes:
+            self._stall(node.link, False)
+            self._shun(node.link, None)
+            if node.alive and node.paused:
+                node.resume()
+        self.launch()
+        self.wait_ready()
+
+    def _stall(self, link: Link, stalled: bool) -> None:
+        link.do(lambda: setattr(link, "stalled", stalled))
+
+    def _shun(self, link: Link, whom: Linked | None) -> None:
+        link.do(lambda: link.shun(whom))
+
+
+class LinkedEtcdTrio(LinkedTrio[LinkedEtcd]):
+    """Three nodes in one cluster."""
+
+    def __init__(self) -> None:
+        nodes = [LinkedEtcd() for _ in range(3)]
+        for node in nodes:
+            node.members = list(nodes)
+        super().__init__(nodes)
+
+
+class LinkedConsulTrio(LinkedTrio[LinkedConsul]):
+    """Three servers in one datacenter."""
+
+    suffix = "?session_ttl_min=1"
+
+    def __init__(self) -> None:
+        nodes = [LinkedConsul(number) for number in range(3)]
+        for node in nodes:
+            node.members = list(nodes)
+        super().__init__(nodes)

@@ -1,0 +1,139 @@
+"""What etcd and Consul have in common below the contract: requests that are counted or lost,
+sessions that end, certificates."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+import holdfast
+from backends.claims import claim_of
+from backends.consensus_bench import hold_once, somebody_waits
+from backends.http_peer import Peer, peers
+from holdfast.claim import Busy, Grant
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from servers.consul import ConsulServer
+from servers.etcd import EtcdServer
+from servers.registry import Servers
+
+SOON = 60.0
+
+
+class Kind(NamedTuple):
+    """A store's server, and its own words."""
+
+    server: Any
+    in_vain: int
+    """The status of a request that changes nothing any more."""
+    session: str
+    end: Callable[[Any, Any], object]
+    """Ends a session from outside."""
+
+
+KINDS = {
+    "etcd": Kind(
+        EtcdServer, 200, "lease", lambda server, old: server.ask("/v3/lease/revoke", {"ID": old})
+    ),
+    "consul": Kind(
+        ConsulServer,
+        409,
+        "session",
+        lambda server, old: server.ask(f"/v1/session/destroy/{old}", "", method="PUT"),
+    ),
+}
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def server(servers: Servers, kind: Kind) -> Any:
+    return servers.of(kind.server)
+
+
+@pytest.fixture
+def peer(server: Any, namespace: str) -> Iterator[Callable[[], Peer]]:
+    with peers(server.url, namespace) as make:
+        yield make
+
+
+def test_handing_over_in_a_door_is_one_request(peer: Callable[[], Peer]) -> None:
+    """The next waiter of the same door gets the name in the request that releases it."""
+    one = peer()
+    grant, claim = one.take(claim_of()), claim_of()
+    assert isinstance(one.attempt(claim), Busy)
+    one.post.asked.clear()
+    was_ours, answer = run_now(one.backend.exchange(grant, claim))
+    assert was_ours
+    assert isinstance(answer, Grant)
+    assert answer.token > grant.token
+    assert len(one.post.asked) == 1
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_late_request_arrives_in_vain(
+    peer: Callable[[], Peer], kind: Kind, granted: bool
+) -> None:
+    """A request that was given up changes nothing when it arrives after all, whether its claim
+    was undone or was granted by a second request and released."""
+    one = peer()
+    one.take(claim_of("warm"))
+    claim = claim_of()
+    one.post.lose = b"/txn"
+    with pytest.raises(BackendUnavailable):
+        one.attempt(claim)
+    if granted:
+        assert run_now(one.backend.release(one.take(claim))) is True
+    else:
+        run_now(one.backend.abandon(claim))
+    assert one.post.lost is not None
+    assert run_now(one.post.http.ask(*one.post.lost)).status == kind.in_vain
+    assert run_now(one.backend.look("name")).holders == ()
+    one.take(claim_of())  # the door itself goes on
+
+
+def test_a_session_that_was_ended_loses_its_holds(
+    peer: Callable[[], Peer], server: Any, kind: Kind
+) -> None:
+    """All holds of a lease or session are lost at once, with the reason; a new one adopts none."""
+    one = peer()
+    grants = [one.take(claim_of(f"name {number}")) for number in range(3)]
+    session = grants[0].ref.session
+    assert kind.end(server, session)
+    renewal = run_now(one.backend.renew(grants, [], until=now() + SOON))
+    assert set(renewal.lost) == {grant.claim.owner for grant in grants}
+    assert all(kind.session in reason for reason in renewal.lost.values())
+    again = one.take(claim_of("name 0"))
+    assert again.ref.session != session
+    assert again.token > grants[0].token
+
+
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_tls(servers: Servers, kind: Kind, namespace: str, flavour: Flavour) -> None:
+    """The certificate is verified; waiters are woken over TLS too."""
+    server = servers.of(kind.server, tls=True)
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        held = locks.lock("name").acquire()
+        assert held
+        got = threading.Event()
+        thread = threading.Thread(target=hold_once, args=(server.url, namespace, flavour, got))
+        thread.start()
+        somebody_waits(locks)
+        assert held.release()
+        assert got.wait(SOON)
+        thread.join()
+    bare = server.url.partition("?")[0]
+    with (
+        holdfast.connect(bare, namespace=namespace, patience=0.5) as locks,
+        pytest.raises(BackendUnavailable, match="certificate"),
+    ):
+        locks.lock("name").acquire(blocking=False)

@@ -1,0 +1,117 @@
+"""Getting in to ZooKeeper: users, certificates, paths, URLs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from kazoo.client import KazooClient
+
+import holdfast
+from backends.zookeeper_bench import QuickServer, SaslServer, SecureServer
+from holdfast.backends.zookeeper_store import ZooKeeperStore
+from holdfast.core.contract import Settings
+from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.url import open_store
+from servers.registry import Servers
+
+
+@pytest.fixture
+def server(servers: Servers) -> QuickServer:
+    return servers.of(QuickServer)
+
+
+def test_nodes_belong_to_their_user(
+    server: QuickServer, namespace: str, kazoo: KazooClient
+) -> None:
+    """With a user and a password others can't even look, and no secret is shown."""
+    with holdfast.connect(_as(server, "us", "s3cret:/?"), namespace=namespace) as locks:
+        with locks.lock("name"):
+            kazoo.add_auth("digest", "us:s3cret:/?")
+            (acl,) = kazoo.get_acls(f"/{namespace}/locks/name")[0]
+            assert (acl.id.scheme, acl.id.id.split(":")[0]) == ("digest", "us")
+            with holdfast.connect(_as(server, "them", "x"), namespace=namespace) as others:
+                with pytest.raises(Unsupported, match="another user's") as caught:
+                    others.lock("name").acquire()
+                assert "s3cret" not in str(caught.value)
+        assert "s3cret" not in repr(locks)
+
+
+def _as(server: QuickServer, user: str, password: str) -> str:
+    return f"zookeeper://{user}:{quote(password, safe='')}@{server.host}:{server.port}"
+
+
+def test_sasl(servers: Servers, namespace: str) -> None:
+    """Nodes belong to the user that the server has recognised; a wrong password is told."""
+    pytest.importorskip("puresasl", reason="auth=sasl needs the package pure-sasl")
+    server = servers.of(SaslServer)
+    with holdfast.connect(f"{_as(server, 'us', 's3cret')}?auth=sasl", namespace=namespace) as locks:
+        with (
+            locks.lock("name"),
+            holdfast.connect(server.url, namespace=namespace) as others,
+            pytest.raises(Unsupported, match="another user's"),
+        ):
+            others.lock("name").acquire()
+        server.restart()
+        with locks.lock("name", timeout=30) as lease:
+            assert lease.held
+    wrong = f"{_as(server, 'us', 'wr0ng')}?auth=sasl"
+    with holdfast.connect(wrong, namespace=namespace) as locks:
+        with pytest.raises(Unsupported, match="refuses our user") as caught:
+            locks.lock("name").acquire()
+        assert "wr0ng" not in str(caught.value)
+
+
+def test_a_path_in_the_url_is_made(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:
+    """Nobody has to create it first."""
+    with holdfast.connect(f"{server.url}/{namespace}/deep/down") as locks, locks.lock("name"):
+        assert len(kazoo.get_children(f"/{namespace}/deep/down/holdfast/locks/name")) == 1
+
+
+def test_tls_and_client_certificates(servers: Servers, namespace: str, tmp_path: Path) -> None:
+    """The server is verified by name, and asks for a certificate of ours."""
+    secure = servers.of(SecureServer)
+    files = secure.certificate
+    url = f"zookeeper://127.0.0.1:{secure.secure_port}"
+    ours = f"ca={files.certificate}&cert={files.certificate}&key={files.key}"
+    with holdfast.connect(f"{url}?{ours}", namespace=namespace) as locks:
+        for _ in range(20):
+            with locks.lock("name") as lease:
+                assert lease.held
+        assert "CN=" not in repr(locks)
+    with (
+        holdfast.connect(f"{url}?tls=on", namespace=namespace) as locks,
+        pytest.raises(BackendUnavailable),
+    ):
+        locks.lock("name").acquire(timeout=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("zookeeper://", "no server"),
+        ("zookeeper://host?surprise=1", "surprise"),
+        ("zookeeper://host?auth=digest", "user:password"),
+        ("zookeeper://host?auth=ticket", "digest, sasl or none"),
+        ("zookeeper://host?tls=off&ca=file", "tls=on"),
+        ("zookeeper://host?tls=on&verify=off&check_hostname=on", "verify=on"),
+        ("zookeeper://host/a/../b", "path"),
+        ("zookeeper://host//a", "path"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused(wrong: str, why: str) -> None:
+    """When the store is made, before anything touches the network."""
+    with pytest.raises(ValueError, match=why):
+        open_store(wrong, Settings())
+
+
+def test_credentials_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the URL names none; neither is shown."""
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_USERNAME", "us")
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_PASSWORD", "s3cret")
+    store = open_store("zookeeper://host1,host2:2182/path", Settings())
+    assert isinstance(store, ZooKeeperStore)
+    assert store.options.client == {"auth_data": {("digest", "us:s3cret")}}
+    assert store.options.hosts == "host1:2181,host2:2182"
+    assert "s3cret" not in f"{store.display} {store.options!r}"
