@@ -313,3 +313,23 @@ def test_a_contended_hold_is_two_requests(server: MySQLServer, url: str, namespa
         assert run_now(holder.look("name")).holders == ()
         for backend in (holder, waiter):
             run_now(backend.close())
+
+
+def test_who_waited_comes_also_where_the_row_is_gone(
+    url: str, admin: Admin, namespace: str
+) -> None:
+    """It counts in the row of the one before; where there is none any more, it makes one."""
+    holder, waiter = backend_of(url, namespace), backend_of(url, namespace)
+    held, asked = taken(holder, claim()), claim()
+    busy = run_now(waiter.attempt(asked, join=True))
+    assert isinstance(busy, Busy)
+    rows(admin, "DELETE FROM holdfast_counter WHERE namespace = %s", namespace)
+    assert run_now(holder.release(held))
+    run_now(waiter.wait(asked, busy, now() + 60))
+    grant = taken(waiter, asked)
+    assert grant.token > held.token
+    assert [one.token for one in run_now(holder.look("name")).holders] == [grant.token]
+    assert run_now(waiter.release(grant))
+    assert one(admin, f"SELECT IS_FREE_LOCK('{key(namespace)}')") == 1
+    for backend in (holder, waiter):
+        run_now(backend.close())

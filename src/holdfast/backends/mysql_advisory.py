@@ -155,7 +155,7 @@ class AdvisoryBackend(AdvisoryView):
                 return Grant(claim, told[2].insert_id)
             has_lock = True
         for _ in range(REBINDS):
-            sql = self.statements.take(claim, session.parity, has_lock=has_lock)
+            sql = self.statements.take(claim, session.mark, has_lock=has_lock)
             (counted,) = await self.ask(session, sql)
             if counted.affected:
                 return Grant(claim, counted.insert_id)
@@ -168,7 +168,7 @@ class AdvisoryBackend(AdvisoryView):
             rebind = self.statements.rebind(claim, was)
             if was and not (await self.ask(session, rebind))[0].affected:
                 if has_lock:
-                    await self.ask(session, self.statements.let_go(claim, session.parity))
+                    await self.ask(session, self.statements.let_go(claim, session.mark))
                 check_limit(claim, was, slots=True, store=self.display)
         session.connection.close()  # it may have the lock, and can't go and wait for it
         raise session.connection.broken(f"{claim.name!r} keeps changing while it is asked for")
@@ -178,7 +178,7 @@ class AdvisoryBackend(AdvisoryView):
         if not join:
             return await self.ask(session, self.statements.try_lock(claim))
         session.sent, wall = now(), self.runtime.wall()
-        sql = self.statements.line_up(claim, session.parity, wall)
+        sql = self.statements.line_up(claim, session.mark, wall)
         by = min(session.until, session.sent + self._seconds)
         reply = await self.talk.begin(session, sql, by)
         return [] if reply is None else session.connection.checked(reply)
@@ -199,7 +199,7 @@ class AdvisoryBackend(AdvisoryView):
     def _line_up(self, session: Session, claim: Claim) -> None:
         """Sends the request that waits for the lock; ``attempt`` reads its answer."""
         session.sent, wall = now(), self.runtime.wall()
-        self._send(session, claim, self.statements.line_up(claim, session.parity, wall))
+        self._send(session, claim, self.statements.line_up(claim, session.mark, wall))
 
     def _send(self, session: Session, claim: Claim, sql: bytes) -> None:
         try:
@@ -326,7 +326,7 @@ class AdvisoryBackend(AdvisoryView):
 
     async def _free(self, session: Session, grant: Grant) -> bool:
         """Frees what is held, and stirs who naps for it."""
-        held = [*self.statements.locks(grant), hold_mark(session.parity)]
+        held = [*self.statements.locks(grant), hold_mark(session.mark)]
         locks = b", ".join(b"RELEASE_LOCK(%s)" % lock for lock in held)
         sql = b"SELECT " + locks
         if grant.claim.mode is Mode.SLOTS:

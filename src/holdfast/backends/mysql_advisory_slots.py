@@ -74,9 +74,9 @@ class Slots:
     async def _count(
         self, session: Session, claim: Claim, slots: tuple[int, ...], turn: bytes
     ) -> Grant | Busy:
-        locks = [*self._statements.slots(claim.name, slots), hold_mark(session.parity)]
+        locks = [*self._statements.slots(claim.name, slots), hold_mark(session.mark)]
         taking = b"SELECT " + b", ".join(b"GET_LOCK(%s, 0)" % lock for lock in locks)
-        counting = self._statements.count_slots(claim, slots, session.parity)
+        counting = self._statements.count_slots(claim, slots, session.mark)
         free_turn = b"DO RELEASE_LOCK(%s)" % turn
         series = [taking, b"BEGIN", *counting, b"COMMIT", free_turn]
         taken, _, counted, *_ = await self._series(session, series)

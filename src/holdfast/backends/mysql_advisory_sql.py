@@ -40,6 +40,11 @@ _TAKE = """
 INSERT INTO @counter (namespace, name, slot, token, capacity, session, label, since, ttl)
 SELECT %(namespace)s, %(name)s, -1, LAST_INSERT_ID(#t# := #now#), %(capacity)d, %(session)s,
   %(label)s, #t#, %(ttl)d FROM DUAL WHERE %(condition)s #count#"""
+# The same for one who has waited, so that there is a row: the server does less for it.
+_COME = """
+UPDATE @counter SET token = LAST_INSERT_ID(GREATEST(token + 1, #now#)), session = %(session)s,
+  label = %(label)s, since = #now#, ttl = %(ttl)d
+WHERE #of# AND capacity = %(capacity)d AND %(condition)s"""
 _SLOT = """
 INSERT INTO @counter (namespace, name, slot, token, capacity, session, label, since, ttl)
 SELECT %(namespace)s, %(name)s, %(slot)d, token, %(capacity)d, %(session)s, %(label)s, since,
@@ -87,6 +92,7 @@ _WORDS = {
 }
 _TEXTS = {
     "take": _TAKE,
+    "come": _COME,
     "slot": _SLOT,
     "capacity": _CAPACITY,
     "rebind": _REBIND,
@@ -110,14 +116,9 @@ def _digest(namespace: str, name: str) -> str:
     return hashlib.sha256(f"{namespace}\0{name}".encode()).hexdigest()[:48]
 
 
-def _session(parity: int) -> bytes:
-    """Which hold of which session, in one number."""
-    return b"(CONNECTION_ID() * 2 + %d)" % parity
-
-
-def hold_mark(parity: int) -> bytes:
+def hold_mark(mark: int) -> bytes:
     """The named lock that tells a session's hold from the one before it."""
-    return b"CONCAT('hf:hold:', %s)" % _session(parity)
+    return b"'hf:hold:%d'" % mark
 
 
 def came(told: list[Result]) -> bool:
@@ -144,8 +145,8 @@ class AdvisoryStatements:
     def slots(self, name: str, slots: Iterable[int]) -> list[bytes]:
         return [self.lock(name, f":{slot}") for slot in slots]
 
-    def let_go(self, claim: Claim, parity: int) -> bytes:
-        return b"DO RELEASE_LOCK(%s), RELEASE_LOCK(%s)" % (self.lock(claim.name), hold_mark(parity))
+    def let_go(self, claim: Claim, mark: int) -> bytes:
+        return b"DO RELEASE_LOCK(%s), RELEASE_LOCK(%s)" % (self.lock(claim.name), hold_mark(mark))
 
     def locks(self, grant: Grant) -> list[bytes]:
         """All that a hold has, but for its mark."""
@@ -153,37 +154,40 @@ class AdvisoryStatements:
             return self.slots(grant.claim.name, grant.slots)
         return [self.lock(grant.claim.name)]
 
-    def take(self, claim: Claim, parity: int, *, has_lock: bool) -> bytes:
+    def take(self, claim: Claim, mark: int, *, has_lock: bool) -> bytes:
         """Takes the lock of a name, unless the session has it, and the mark, and counts."""
-        lock, mark = self.lock(claim.name), hold_mark(parity)
-        if has_lock:  # and maybe the mark: a lock that is taken twice must be freed twice
-            ask = (
-                b"IS_USED_LOCK(%s) = CONNECTION_ID() AND IFNULL(IS_USED_LOCK(%s), GET_LOCK(%s, 0))"
-            )
-            condition = ask % (lock, mark, mark)
+        if has_lock:
+            condition = self._has_lock(claim, mark)
         else:
-            condition = b"GET_LOCK(%s, 0) = 1 AND GET_LOCK(%s, 0) = 1" % (lock, mark)
-        return self._count(claim, condition, _session(parity))
+            locks = self.lock(claim.name), hold_mark(mark)
+            condition = b"GET_LOCK(%s, 0) = 1 AND GET_LOCK(%s, 0) = 1" % locks
+        return self._count("take", claim, condition, mark)
 
-    def _count(self, claim: Claim, condition: bytes, session: bytes) -> bytes:
-        return self._sql["take"] % {
+    def _has_lock(self, claim: Claim, mark: int) -> bytes:
+        # And maybe the mark: a lock that is taken twice must be freed twice.
+        lock, own = self.lock(claim.name), hold_mark(mark)
+        ask = b"IS_USED_LOCK(%s) = CONNECTION_ID() AND IFNULL(IS_USED_LOCK(%s), GET_LOCK(%s, 0))"
+        return ask % (lock, own, own)
+
+    def _count(self, how: str, claim: Claim, condition: bytes, mark: int) -> bytes:
+        return self._sql[how] % {
             b"name": quoted(claim.name.encode()),
             b"capacity": claim.limit,
-            b"session": session,
+            b"session": b"%d" % mark,
             b"label": quoted(claim.label.encode()),
             b"ttl": int(claim.ttl * MICROS),
             b"condition": condition,
         }
 
-    def count_slots(self, claim: Claim, slots: Iterable[int], parity: int) -> list[bytes]:
+    def count_slots(self, claim: Claim, slots: Iterable[int], mark: int) -> list[bytes]:
         """Counts, and notes who has which slot."""
-        return [self._count(claim, b"1", b"0")] + [
+        return [self._count("take", claim, b"1", 0)] + [
             self._sql["slot"]
             % {
                 b"name": quoted(claim.name.encode()),
                 b"slot": slot,
                 b"capacity": claim.limit,
-                b"session": _session(parity),
+                b"session": b"%d" % mark,
                 b"label": quoted(claim.label.encode()),
                 b"ttl": int(claim.ttl * MICROS),
             }
@@ -208,13 +212,15 @@ class AdvisoryStatements:
             b"condition": b" AND ".join(b"IS_FREE_LOCK(%s)" % lock for lock in locks),
         }
 
-    def line_up(self, claim: Claim, parity: int, wall: float) -> bytes:
+    def line_up(self, claim: Claim, mark: int, wall: float) -> bytes:
         """Stands in the server's queue, for the turn of slots or for a lock. Of a lock it first
-        tells whether it is free; and once it has it, takes its token."""
+        tells whether it is free; and once it has it, takes its token, if the name still counts as
+        what it did for the one before."""
         if claim.mode is Mode.SLOTS:
             return self._wait(claim, ":t", wall)
         wait = self._wait(claim, "", wall) + b" FROM DUAL WHERE @holdfast = 0"
-        return b"; ".join([self.try_lock(claim), wait, self.take(claim, parity, has_lock=True)])
+        come = self._count("come", claim, self._has_lock(claim, mark), mark)
+        return b"; ".join([self.try_lock(claim), wait, come])
 
     def try_lock(self, claim: Claim) -> bytes:
         """The least that tells whether a lock is free, and takes it if so."""

@@ -89,10 +89,11 @@ class Dialler:
         connection = self.enter(until)
         try:
             tag = secrets.token_hex(12)
-            ask = b"SELECT GET_LOCK(%s, 0)" % session_lock(tag)
-            if connection.checked(connection.request(ask, until))[0].rows != [(b"1",)]:
+            ask = b"SELECT GET_LOCK(%s, 0), CONNECTION_ID()" % session_lock(tag)
+            ((got, number),) = connection.checked(connection.request(ask, until))[0].rows
+            if got != b"1":
                 raise Unsupported(f"{self.address.display} gives no named locks (GET_LOCK)")
-            connection.tag = tag
+            connection.tag, connection.number = tag, int(number or 0)
         except BaseException:
             connection.close()
             raise

@@ -56,6 +56,11 @@ class Session:
         self.reader: tuple[object, int] | None = None
         """Whose callback the loop has for this session's socket, and the socket's number."""
 
+    @property
+    def mark(self) -> int:
+        """Which hold of which session, in one number."""
+        return self.connection.number * 2 + self.parity
+
     def nudge(self) -> None:
         """Ends the wait for an answer, or the next one."""
         self.nudged = True
