@@ -18,7 +18,7 @@ from backends.mysql_bench import (
     taken,
     wait_for,
 )
-from holdfast.claim import Busy, Claim, Mode
+from holdfast.claim import Busy, Claim, Mode, write_label
 from holdfast.cli.show import main as show
 from holdfast.core.contract import Backend
 from holdfast.core.drive import run_now
@@ -59,6 +59,43 @@ def test_a_hand_over_is_two_requests(server: MySQLServer, namespace: str) -> Non
         assert last.token > held.token
         for backend in (ours, theirs):
             run_now(backend.close())
+
+
+def test_a_bell_is_told_of_in_one_request(server: MySQLServer, namespace: str) -> None:
+    """Whoever has hung its bell tells of it in its own line of the row, whatever others write to
+    theirs: a herd of new doors does not race. All else in the line stays as it was."""
+    with Proxy(server) as proxy:
+        holder = backend_of(server.url, namespace)
+        held = taken(holder, claim())
+        waiters = [backend_of(proxy.url, namespace) for _ in range(3)]
+        notes = [f"{number} - r1\n exclusive 0 '" for number in range(3)]
+        asked = [claim()._replace(label=write_label("host", 1, "a b", note)) for note in notes]
+        first = [run_now(b.attempt(c, join=True)) for b, c in zip(waiters, asked, strict=True)]
+        before = run_now(holder.look("name")).waiters
+        for backend, wanted, busy in zip(waiters, asked, first, strict=True):
+            assert isinstance(busy, Busy)
+            assert busy.ref == ""
+            run_now(backend.wait(wanted, busy, 0.0))  # hangs the bell
+        for place in (1, 0, 2):
+            proxy.reset_counts()
+            told = run_now(waiters[place].attempt(asked[place], join=True))
+            assert proxy.counts.requests == 1
+            assert isinstance(told, Busy)
+            assert (told.place, told.ref) == (place, waiters[place].listening.bell)  # type: ignore[attr-defined]
+            assert 0 < (told.retry_seconds or 0) <= 30
+        assert run_now(holder.look("name")).waiters == before
+        assert [waiter.note for waiter in before] == notes
+        with open_admin(server) as admin:
+            row = "holdfast_lock WHERE namespace = %s"
+            ((crowd,),) = rows(admin, f"SELECT crowd FROM {row}", namespace)
+        told_of = [line.split(" ")[4:6] for line in crowd.decode().splitlines()]
+        assert told_of == [[b.listening.bell, "-"] for b in waiters]  # type: ignore[attr-defined]
+        assert run_now(holder.release(held))
+        for backend, wanted in zip(waiters, asked, strict=True):
+            grant = taken(backend, wanted)
+            assert run_now(backend.release(grant))
+            run_now(backend.close())
+        run_now(holder.close())
 
 
 @pytest.mark.parametrize("another", [True, False])

@@ -8,6 +8,7 @@ All else reads the row, decides by the rules of ``mysql_row``, and writes it (``
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from holdfast.backends.mysql_change import REMEMBERED, Rows, Wire
 from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock, place_of
@@ -38,8 +39,9 @@ class LeaseBackend(Rows):
         listening = make_listening(runtime, hanger)
         super().__init__(runtime, wire, hanger, listening, statements, display)
         self._leaving = make_leaving(runtime)
-        self._standing: dict[str, bool] = {}
-        """Who joined a line: its next attempt is for when it is the first."""
+        self._standing: dict[str, str] = {}
+        """Who joined a line, with the bell that it told of: its next attempt is for when it is the
+        first, or to tell of another one."""
         self._until_purge = PURGE_EVERY
         self._purged_to = b""
 
@@ -59,7 +61,7 @@ class LeaseBackend(Rows):
 
         told = await self._change(claim.name, decide, claim.owner, until, state=state)
         if join and claim.mode is Mode.EXCLUSIVE and isinstance(told, Busy):
-            self._stand(claim.owner)
+            self._stand(claim.owner, bell)
         return told
 
     async def _alone(
@@ -73,30 +75,49 @@ class LeaseBackend(Rows):
         crowded = name in self._crowded
         if not crowded and (taken := await self._take(claim, until)):
             return taken
-        if self._standing.pop(owner, False):
-            (came,) = await self._ask(self.statements.come_first(claim), owner, until)
-            if came.affected:
-                return Grant(claim, came.insert_id)
-            return await self._read(name, owner, until)
-        if join:
-            (joined,) = await self._ask(self.statements.join(claim, bell), owner, until)
-            if joined.affected:
-                self._crowd(name)
-                self._stand(owner)
-                return Busy(*place_of(joined.insert_id), ref=bell)
+        told = self._standing.pop(owner, None)
+        if told is not None:
+            return await self._again(claim, bell, told == bell, until)
+        if join and (busy := await self._line_up("join", claim, bell, until)):
+            return busy
         if crowded and (taken := await self._take(claim, until)):
             self._crowded.pop(name, None)
             return taken
         return await self._read(name, owner, until)
 
+    async def _again(
+        self, claim: Claim, bell: str, told: bool, until: float | None
+    ) -> Grant | Busy | State:
+        """The ways of one who stands in line: most likely it is its turn, if its bell was told."""
+        if not told and (busy := await self._line_up("tell", claim, bell, until)):
+            return busy
+        (came,) = await self._ask(self.statements.come_first(claim), claim.owner, until)
+        if came.affected:
+            return Grant(claim, came.insert_id)
+        if told and (busy := await self._line_up("tell", claim, bell, until)):
+            return busy
+        return await self._read(claim.name, claim.owner, until)
+
+    async def _line_up(
+        self, how: Literal["join", "tell"], claim: Claim, bell: str, until: float | None
+    ) -> Busy | None:
+        """Stands in line from now on, or still does; nothing where it may not have to wait."""
+        make = self.statements.join if how == "join" else self.statements.tell
+        (waits,) = await self._ask(make(claim, bell), claim.owner, until)
+        if not waits.affected:
+            return None
+        self._crowd(claim.name)
+        self._stand(claim.owner, bell)
+        return Busy(*place_of(waits.insert_id), ref=bell)
+
     async def _take(self, claim: Claim, until: float | None) -> Grant | None:
         (taken,) = await self._ask(self.statements.take(claim), claim.owner, until)
         return Grant(claim, taken.insert_id) if taken.affected else None
 
-    def _stand(self, owner: str) -> None:
+    def _stand(self, owner: str, bell: str) -> None:
         if len(self._standing) >= REMEMBERED:  # of waiters that the keeper has undone
             self._standing.clear()
-        self._standing[owner] = True
+        self._standing[owner] = bell
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         await self.listening.wait(claim.owner, claim.name, until, busy.ref)
@@ -122,7 +143,7 @@ class LeaseBackend(Rows):
 
         ours, told = await self._change(claim.name, decide, claim.owner)
         if claim.mode is Mode.EXCLUSIVE and isinstance(told, Busy):
-            self._stand(claim.owner)
+            self._stand(claim.owner, told.ref)
         return ours, told
 
     async def renew(

@@ -104,6 +104,22 @@ UPDATE @lock SET version = GREATEST(version + 1, #t#),
 #where# AND #clock# AND owner <> %(owner)s AND LENGTH(crowd) < 500000
   AND LOCATE(%(mine)s, CONCAT(X'0A', crowd)) = 0 AND (ends > #t# OR #stands#)"""
 
+# One who stands in line and has to wait on, since somebody holds the name alone or was called in
+# front of it, tells of its bell, whatever else is written to the line. The place is told as above.
+_CALL_OF_FIRST = "SUBSTRING_INDEX(#words#, ' ', -1)"
+_BEFORE_MINE = "SUBSTRING_INDEX(CONCAT(X'0A', crowd), %(mine)s, 1)"
+_AFTER_MINE = "SUBSTRING_INDEX(crowd, %(head)s, -1)"
+_TELL = """
+UPDATE @lock SET version = GREATEST(version + 1, #t#),
+  since = since + 0 * LAST_INSERT_ID(#joined# + LENGTH(#before#)
+    - LENGTH(REPLACE(#before#, X'0A', ''))
+    + #places# * (IF(ends > #t#, ends - #t#, #grace#) DIV 1000)),
+  crowd = SUBSTRING(CONCAT(#before#, %(mine)s, CAST(#t# + #stale# AS SIGNED), %(bell)s,
+    SUBSTRING(#after#, LENGTH(SUBSTRING_INDEX(#after#, ' ', 3)) + 2)), 2)
+#where# AND #clock# AND owner <> %(owner)s AND LOCATE(%(mine)s, CONCAT(X'0A', crowd)) > 0
+  AND (ends > #t# OR (LEFT(crowd, LENGTH(%(head)s)) <> %(head)s AND #ends_of_first# > #t#
+    AND #call_of_first# LIKE 'r%%' AND SUBSTRING(#call_of_first#, 2) >= #t#))"""
+
 # An owner is of one claim, so that it can't be found in the row of another name.
 _OURS = """
 WHERE namespace = %(namespace)s AND #clock# AND name IN (%(names)s) AND owner IN (%(owners)s)
@@ -155,9 +171,12 @@ ORDER BY name LIMIT %(batch)d"""
 
 _WORDS = {
     "#free#": _FREE,
+    "#before#": _BEFORE_MINE,
+    "#after#": _AFTER_MINE,
     "#called#": _CALLED,
     "#stands#": _STANDS,
     "#granted#": _GRANTED,
+    "#call_of_first#": _CALL_OF_FIRST,
     "#words#": _WORDS_OF_FIRST,
     "#ends_of_first#": _ENDS_OF_FIRST,
     "#of_ours#": _OURS,
@@ -257,14 +276,24 @@ class LeaseStatements:
     def join(self, claim: Claim, bell: str) -> bytes:
         """Puts a claim behind all others, where it must wait in any case. What it tells is for
         ``place_of``."""
-        owner, mode, label = claim.owner, claim.mode.value, json.dumps(claim.label)
-        given = self._of(claim) | {
-            b"head": quoted(f"{owner} {mode} 0 ".encode()),
-            b"bell": quoted(f" {bell or NONE} {NONE} ".encode()),
+        label = json.dumps(claim.label)
+        given = self._in_line(claim, bell) | {
             b"tail": quoted(f" {claim.weight} {claim.limit} 0 {NONE} {label}\n".encode()),
-            b"mine": quoted(f"\n{owner} ".encode()),
+            b"mine": quoted(f"\n{claim.owner} ".encode()),
         }
         return self._sql["join"] % given
+
+    def tell(self, claim: Claim, bell: str) -> bytes:
+        """Tells of the bell of one who stands in line, where it must go on to wait in any case.
+        What it tells is for ``place_of``."""
+        mine = quoted(f"\n{claim.owner} {claim.mode.value} 0 ".encode())
+        return self._sql["tell"] % (self._in_line(claim, bell) | {b"mine": mine})
+
+    def _in_line(self, claim: Claim, bell: str) -> dict[bytes, bytes | int]:
+        return self._of(claim) | {
+            b"head": quoted(f"{claim.owner} {claim.mode.value} 0 ".encode()),
+            b"bell": quoted(f" {bell or NONE} {NONE} ".encode()),
+        }
 
     def _first(self, claim: Claim) -> dict[bytes, bytes | int]:
         mine = f"{claim.owner} {claim.mode.value} 0 ".encode()
@@ -354,6 +383,7 @@ _TEXTS = {
     "come_first": _COME_FIRST,
     "hand_on": _HAND_ON,
     "join": _JOIN,
+    "tell": _TELL,
     "extend": _EXTEND,
     "held": _HELD,
     "read": _READ,
