@@ -14,7 +14,10 @@ from holdfast.backends.memory import Held, Ledger, MemoryBackend, MemoryStore, N
 from holdfast.claim import Busy, Claim, Grant, Mode, Record
 from holdfast.core import admit
 from holdfast.core.contract import Guarantee, Page, Renewal
-from holdfast.testing import Flavour, contract
+from holdfast.errors import BackendUnavailable
+from holdfast.testing import Flavour, conformance, contract
+from holdfast.testing import harness as testing_harness
+from holdfast.testing.conformance import bench as conformance_bench
 from holdfast.testing.contract import keeping, line
 
 Patch = pytest.MonkeyPatch
@@ -262,14 +265,35 @@ def the_last_page_is_lost(patch: Patch) -> None:
 @pytest.mark.parametrize("name", list(MUTANTS))
 def test_a_broken_store_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, patch = MUTANTS[name]
+    contract.run(contract.RULES[rule], MemoryHarness(), Flavour.BLOCKING)
     # Nobody needs long here: what does not come at once never comes.
     for module in (line, keeping):
         monkeypatch.setattr(module, "SOON", 0.5)
     monkeypatch.setattr(line, "ACROSS", 1.0)
-    contract.run(contract.RULES[rule], MemoryHarness(), Flavour.BLOCKING)
     patch(monkeypatch)
     with pytest.raises((AssertionError, TimeoutError)):
         contract.run(contract.RULES[rule], MemoryHarness(), Flavour.BLOCKING)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize(
+    "rule", ["keeping.a_hold_outlives_its_ttl", "several.what_is_held_is_renewed_meanwhile"]
+)
+def test_a_hold_that_is_not_renewed_is_caught(
+    rule: str, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is tried, whether its holder knows or not."""
+
+    async def renew(self: MemoryBackend, *_: Any, **__: Any) -> Renewal:
+        if silent:
+            return Renewal()
+        raise BackendUnavailable("nobody renews")
+
+    monkeypatch.setattr(MemoryBackend, "renew", renew)
+    monkeypatch.setattr(conformance_bench, "TRIES", 2)
+    monkeypatch.setattr(testing_harness, "LEAST_KEPT_TTL", 0.3)
+    with pytest.raises(AssertionError):
+        conformance.run(conformance.RULES[rule], MemoryHarness(), Flavour.BLOCKING)
 
 
 def test_a_harness_says_what_it_lacks() -> None:

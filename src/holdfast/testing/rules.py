@@ -52,6 +52,9 @@ class Rule(Generic[B]):
     slow: bool
     """Whether it waits for long by nature (a request's time, a stale waiter's): for runs that
     have the time."""
+    sleeps: bool
+    """Whether it sleeps most of its time, and neither looks at nor touches what is not its own:
+    rules that do can run at the same time, in threads."""
 
     def lacks(self, harness: Harness, guarantees: Collection[Guarantee]) -> str:
         """Why the rule does not apply to a store; empty if it does."""
@@ -128,6 +131,7 @@ class Catalogue(Generic[B]):
         between_processes: bool = False,
         flavours: Iterable[Flavour] = tuple(Flavour),
         slow: bool = False,
+        sleeps: bool = False,
     ) -> Callable[[Callable[[B], Awaitable[None]]], Callable[[B], Awaitable[None]]]:
         """Adds the decorated body under its own name."""
 
@@ -145,6 +149,7 @@ class Catalogue(Generic[B]):
                 between_processes,
                 frozenset(flavours),
                 slow,
+                sleeps,
             )
             return body
 

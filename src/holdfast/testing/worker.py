@@ -13,10 +13,13 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.drive import run_now
+from holdfast.core.hold import grace_seconds
+from holdfast.errors import LockLost
 from holdfast.runtimes.clock import now
 from holdfast.testing.doors import open_door, run_here
 from holdfast.testing.history import Recorder
@@ -25,6 +28,7 @@ from holdfast.testing.rules import Flavour
 if TYPE_CHECKING:
     from holdfast.lease import AsyncLease
     from holdfast.locks_async import AsyncLocks
+    from holdfast.primitives.lock_async import AsyncLock
 
 __all__: list[str] = []
 
@@ -83,15 +87,26 @@ class Worker:
         lock = self.door.lock(name)
         count, ends = 0, now() + seconds
         while now() < ends:
-            attempt = str(count)
-            recorder.asked(attempt, name)
-            async with lock as lease:
-                recorder.held(attempt, lease.token, lease.remaining)
-                await self.pause(hold)
-                recorder.ended(attempt)
+            await self._hold_once(lock, recorder, str(count), name, hold)
             count += 1
         recorder.close()
         return count
+
+    async def _hold_once(
+        self, lock: AsyncLock, recorder: Recorder, attempt: str, name: str, hold: float
+    ) -> None:
+        recorder.asked(attempt, name)
+        doubtful_at = inf
+        try:
+            async with lock as lease:
+                doubtful_at = now() + lease.remaining - grace_seconds(lease.ttl)
+                recorder.held(attempt, lease.token, lease.remaining)
+                await self.pause(hold)
+                recorder.ended(attempt)
+        except LockLost:
+            # A machine that stands still for longer than a ttl ends a hold; nothing else may.
+            if now() < doubtful_at:
+                raise
 
     async def fork(self, name: str) -> dict[str, Any]:
         """Forks inside a hold; what the child found, told through a pipe."""

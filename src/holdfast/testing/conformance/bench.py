@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
+import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from holdfast.errors import HoldfastError
+from holdfast.core.acquire import LEAST_REQUEST_SECONDS
+from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.runtimes.clock import now
 from holdfast.testing.doors import open_door
 from holdfast.testing.guarantees import guarantees_of
@@ -27,8 +29,20 @@ if TYPE_CHECKING:
     from holdfast.core.contract import Guarantee
     from holdfast.locks_async import AsyncLocks
 
-__all__ = ["SOON", "Bench", "conformance", "eventually", "raises", "within"]
+__all__ = [
+    "SOON",
+    "Bench",
+    "Stalls",
+    "calmly",
+    "conformance",
+    "eventually",
+    "once_in_time",
+    "raises",
+    "within",
+]
 
+T = TypeVar("T")
+TRIES = 5
 SOON = 10.0
 """How long what happens at once may take on a busy machine."""
 
@@ -108,6 +122,32 @@ class Bench:
         self._folder.cleanup()
 
 
+class Stalls:
+    """How long the machine stood still during a block: what should have come soon came as late for
+    everybody."""
+
+    BEAT_SECONDS = 0.01
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def _beat(self) -> None:
+        before = now()
+        while not self._over.wait(self.BEAT_SECONDS):
+            before, late = now(), now() - before - self.BEAT_SECONDS
+            self.seconds += late if late > self.BEAT_SECONDS else 0.0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
 async def eventually(
     condition: Callable[[], Awaitable[bool]], seconds: float, otherwise: str
 ) -> None:
@@ -116,6 +156,28 @@ async def eventually(
     while not await condition():
         assert now() < deadline, f"{otherwise} within {seconds:g} s"
         await asyncio.sleep(0.01)
+
+
+async def calmly(work: Callable[[], Awaitable[T]]) -> T:
+    """The work's result; done anew if the machine stood still while little time was given to it,
+    and a request of it was given up for that."""
+    while True:
+        with Stalls() as stalls:
+            try:
+                return await work()
+            except BackendUnavailable as error:
+                given_up = error
+        if stalls.seconds < LEAST_REQUEST_SECONDS / 2:
+            raise given_up
+
+
+async def once_in_time(work: Callable[[], Awaitable[bool]]) -> None:
+    """Work whose holds must be renewed in time, done anew where a machine that stood still let
+    them end; a keeper that does not renew never succeeds."""
+    for _ in range(TRIES):
+        if await work():
+            return
+    raise AssertionError(f"holds that were to be kept have ended, {TRIES} times out of {TRIES}")
 
 
 async def within(seconds: float, work: Awaitable[Any]) -> Any:

@@ -142,8 +142,9 @@ async def a_grant_that_comes_too_late_is_none(bench: Bench) -> None:
     async with ours.lock("warm"):
         pass
     bench.harness.hold_replies()
-    acquiring = asyncio.create_task(ours.lock("name", ttl=bench.ttl).acquire(timeout=3 * SOON))
-    await asyncio.wait([acquiring], timeout=bench.ttl * 1.2)
+    lock = ours.lock("name", ttl=bench.kept_ttl)
+    acquiring = asyncio.create_task(lock.acquire(timeout=3 * SOON))
+    await asyncio.wait([acquiring], timeout=bench.kept_ttl * 1.1)
     assert not acquiring.done()
     bench.harness.let_replies()
     lease = await within(3 * SOON, acquiring)

@@ -6,9 +6,18 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+from holdfast.core.hold import grace_seconds
 from holdfast.errors import BackendUnavailable, LockLost
 from holdfast.runtimes.clock import now
-from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, raises, within
+from holdfast.testing.conformance.bench import (
+    SOON,
+    Bench,
+    Stalls,
+    conformance,
+    eventually,
+    raises,
+    within,
+)
 from holdfast.testing.harness import Knob
 from holdfast.testing.rules import Flavour
 
@@ -29,16 +38,16 @@ async def a_waiter_outlives_a_restart(bench: Bench) -> None:
     ours, theirs = bench.door(), bench.door()
     async with ours.lock("name") as before:
         token = before.token
-    lease = await ours.lock("name", ttl=bench.ttl).acquire()
+    lease = await ours.lock("name", ttl=bench.kept_ttl).acquire()
     assert lease is not None
     waiting = asyncio.create_task(_token(theirs, 6 * SOON))
     await asyncio.wait([waiting], timeout=0.3)
     bench.harness.kill()
     await asyncio.wait([waiting], timeout=0.5)
-    assert not waiting.done()
+    assert not waiting.done() or not lease.held
     bench.harness.restart()
     await lease.release()
-    allowed = bench.recovery + bench.harness.outage_recovery + 2 * SOON
+    allowed = bench.kept_ttl + bench.recovery + bench.harness.outage_recovery + 2 * SOON
     assert await within(allowed, waiting) > token
 
 
@@ -52,10 +61,11 @@ async def an_outage_ends_a_hold_in_time(bench: Bench) -> None:
     lease.on_lost(told.append)
     bench.harness.pause()
     try:
-        began = now()
+        began = moment = now()
         while lease.held:
-            assert now() - began < bench.ttl + 1, "still held after its ttl"
+            assert moment < began + bench.ttl, "still held after its ttl"
             await asyncio.sleep(0.01)
+            moment = now()  # before the look: whoever is held up in between has not held longer
         assert lease.lost
         assert lease.reason
         with raises(LockLost):
@@ -82,10 +92,17 @@ async def _works_again(bench: Bench, door: AsyncLocks) -> None:
 async def an_outage_stops_the_async_block(bench: Bench) -> None:
     """The block is cancelled while time is left, and tells why."""
     door = bench.door()
+    while not await _stopped_in_time(bench, door):
+        pass  # the machine stood still while it was doubtful
+    await _works_again(bench, door)
+
+
+async def _stopped_in_time(bench: Bench, door: AsyncLocks) -> bool:
+    """Whether any time was left when the block was stopped."""
     left = 0.0
     try:
-        with raises(LockLost):
-            async with door.lock("name", ttl=bench.kept_ttl) as lease:
+        with Stalls() as stalls, raises(LockLost):
+            async with door.lock("name", ttl=bench.kept_ttl, timeout=6 * SOON) as lease:
                 bench.harness.pause()
                 try:
                     await asyncio.sleep(bench.kept_ttl + SOON)
@@ -93,8 +110,8 @@ async def an_outage_stops_the_async_block(bench: Bench) -> None:
                     left = lease.remaining
     finally:
         bench.harness.resume()
-    assert left > 0
-    await _works_again(bench, door)
+    assert left > 0 or stalls.seconds > grace_seconds(bench.kept_ttl) / 2
+    return left > 0
 
 
 @conformance.rule(knobs=[Knob.STALL])

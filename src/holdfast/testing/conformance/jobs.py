@@ -103,7 +103,7 @@ async def an_interval_runs_once(bench: Bench) -> None:
     assert len(runs) == 1
 
 
-@conformance.rule(RECORDS, between_processes=True)
+@conformance.rule(RECORDS, between_processes=True, sleeps=True)
 async def a_crashed_job_is_taken_over(bench: Bench) -> None:
     """A runner that is killed leaves its job to the next, which knows whom it follows."""
     door, process = bench.door(), bench.process(ttl=bench.ttl)

@@ -13,7 +13,7 @@ from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract
 __all__: list[str] = []
 
 
-@contract.rule()
+@contract.rule(sleeps=True)
 async def a_hold_ends_with_its_ttl(bench: Bench) -> None:
     """A hold that nobody renews ends by itself, not before its time and not long after."""
     ours, theirs = bench.peer(), bench.peer()
@@ -29,7 +29,7 @@ async def a_hold_ends_with_its_ttl(bench: Bench) -> None:
     assert await theirs.release(next_one) is True
 
 
-@contract.rule()
+@contract.rule(sleeps=True)
 async def renewing_keeps_a_hold(bench: Bench) -> None:
     """A hold that is renewed in time outlives its ttl, in a batch as alone."""
     ours, theirs = bench.peer(), bench.peer()

@@ -99,7 +99,7 @@ async def all_waiters_are_served(bench: Bench) -> None:
     assert tokens == sorted(set(tokens))
 
 
-@contract.rule()
+@contract.rule(sleeps=True)
 async def a_wait_ends_by_its_deadline(bench: Bench) -> None:
     """A wait for a name that is not freed returns at ``until`` at the latest."""
     ours, theirs = bench.peer(), bench.peer()
@@ -112,7 +112,7 @@ async def a_wait_ends_by_its_deadline(bench: Bench) -> None:
     assert now() < deadline + SOON
 
 
-@contract.rule()
+@contract.rule(sleeps=True)
 async def a_nudge_ends_a_wait(bench: Bench) -> None:
     """``nudge`` makes the wait for its claim return, and no other."""
     ours, theirs = bench.peer(), bench.peer()
@@ -149,7 +149,7 @@ async def nobody_barges_in(bench: Bench) -> None:
     assert (await first.get(claim)).token > grant.token
 
 
-@contract.rule(FIFO)
+@contract.rule(FIFO, sleeps=True)
 async def who_does_not_come_is_skipped(bench: Bench) -> None:
     """A waiter that was woken and does not come loses its turn after its grace."""
     ours, absent, second = bench.peer(), bench.peer(), bench.peer()

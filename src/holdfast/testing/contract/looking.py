@@ -119,7 +119,7 @@ async def a_record_needs_a_live_hold(bench: Bench) -> None:
     assert record.value == "fresher"
 
 
-@contract.rule(RECORDS)
+@contract.rule(RECORDS, sleeps=True)
 async def a_record_ends_with_its_time(bench: Bench) -> None:
     """A record that was kept for a second is gone afterwards."""
     peer = bench.peer()
@@ -131,7 +131,7 @@ async def a_record_ends_with_its_time(bench: Bench) -> None:
         await asyncio.sleep(0.1)
 
 
-@contract.rule()
+@contract.rule(sleeps=True)
 async def a_watch_returns(bench: Bench) -> None:
     """An observer hears of a change, or looks again by itself, long before the deadline."""
     ours, theirs = bench.peer(), bench.peer()
