@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # The `servers` fixture, skips for missing servers, and their logs for tests that fail; and which of
 # several test processes runs what.
@@ -19,6 +20,10 @@ from harnesses import harness_classes  # noqa: E402
 from holdfast.core import log  # noqa: E402
 from holdfast.testing import Harness  # noqa: E402
 from servers.missing import ServerMissing, required  # noqa: E402
+
+# A machine that stumbles is no fault of an example or of its making.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # Who starts the tests in the background of a script makes them ignore Ctrl-C and Ctrl-\\, and with
 # them every process that they send it to.

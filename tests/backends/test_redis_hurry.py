@@ -59,7 +59,14 @@ def _start(kind: str) -> Store:
     return Several(5, "redlock://{}") if kind == "redlock" else Several(1, "redis://{}")
 
 
-@pytest.fixture(scope="module", params=["single", "replicas", "sentinel", "cluster", "redlock"])
+STORES = [
+    "single",
+    "redlock",
+    *(pytest.param(kind, marks=pytest.mark.faults) for kind in ("replicas", "sentinel", "cluster")),
+]
+
+
+@pytest.fixture(scope="module", params=STORES)
 def running(request: pytest.FixtureRequest) -> Iterator[Store]:
     with _start(request.param) as servers:
         yield servers

@@ -47,6 +47,8 @@ with backend_of(path) as backend:
 """
 MANY_WAITERS = """
 from contextlib import ExitStack
+from holdfast.backends import sqlite_line
+sqlite_line.STALE_SECONDS = 3600.0  # nobody refreshes them while so many line up
 with ExitStack() as stack:
     for _ in range(100):
         backend = stack.enter_context(backend_of(path))

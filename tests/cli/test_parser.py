@@ -30,7 +30,7 @@ def plain(parser: Parser, argv: list[str]) -> SimpleNamespace | None:
 
 
 @given(st.lists(WORDS, max_size=7))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_what_is_plain_means_the_same_to_argparse(argv: list[str]) -> None:
     found = plain(command_line(), argv)
     if found is not None:

@@ -91,7 +91,7 @@ def test_a_guardian_that_is_killed_at_once_leaves_nobody_behind(cli: Cli) -> Non
 
 
 def test_a_stopped_holdfast_cannot_outlive_its_lock(cli: Cli) -> None:
-    process = cli.start("run", "x", "--ttl", "2", "--", "sh", "-c", STUBBORN)
+    process = cli.start("run", "x", "--ttl", "3", "--", "sh", "-c", STUBBORN)
     read_line(process)
     process.send_signal(signal.SIGSTOP)
     read_to_the_end(process)  # ended by the guardian, while holdfast is stopped
@@ -101,7 +101,7 @@ def test_a_stopped_holdfast_cannot_outlive_its_lock(cli: Cli) -> None:
 
 
 def test_a_broken_lock_ends_the_command(cli: Cli) -> None:
-    process = cli.start("run", "x", "--ttl", "1", "--", "sh", "-c", STUBBORN)
+    process = cli.start("run", "x", "--ttl", "3", "--", "sh", "-c", STUBBORN)
     read_line(process)
     token = cli.show("x")["holders"][0]["token"]
     assert str(token) in cli("break", "x", "--reason", "test").stdout
@@ -114,7 +114,7 @@ def test_a_broken_lock_ends_the_command(cli: Cli) -> None:
 
 def test_doubt_gives_the_command_time_to_end_well(cli: Cli) -> None:
     script = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
-    process = cli.start("run", "x", "--ttl", "3", "--", "sh", "-c", script)
+    process = cli.start("run", "x", "--ttl", "6", "--", "sh", "-c", script)
     read_line(process)
     # Renewals fail from now on.
     store = cli.folder / "locks.db"
@@ -145,7 +145,7 @@ def test_a_command_that_was_stopped_by_hand_keeps_its_lock_where_there_is_no_ter
     cli: Cli,
 ) -> None:
     script = "echo $$; read line; echo went on"
-    process = cli.start("run", "x", "--ttl", "1", "--", "sh", "-c", script, start_new_session=True)
+    process = cli.start("run", "x", "--ttl", "3", "--", "sh", "-c", script, start_new_session=True)
     command = int(read_line(process))
     os.kill(command, signal.SIGSTOP)
     seen: list[float] = []
