@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
-import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from holdfast.testing.guarantees import guarantees_of
 from holdfast.testing.harness import Harness
 from holdfast.testing.processes import Process
 from holdfast.testing.rules import Catalogue, Flavour
+from holdfast.testing.stalls import Stalls
 from holdfast.testing.workers import Workers
 
 if TYPE_CHECKING:
@@ -120,32 +120,6 @@ class Bench:
                     continue
         self.workers.close()
         self._folder.cleanup()
-
-
-class Stalls:
-    """How long the machine stood still during a block: what should have come soon came as late for
-    everybody."""
-
-    BEAT_SECONDS = 0.01
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-
-    def _beat(self) -> None:
-        before = now()
-        while not self._over.wait(self.BEAT_SECONDS):
-            before, late = now(), now() - before - self.BEAT_SECONDS
-            self.seconds += late if late > self.BEAT_SECONDS else 0.0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
 
 async def eventually(

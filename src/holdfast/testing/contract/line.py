@@ -7,7 +7,7 @@ import asyncio
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS, Guarantee
 from holdfast.runtimes.clock import now
-from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract
+from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract, in_grace
 
 __all__: list[str] = []
 
@@ -18,8 +18,12 @@ FIFO = Guarantee.FIFO
 async def the_line_keeps_arrival_order(bench: Bench) -> None:
     """Places are counted from the front, a repeated attempt keeps its own, grants follow them."""
     holder, peers = bench.peer(), [bench.peer() for _ in range(3)]
-    grant = await holder.take(bench.claim())
-    claims = [bench.claim() for _ in peers]
+    await in_grace(lambda name: _come_in_order(bench, holder, peers, name))
+
+
+async def _come_in_order(bench: Bench, holder: Peer, peers: list[Peer], name: str) -> None:
+    grant = await holder.take(bench.claim(name))
+    claims = [bench.claim(name) for _ in peers]
     for place, (peer, claim) in enumerate(zip(peers, claims, strict=True)):
         assert (await peer.queue(claim)).place == place
     for place, (peer, claim) in enumerate(zip(peers, claims, strict=True)):
@@ -140,13 +144,17 @@ async def a_nudge_ends_a_wait(bench: Bench) -> None:
 async def nobody_barges_in(bench: Bench) -> None:
     """A freed name is reserved for the first in line: neither joining nor trying gets it."""
     ours, first, third = bench.peer(), bench.peer(), bench.peer()
-    grant = await ours.take(bench.claim())
-    claim = bench.claim()
-    await first.queue(claim)
-    assert await ours.release(grant)
-    assert isinstance(await third.attempt(bench.claim(), join=False), Busy)
-    assert isinstance(await ours.attempt(bench.claim(), join=True), Busy)
-    assert (await first.get(claim)).token > grant.token
+
+    async def reserved(name: str) -> None:
+        grant = await ours.take(bench.claim(name))
+        claim = bench.claim(name)
+        await first.queue(claim)
+        assert await ours.release(grant)
+        assert isinstance(await third.attempt(bench.claim(name), join=False), Busy)
+        assert isinstance(await ours.attempt(bench.claim(name), join=True), Busy)
+        assert (await first.get(claim)).token > grant.token
+
+    await in_grace(reserved)
 
 
 @contract.rule(FIFO, sleeps=True)

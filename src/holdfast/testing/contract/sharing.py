@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.claim import Busy, Mode
 from holdfast.core.contract import Guarantee
-from holdfast.testing.contract.bench import ACROSS, SOON, Bench, contract
+from holdfast.testing.contract.bench import ACROSS, SOON, Bench, contract, in_grace
 
 __all__: list[str] = []
 
@@ -61,14 +61,18 @@ async def a_waiting_writer_is_not_overtaken(bench: Bench) -> None:
 async def readers_in_front_do_not_wait_for_each_other(bench: Bench) -> None:
     """All readers up to the next writer are woken by one release."""
     ours, theirs = bench.peer(), bench.peer()
-    writer = await ours.take(bench.claim())
-    claims = [bench.claim(mode=Mode.SHARED) for _ in range(3)]
-    for claim in claims:
-        await theirs.queue(claim)
-    assert (await ours.queue(bench.claim())).place == 3
-    assert await ours.release(writer)
-    for claim in reversed(claims):
-        await theirs.get(claim)
+
+    async def read_together(name: str) -> None:
+        writer = await ours.take(bench.claim(name))
+        claims = [bench.claim(name, Mode.SHARED) for _ in range(3)]
+        for claim in claims:
+            await theirs.queue(claim)
+        assert (await ours.queue(bench.claim(name))).place == 3
+        assert await ours.release(writer)
+        for claim in reversed(claims):
+            await theirs.get(claim)
+
+    await in_grace(read_together)
 
 
 @contract.rule(SHARED)

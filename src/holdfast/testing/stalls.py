@@ -1,0 +1,36 @@
+"""What a machine that stumbles does to a test, told apart from what a store does."""
+
+from __future__ import annotations
+
+import threading
+from typing import Self
+
+from holdfast.runtimes.clock import now
+
+__all__ = ["Stalls"]
+
+
+class Stalls:
+    """How long the machine stood still during a block: what should have come soon came as late for
+    everybody."""
+
+    BEAT_SECONDS = 0.01
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def _beat(self) -> None:
+        before = now()
+        while not self._over.wait(self.BEAT_SECONDS):
+            before, late = now(), now() - before - self.BEAT_SECONDS
+            self.seconds += late if late > self.BEAT_SECONDS else 0.0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
