@@ -12,6 +12,12 @@ import pytest
 from servers.spread import Place, Share, place_of
 
 
+@pytest.fixture(autouse=True)
+def every_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a run for some stores alone."""
+    monkeypatch.delenv("HOLDFAST_STORES", raising=False)
+
+
 @pytest.mark.parametrize(
     ("test", "place"),
     [
