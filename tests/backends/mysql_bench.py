@@ -1,6 +1,6 @@
 """What the tests of the MySQL store share: a server, an administrator, accounts, backends.
 
-Fixtures are taken over by name: ``server, namespace = mysql_bench.server, mysql_bench.namespace``.
+Fixtures are taken over by name: ``server, admin = mysql_bench.server, mysql_bench.admin``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pymysql
 import pytest
 
-from holdfast.claim import Claim, Grant, Mode, write_label
+from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
 from holdfast.runtimes.blocking import BlockingRuntime
@@ -29,11 +29,6 @@ Admin = Any
 def server(servers: Servers) -> MySQLServer:
     """The server that most tests use together, each in a namespace of its own."""
     return servers.of(MySQLServer)
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"t{secrets.token_hex(6)}"
 
 
 @pytest.fixture
@@ -82,11 +77,6 @@ def wait_for(condition: Any) -> None:
             return
         threading.Event().wait(0.01)
     raise AssertionError("it did not come")
-
-
-def claim(name: str = "name", ttl: float = 30.0, mode: Mode = Mode.EXCLUSIVE) -> Claim:
-    label = write_label("host", 1, "thread", "")
-    return Claim(name, mode, 1, 0, ttl, secrets.token_hex(16), label)
 
 
 def backend_of(url: str, namespace: str) -> Backend:

@@ -11,11 +11,11 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
+from backends.claims import claim_of
 from backends.mysql_bench import (
     Admin,
     account,
     backend_of,
-    claim,
     rows,
     taken,
 )
@@ -27,8 +27,7 @@ from servers.proxy import Proxy
 from servers.registry import Servers
 from servers.tls import make_certificate
 
-server, namespace = mysql_bench.server, mysql_bench.namespace
-admin = mysql_bench.admin
+server, admin = mysql_bench.server, mysql_bench.admin
 
 NAMES = ("name", "Name", "namé", "name ", "nam\N{LATIN SMALL LETTER E}\N{COMBINING ACUTE ACCENT}")
 
@@ -126,10 +125,10 @@ def test_a_hold_is_two_round_trips(server: MySQLServer, namespace: str, suffix: 
     proxy = Proxy(server)
     backend = backend_of(proxy.url + suffix, namespace)
     try:
-        run_now(backend.release(taken(backend, claim("warm"))))
+        run_now(backend.release(taken(backend, claim_of("warm"))))
         proxy.reset_counts()
         for number in range(10):
-            grant = taken(backend, claim(f"name {number}"))
+            grant = taken(backend, claim_of(f"name {number}"))
             assert run_now(backend.release(grant))
         assert (proxy.counts.connections, proxy.counts.requests) == (0, 20)
     finally:
@@ -212,18 +211,18 @@ def test_tls_is_verified(servers: Servers, namespace: str, mode: str) -> None:
 def test_idle_names_are_purged(server: MySQLServer, admin: Admin, namespace: str) -> None:
     """Rows that nobody used for a week go; tokens still grow."""
     backend = backend_of(server.url, namespace)
-    old = taken(backend, claim("old"))
+    old = taken(backend, claim_of("old"))
     assert run_now(backend.release(old))
-    held = taken(backend, claim("held", ttl=3600))
+    held = taken(backend, claim_of("held", ttl=3600))
     age = "UPDATE holdfast_lock SET version = version - 8 * 86400 * 1000000 WHERE namespace = %s"
     rows(admin, age, namespace)
-    young = taken(backend, claim("young"))
+    young = taken(backend, claim_of("young"))
     backend._until_purge = 0  # type: ignore[attr-defined]
     assert run_now(backend.release(young))
     names = rows(admin, "SELECT name FROM holdfast_lock WHERE namespace = %s ORDER BY 1", namespace)
     assert names == [(b"held",), (b"young",)]
     assert run_now(backend.release(held))
-    assert taken(backend, claim("old")).token > old.token
+    assert taken(backend, claim_of("old")).token > old.token
     run_now(backend.close())
 
 

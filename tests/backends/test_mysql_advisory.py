@@ -14,7 +14,8 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
-from backends.mysql_bench import Admin, backend_of, claim, rows, taken, wait_for
+from backends.claims import claim_of
+from backends.mysql_bench import Admin, backend_of, rows, taken, wait_for
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, LimitMismatch, Unsupported
@@ -23,8 +24,7 @@ from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 
-server, namespace = mysql_bench.server, mysql_bench.namespace
-admin = mysql_bench.admin
+server, admin = mysql_bench.server, mysql_bench.admin
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_a_waiter_is_woken_with_its_grant(
     with Proxy(server) as proxy:
         holder = backend_of(url, namespace)
         waiter = backend_of(f"{proxy.url}?mode=advisory", namespace)
-        held, asked = taken(holder, claim()), claim()
+        held, asked = taken(holder, claim_of()), claim_of()
         busy = run_now(waiter.attempt(asked, join=True))
         lined_up = now()
         assert isinstance(busy, Busy)
@@ -289,11 +289,11 @@ def test_a_contended_hold_is_two_requests(server: MySQLServer, url: str, namespa
     with Proxy(server) as proxy:
         holder = backend_of(url, namespace)
         waiter = backend_of(f"{proxy.url}?mode=advisory", namespace)
-        held = taken(holder, claim())
-        assert isinstance(run_now(waiter.attempt(claim(), join=False)), Busy)
+        held = taken(holder, claim_of())
+        assert isinstance(run_now(waiter.attempt(claim_of(), join=False)), Busy)
         for _ in range(2):
             proxy.reset_counts()
-            asked = claim()
+            asked = claim_of()
             busy = run_now(waiter.attempt(asked, join=True))
             assert isinstance(busy, Busy)
             wait_for(lambda: run_now(holder.look("name")).waiters)
@@ -301,14 +301,14 @@ def test_a_contended_hold_is_two_requests(server: MySQLServer, url: str, namespa
             run_now(waiter.wait(asked, busy, now() + 60))
             grant = taken(waiter, asked)
             assert grant.token > held.token
-            assert isinstance(run_now(holder.attempt(claim(), join=False)), Busy)
+            assert isinstance(run_now(holder.attempt(claim_of(), join=False)), Busy)
             assert run_now(waiter.release(grant))
             assert proxy.counts.requests == 2
-            held = taken(holder, claim())
+            held = taken(holder, claim_of())
         proxy.reset_counts()
-        assert isinstance(run_now(waiter.attempt(claim(), join=False)), Busy)
+        assert isinstance(run_now(waiter.attempt(claim_of(), join=False)), Busy)
         assert run_now(holder.release(held))
-        assert run_now(waiter.release(taken(waiter, claim())))
+        assert run_now(waiter.release(taken(waiter, claim_of())))
         assert proxy.counts.requests == 3
         assert run_now(holder.look("name")).holders == ()
         for backend in (holder, waiter):
@@ -320,7 +320,7 @@ def test_who_waited_comes_also_where_the_row_is_gone(
 ) -> None:
     """It counts in the row of the one before; where there is none any more, it makes one."""
     holder, waiter = backend_of(url, namespace), backend_of(url, namespace)
-    held, asked = taken(holder, claim()), claim()
+    held, asked = taken(holder, claim_of()), claim_of()
     busy = run_now(waiter.attempt(asked, join=True))
     assert isinstance(busy, Busy)
     rows(admin, "DELETE FROM holdfast_counter WHERE namespace = %s", namespace)

@@ -12,11 +12,11 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
+from backends.claims import claim_of
 from backends.mysql_bench import (
     Admin,
     account,
     backend_of,
-    claim,
     open_admin,
     rows,
     sessions,
@@ -33,8 +33,7 @@ from servers.registry import Servers
 
 pytestmark = pytest.mark.faults
 
-server, namespace = mysql_bench.server, mysql_bench.namespace
-admin = mysql_bench.admin
+server, admin = mysql_bench.server, mysql_bench.admin
 
 MODES = ["lease", "advisory"]
 
@@ -125,8 +124,8 @@ def test_a_waiter_whose_session_is_gone_is_skipped_at_once(
     """The server knows who still listens: nobody waits for the grace of the dead."""
     first, holder = backend_of(server.url, namespace), backend_of(server.url, namespace)
     third = backend_of(server.url, namespace)
-    grant = taken(holder, claim())
-    for backend, asked in ((first, claim()), (third, claim())):
+    grant = taken(holder, claim_of())
+    for backend, asked in ((first, claim_of()), (third, claim_of())):
         for _ in range(2):  # the second attempt tells of the bell that the first wait hung
             busy = run_now(backend.attempt(asked, join=True))
             assert isinstance(busy, Busy)

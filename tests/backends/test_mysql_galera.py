@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from backends import mysql_bench
 from holdfast.errors import Unsupported
 from servers.missing import ServerMissing
 from servers.mysql import MySQLServer
 from servers.ports import free_port
 from servers.registry import Servers
-
-namespace = mysql_bench.namespace
 
 LIBRARY = Path("/usr/lib/galera/libgalera_smm.so")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backends import mysql_bench
-from backends.mysql_bench import backend_of, claim, taken
+from backends.claims import claim_of
+from backends.mysql_bench import backend_of, taken
 from holdfast.backends.mysql_change import Rows
 from holdfast.backends.mysql_row import State
 from holdfast.claim import Busy
@@ -23,12 +24,12 @@ def test_whoever_steps_back_reads_anew(
     """What it was told before that is old by then: deciding on it would be in vain every time."""
     ours, theirs = backend_of(server.url, namespace), backend_of(server.url, namespace)
     assert isinstance(ours, Rows)
-    held, waiting = taken(theirs, claim()), claim()
+    held, waiting = taken(theirs, claim_of()), claim_of()
     assert isinstance(run_now(ours.attempt(waiting, join=True)), Busy)
     write, races, naps = ours._write, [], []
 
     def be_faster() -> None:
-        run_now(theirs.attempt(claim(), join=True))
+        run_now(theirs.attempt(claim_of(), join=True))
 
     async def lose(state: State, owner: str, until: float | None, then: bytes) -> State | None:
         races.append(owner)

@@ -8,10 +8,10 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
+from backends.claims import claim_of
 from backends.mysql_bench import (
     account,
     backend_of,
-    claim,
     open_admin,
     rows,
     sessions,
@@ -26,7 +26,7 @@ from holdfast.runtimes.clock import now
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 
-server, namespace = mysql_bench.server, mysql_bench.namespace
+server = mysql_bench.server
 
 
 def line_up(backend: Backend, asked: Claim) -> Busy:
@@ -44,8 +44,8 @@ def test_a_hand_over_is_two_requests(server: MySQLServer, namespace: str) -> Non
     """Who goes calls the next, who was called comes, and who joins stands: one request each."""
     with Proxy(server) as proxy:
         ours, theirs = backend_of(proxy.url, namespace), backend_of(server.url, namespace)
-        warm, first, second = claim(), claim(), claim()
-        held = taken(theirs, claim())
+        warm, first, second = claim_of(), claim_of(), claim_of()
+        held = taken(theirs, claim_of())
         line_up(ours, warm)
         assert run_now(theirs.release(held))
         held = taken(ours, warm)
@@ -66,10 +66,10 @@ def test_a_bell_is_told_of_in_one_request(server: MySQLServer, namespace: str) -
     theirs: a herd of new doors does not race. All else in the line stays as it was."""
     with Proxy(server) as proxy:
         holder = backend_of(server.url, namespace)
-        held = taken(holder, claim())
+        held = taken(holder, claim_of())
         waiters = [backend_of(proxy.url, namespace) for _ in range(3)]
         notes = [f"{number} - r1\n exclusive 0 '" for number in range(3)]
-        asked = [claim()._replace(label=write_label("host", 1, "a b", note)) for note in notes]
+        asked = [claim_of()._replace(label=write_label("host", 1, "a b", note)) for note in notes]
         first = [run_now(b.attempt(c, join=True)) for b, c in zip(waiters, asked, strict=True)]
         before = run_now(holder.look("name")).waiters
         for backend, wanted, busy in zip(waiters, asked, first, strict=True):
@@ -139,9 +139,9 @@ def test_a_call_before_the_wait_is_not_lost(
     """Between the answer that says to wait and the wait, the call may come already; also where
     somebody else of the door waits on the same bell."""
     holder, waiter = backend_of(server.url, namespace), backend_of(server.url, namespace)
-    aside, asked = claim("aside"), claim()
-    kept = taken(holder, claim("aside"))
-    held = taken(holder, claim())
+    aside, asked = claim_of("aside"), claim_of()
+    kept = taken(holder, claim_of("aside"))
+    held = taken(holder, claim_of())
     busy = line_up(waiter, aside)
     threads = [
         threading.Thread(target=lambda: run_now(waiter.wait(aside, busy, now() + 60)))
@@ -170,8 +170,8 @@ def test_an_exchange_tells_of_the_bell_that_hangs(server: MySQLServer, namespace
     with open_admin(server) as admin:
         url = account(server, admin)
         ours, theirs = backend_of(url, namespace), backend_of(server.url, namespace)
-        held, heir = taken(ours, claim()), claim()
-        line_up(theirs, claim())
+        held, heir = taken(ours, claim_of()), claim_of()
+        line_up(theirs, claim_of())
         busy = run_now(ours.attempt(heir, join=True))
         assert isinstance(busy, Busy)
         row = "holdfast_lock WHERE namespace = %s"
@@ -196,15 +196,15 @@ def test_an_exchange_tells_of_the_bell_that_hangs(server: MySQLServer, namespace
 def test_lines_of_all_kinds_go_in_order(server: MySQLServer, namespace: str) -> None:
     """Whoever wants the name alone takes the short ways, readers the long one: one line."""
     first, second = backend_of(server.url, namespace), backend_of(server.url, namespace)
-    held = taken(first, claim())
-    writer, last = claim(), claim()
-    readers = [claim(mode=Mode.SHARED) for _ in range(2)]
+    held = taken(first, claim_of())
+    writer, last = claim_of(), claim_of()
+    readers = [claim_of(mode=Mode.SHARED) for _ in range(2)]
     for backend, asked in zip((first, second) * 2, (writer, *readers, last), strict=True):
         line_up(backend, asked)
     assert [waiter.mode for waiter in run_now(first.look("name")).waiters] == [
         Mode.EXCLUSIVE, Mode.SHARED, Mode.SHARED, Mode.EXCLUSIVE,
     ]  # fmt: skip
-    for asked in (*readers, last, claim()):
+    for asked in (*readers, last, claim_of()):
         assert isinstance(run_now(first.attempt(asked, join=False)), Busy)
     assert run_now(first.release(held))
     assert isinstance(run_now(second.attempt(last, join=True)), Busy)

@@ -7,10 +7,10 @@ import threading
 
 import holdfast
 from backends import mysql_bench
+from backends.claims import claim_of
 from backends.mysql_bench import (
     account,
     backend_of,
-    claim,
     open_admin,
     rows,
     sessions,
@@ -23,14 +23,14 @@ from holdfast.runtimes.clock import now
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 
-server, namespace = mysql_bench.server, mysql_bench.namespace
+server = mysql_bench.server
 
 
 def test_an_exchange_is_one_request(server: MySQLServer, namespace: str) -> None:
     """A hold ends and the next of the same door has it, if nobody else is first in line."""
     with Proxy(server) as proxy:
         ours, theirs = backend_of(proxy.url, namespace), backend_of(server.url, namespace)
-        held, heir, other = taken(ours, claim()), claim(), claim()
+        held, heir, other = taken(ours, claim_of()), claim_of(), claim_of()
         for backend, asked in ((ours, heir), (theirs, other)):
             assert isinstance(run_now(backend.attempt(asked, join=True)), Busy)
         proxy.reset_counts()
@@ -39,7 +39,7 @@ def test_an_exchange_is_one_request(server: MySQLServer, namespace: str) -> None
         assert released
         assert isinstance(granted, Grant)
         assert granted.token > held.token
-        last = claim()
+        last = claim_of()
         assert isinstance(run_now(ours.attempt(last, join=True)), Busy)
         assert isinstance(run_now(ours.exchange(granted, last))[1], Busy)
         assert taken(theirs, other).token > granted.token
@@ -56,7 +56,7 @@ def test_who_asks_for_what_its_door_is_leaving_waits_for_that(
         backend = backend_of(
             proxy.url.replace(server.url.rsplit("@")[0], url.rsplit("@")[0]), namespace
         )
-        held = taken(backend, claim())
+        held = taken(backend, claim_of())
         row = "holdfast_lock WHERE namespace = %s"
         rows(admin, f"BEGIN; SELECT name FROM {row} FOR UPDATE", namespace)
         proxy.reset_counts()
@@ -64,7 +64,7 @@ def test_who_asks_for_what_its_door_is_leaving_waits_for_that(
         leaves.start()
         wait_for(lambda: sessions(admin, url, "UPDATE%"))
         tokens: list[int] = []
-        asks = threading.Thread(target=lambda: tokens.append(taken(backend, claim()).token))
+        asks = threading.Thread(target=lambda: tokens.append(taken(backend, claim_of()).token))
         asks.start()
         wait_for(lambda: backend._leaving._waiting)  # type: ignore[attr-defined]
         assert proxy.counts.requests == 1
@@ -106,8 +106,8 @@ def test_a_batch_is_renewed_by_one_statement(server: MySQLServer, namespace: str
     """And what was lost of it is known by name."""
     with Proxy(server) as proxy, open_admin(server) as admin:
         backend = backend_of(proxy.url, namespace)
-        grants = [taken(backend, claim(f"name {number}")) for number in range(150)]
-        longer = [taken(backend, claim(f"other {number}", ttl=60.0)) for number in range(3)]
+        grants = [taken(backend, claim_of(f"name {number}")) for number in range(150)]
+        longer = [taken(backend, claim_of(f"other {number}", ttl=60.0)) for number in range(3)]
         proxy.reset_counts()
         assert not run_now(backend.renew(grants + longer, [], until=now() + 5)).lost
         assert proxy.counts.requests == 2

@@ -14,7 +14,6 @@ import pytest
 import sqlalchemy
 
 import holdfast
-from backends import mysql_bench
 from holdfast.claim import Fence
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
@@ -25,8 +24,6 @@ from holdfast.sql import TransactionLock, transaction_lock
 from holdfast.url import open_store
 from servers.mysql import MySQLServer
 from servers.registry import Servers
-
-namespace = mysql_bench.namespace
 
 
 @pytest.fixture
