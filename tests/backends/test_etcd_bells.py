@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from holdfast.backends import etcd_wait, lines
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import GRACE_SECONDS
 from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
+from holdfast.wires.http import Reply
 from servers.etcd import EtcdServer
 from servers.registry import Servers
 
@@ -66,13 +69,13 @@ class Waiting(threading.Thread):
 class Line:
     """One who holds, one who waits for it, and one behind that one, each in a door of its own."""
 
-    def __init__(self, peer: Callable[[], Peer]) -> None:
+    def __init__(self, peer: Callable[[], Peer], name: str = "name") -> None:
         self.first, self.second, self.third = peer(), peer(), peer()
         for one in (self.second, self.third):
             run_now(one.backend.release(one.take(claim_of("warm"))))
             _listening(one)
-        self.held = self.first.take(claim_of())
-        self.waiting, self.last = claim_of(), claim_of()
+        self.held = self.first.take(claim_of(name))
+        self.waiting, self.last = claim_of(name), claim_of(name)
         _busy(self.second, self.waiting)
         self.busy = _busy(self.third, self.last)
 
@@ -135,6 +138,70 @@ def test_what_was_handed_over_is_kept_by_its_first_renewal(peer: Callable[[], Pe
     assert busy.retry_seconds is None  # nobody thinks of skipping it any more
     assert run_now(line.third.backend.release(handed))
     assert line.first.take(behind).token > handed.token
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_answer_that_comes_late_takes_nothing_back(
+    peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that asked on behalf of another, before that one was handed the name."""
+    line = Line(peer)
+    answered, late = threading.Event(), threading.Event()
+    ask = line.third.post.ask
+
+    async def held_back(words: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        reply = await ask(words, body, until)
+        if threading.current_thread() is asking:
+            answered.set()
+            late.wait(LATER)
+        return reply
+
+    monkeypatch.setattr(line.third.post, "ask", held_back)
+    asking = threading.Thread(target=line.third.attempt, args=(line.last,))
+    asking.start()
+    assert answered.wait(SOON)
+    handed = line.handed()
+    late.set()
+    asking.join(SOON)
+    renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert _busy(line.first, claim_of()).retry_seconds is None  # nobody would skip it
+
+
+@pytest.mark.usefixtures("patient")
+def test_all_that_was_handed_over_is_confirmed_at_once(peer: Callable[[], Peer]) -> None:
+    """They last for a moment only, and a slow store must not be asked for one after the other."""
+    peers = [peer() for _ in range(3)]
+    lines = (Line(partial(next, iter(peers)), str(number)) for number in range(5))
+    handed = [line.handed() for line in lines]
+    last = peers[-1]
+    last.post.asked.clear()
+    renewal = run_now(last.backend.renew(handed, [], until=now() + SOON))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert len(last.post.asked) == 3
+
+
+def test_a_release_is_done_although_nobody_can_be_called(
+    peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered is known; the next one looks by itself in a moment."""
+    line = Line(peer)
+    grant = line.turn()
+    run_now(line.third.backend.abandon(line.last))  # so that it calls whoever is there instead
+    behind = claim_of()
+    _busy(line.first, behind)
+    post = line.second.post
+    ask = post.ask
+
+    async def first_only(words: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        if len(post.asked) == 1:
+            raise BackendUnavailable("cut")
+        return await ask(words, body, until)
+
+    post.asked.clear()
+    monkeypatch.setattr(post, "ask", first_only)
+    assert run_now(line.second.backend.release(grant))
+    assert line.first.take(behind).token > grant.token
 
 
 @pytest.mark.usefixtures("patient")

@@ -34,8 +34,6 @@ class Place(NamedTuple):
     behind: int
     front: frozenset[str]
     """The entries that it had to wait for when it was last looked at. None is ever added."""
-    handed: bool = False
-    """Whether it was handed over, and its entry does not say yet that it is a hold."""
 
 
 class EtcdStore:
@@ -53,6 +51,9 @@ class EtcdStore:
         self.sessions = Sessions()
         self.places: dict[str, Place] = {}
         """By owner: the claims of this door that stand in a line."""
+        self.handed: set[str] = set()
+        """Owners that were handed what they hold, whose entries do not say so yet. Apart from the
+        places: an answer that comes late may write a place anew."""
         self.backends: set[int] = set()
         """Which backends are open: the last one to close ends the sessions."""
 

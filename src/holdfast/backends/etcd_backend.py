@@ -141,6 +141,7 @@ class EtcdBackend:
         heir: Heir | None = None,
     ) -> Grant:
         self.store.places.pop(claim.owner, None)
+        self.store.handed.discard(claim.owner)
         if claim.mode is not Mode.EXCLUSIVE:
             heir = None  # whoever waits for readers or slots watches from the start
         ref = Ref(key.decode(), session.id, session.ttl, heir)
@@ -231,6 +232,7 @@ class EtcdBackend:
             answer = {}
         if answer.get("succeeded"):
             self.store.places.pop(grant.claim.owner, None)
+            self.store.handed.discard(grant.claim.owner)
             heir = leave.heir_of(answer["responses"][2])
             return True, self._granted(claim, session, key, place.order, (), heir)
         return await self.release(grant), await self.attempt(claim, join=True)
@@ -280,6 +282,7 @@ class EtcdBackend:
     def forget(self) -> None:
         self.store.sessions.forget()
         self.store.places.clear()
+        self.store.handed.clear()
         self.leases.forget()
         self.gateway.http.forget()
         self.waits.watches.forget()

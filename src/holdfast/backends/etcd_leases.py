@@ -22,6 +22,8 @@ KEEP_ALIVE = b"POST /v3/lease/keepalive"
 TIME_TO_LIVE = b"POST /v3/lease/timetolive"
 REVOKE = b"POST /v3/lease/revoke"
 TXN = b"POST /v3/kv/txn"
+SETTLED_PER_REQUEST = 100
+"""etcd allows 128 operations in one transaction."""
 
 
 class Heir(NamedTuple):
@@ -108,6 +110,7 @@ class Leases:
         work = _Renewing(self, until)
         for grant in grants:
             await work.grant(grant)
+        await work.settle()
         for waiting in waits:
             await work.waiting(waiting)
         return Renewal(work.lost, work.unknown, frozenset(work.forgotten), work.since)
@@ -136,6 +139,7 @@ class _Renewing:
         self.unknown: dict[str, str] = {}
         self.forgotten: set[str] = set()
         self.since: float | None = None
+        self._unsettled: list[tuple[Grant, Ref]] = []
 
     async def _keep(self, session_id: str) -> _Kept | str | None:
         """What a session holds once it was kept alive; the cause if unknown; None if gone."""
@@ -163,7 +167,7 @@ class _Renewing:
                 self.unknown[owner] = kept
                 return
             if kept is not None and ref.key in kept.keys:
-                await self._settle(grant, ref)
+                self._found(grant, ref)
                 return
         kept = await self._keep(ref.session)
         if isinstance(kept, str):
@@ -173,32 +177,41 @@ class _Renewing:
         elif ref.key not in kept.keys:
             self._lose(owner, "its entry in etcd is gone: the hold was broken")
         else:
-            await self._settle(grant, ref)
+            self._found(grant, ref)
             if ref.ttl != whole(grant.claim.ttl):
                 await self._move(grant, ref)
 
-    async def _settle(self, grant: Grant, ref: Ref) -> None:
-        """Says in its entry that what was handed over is held."""
-        owner, leases = grant.claim.owner, self._leases
-        place = leases.store.places.get(owner)
-        if place is None or not place.handed:
-            return
+    def _found(self, grant: Grant, ref: Ref) -> None:
+        if grant.claim.owner in self._leases.store.handed:
+            self._unsettled.append((grant, ref))
+
+    async def settle(self) -> None:
+        """Says in their entries that what was handed over is held."""
+        leases = self._leases
+        for start in range(0, len(self._unsettled), SETTLED_PER_REQUEST):
+            portion = self._unsettled[start : start + SETTLED_PER_REQUEST]
+            parts = [self._settling(grant, ref) for grant, ref in portion]
+            try:
+                answer = await leases.gateway.post(TXN, requests.txn([], parts), self._until)
+            except BackendUnavailable as error:
+                self.unknown |= {grant.claim.owner: str(error) for grant, _ in portion}
+                continue
+            for (grant, _), reply in zip(portion, answer["responses"], strict=True):
+                if reply["response_txn"].get("succeeded"):
+                    leases.store.places.pop(grant.claim.owner, None)
+                    leases.store.handed.discard(grant.claim.owner)
+                else:
+                    self._lose(grant.claim.owner, "its entry in etcd is gone: the hold was broken")
+
+    def _settling(self, grant: Grant, ref: Ref) -> bytes:
         key = ref.key.encode()
-        value = requests.entry_value(grant.claim, leases.runtime.wall(), held=True)
+        value = requests.entry_value(grant.claim, self._leases.runtime.wall(), held=True)
         mine = requests.created_at(key, grant.token)
-        try:
-            body = requests.txn([mine], [requests.change(key, value)])
-            answer = await leases.gateway.post(TXN, body, self._until)
-        except BackendUnavailable as error:
-            self.unknown[owner] = str(error)
-            return
-        if answer.get("succeeded"):
-            leases.store.places.pop(owner, None)
-        else:
-            self._lose(owner, "its entry in etcd is gone: the hold was broken")
+        return requests.nested([mine], [requests.change(key, value)])
 
     def _lose(self, owner: str, reason: str) -> None:
         self._leases.store.places.pop(owner, None)
+        self._leases.store.handed.discard(owner)
         self.lost[owner] = reason
 
     async def _move(self, grant: Grant, ref: Ref) -> None:

@@ -20,6 +20,7 @@ from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Ref
 from holdfast.backends.lines import Entry
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS
+from holdfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd_backend import EtcdBackend
@@ -42,6 +43,7 @@ async def release(backend: EtcdBackend, grant: Grant) -> bool:
     ref = Ref(*grant.ref)
     key, heir = ref.key.encode(), ref.heir
     backend.store.places.pop(grant.claim.owner, None)
+    backend.store.handed.discard(grant.claim.owner)
     if heir is None or heir == SOMEBODY or grant.claim.owner in backend.store.sessions.doubts:
         return await _delete(backend, grant.claim, key, None if heir is None else grant.token)
     answer = await backend.gateway.post(TXN, _handing(backend, grant, heir))
@@ -74,7 +76,7 @@ async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant |
     prefix = store.names.of(claim.name).prefix
     for own in requests.line_of(answer["responses"][0]["response_range"], prefix):
         if own.given and not own.held and own.session == session.id:
-            store.places[claim.owner] = place._replace(handed=True)
+            store.handed.add(claim.owner)
             ref = Ref(key.decode(), session.id, session.ttl, heir_of(answer["responses"][1]))
             return Grant(claim, own.order, ref=ref, seconds=min(GRACE_SECONDS, left))
     return None
@@ -82,6 +84,7 @@ async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant |
 
 async def abandon(backend: EtcdBackend, claim: Claim) -> None:
     place = backend.store.places.pop(claim.owner, None)
+    backend.store.handed.discard(claim.owner)
     key = backend.store.names.of(claim.name).entry(claim)
     await _delete(backend, claim, key, None if place is None else place.order)
 
@@ -132,5 +135,5 @@ async def _call(backend: EtcdBackend, name: str, reply: dict[str, Any]) -> None:
             ring = requests.ring(names.bell(first.session), first.owner, first.session)
             try:
                 await backend.gateway.post(TXN, requests.txn([], [ring]))
-            except SessionGone:
-                return  # its entry is gone with it, which whoever waits for that hears
+            except (SessionGone, BackendUnavailable):
+                return  # if it is still there, it looks by itself in a moment

@@ -76,7 +76,7 @@ class Waits:
             return False
         live = [each.id for each in self.store.sessions.all()]
         keys = f'"key":"{self.store.names.bell(session).decode()}"'
-        limit = now + self.store.settings.request_seconds
+        limit = min(until, now + self.store.settings.request_seconds)
         try:
             bell = await self.watches.bell(session, keys, live, limit)
         except BackendUnavailable:  # told, or mended, by the watch that is tried next
