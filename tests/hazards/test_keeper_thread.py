@@ -6,10 +6,12 @@ import asyncio
 import threading
 import time
 import warnings
+from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast.claim import Busy, Claim, Grant
 
 
 def _keepers() -> int:
@@ -86,3 +88,32 @@ def test_a_warning_that_is_an_error_comes_last_async() -> None:
         warnings.simplefilter("error", ResourceWarning)
         asyncio.run(close())
     assert _keepers() == others
+
+
+def test_what_a_closed_door_is_granted_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request was under way when the door was closed, and its keeper has ended."""
+    with holdfast.connect("memory://", ttl=3600) as theirs:
+        ours = holdfast.connect("memory://", ttl=3600)
+        backend = ours._door.backend
+        attempt, asked = backend.attempt, threading.Event()
+
+        async def late(claim: Claim, **how: Any) -> Grant | Busy:
+            asked.set()
+            while not ours._keeper.keep.closing or _keepers() > others:
+                time.sleep(0.01)
+            return await attempt(claim, **how)
+
+        monkeypatch.setattr(backend, "attempt", late)
+        others = _keepers()
+
+        def acquire() -> None:
+            with pytest.raises(holdfast.HoldfastError, match="closed"):
+                ours.lock("late").acquire()
+
+        thread = threading.Thread(target=acquire)
+        thread.start()
+        assert asked.wait(30)
+        ours.close()
+        thread.join(30)
+        with theirs.lock("late", timeout=30):
+            pass

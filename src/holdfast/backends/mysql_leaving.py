@@ -40,18 +40,19 @@ class BlockingLeaving:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
         self._waiting = 0
-        self._changed = threading.Condition()
+        self._mutex = threading.RLock()  # entered directly: the condition's own way can be torn
+        self._changed = threading.Condition(self._mutex)
 
     def left(self, name: str) -> None:
         self.names.pop(name, None)
         if self._waiting:  # who is not counted yet looks at the names after that
-            with self._changed:
+            with self._mutex:
                 self._changed.notify_all()
 
     async def wait(self, name: str, until: float | None) -> None:
         by = now() + LONGEST_SECONDS
         by = by if until is None else min(by, until)
-        with self._changed:
+        with self._mutex:
             self._waiting += 1
             try:
                 while name in self.names and (left := by - now()) > 0:

@@ -275,8 +275,9 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         key, ending = self.ending(grant)
+        known = self.store.entries.get(claim.owner)
+        waits = known is not None and known.attended is None  # and says when it no longer does
         entry = self.store.entry(claim, self.runtime.now())
-        waits = entry.attended is None  # and says itself when it no longer does
         self.attend(claim)
         try:
             session = await self.ready(key)

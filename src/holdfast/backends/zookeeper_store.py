@@ -24,7 +24,7 @@ from holdfast.core.contract import (
     Settings,
     Signal,
 )
-from holdfast.errors import Incompatible
+from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.runtimes import clock
 from holdfast.wires.zookeeper import Options, Session
 from holdfast.wires.zookeeper_asks import Ask, Delete, Listing, Multi, Read, pack_acl
@@ -190,6 +190,8 @@ class ZooKeeperStore:
         if session is not None and session.wanted:
             return session
         with self._mutex:
+            if self._users <= 0:
+                raise BackendUnavailable(f"{self.display} was closed")
             session = self.sessions.get(key)
             if session is None or not session.wanted:
                 known = [s.floor for s in self.sessions.values() if s.floor is not None]

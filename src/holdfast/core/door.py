@@ -169,6 +169,8 @@ class Door:
             self.release_local(hold)
         if self.runtime.blocking:
             self.keep.undo(claim)  # at once, on the keeper's thread: an interrupt can't stop it
+            if self.closed:  # unless that has ended, or is about to
+                await self._abandon(claim)
             return
         # In order behind the claim's own requests; the keeper stands by if the loop ends first.
         self.keep.undo(claim, after=2.0)

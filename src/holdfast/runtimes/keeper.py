@@ -37,7 +37,11 @@ class KeeperThread:
                 return
             thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
             lifetime.at_exit(self)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads
+                lifetime.ended(self)
+                raise
             self._threads.append(thread)
 
     def _run(self) -> None:
@@ -55,8 +59,10 @@ class KeeperThread:
     def end(self, seconds: float | None) -> None:
         """Releases all that is held and ends the thread, within so many seconds."""
         self.keep.closing = True
-        if not self._threads:
+        if not self._threads:  # it was never needed, or could not be started
+            run_now(self.keep.finish())
             run_now(self.keep.backend.close())
+            lifetime.ended(self)
             return
         self.keep.signal.set()
         thread = self._threads[0]

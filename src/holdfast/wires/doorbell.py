@@ -144,7 +144,11 @@ class BlockingDoorbell:
                     waiter.event.clear()  # rung, or made the listener
             return waiter.rung
         finally:
-            self._leave(key, waiter)
+            try:
+                self._leave(key, waiter)
+            except BaseException:  # an interrupt right here must not strand the others
+                self._leave(key, waiter)
+                raise
 
     def _leave(self, key: str, waiter: _Waiter) -> None:
         with self._mutex:
@@ -152,12 +156,14 @@ class BlockingDoorbell:
                 del self._waiting[key]
             if waiter.leads:
                 self._led = bool(self._waiting) and self._pass_on()
+                waiter.leads = False
             if self._closed and not self._waiting:
                 self.discard()
 
     def _pass_on(self) -> bool:
         """Makes one of those who are left the listener; whether there is one."""
-        heir = next((other for other in self._waiting.values() if not other.rung), None)
+        left = [other for other in self._waiting.values() if not other.rung or other.leads]
+        heir = max(left, key=lambda other: other.leads, default=None)
         if heir is None:
             return False
         heir.leads = True

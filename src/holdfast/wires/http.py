@@ -11,7 +11,6 @@ import selectors
 import socket
 import ssl
 import struct
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ import httptools
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
+from holdfast.wires.room import Place, Room
 
 __all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers", "Tls"]
 
@@ -204,12 +204,13 @@ class Http(Protocol):
 class Connection:
     """One blocking connection. Any error leaves it unusable: ``close`` it."""
 
-    __slots__ = ("host", "idle_since", "responses", "seconds", "socket")
+    __slots__ = ("host", "idle_since", "place", "responses", "seconds", "socket")
 
     def __init__(self, servers: Servers, host: int, seconds: float) -> None:
         self.host, self.seconds = host, seconds
         self.responses = servers.responses()
         self.idle_since = 0.0
+        self.place: Place | None = None
         context = servers.context()
         plain = socket.create_connection(servers.hosts[host], timeout=seconds)
         try:
@@ -259,9 +260,7 @@ class BlockingHttp:
     def __init__(self, servers: Servers, connections: int) -> None:
         self.servers, self.connections = servers, connections
         self._idle: list[Connection] = []
-        self._open = 0
-        self._queueing = 0
-        self._room = threading.Condition()
+        self._room = Room(connections)
         self._closed = False
         """Work that outlives the door still gets a connection, which is not kept."""
 
@@ -284,33 +283,35 @@ class BlockingHttp:
         return reply
 
     def _take(self, until: float) -> Connection:
-        while True:
+        place: Place | None = None
+        while place is None:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                with self._room:
-                    if self._open < self.connections:
-                        self._open += 1
-                        break
-                    self._wait_for_room(until)
+                with self._room.mutex:
+                    place = self._room.take()
+                    if place is None:
+                        self._wait_for_room(until)
                 continue
             if connection.host == self.servers.turn and connection.usable():
                 return connection
             self._drop(connection)
         try:
-            return connect(self.servers, until)
+            connection = connect(self.servers, until)
         except BaseException:
-            self._leave()
+            self._room.free(place)
             raise
+        connection.place = place
+        return connection
 
     def _wait_for_room(self, until: float) -> None:
         # Counted before the look at the stack; ``_give`` pushes before it looks at the count.
-        self._queueing += 1
+        self._room.waiting += 1
         try:
-            if not self._idle and not self._room.wait(max(0.0, until - now())):
+            if not self._idle and not self._room.wait(until - now()):
                 raise self.servers.unavailable(["every connection is busy"])
         finally:
-            self._queueing -= 1
+            self._room.waiting -= 1
 
     def _give(self, connection: Connection) -> None:
         if not connection.responses.lasting:
@@ -320,22 +321,16 @@ class BlockingHttp:
         self._idle.append(connection)
         if self._closed:
             self._drain()
-        if self._queueing:
-            with self._room:
-                self._room.notify()
+        if self._room.waiting:
+            self._room.call()
 
     def _drop(self, connection: Connection) -> None:
         connection.close(reset=True)
-        self._leave()
-
-    def _leave(self) -> None:
-        with self._room:
-            self._open -= 1
-            self._room.notify()
+        self._room.free(connection.place)
 
     def forget(self) -> None:
-        idle, self._idle, self._open, self._queueing = self._idle, [], 0, 0
-        self._room = threading.Condition()  # the parent's may be locked for ever
+        idle, self._idle = self._idle, []
+        self._room = Room(self.connections)  # the parent's may be locked for ever
         for connection in idle:
             connection.close()
 
@@ -350,7 +345,7 @@ class BlockingHttp:
             except IndexError:
                 return
             connection.close()
-            self._leave()
+            self._room.free(connection.place)
 
 
 def ready(sock: socket.socket, seconds: float, *, to_write: bool = False) -> bool:

@@ -11,7 +11,6 @@ import select
 import socket
 import ssl
 import struct
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +29,7 @@ from holdfast.wires.redis import (
     new_reader,
     unreachable,
 )
+from holdfast.wires.room import Place, Room
 
 __all__ = ["BlockingLink", "BlockingPool"]
 
@@ -40,10 +40,11 @@ BATCH = 256
 class BlockingLink:
     """One open connection. Whoever gets an exception from it closes it."""
 
-    __slots__ = ("_feed", "_gets", "_recv", "_seconds", "_send", "_sock", "address")
+    __slots__ = ("_feed", "_gets", "_recv", "_seconds", "_send", "_sock", "address", "place")
 
     def __init__(self, access: Access, address: Address, until: float | None = None) -> None:
         self.address = address
+        self.place: Place | None = None
         self._seconds = access.seconds_until(until)
         connection = access.blocking(address, self._seconds)
         try:
@@ -198,10 +199,8 @@ class BlockingPool:
         self.access, self.address, self.limit = access, address, limit
         self._greeting = greeting
         self._idle: list[BlockingLink] = []
-        self._open = 0
-        self._starved = 0
+        self._room = Room(limit)
         self._closed = False
-        self._freed = threading.Condition()
 
     async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
         """Sends one command, and reads its reply. ``key`` is for topologies that route by it."""
@@ -225,7 +224,7 @@ class BlockingPool:
             self.reset()  # the others were open as long: they are suspect too
             raise
         self._idle.append(link)
-        if self._starved:
+        if self._room.waiting:
             self._notify()
         return reply
 
@@ -268,20 +267,18 @@ class BlockingPool:
     def _take(self, until: float | None = None) -> BlockingLink:
         """A connection for this thread alone, waited for if all are in use."""
         deadline = time.monotonic() + self.access.seconds_until(until)
-        with self._freed:
-            self._starved += 1
+        room, place = self._room, None
+        with room.mutex:
+            room.waiting += 1
             try:
-                while not (link := self._pop_alive()) and self._open >= self.limit:
-                    if not self._freed.wait(deadline - time.monotonic()):
+                while not (link := self._pop_alive()) and not (place := room.take()):
+                    if not room.wait(deadline - time.monotonic()):
                         raise LinkBroken(
                             f"all {self.limit} connections to {self.address} are busy", closed=False
                         )
-                if link is not None:
-                    return link
-                self._open += 1
             finally:
-                self._starved -= 1
-        return self._connect(until)
+                room.waiting -= 1
+        return link or self._connect(place, until)
 
     def _pop_alive(self) -> BlockingLink | None:
         while self._idle:
@@ -291,18 +288,17 @@ class BlockingPool:
                 return None
             if link.alive():
                 return link
-            self._open -= 1
             link.close()
+            self._room.free(link.place)
         return None
 
-    def _connect(self, until: float | None) -> BlockingLink:
+    def _connect(self, place: Place | None, until: float | None) -> BlockingLink:
         try:
             link = BlockingLink(self.access, self.address, until)
         except BaseException:
-            with self._freed:
-                self._open -= 1
-                self._freed.notify()
+            self._room.free(place)
             raise
+        link.place = place
         try:
             if self._greeting is not None:
                 link.limit(self.access.seconds_until(until))
@@ -315,18 +311,15 @@ class BlockingPool:
 
     def _give(self, link: BlockingLink) -> None:
         self._idle.append(link)
-        if self._starved:
+        if self._room.waiting:
             self._notify()
 
     def _drop(self, link: BlockingLink) -> None:
         link.close()
-        with self._freed:
-            self._open -= 1
-            self._freed.notify()
+        self._room.free(link.place)
 
     def _notify(self) -> None:
-        with self._freed:
-            self._freed.notify()
+        self._room.call()
         if self._closed:
             self.reset()
 
@@ -343,11 +336,10 @@ class BlockingPool:
         for link in self._idle:
             link.forget()
         self._idle = []
-        self._open = self._starved = 0
-        self._freed = threading.Condition()
+        self._room = Room(self.limit)
 
     async def close(self) -> None:
         self._closed = True
-        with self._freed:
-            self._starved += 1  # whoever gives a connection back looks up, and closes it
+        with self._room.mutex:
+            self._room.waiting += 1  # whoever gives a connection back looks up, and closes it
         self.reset()

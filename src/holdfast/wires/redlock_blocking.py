@@ -116,7 +116,13 @@ class BlockingFan:
         self._idle: list[Bundle] = []
         self._open = 0
         self._closed = False
-        self._freed = threading.Condition()
+        self._renew_mutex()
+
+    def _renew_mutex(self) -> None:
+        # Entered directly: the condition's own way in is Python code, and an interrupt in there
+        # leaves it locked for ever.
+        self._mutex = threading.RLock()
+        self._freed = threading.Condition(self._mutex)
 
     async def ask(self, request: Request, until: float | None = None) -> Round:
         """Sends it to all nodes; returns when their answers are enough, or no more will come."""
@@ -240,7 +246,7 @@ class BlockingFan:
 
     def _revive(self, node: Node, *, now_: bool = False) -> None:
         """Tries in the background whether a node is back."""
-        with self._freed:
+        with self._mutex:
             if node.reviving or not node.down or (not now_ and now() < node.retry_at):
                 return
             node.reviving = True
@@ -263,7 +269,7 @@ class BlockingFan:
             node.failed(error)
         finally:
             node.reviving = False
-            with self._freed:
+            with self._mutex:
                 self._freed.notify_all()
 
     def _wait_for_some(self, until: float | None) -> None:
@@ -271,7 +277,7 @@ class BlockingFan:
         ends = time.monotonic() + self.access.seconds_until(until)
         for node in self.fleet.nodes:
             self._revive(node, now_=True)
-        with self._freed:
+        with self._mutex:
             while self.fleet.up() < self.fleet.quorum and any(
                 node.reviving for node in self.fleet.nodes
             ):
@@ -344,7 +350,7 @@ class BlockingFan:
         except IndexError:
             pass
         deadline = time.monotonic() + self.access.seconds_until(until)
-        with self._freed:
+        with self._mutex:
             while not self._idle and self._open >= self._limit:
                 if not self._freed.wait(deadline - time.monotonic()):
                     raise LinkBroken(
@@ -357,7 +363,7 @@ class BlockingFan:
         return Bundle(self._total)
 
     def _give(self, bundle: Bundle) -> None:
-        with self._freed:
+        with self._mutex:
             if self._closed:
                 bundle.close()
             self._idle.append(bundle)
@@ -369,12 +375,13 @@ class BlockingFan:
                 link = bundle.remove(index)
                 if link is not None:
                     link.forget()
-        self._idle, self._open, self._freed = [], 0, threading.Condition()
+        self._idle, self._open = [], 0
+        self._renew_mutex()
         for node in self.fleet.nodes:
             node.reviving = False
 
     async def close(self) -> None:
-        with self._freed:
+        with self._mutex:
             self._closed = True
             for bundle in self._idle:
                 bundle.close()

@@ -1,0 +1,114 @@
+"""An interrupt at every line of what many threads share: the others go on all the same."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from holdfast.runtimes.clock import now
+from holdfast.wires.doorbell import BlockingDoorbell
+from holdfast.wires.room import Room
+
+SOON = 30.0
+
+
+def _torn_at(code: Any, line: int, work: Callable[[], object]) -> None:
+    """Interrupts the work as it comes to a line of a function, once."""
+    hit = False
+
+    def local(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal hit
+        if event == "line" and frame.f_lineno == line and not hit:
+            hit = True
+            raise KeyboardInterrupt
+        return local
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        return local if frame.f_code is code else None
+
+    sys.settrace(trace)
+    try:
+        with suppress(KeyboardInterrupt):
+            work()
+    finally:
+        sys.settrace(None)
+
+
+def _lines(function: Any) -> list[tuple[str, int]]:
+    _, first = inspect.getsourcelines(function)
+    steps = {line for _, _, line in function.__code__.co_lines() if line and line > first}
+    return [(function.__name__, line) for line in sorted(steps)]
+
+
+class Bell:
+    """A source of rings at the end of a socket."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = socket.socketpair()
+        self._ours.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def read(self) -> list[str]:
+        return self._ours.recv(4096).decode().split()
+
+    def close(self) -> None:
+        self._ours.close()
+        self.theirs.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [*_lines(BlockingDoorbell._leave), *_lines(BlockingDoorbell._pass_on)]
+)
+def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
+    """Who waits beside it hears the bell, and who comes later."""
+    bell, doorbell = Bell(), BlockingDoorbell()
+    doorbell.hang(bell)
+    heard: list[bool] = []
+
+    def follow() -> None:
+        heard.append(doorbell.wait("follower", now() + SOON))
+
+    follower = threading.Thread(target=follow)
+
+    def lead() -> None:
+        """Listens, over and over, until somebody has joined it; and then until it is rung."""
+        follower.start()
+        until = now() + SOON
+        while "follower" not in doorbell._waiting and now() < until:
+            doorbell.wait("leader", now() + 0.01)
+        bell.theirs.send(b"leader ")
+        doorbell.wait("leader", now() + SOON)
+
+    _torn_at(getattr(BlockingDoorbell, name).__code__, line, lead)
+    bell.theirs.send(b"follower ")
+    follower.join(SOON)
+    assert heard == [True]
+    bell.theirs.send(b"newcomer ")
+    assert doorbell.wait("newcomer", now() + SOON)
+    doorbell.close()
+
+
+@pytest.mark.parametrize(("name", "line"), [*_lines(Room.take), *_lines(Room.call)])
+def test_a_room_loses_no_place(name: str, line: int) -> None:
+    """Whoever is torn as it takes a place leaves it to the others, and locks nobody out."""
+    room = Room(1)
+    _torn_at(getattr(Room, name).__code__, line, getattr(room, name))
+    taken: list[object] = []
+    thread = threading.Thread(target=lambda: taken.append(room.take()))
+    thread.start()
+    thread.join(SOON)
+    assert taken
+    assert taken[0] is not None
+    assert room.take() is None
+    room.free(taken.pop())  # type: ignore[arg-type]
+    assert room.take() is not None
