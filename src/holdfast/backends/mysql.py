@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.backends.mysql_advisory import AdvisoryBackend
 from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
+from holdfast.backends.mysql_change import Wire
 from holdfast.backends.mysql_dial import OPTIONS, Dialler
 from holdfast.backends.mysql_lease import LeaseBackend
 from holdfast.backends.mysql_lease_sql import LeaseStatements
@@ -11,9 +12,8 @@ from holdfast.backends.mysql_listen import Hanger
 from holdfast.backends.mysql_schema import schema_sql
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
 from holdfast.url import Url
-from holdfast.wires.mysql_async import AsyncWire
-from holdfast.wires.mysql_blocking import BlockingWire
-from holdfast.wires.mysql_session import Sessions
+from holdfast.wires.mysql import Sessions
+from holdfast.wires.sql_wire import make_wire
 
 __all__ = ["AdvisoryStore", "LeaseStore", "open_store", "schema_sql"]
 
@@ -44,11 +44,8 @@ class _Common:
         self._settings = settings
         self._dialler = Dialler(url, settings, self.mode)
 
-    def _wire(self, runtime: Runtime) -> BlockingWire | AsyncWire:
-        kind, settings = BlockingWire if runtime.blocking else AsyncWire, self._settings
-        return kind(
-            self._dialler.enter, settings.connections, settings.request_seconds, self.display
-        )
+    def _wire(self, runtime: Runtime) -> Wire:
+        return make_wire(runtime, self._dialler.enter, self._settings, self.display)
 
 
 class LeaseStore(_Common):

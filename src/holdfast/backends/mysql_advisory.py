@@ -23,11 +23,10 @@ from holdfast.core.admit import check_limit
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch
 from holdfast.runtimes.clock import now
-from holdfast.wires.mysql import Dial, Dropped
+from holdfast.wires.mysql import Connection, Session, Sessions, mark_of
 from holdfast.wires.mysql_protocol import Reply, Result
-from holdfast.wires.mysql_session import Session, Sessions
-from holdfast.wires.mysql_talk import BlockingTalk, Talk
-from holdfast.wires.mysql_talk_async import AsyncTalk
+from holdfast.wires.mysql_talk import AsyncTalk, BlockingTalk, Talk
+from holdfast.wires.sql import Dial, Dropped
 
 __all__ = ["AdvisoryBackend"]
 
@@ -45,7 +44,7 @@ class AdvisoryBackend(AdvisoryView):
         self,
         runtime: Runtime,
         wire: Wire,
-        dial: Dial,
+        dial: Dial[Connection],
         sessions: Sessions,
         statements: AdvisoryStatements,
         settings: Settings,
@@ -155,7 +154,7 @@ class AdvisoryBackend(AdvisoryView):
                 return Grant(claim, told[2].insert_id)
             has_lock = True
         for _ in range(REBINDS):
-            sql = self.statements.take(claim, session.mark, has_lock=has_lock)
+            sql = self.statements.take(claim, mark_of(session), has_lock=has_lock)
             (counted,) = await self.ask(session, sql)
             if counted.affected:
                 return Grant(claim, counted.insert_id)
@@ -168,7 +167,7 @@ class AdvisoryBackend(AdvisoryView):
             rebind = self.statements.rebind(claim, was)
             if was and not (await self.ask(session, rebind))[0].affected:
                 if has_lock:
-                    await self.ask(session, self.statements.let_go(claim, session.mark))
+                    await self.ask(session, self.statements.let_go(claim, mark_of(session)))
                 check_limit(claim, was, slots=True, store=self.display)
         session.connection.close()  # it may have the lock, and can't go and wait for it
         raise session.connection.broken(f"{claim.name!r} keeps changing while it is asked for")
@@ -178,7 +177,7 @@ class AdvisoryBackend(AdvisoryView):
         if not join:
             return await self.ask(session, self.statements.try_lock(claim))
         session.sent, wall = now(), self.runtime.wall()
-        sql = self.statements.line_up(claim, session.mark, wall)
+        sql = self.statements.line_up(claim, mark_of(session), wall)
         by = min(session.until, session.sent + self._seconds)
         reply = await self.talk.begin(session, sql, by)
         return [] if reply is None else session.connection.checked(reply)
@@ -199,7 +198,7 @@ class AdvisoryBackend(AdvisoryView):
     def _line_up(self, session: Session, claim: Claim) -> None:
         """Sends the request that waits for the lock; ``attempt`` reads its answer."""
         session.sent, wall = now(), self.runtime.wall()
-        self._send(session, claim, self.statements.line_up(claim, session.mark, wall))
+        self._send(session, claim, self.statements.line_up(claim, mark_of(session), wall))
 
     def _send(self, session: Session, claim: Claim, sql: bytes) -> None:
         try:
@@ -326,7 +325,7 @@ class AdvisoryBackend(AdvisoryView):
 
     async def _free(self, session: Session, grant: Grant) -> bool:
         """Frees what is held, and stirs who naps for it."""
-        held = [*self.statements.locks(grant), hold_mark(session.mark)]
+        held = [*self.statements.locks(grant), hold_mark(mark_of(session))]
         locks = b", ".join(b"RELEASE_LOCK(%s)" % lock for lock in held)
         sql = b"SELECT " + locks
         if grant.claim.mode is Mode.SLOTS:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
 from holdfast.claim import Claim, Grant
-from holdfast.wires.mysql_session import Session, Sessions, ended
+from holdfast.wires.mysql import Session, Sessions
+from holdfast.wires.mysql_protocol import Reply
 from holdfast.wires.mysql_talk import Talk
+from holdfast.wires.sql_session import ended
+from holdfast.wires.sql_talk import Asked
 
 __all__ = ["Keeping"]
 
@@ -42,7 +45,7 @@ class Keeping:
         """One question on each session, all at once."""
         lost: dict[str, str] = {}
         unknown: dict[str, str] = {}
-        asked: dict[Session, bytes] = {}
+        asked: Asked[bytes, Reply] = {}
         renewed: dict[Session, Grant] = {}
         for grant in grants:
             session = self._sessions.by_owner.get(grant.claim.owner)
@@ -56,7 +59,7 @@ class Keeping:
         try:
             failed = await self._talk.ask_all(asked, until)
         finally:
-            for session in asked:
+            for session in renewed:
                 session.mutex.release()
         for session, grant in renewed.items():
             owner = grant.claim.owner

@@ -12,8 +12,8 @@ from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, hold_mark
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.admit import check_limit
 from holdfast.errors import Unsupported
+from holdfast.wires.mysql import Session, mark_of
 from holdfast.wires.mysql_protocol import Result
-from holdfast.wires.mysql_session import Session
 
 __all__ = ["Slots"]
 
@@ -74,9 +74,9 @@ class Slots:
     async def _count(
         self, session: Session, claim: Claim, slots: tuple[int, ...], turn: bytes
     ) -> Grant | Busy:
-        locks = [*self._statements.slots(claim.name, slots), hold_mark(session.mark)]
+        locks = [*self._statements.slots(claim.name, slots), hold_mark(mark_of(session))]
         taking = b"SELECT " + b", ".join(b"GET_LOCK(%s, 0)" % lock for lock in locks)
-        counting = self._statements.count_slots(claim, slots, session.mark)
+        counting = self._statements.count_slots(claim, slots, mark_of(session))
         free_turn = b"DO RELEASE_LOCK(%s)" % turn
         series = [taking, b"BEGIN", *counting, b"COMMIT", free_turn]
         taken, _, counted, *_ = await self._series(session, series)

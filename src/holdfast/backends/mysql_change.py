@@ -7,13 +7,14 @@ marked in the row, and its bell is stirred by the same request.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from holdfast.backends.mysql_lease_sql import IF_WRITTEN, LeaseStatements, bell_lock
 from holdfast.backends.mysql_listen import Hanger, Listening
 from holdfast.backends.mysql_row import State, empty_state, read_state
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
+from holdfast.wires import sql_wire
 from holdfast.wires.mysql import checked
 from holdfast.wires.mysql_protocol import Reply, Result
 
@@ -27,14 +28,7 @@ CLASHES = frozenset({1020, 1205, 1213})
 """The server gave way to another transaction; nothing was changed."""
 
 
-class Wire(Protocol):
-    """What both wires have."""
-
-    async def request(self, sql: bytes, owner: str = "", until: float | None = None) -> Reply: ...
-
-    def forget(self) -> None: ...
-
-    async def close(self) -> None: ...
+Wire = sql_wire.Wire[bytes, Reply]
 
 
 class Rows:

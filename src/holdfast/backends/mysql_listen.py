@@ -16,8 +16,8 @@ from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.wires.in_thread import in_thread
 from holdfast.wires.mysql import Connection
-from holdfast.wires.mysql_async import in_thread
 from holdfast.wires.mysql_bell import AsyncBell, Listen, SleepBell
 
 __all__ = ["SLEEP_SECONDS", "Hanger", "Listening", "make_listening"]

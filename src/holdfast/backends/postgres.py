@@ -7,13 +7,12 @@ from holdfast.backends.postgres_advisory_requests import AdvisoryStatements
 from holdfast.backends.postgres_dial import LIBPQ_OPTIONS, Dialler, address_of
 from holdfast.backends.postgres_lease import LeaseBackend, LeaseStatements
 from holdfast.backends.postgres_schema import schema_sql
+from holdfast.backends.postgres_shared import Wire
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
 from holdfast.runtimes.clock import now
 from holdfast.url import Url, parse_url
-from holdfast.wires.postgres import Connection
-from holdfast.wires.postgres_async import AsyncWire
-from holdfast.wires.postgres_blocking import BlockingWire
-from holdfast.wires.postgres_session import Sessions
+from holdfast.wires.postgres import Connection, Sessions
+from holdfast.wires.sql_wire import make_wire
 
 __all__ = ["AdvisoryStore", "LeaseStore", "open_store", "schema_sql"]
 
@@ -51,17 +50,15 @@ class _Common:
             listen.refuse_unknown(*LIBPQ_OPTIONS)
             self._listen_address = address_of(listen, settings)
 
-    def _dial(self, by: float | None = None) -> Connection:
+    def _dial(self, by: float) -> Connection:
         raise NotImplementedError
 
     def _listen(self, channel: str) -> Connection:
         until = now() + self._settings.request_seconds
         return self._dialler.listen(self._listen_address, channel, until)
 
-    def _wire(self, runtime: Runtime) -> BlockingWire | AsyncWire:
-        kind = BlockingWire if runtime.blocking else AsyncWire
-        settings = self._settings
-        return kind(self._dial, settings.connections, settings.request_seconds, self.display)
+    def _wire(self, runtime: Runtime) -> Wire:
+        return make_wire(runtime, self._dial, self._settings, self.display)
 
 
 class LeaseStore(_Common):
@@ -75,7 +72,7 @@ class LeaseStore(_Common):
         super().__init__(url, settings)
         self._statements = LeaseStatements(self._dialler.schema)
 
-    def _dial(self, by: float | None = None) -> Connection:
+    def _dial(self, by: float) -> Connection:
         return self._dialler.enter(self._statements.prepared, by)
 
     def backend(self, runtime: Runtime) -> LeaseBackend:
@@ -101,7 +98,7 @@ class AdvisoryStore(_Common):
         self._statements = AdvisoryStatements(self._dialler.schema)
         self._sessions = Sessions(settings.connections)
 
-    def _dial(self, by: float | None = None) -> Connection:
+    def _dial(self, by: float) -> Connection:
         return self._dialler.enter((), by)
 
     def _dial_session(self, by: float) -> Connection:

@@ -27,11 +27,11 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.runtimes.clock import now
-from holdfast.wires.postgres import Dial, Dropped, Refused, first_value
-from holdfast.wires.postgres_session import Session, Sessions
-from holdfast.wires.postgres_statement import Statement
-from holdfast.wires.postgres_talk import BlockingTalk, Parameters, Talk
-from holdfast.wires.postgres_talk_async import AsyncTalk
+from holdfast.wires.postgres import Connection, Refused, Session, Sessions, first_value
+from holdfast.wires.postgres_statement import Request
+from holdfast.wires.sql import Dial, Dropped
+from holdfast.wires.sql_talk import BlockingTalk, Talk
+from holdfast.wires.sql_talk_async import AsyncTalk
 
 __all__ = ["AdvisoryBackend"]
 
@@ -53,7 +53,7 @@ class AdvisoryBackend(SharedBackend):
         runtime: Runtime,
         wire: Wire,
         listen: Listen,
-        dial: Dial,
+        dial: Dial[Connection],
         sessions: Sessions,
         statements: AdvisoryStatements,
         settings: Settings,
@@ -61,7 +61,7 @@ class AdvisoryBackend(SharedBackend):
     ) -> None:
         super().__init__(runtime, wire, statements, settings.namespace, display)
         self.statements, self.sessions = statements, sessions
-        self.talk: Talk = BlockingTalk() if runtime.blocking else AsyncTalk()
+        self.talk: Talk[Request, PGresult] = BlockingTalk() if runtime.blocking else AsyncTalk()
         self._name, self._dial, self._seconds = settings.namespace, dial, settings.request_seconds
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
@@ -130,7 +130,7 @@ class AdvisoryBackend(SharedBackend):
             statement = self.statements.take_slots
             asked = (*asked, self.channel, ring(claim.owner))
         try:
-            answer = self._told(claim, await self._ask(session, statement, asked))
+            answer = self._told(claim, await self._ask(session, (statement, asked)))
         except LimitMismatch:
             self._let_go(claim.owner, session, clean=not session.turn)
             raise
@@ -167,11 +167,9 @@ class AdvisoryBackend(SharedBackend):
     def _key(self, claim: Claim) -> bytes:
         return b"%d" % base_key(self._name, claim.name)
 
-    async def _ask(
-        self, session: Session, statement: Statement, parameters: Parameters
-    ) -> PGresult:
+    async def _ask(self, session: Session, request: Request) -> PGresult:
         by = min(session.until, now() + self._seconds)
-        return await self.talk.ask(session, statement, parameters, by)
+        return await self.talk.ask(session, request, by)
 
     def _line_up(self, session: Session, claim: Claim) -> None:
         """Sends the request that waits for the key; ``attempt`` reads its answer."""
@@ -181,7 +179,7 @@ class AdvisoryBackend(SharedBackend):
             turn = base_key(self._name, claim.name) + 2
             statement, asked = self.statements.wait, (b"%d" % turn,)
         try:
-            session.connection.send(statement, asked)
+            session.connection.send((statement, asked))
         except BackendUnavailable:
             self.sessions.lose(claim.owner, session)
             raise
@@ -228,7 +226,7 @@ class AdvisoryBackend(SharedBackend):
         try:
             while doomed:
                 parameters = (b"%d" % doomed[-1].pid, doomed[-1].started.encode())
-                await self.wire.request(self.statements.end, parameters, until=until)
+                await self.wire.request((self.statements.end, parameters), until=until)
                 doomed.pop()
         finally:
             if doomed:
@@ -280,7 +278,7 @@ class AdvisoryBackend(SharedBackend):
         if noted != self._noted and any(noted.get(p) != self._noted.get(p, 0) for p in noted):
             parameters = (json.dumps(list(noted.items())).encode(),)
             with suppress(BackendUnavailable):  # for people only
-                await self.wire.request(self.statements.behind, parameters, until=until)
+                await self.wire.request((self.statements.behind, parameters), until=until)
         self._noted = noted
 
     async def release(self, grant: Grant) -> bool:
@@ -290,7 +288,7 @@ class AdvisoryBackend(SharedBackend):
             return False
         del self.sessions.by_owner[owner]
         try:
-            answer = await self._ask(session, *self._freeing(session.grant))
+            answer = await self._ask(session, self._freeing(session.grant))
         except Dropped:
             self.sessions.lose(owner, session)
             await self._end_doomed(owner)
@@ -309,7 +307,7 @@ class AdvisoryBackend(SharedBackend):
             await self._purge()
         return ours
 
-    def _freeing(self, grant: Grant) -> tuple[Statement, Parameters]:
+    def _freeing(self, grant: Grant) -> Request:
         claim, key, token = grant.claim, self._key(grant.claim), b"%d" % grant.token
         if claim.mode is Mode.EXCLUSIVE:
             return self.statements.unlock, (key, token)
@@ -339,11 +337,11 @@ class AdvisoryBackend(SharedBackend):
     async def _leave(self, session: Session) -> None:
         """Ends what a session has or waits for, and keeps the session."""
         if session.grant is not None and session.grant.claim.mode is Mode.SLOTS:
-            await self._ask(session, *self._freeing(session.grant))  # it rings who is next
+            await self._ask(session, self._freeing(session.grant))  # it rings who is next
         elif session.owed:
             parameters = (b"%d" % session.connection.pid,)
-            await self.wire.request(self.statements.cancel, parameters)
-        await self._ask(session, self.statements.leave, ())
+            await self.wire.request((self.statements.cancel, parameters))
+        await self._ask(session, (self.statements.leave, ()))
         self.sessions.give_back(session)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
@@ -358,7 +356,7 @@ class AdvisoryBackend(SharedBackend):
             b"%.6f" % min(keep_seconds, 3e9),
         )
         try:
-            await self._ask(session, self.statements.record, parameters)
+            await self._ask(session, (self.statements.record, parameters))
         except BackendUnavailable:
             if not session.connection.open:
                 self.sessions.lose(grant.claim.owner, session)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from psycopg.pq.abc import PGresult
+
 from holdfast.backends.postgres_advisory_requests import AdvisoryStatements
 from holdfast.claim import Claim, Grant
-from holdfast.wires.postgres_session import Session, Sessions, ended
-from holdfast.wires.postgres_statement import Statement
-from holdfast.wires.postgres_talk import Parameters, Talk
+from holdfast.wires.postgres import Session, Sessions
+from holdfast.wires.postgres_statement import Request
+from holdfast.wires.sql_session import ended
+from holdfast.wires.sql_talk import Asked, Talk
 
 __all__ = ["Keeping"]
 
@@ -19,7 +22,11 @@ class Keeping:
     """Renews holds: each is a session of its own."""
 
     def __init__(
-        self, sessions: Sessions, talk: Talk, statements: AdvisoryStatements, namespace: bytes
+        self,
+        sessions: Sessions,
+        talk: Talk[Request, PGresult],
+        statements: AdvisoryStatements,
+        namespace: bytes,
     ) -> None:
         self._sessions, self._talk, self._statements = sessions, talk, statements
         self._namespace = namespace
@@ -46,7 +53,7 @@ class Keeping:
         (``extend``), one after the other."""
         lost: dict[str, str] = {}
         unknown: dict[str, str] = {}
-        asked: dict[Session, tuple[Statement, Parameters]] = {}
+        asked: Asked[Request, PGresult] = {}
         renewed: dict[Session, Grant] = {}
         for grant in grants:
             session = self._sessions.by_owner.get(grant.claim.owner)
@@ -60,7 +67,7 @@ class Keeping:
         try:
             failed = await self._talk.ask_all(asked, until)
         finally:
-            for session in asked:
+            for session in renewed:
                 session.mutex.release()
         for session, grant in renewed.items():
             owner = grant.claim.owner
@@ -73,7 +80,7 @@ class Keeping:
                 lost[owner] = LOST
         return lost, unknown
 
-    def _touch(self, session: Session, claim: Claim) -> tuple[Statement, Parameters]:
+    def _touch(self, session: Session, claim: Claim) -> Request:
         """What keeps a session alive: anything; or what changes how long it may be idle."""
         if session.grant is not None and session.grant.claim.ttl == claim.ttl:
             return self._statements.touch, ()

@@ -123,7 +123,7 @@ class Dialler:
 
 
 def _greet(connection: Connection, until: float) -> None:
-    answer = connection.request(_GREETING, (), until)
+    answer = connection.request((_GREETING, ()), until)
     pid, version, standby, encoding, started = (
         (answer.get_value(0, column) or b"").decode() for column in range(5)
     )

@@ -21,7 +21,7 @@ def enter(schema: Schema, connection: Connection, namespace: str, mode: str, unt
     ask = schema.statement("enter", "SELECT @enter($1, $2, $3)")
     parameters = [namespace.encode(), mode.encode(), str(PROTOCOL).encode()]
     try:
-        answer = first_value(connection.request(ask, parameters, until))
+        answer = first_value(connection.request((ask, parameters), until))
     except Refused as error:
         if error.sqlstate == NO_RIGHTS:
             raise Unsupported(
@@ -31,7 +31,7 @@ def enter(schema: Schema, connection: Connection, namespace: str, mode: str, unt
         if error.sqlstate not in _MISSING:
             raise
         _create(schema, connection, until)
-        answer = first_value(connection.request(ask, parameters, until))
+        answer = first_value(connection.request((ask, parameters), until))
     revision, version, kept_mode = answer.decode().split(" ")
     if int(revision) < REVISION:
         _create(schema, connection, until)

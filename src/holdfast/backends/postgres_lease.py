@@ -84,7 +84,7 @@ class LeaseBackend(SharedBackend):
         parameters = (*self._asked(claim), b"t" if join else b"f")
         stands = self._standing.pop(claim.owner, False)
         statement = self.statements.attempt_again if stands else self.statements.attempt
-        answer = await self.wire.request(statement, parameters, claim.owner, until)
+        answer = await self.wire.request((statement, parameters), claim.owner, until)
         self._until_purge -= 1
         told = self._answered(claim, first_value(answer))
         if join and isinstance(told, Busy):
@@ -118,7 +118,7 @@ class LeaseBackend(SharedBackend):
             return await self.release(grant), await self.attempt(claim, join=True)
         namespace, name, *asked = self._asked(claim)
         parameters = (namespace, name, grant.claim.owner.encode(), *asked)
-        answer = await self.wire.request(self.statements.exchange, parameters, claim.owner)
+        answer = await self.wire.request((self.statements.exchange, parameters), claim.owner)
         ours, rest = first_value(answer).split(b" ", 1)
         return ours == b"1", self._answered(claim, rest)
 
@@ -128,7 +128,7 @@ class LeaseBackend(SharedBackend):
         held = [(g.claim.name, g.claim.owner, g.claim.ttl) for g in grants]
         waiting = [(claim.owner, behind) for claim, behind in waits]
         parameters = (self.namespace, json.dumps(held).encode(), json.dumps(waiting).encode())
-        answer = await self.wire.request(self.statements.renew, parameters, until=until)
+        answer = await self.wire.request((self.statements.renew, parameters), until=until)
         lost, forgotten = first_value(answer).split(b";")
         if self._until_purge <= 0:
             await self._purge(until)
@@ -141,7 +141,7 @@ class LeaseBackend(SharedBackend):
     async def release(self, grant: Grant) -> bool:
         claim = grant.claim
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
-        answer = await self.wire.request(self.statements.release, parameters, claim.owner)
+        answer = await self.wire.request((self.statements.release, parameters), claim.owner)
         if self._until_purge <= 0:
             await self._purge()
         return first_value(answer) == b"t"
@@ -149,7 +149,7 @@ class LeaseBackend(SharedBackend):
     async def abandon(self, claim: Claim) -> None:
         self._standing.pop(claim.owner, None)
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
-        await self.wire.request(self.statements.abandon, parameters, claim.owner)
+        await self.wire.request((self.statements.abandon, parameters), claim.owner)
         self.listening.forget_ring(ring(claim.owner).decode())
 
     async def _purge(self, until: float | None = None) -> None:
@@ -157,9 +157,8 @@ class LeaseBackend(SharedBackend):
         await super()._purge(until)
         parameters = (self.namespace, self._purged_counters_to, b"%d" % (2 * PURGE_EVERY))
         with suppress(BackendUnavailable):
-            answer = await self.wire.request(
-                self.statements.purge_counters, parameters, until=until
-            )
+            request = self.statements.purge_counters, parameters
+            answer = await self.wire.request(request, until=until)
             self._purged_counters_to = first_value(answer)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
@@ -172,7 +171,7 @@ class LeaseBackend(SharedBackend):
             b"%d" % grant.token,
             b"%.6f" % min(keep_seconds, 3e9),
         )
-        answer = await self.wire.request(self.statements.record, parameters)
+        answer = await self.wire.request((self.statements.record, parameters))
         return first_value(answer) == b"t"
 
     async def probe(self) -> list[Finding]:

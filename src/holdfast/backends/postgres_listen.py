@@ -13,8 +13,8 @@ from typing import Protocol
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.wires.in_thread import in_thread
 from holdfast.wires.postgres import Connection
-from holdfast.wires.postgres_async import in_thread
 from holdfast.wires.postgres_listen import AsyncListener, ListenBell
 
 __all__ = ["Listen", "Listening", "make_listening"]

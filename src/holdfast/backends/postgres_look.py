@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from psycopg.pq.abc import PGresult
 
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Finding
-from holdfast.wires.postgres_statement import Statement
+from holdfast.wires.postgres_statement import Request, Statement
 
 __all__ = ["findings", "standing_of"]
 
-Request = Callable[[Statement, Sequence[bytes | None]], Awaitable[PGresult]]
+Ask = Callable[[Request], Awaitable[PGresult]]
 
 
 def standing_of(answer: PGresult, row: int) -> Standing:
@@ -56,9 +56,9 @@ _SETTINGS = Statement(
 )
 
 
-async def findings(request: Request, waiting: Finding) -> list[Finding]:
+async def findings(ask: Ask, waiting: Finding) -> list[Finding]:
     """What the guarantees rest on, as the server's settings tell."""
-    answer = await request(_SETTINGS, ())
+    answer = await ask((_SETTINGS, ()))
     seen: dict[str, Any] = json.loads(answer.get_value(0, 0) or b"{}")
     return [
         Finding("server", f"PostgreSQL {seen['version']}, as {seen['role']}"),

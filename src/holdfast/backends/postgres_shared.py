@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from psycopg.pq.abc import PGresult
 
@@ -15,8 +13,9 @@ from holdfast.claim import Busy, Claim, Grant, Record, Standing
 from holdfast.core.admit import check_limit
 from holdfast.core.contract import QUEUE_CAP, Page, Runtime
 from holdfast.errors import BackendUnavailable
+from holdfast.wires import sql_wire
 from holdfast.wires.postgres import first_value
-from holdfast.wires.postgres_statement import Statement
+from holdfast.wires.postgres_statement import Request
 
 __all__ = ["PURGE_EVERY", "RECALL", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
 
@@ -28,20 +27,7 @@ SELECT r.value, r.token, extract(epoch FROM clock_timestamp() - r.written)
 FROM @record r WHERE r.namespace = $1 AND r.name = $2 AND r.expires > clock_timestamp()"""
 
 
-class Wire(Protocol):
-    """What both wires have."""
-
-    async def request(
-        self,
-        statement: Statement,
-        parameters: Sequence[bytes | None],
-        owner: str = "",
-        until: float | None = None,
-    ) -> PGresult: ...
-
-    def forget(self) -> None: ...
-
-    async def close(self) -> None: ...
+Wire = sql_wire.Wire[Request, PGresult]
 
 
 class SharedStatements:
@@ -86,27 +72,27 @@ class SharedBackend:
         self._until_purge = PURGE_EVERY
         parameters = (self.namespace, self._purged_to, b"%d" % (2 * PURGE_EVERY))
         with suppress(BackendUnavailable):
-            answer = await self.wire.request(self._shared.purge, parameters, until=until)
+            answer = await self.wire.request((self._shared.purge, parameters), until=until)
             self._purged_to = first_value(answer)
 
     async def revoke(self, name: str) -> list[int]:
-        answer = await self.wire.request(self._shared.revoke, (self.namespace, name.encode()))
+        answer = await self.wire.request((self._shared.revoke, (self.namespace, name.encode())))
         return ints(first_value(answer))
 
     async def look(self, name: str) -> Standing:
-        answer = await self.wire.request(self._shared.look, (self.namespace, name.encode()))
+        answer = await self.wire.request((self._shared.look, (self.namespace, name.encode())))
         return standing_of(answer, 0) if answer.ntuples else Standing(name, 0, (), ())
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         after = (cursor or "").encode()
         parameters = (self.namespace, prefix.encode(), after, b"%d" % limit)
-        answer = await self.wire.request(self._shared.survey, parameters)
+        answer = await self.wire.request((self._shared.survey, parameters))
         standings = [standing_of(answer, row) for row in range(answer.ntuples)]
         used = [standing for standing in standings if standing.holders or standing.waiters]
         return Page(used, standings[-1].name if len(standings) == limit else None)
 
     async def recall(self, name: str) -> Record | None:
-        answer = await self.wire.request(self._shared.recall, (self.namespace, name.encode()))
+        answer = await self.wire.request((self._shared.recall, (self.namespace, name.encode())))
         if not answer.ntuples:
             return None
         text, token, age = (answer.get_value(0, column) or b"" for column in range(3))

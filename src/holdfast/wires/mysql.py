@@ -8,10 +8,8 @@ whose caller is gone can be read to its end. The asyncio wire lets a thread open
 from __future__ import annotations
 
 import os
-import select
 import socket
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,9 +18,11 @@ from pymysql.constants import CLIENT
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
+from holdfast.wires import sql, sql_session
 from holdfast.wires.mysql_protocol import Parser, Reply, Result, packed
+from holdfast.wires.sql import Dropped
 
-__all__ = ["Address", "Connection", "Dial", "Dropped", "Refused", "dial"]
+__all__ = ["Address", "Connection", "Refused", "Session", "Sessions", "dial", "mark_of"]
 
 INTERRUPTED = 1317
 UNKNOWN_THREAD = 1094
@@ -35,16 +35,12 @@ _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _forgotten: list[Connection] = []
 
 
-class Refused(BackendUnavailable):
+class Refused(sql.Refused):
     """The server answered with an error; ``code`` is its number."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
-
-
-class Dropped(BackendUnavailable):
-    """The connection ended, from whichever side."""
 
 
 class Address(NamedTuple):
@@ -55,44 +51,24 @@ class Address(NamedTuple):
     display: str
 
 
-class Connection:
+class Connection(sql.Connection[bytes, Reply]):
     """One session. Used by one caller at a time."""
 
-    __slots__ = (
-        "__weakref__",
-        "_client",
-        "_made_in",
-        "_outgoing",
-        "_parser",
-        "_poll",
-        "_socket",
-        "_tls",
-        "home",
-        "number",
-        "server",
-        "tag",
-        "ttl",
-    )
+    __slots__ = ("_client", "_parser", "_socket", "_tls", "number", "tag", "ttl")
 
     def __init__(self, client: Any, server: str) -> None:
+        super().__init__(client._sock.fileno(), server)
         self._client = client
         self._socket: socket.socket | None = client._sock
         self._tls = isinstance(client._sock, ssl.SSLSocket)
-        self.server = server
         self.number: int = client.thread_id()
         """The session's number as the login said."""
         self.tag = ""
         """A named lock that the session has, where others must be able to find it."""
         self.ttl = 0
         """How many seconds the session may be idle, where that was set."""
-        self.home: object = None
-        """The wire that it goes back to after use."""
         self._parser = Parser()
-        self._outgoing = b""
         client._sock.settimeout(0)
-        self._poll = select.poll()
-        self._poll.register(client._sock, select.POLLIN)
-        self._made_in = os.getpid()  # 0 once it is forgotten
 
     def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
@@ -101,13 +77,15 @@ class Connection:
     def open(self) -> bool:
         return self._socket is not None
 
-    def send(self, sql: bytes) -> None:
+    def unblock(self) -> None:
+        """It never waits for room."""
+
+    def send(self, request: bytes) -> None:
         """Sends a request, or begins to (``flush``); its answer must come before the next."""
-        self._outgoing = packed(sql)
+        self._outgoing = packed(request)
         self.flush()
 
     def flush(self) -> bool:
-        """Sends what is left to send; whether all of it is gone."""
         if self._socket is None:
             raise Dropped(f"{self.server}: the connection is closed")
         try:
@@ -120,7 +98,6 @@ class Connection:
         return True
 
     def collect(self) -> Reply | None:
-        """Reads what has come; the answer once it is complete."""
         while self._socket is not None:
             try:
                 data = self._socket.recv(READ_BYTES)
@@ -140,6 +117,9 @@ class Connection:
                 return reply
         raise Dropped(f"{self.server}: the connection is closed")
 
+    def arrived(self) -> Reply | None:
+        return self.collect()  # a last word is an answer
+
     def waits(self) -> bool:
         """Whether the request said no at first, and now waits on the server (``Talk.begin``)."""
         begun = self._parser.begun
@@ -154,55 +134,19 @@ class Connection:
         if reply.failure is not None and (reply.in_transaction or reply.failure.code in _GONE):
             self.close()
 
-    def request(self, sql: bytes, until: float) -> Reply:
-        """One request and its answer; a connection that did not answer in time is closed."""
-        try:
-            self.send(sql)
-            while self._outgoing:
-                if not self._ready(select.POLLOUT | select.POLLIN, until):
-                    raise self.broken("no room to send")
-                self.flush()
-            reply = self.receive(until)
-            if reply is None:
-                raise self.broken("no answer in time")
-            return reply
-        except BaseException:  # also an interrupt: the answer is still to come
-            self.close()
-            raise
-
-    def _ready(self, events: int, until: float) -> bool:
-        self._poll.modify(self.fileno(), events)
-        try:
-            return bool(self._poll.poll(max(0.0, until - now()) * 1000 + 1))
-        finally:
-            self._poll.modify(self.fileno(), select.POLLIN)
-
-    def receive(self, until: float, *, begun: bool = False) -> Reply | None:
-        """The answer, or nothing if it is not complete by then; or has begun, and waits."""
-        while True:
-            left = until - now()
-            if not self._poll.poll(left * 1000 + 1 if left > 0 else 0):
-                return None
-            reply = self.collect()
-            if reply is not None or (begun and self.waits()):
-                return reply
-
-    def checked(self, reply: Reply) -> list[Result]:
+    def checked(self, answer: Reply) -> list[Result]:
         """The results, or what the answer says is wrong, raised."""
-        return checked(reply, self.server)
+        return checked(answer, self.server)
 
-    def broken(self, cause: str) -> BackendUnavailable:
-        """The error for a request that was not answered."""
-        return BackendUnavailable(f"{self.server} did not answer: {cause.strip()}")
-
-    def dropped(self, cause: object) -> Dropped:
-        """The error for a connection that broke; closes it."""
-        self.close()
-        return Dropped(f"{self.server} dropped the connection: {str(cause).strip()}")
+    def given(self, answer: Reply) -> Reply:
+        """As it is: of a request that failed, some statements may have run."""
+        return answer
 
     def stirs(self) -> bool:
-        """Whether something came in without being asked for: the session's end, mostly."""
         return self._socket is None or bool(self._poll.poll(0))
+
+    def stands(self) -> bool:
+        return not self.stirs()
 
     def close(self) -> None:
         if self._socket is not None and self._made_in:
@@ -212,13 +156,11 @@ class Connection:
             self._client._force_close()
 
     def sever(self) -> None:
-        """Ends it for whoever reads it, who then closes it. From any thread."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def forget(self) -> None:
-        """In a forked child: lets go of the socket without a word to the server."""
         if self._socket is None:
             return
         made_in, self._made_in = self._made_in, 0
@@ -229,8 +171,13 @@ class Connection:
             self._client._force_close()
 
 
-Dial = Callable[[float], Connection]
-"""Opens, checks and prepares a connection by then, by blocking calls."""
+Session = sql_session.Session[Connection]
+Sessions = sql_session.Sessions[Connection]
+
+
+def mark_of(session: Session) -> int:
+    """Which hold of which session, in one number."""
+    return session.connection.number * 2 + session.parity
 
 
 def checked(reply: Reply, server: str) -> list[Result]:

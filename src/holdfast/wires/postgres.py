@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,17 +20,10 @@ from psycopg.conninfo import make_conninfo
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.postgres_statement import Statement
+from holdfast.wires import sql, sql_session
+from holdfast.wires.postgres_statement import Request
 
-__all__ = [
-    "Address",
-    "Connection",
-    "Dial",
-    "Dropped",
-    "Refused",
-    "dial",
-    "first_value",
-]
+__all__ = ["Address", "Connection", "Refused", "Session", "Sessions", "dial", "first_value"]
 
 READ_ONLY = "25006"
 NO_RIGHTS = "42501"
@@ -41,16 +34,12 @@ _ROWS = frozenset({pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecSta
 _forgotten: list[Connection] = []
 
 
-class Refused(BackendUnavailable):
+class Refused(sql.Refused):
     """The server answered with an error; ``sqlstate`` is its code."""
 
     def __init__(self, message: str, sqlstate: str) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
-
-
-class Dropped(BackendUnavailable):
-    """The connection ended, from whichever side: its session has ended or will."""
 
 
 class Address(NamedTuple):
@@ -61,40 +50,23 @@ class Address(NamedTuple):
     display: str
 
 
-class Connection:
+class Connection(sql.Connection[Request, pq.abc.PGresult]):
     """One session. Used by one caller at a time."""
 
-    __slots__ = (
-        "__weakref__",
-        "_answer",
-        "_made_in",
-        "_poll",
-        "home",
-        "known",
-        "pgconn",
-        "pid",
-        "pooled",
-        "server",
-        "started",
-    )
+    __slots__ = ("_answer", "known", "pgconn", "pid", "pooled", "started")
 
     def __init__(self, pgconn: pq.abc.PGconn, server: str) -> None:
+        super().__init__(pgconn.socket, server)
         self.pgconn = pgconn
-        self.server = server
         self.pid = pgconn.backend_pid
         """As the login said; a pooler makes one up."""
         self.started = ""
         """When the session began, by the server's clock: tells it from a later one of its pid."""
         self.pooled = False
         """Whether a pooler stands between, so that sessions are not ours."""
-        self.home: object = None
-        """The wire that it goes back to after use."""
         self.known: frozenset[bytes] = frozenset()
         """The names of the statements that are prepared here."""
         self._answer: pq.abc.PGresult | None = None
-        self._poll = select.poll()
-        self._poll.register(pgconn.socket, select.POLLIN)
-        self._made_in = os.getpid()  # 0 once it is forgotten
 
     def fileno(self) -> int:
         return self.pgconn.socket
@@ -103,8 +75,11 @@ class Connection:
     def open(self) -> bool:
         return self._made_in != 0 and self.pgconn.status == pq.ConnStatus.OK
 
-    def send(self, statement: Statement, parameters: Sequence[bytes | None]) -> None:
-        """Sends a request; its answer must be collected before the next."""
+    def unblock(self) -> None:
+        self.pgconn.nonblocking = 1
+
+    def send(self, request: Request) -> None:
+        statement, parameters = request
         try:
             if statement.name in self.known:
                 self.pgconn.send_query_prepared(statement.name, parameters)
@@ -113,8 +88,13 @@ class Connection:
         except PsycopgError as error:
             raise self.dropped(error) from None
 
+    def flush(self) -> bool:
+        try:
+            return not self.pgconn.flush()
+        except PsycopgError as error:
+            raise self.broken(str(error)) from None
+
     def collect(self) -> pq.abc.PGresult | None:
-        """Reads what has come; the answer once it is complete."""
         pgconn = self.pgconn
         try:
             pgconn.consume_input()
@@ -131,47 +111,26 @@ class Connection:
                 self._answer = result
         return None
 
-    def request(
-        self, statement: Statement, parameters: Sequence[bytes | None], until: float
-    ) -> pq.abc.PGresult:
-        """One request and its answer; a connection that did not answer in time is closed."""
-        try:
-            self.send(statement, parameters)
-            return self.checked(self._await(until))
-        except Refused:
-            raise
-        except BaseException:  # also an interrupt: the answer is still to come
-            self.close()
-            raise
+    def comes(self) -> bool:
+        """An answer that has begun to come is not told from one that has not."""
+        return False
+
+    def request(self, request: Request, until: float) -> pq.abc.PGresult:
+        return self.checked(super().request(request, until))
 
     def script(self, sql: bytes, until: float) -> pq.abc.PGresult:
         """Several statements without parameters in one request; the last one's answer."""
         try:
             self.pgconn.send_query(sql)
-            return self.checked(self._await(until))
-        except Refused:
-            raise
+            answer = self.receive(until)
+            if answer is None:
+                raise self.broken("no answer in time")
         except PsycopgError as error:
             raise self.dropped(error) from None
         except BaseException:
             self.close()
             raise
-
-    def receive(self, until: float) -> pq.abc.PGresult | None:
-        """The answer, or nothing if it is not complete by then."""
-        while True:
-            left = until - now()
-            if not self._poll.poll(left * 1000 + 1 if left > 0 else 0):
-                return None
-            answer = self.collect()
-            if answer is not None:
-                return answer
-
-    def _await(self, until: float) -> pq.abc.PGresult:
-        answer = self.receive(until)
-        if answer is None:
-            raise self.broken("no answer in time")
-        return answer
+        return self.checked(answer)
 
     def checked(self, answer: pq.abc.PGresult) -> pq.abc.PGresult:
         """The answer, or what it says is wrong, raised."""
@@ -185,31 +144,28 @@ class Connection:
             self.close()
         raise Refused(f"{self.server} refused: {text} ({state})", state)
 
-    def broken(self, cause: str) -> BackendUnavailable:
-        """The error for a request that was not answered."""
-        return BackendUnavailable(f"{self.server} did not answer: {cause.strip()}")
+    given = checked
 
-    def dropped(self, cause: object) -> Dropped:
-        """The error for a connection that broke; closes it."""
-        self.close()
-        return Dropped(f"{self.server} dropped the connection: {str(cause).strip()}")
-
-    def stirs(self) -> bool:
-        """Whether something came in without being asked for: the session's end, mostly."""
-        return bool(self._poll.poll(0))
+    def stands(self) -> bool:
+        """What else comes in is no end: notices, or news of a setting."""
+        if not self.stirs():
+            return True
+        try:
+            self.pgconn.consume_input()
+        except PsycopgError:
+            self.close()
+        return self.open and not self.stirs()
 
     def close(self) -> None:
         if self._made_in:
             self.pgconn.finish()
 
     def sever(self) -> None:
-        """Ends it for whoever reads it, who then closes it. From any thread."""
         if self.open:
             with suppress(OSError), socket.socket(fileno=os.dup(self.pgconn.socket)) as ours:
                 ours.shutdown(socket.SHUT_RDWR)
 
     def forget(self) -> None:
-        """In a forked child: lets go of the socket without a word to the server."""
         if not self.open:
             return
         made_in, self._made_in = self._made_in, 0
@@ -218,8 +174,8 @@ class Connection:
         _forgotten.append(self)
 
 
-Dial = Callable[..., Connection]
-"""Opens, checks and prepares a connection, by blocking calls."""
+Session = sql_session.Session[Connection]
+Sessions = sql_session.Sessions[Connection]
 
 
 def first_value(answer: pq.abc.PGresult) -> bytes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Statement"]
+__all__ = ["Parameters", "Request", "Statement"]
 
 
 class Statement(NamedTuple):
@@ -12,3 +13,7 @@ class Statement(NamedTuple):
 
     name: bytes
     sql: bytes
+
+
+Parameters = Sequence[bytes | None]
+Request = tuple[Statement, Parameters]

@@ -1,4 +1,4 @@
-"""Sessions that hold advisory locks: one connection each, shared by a door and its keeper.
+"""Sessions that hold locks: one connection each, shared by a door and its keeper.
 
 A session is used by one request at a time, under its mutex, from whichever world asks: the
 door's threads, its event loop, or the keeper's thread. The registry belongs to the store.
@@ -10,16 +10,20 @@ import select
 import threading
 from collections.abc import Callable
 from math import inf
-
-from psycopg import Error as PsycopgError
+from typing import Any, Generic, TypeVar
 
 from holdfast.claim import Grant
-from holdfast.wires.postgres import Connection
+from holdfast.wires.sql import Connection
 
-__all__ = ["Session", "Sessions", "ended"]
+__all__ = ["Session", "SessionOf", "Sessions", "ended"]
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+C = TypeVar("C", bound=Connection[Any, Any])
+C_co = TypeVar("C_co", bound=Connection[Any, Any], covariant=True)
 
 
-class Session:
+class Session(Generic[C_co]):
     """One connection, and what it is for at the moment."""
 
     __slots__ = (
@@ -29,6 +33,7 @@ class Session:
         "mutex",
         "nudged",
         "owed",
+        "parity",
         "reader",
         "sent",
         "turn",
@@ -36,7 +41,7 @@ class Session:
         "wake",
     )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: C_co) -> None:
         self.connection = connection
         self.mutex = threading.Lock()
         self.grant: Grant | None = None
@@ -45,6 +50,8 @@ class Session:
         """Whether it is first of those who wait for slots."""
         self.owed = False
         """Whether an answer is still to come: that of a wait, or of a renewal that was late."""
+        self.parity = 0
+        """Changes from one hold to the next: tells them apart where the server must."""
         self.sent = 0.0
         """When it began to wait: what it was granted since may be as old."""
         self.until = inf
@@ -69,31 +76,27 @@ class Session:
     def alive(self) -> bool:
         """Whether the server has said nothing of its end. Sends nothing."""
         connection = self.connection
-        if not connection.open:
-            return False
-        if self.owed or not connection.stirs():
-            return True
-        try:
-            connection.pgconn.consume_input()
-        except PsycopgError:
-            connection.close()
-        return connection.open and not connection.stirs()
+        return connection.open and (self.owed or connection.stands())
 
 
-class Sessions:
+SessionOf = Session[Connection[Request, Answer]]
+"""Any session whose connection sends such requests and gives such answers."""
+
+
+class Sessions(Generic[C]):
     """All sessions of one store: by owner while they hold or wait, else idle."""
 
     def __init__(self, spare: int) -> None:
         self.spare = spare
-        self.by_owner: dict[str, Session] = {}
-        self.idle: list[Session] = []
+        self.by_owner: dict[str, Session[C]] = {}
+        self.idle: list[Session[C]] = []
         self.asking: dict[str, object] = {}
         """The owners for whom somebody asks just now."""
-        self.doomed: dict[str, list[Connection]] = {}
+        self.doomed: dict[str, list[C]] = {}
         """Connections that broke in the middle of a request: what they hold is unknown."""
         self.users = 0
 
-    def borrow(self) -> Session | None:
+    def borrow(self) -> Session[C] | None:
         """An idle session that still stands."""
         while True:
             try:
@@ -104,15 +107,16 @@ class Sessions:
                 return session
             session.connection.close()
 
-    def give_back(self, session: Session) -> None:
+    def give_back(self, session: Session[C]) -> None:
         """It holds nothing any more."""
         session.grant, session.turn, session.nudged, session.until = None, False, False, inf
+        session.parity ^= 1
         if len(self.idle) < self.spare and session.connection.open:
             self.idle.append(session)
         else:
             session.connection.close()
 
-    def lose(self, owner: str, session: Session) -> None:
+    def lose(self, owner: str, session: Session[C]) -> None:
         """It broke: nobody uses it again, and what it may hold has to be ended by others."""
         if self.by_owner.get(owner) is session:
             del self.by_owner[owner]
@@ -143,11 +147,11 @@ class Sessions:
             session.connection.close()
 
 
-def ended(sessions: list[Session]) -> list[Session]:
+def ended(sessions: list[Session[C]]) -> list[Session[C]]:
     """Those whose server has said goodbye, or vanished. Sends nothing; skips what is in use."""
     poll = select.poll()
-    by_fileno: dict[int, Session] = {}
-    gone: list[Session] = []
+    by_fileno: dict[int, Session[C]] = {}
+    gone: list[Session[C]] = []
     for session in sessions:
         if not session.connection.open:
             gone.append(session)

@@ -1,83 +1,87 @@
-"""How the tasks of one loop use a session. See ``postgres_talk``."""
+"""How the tasks of one loop use a session. See ``sql_talk``."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-
-from psycopg.pq.abc import PGresult
+from typing import Any, Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.postgres import Dial, Dropped, Refused
-from holdfast.wires.postgres_async import in_thread
-from holdfast.wires.postgres_session import Session
-from holdfast.wires.postgres_statement import Statement
-from holdfast.wires.postgres_talk import Asked, Parameters, settled
+from holdfast.wires.in_thread import in_thread
+from holdfast.wires.sql import Connection, Dial, Dropped, Refused
+from holdfast.wires.sql_session import Session, SessionOf
+from holdfast.wires.sql_talk import Asked, Failed, settled
 
-__all__ = ["AsyncTalk"]
+__all__ = ["AsyncTalk", "lock", "receive", "remove_reader"]
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+C = TypeVar("C", bound=Connection[Any, Any])
 
 
-class AsyncTalk:
+class AsyncTalk(Generic[Request, Answer]):
     """For the tasks of one loop."""
 
-    async def open(self, dial: Dial, until: float) -> Session:
+    async def open(self, dial: Dial[C], until: float) -> Session[C]:
         return await in_thread(lambda: Session(dial(until)), lambda made: made.connection.close())
 
     async def ask(
-        self, session: Session, statement: Statement, parameters: Parameters, until: float
-    ) -> PGresult:
-        await _lock(session, until)
+        self, session: SessionOf[Request, Answer], request: Request, until: float
+    ) -> Answer:
+        await lock(session, until)
         try:
-            return await self._ask(session, statement, parameters, until)
+            return await self._ask(session, request, until)
         finally:
             session.mutex.release()
             session.stir()
 
     async def _ask(
-        self, session: Session, statement: Statement, parameters: Parameters, until: float
-    ) -> PGresult:
+        self, session: SessionOf[Request, Answer], request: Request, until: float
+    ) -> Answer:
         connection = session.connection
         try:
             if session.owed:
+                owed = await receive(session, until)
                 with suppress(Refused):  # whatever it was, it is answered
-                    settled(session, await _receive(session, until))
-            connection.send(statement, parameters)
+                    settled(session, owed)
+            connection.send(request)
             session.owed = True
-            return settled(session, await _receive(session, until))
+            answer = await receive(session, until)
+            return settled(session, answer)
         except Refused:
             raise
         except BaseException:  # late or cancelled: the answer is still to come
-            _remove_reader(session)
+            remove_reader(session)
             connection.close()
             raise
 
-    async def ask_all(self, asked: Asked, until: float) -> dict[Session, BackendUnavailable]:
-        failed: dict[Session, BackendUnavailable] = {}
-        for session, (statement, parameters) in asked.items():
+    async def ask_all(self, asked: Asked[Request, Answer], until: float) -> Failed[Request, Answer]:
+        failed: Failed[Request, Answer] = {}
+        for session, request in asked.items():
             try:
-                await self._ask(session, statement, parameters, until)
+                await self._ask(session, request, until)
             except BackendUnavailable as error:
                 failed[session] = error
         return failed
 
-    async def settle(self, session: Session, until: float) -> PGresult | None:
-        await _lock(session, until)
+    async def settle(self, session: SessionOf[Request, Answer], until: float) -> Answer | None:
+        await lock(session, until)
         connection = session.connection
         try:
-            answer = connection.receive(0.0)
-            if answer is None and until > now():
-                answer = await _receive(session, until)
+            answer = connection.arrived()
+            if answer is None and connection.comes():
+                answer = await receive(session, until)
             return None if answer is None else settled(session, answer)
         except Dropped:
-            _remove_reader(session)
+            remove_reader(session)
             raise
         finally:
             session.mutex.release()
             session.stir()
 
-    async def idle(self, session: Session, until: float) -> None:
+    async def idle(self, session: SessionOf[Request, Answer], until: float) -> None:
         if not session.connection.open:
             return
         loop = asyncio.get_running_loop()
@@ -91,7 +95,7 @@ class AsyncTalk:
         finally:
             session.wake = None
             session.nudged = False
-            _remove_reader(session, ready)
+            remove_reader(session, ready)
 
     def forget(self) -> None:
         """A loop's waits end with it."""
@@ -100,7 +104,7 @@ class AsyncTalk:
         """A loop's waits end with it."""
 
 
-async def _lock(session: Session, until: float) -> None:
+async def lock(session: SessionOf[Any, Any], until: float) -> None:
     """The session's mutex, without ever blocking the loop."""
     mutex = session.mutex
     if mutex.acquire(blocking=False):
@@ -115,13 +119,13 @@ async def _lock(session: Session, until: float) -> None:
         raise session.connection.broken("an earlier request is still under way")
 
 
-def _add_reader(session: Session, who: object, callback: Callable[[], None]) -> None:
+def _add_reader(session: SessionOf[Any, Any], who: object, callback: Callable[[], None]) -> None:
     fileno = session.connection.fileno()
     session.reader = who, fileno
     asyncio.get_running_loop().add_reader(fileno, callback)
 
 
-def _remove_reader(session: Session, who: object = None) -> None:
+def remove_reader(session: SessionOf[Any, Any], who: object = None) -> None:
     """Unless somebody else has taken its place since. Before, or right when, it is closed: the
     loop must not keep the number of a socket that another one may get."""
     if session.reader is not None and who in (None, session.reader[0]):
@@ -129,21 +133,23 @@ def _remove_reader(session: Session, who: object = None) -> None:
         session.reader = None
 
 
-async def _receive(session: Session, until: float) -> PGresult | None:
-    """The answer, or nothing if it is not complete by then."""
+async def receive(
+    session: SessionOf[Request, Answer], until: float, enough: Callable[[], bool] | None = None
+) -> Answer | None:
+    """The answer, or nothing if it is not complete by then; or what has come is enough."""
     loop = asyncio.get_running_loop()
     connection = session.connection
-    future: asyncio.Future[PGresult | None] = loop.create_future()
+    future: asyncio.Future[Answer | None] = loop.create_future()
 
     def readable() -> None:
         try:
             answer = connection.collect()
         except BackendUnavailable as error:
-            _remove_reader(session)
+            remove_reader(session)
             if not future.done():
                 future.set_exception(error)
             return
-        if answer is not None and not future.done():
+        if (answer is not None or (enough is not None and enough())) and not future.done():
             future.set_result(answer)
 
     def late() -> None:
@@ -156,7 +162,7 @@ async def _receive(session: Session, until: float) -> PGresult | None:
         return await future
     finally:
         timer.cancel()
-        _remove_reader(session, future)
+        remove_reader(session, future)
 
 
 def _set(future: asyncio.Future[None]) -> None:

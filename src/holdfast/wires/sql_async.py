@@ -1,4 +1,4 @@
-"""The asyncio wire to PostgreSQL: a few connections, shared by the tasks of one loop.
+"""The asyncio wire to MySQL or PostgreSQL: a few connections, shared by the tasks of one loop.
 
 A request whose caller was cancelled is read to its end all the same, so that its connection
 can be used again, and so that what undoes it can be sent behind it.
@@ -7,47 +7,44 @@ can be used again, and so that what undoes it can be sent behind it.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-from psycopg import Error as PsycopgError
-from psycopg.pq.abc import PGresult
+from typing import Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.postgres import Connection, Dial, Refused
-from holdfast.wires.postgres_statement import Statement
+from holdfast.wires.in_thread import in_thread
+from holdfast.wires.sql import Connection, Dial, Refused
 
-__all__ = ["AsyncWire", "in_thread"]
+__all__ = ["AsyncWire"]
 
-T = TypeVar("T")
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
 
 
-class _Line:
+class _Line(Generic[Request, Answer]):
     """A connection on the loop: one request at a time."""
 
     __slots__ = ("connection", "fileno", "future", "landed", "loop", "timer", "wire")
 
-    def __init__(self, connection: Connection, wire: AsyncWire) -> None:
+    def __init__(
+        self, connection: Connection[Request, Answer], wire: AsyncWire[Request, Answer]
+    ) -> None:
         self.connection, self.wire = connection, wire
         self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[PGresult] | None = None
+        self.future: asyncio.Future[Answer] | None = None
         self.landed: asyncio.Future[None] | None = None
         """Set when the request of a caller who was cancelled has been answered, or failed."""
         self.timer: asyncio.TimerHandle | None = None
-        connection.pgconn.nonblocking = 1
+        connection.unblock()
         self.fileno = connection.fileno()
         self.loop.add_reader(self.fileno, self._readable)
 
-    def request(
-        self, statement: Statement, parameters: Sequence[bytes | None], seconds: float
-    ) -> asyncio.Future[PGresult]:
-        future = self.future = self.loop.create_future()
+    def request(self, request: Request, seconds: float) -> asyncio.Future[Answer]:
+        future: asyncio.Future[Answer] = self.loop.create_future()
+        self.future = future
         self.timer = self.loop.call_later(seconds, self._too_late)
         try:
-            self.connection.send(statement, parameters)
+            self.connection.send(request)
             self._flush()
         except BackendUnavailable as error:
             self._fail(error)
@@ -56,11 +53,11 @@ class _Line:
     def _flush(self) -> None:
         """Sends what is left to send, now or when there is room again."""
         try:
-            left = self.connection.pgconn.flush()
-        except PsycopgError as error:
-            self._fail(self.connection.broken(str(error)))
+            gone = self.connection.flush()
+        except BackendUnavailable as error:
+            self._fail(error)
             return
-        if left:
+        if not gone:
             self.loop.add_writer(self.fileno, self._flush)
         else:
             self.loop.remove_writer(self.fileno)
@@ -73,7 +70,7 @@ class _Line:
             answer = self.connection.collect()
             if answer is None:
                 return
-            result: PGresult | Refused = self.connection.checked(answer)
+            result: Answer | Refused = self.connection.given(answer)
         except Refused as error:
             result = error
         except BackendUnavailable as error:
@@ -88,7 +85,7 @@ class _Line:
         self.end()
         self._settle(error)
 
-    def _settle(self, result: PGresult | BackendUnavailable) -> None:
+    def _settle(self, result: Answer | BackendUnavailable) -> None:
         future, self.future = self.future, None
         if self.timer is not None:
             self.timer.cancel()
@@ -113,27 +110,25 @@ class _Line:
         self.connection.close()
 
 
-class AsyncWire:
+class AsyncWire(Generic[Request, Answer]):
     """Belongs to the event loop that first uses it, until ``forget`` or ``close``."""
 
-    def __init__(self, dial: Dial, limit: int, seconds: float, display: str) -> None:
+    def __init__(
+        self, dial: Dial[Connection[Request, Answer]], limit: int, seconds: float, display: str
+    ) -> None:
         self._dial, self._limit, self._seconds, self._display = dial, limit, seconds, display
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[_Line] = []
-        self._all: set[_Line] = set()
+        self._idle: list[_Line[Request, Answer]] = []
+        self._all: set[_Line[Request, Answer]] = set()
         self._opening = 0
         self._starved: deque[asyncio.Future[None]] = deque()
         self._orphans: dict[str, asyncio.Future[None]] = {}
 
     async def request(
-        self,
-        statement: Statement,
-        parameters: Sequence[bytes | None],
-        owner: str = "",
-        until: float | None = None,
-    ) -> PGresult:
+        self, request: Request, owner: str = "", until: float | None = None
+    ) -> Answer:
         """One request, behind those of the same owner whose callers were cancelled."""
         if self._orphans and owner in self._orphans:
             await asyncio.shield(self._orphans[owner])
@@ -141,7 +136,7 @@ class AsyncWire:
         if until is not None and until < by:
             by = until
         line = self._idle.pop() if self._idle else await self._borrow(by)
-        future = line.request(statement, parameters, by - now())
+        future = line.request(request, by - now())
         try:
             return await future
         except asyncio.CancelledError:
@@ -150,7 +145,7 @@ class AsyncWire:
                 line.landed.add_done_callback(lambda _: self._orphans.pop(owner, None))
             raise
 
-    async def _borrow(self, until: float) -> _Line:
+    async def _borrow(self, until: float) -> _Line[Request, Answer]:
         try:
             async with asyncio.timeout(until - now()):
                 while not self._idle and len(self._all) + self._opening >= self._limit:
@@ -171,10 +166,10 @@ class AsyncWire:
                 self._wake()  # it was meant for somebody who can use it
             raise
 
-    async def _open(self, until: float) -> _Line:
+    async def _open(self, until: float) -> _Line[Request, Answer]:
         self._opening += 1
         try:
-            connection = await in_thread(lambda: self._dial(until), Connection.close)
+            connection = await in_thread(lambda: self._dial(until), lambda made: made.close())
             line = _Line(connection, self)
             self._all.add(line)
             return line
@@ -189,7 +184,7 @@ class AsyncWire:
                 room.set_result(None)
                 return
 
-    def back(self, line: _Line) -> None:
+    def back(self, line: _Line[Request, Answer]) -> None:
         """A connection that is no longer in use, or no longer open."""
         if line.connection.open and line in self._all:
             self._idle.append(line)
@@ -213,36 +208,3 @@ class AsyncWire:
         self._all.clear()
         while self._idle:
             self._idle.pop().end()
-
-
-async def in_thread(work: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """Runs blocking work on a thread of its own; a result that nobody waits for is undone.
-
-    Not the loop's executor: that may be full of the program's own work, waiting for us.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            if error is None:
-                undo(result)  # type: ignore[arg-type]
-        elif error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as failure:  # noqa: BLE001 - it is raised on the loop
-            error = failure
-        try:
-            loop.call_soon_threadsafe(deliver, result, error)
-        except RuntimeError:  # the loop is closed
-            if error is None:
-                undo(result)  # type: ignore[arg-type]
-
-    threading.Thread(target=run, name="holdfast-dial", daemon=True).start()
-    return await future

@@ -1,44 +1,42 @@
-"""The blocking wire to PostgreSQL: a few connections, shared by many threads."""
+"""The blocking wire to MySQL or PostgreSQL: a few connections, shared by many threads."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from typing import Generic, TypeVar
 from weakref import WeakSet
-
-from psycopg.pq.abc import PGresult
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.postgres import Connection, Dial
-from holdfast.wires.postgres_statement import Statement
+from holdfast.wires.sql import Connection, Dial
 
 __all__ = ["BlockingWire"]
 
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
 
-class BlockingWire:
+
+class BlockingWire(Generic[Request, Answer]):
     """Idle connections are a stack without a lock: the one used last is used next."""
 
-    def __init__(self, dial: Dial, limit: int, seconds: float, display: str) -> None:
+    def __init__(
+        self, dial: Dial[Connection[Request, Answer]], limit: int, seconds: float, display: str
+    ) -> None:
         self._dial, self._limit, self._seconds, self._display = dial, limit, seconds, display
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[Connection] = []
+        self._idle: list[Connection[Request, Answer]] = []
         # Weak: an interrupt between two lines may lose one, which then closes by itself.
-        self._all: WeakSet[Connection] = WeakSet()
+        self._all: WeakSet[Connection[Request, Answer]] = WeakSet()
         self._home = object()
         self._opening = 0
         self._starved = 0
         self._returned = threading.Condition()
 
     async def request(
-        self,
-        statement: Statement,
-        parameters: Sequence[bytes | None],
-        owner: str = "",
-        until: float | None = None,
-    ) -> PGresult:
+        self, request: Request, owner: str = "", until: float | None = None
+    ) -> Answer:
         """One request, answered or raised in time."""
         deadline = now() + self._seconds
         if until is not None and until < deadline:
@@ -51,11 +49,11 @@ class BlockingWire:
         except IndexError:
             connection = self._borrow(deadline)
         try:
-            return connection.request(statement, parameters, deadline)
+            return connection.request(request, deadline)
         finally:
             self._give_back(connection)
 
-    def _borrow(self, until: float) -> Connection:
+    def _borrow(self, until: float) -> Connection[Request, Answer]:
         """An idle connection that still stands, or a new one, or whichever comes back first."""
         with self._returned:
             self._starved += 1
@@ -90,7 +88,7 @@ class BlockingWire:
     def _count(self) -> int:
         return self._opening + sum(connection.open for connection in list(self._all))
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: Connection[Request, Answer]) -> None:
         if connection.open and connection.home is self._home:
             self._idle.append(connection)
         else:
