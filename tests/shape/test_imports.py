@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 OWN_STORES = ("fencing.etcd", "fencing.consul", "fencing.zookeeper")
 
 # A backend stays among its own files; these serve several.
-SHARED_BACKENDS = {"lines", "sessions", "memory"}
+SHARED_BACKENDS = {"lines", "sessions", "memory", "sql"}
 FAMILIES = {"redlock": "redis"}
 
 

@@ -121,11 +121,7 @@ class AdvisoryBackend(AdvisoryView):
             else:
                 answer = await self._take_lock(session, claim, join, queued)
         except LimitMismatch:
-            if queued:
-                self.sessions.lose(claim.owner, session)
-            else:
-                self.sessions.by_owner.pop(claim.owner, None)
-                self.sessions.give_back(session)
+            self.sessions.let_go(claim.owner, session, clean=not queued)
             raise
         except BaseException:
             self.sessions.lose(claim.owner, session)
@@ -254,16 +250,11 @@ class AdvisoryBackend(AdvisoryView):
         return None
 
     async def _end_doomed(self, owner: str, until: float = inf) -> None:
-        """Ends the sessions of an owner that broke in the middle of a request."""
-        doomed = self.sessions.doomed.pop(owner, [])
-        try:
-            while doomed:
-                kill = b"KILL CONNECTION IS_USED_LOCK(%s)" % session_lock(doomed[-1].tag)
-                await self.wire.request(kill, until=until)
-                doomed.pop()
-        finally:
-            if doomed:
-                self.sessions.doomed[owner] = doomed
+        async def end(connection: Connection) -> None:
+            kill = b"KILL CONNECTION IS_USED_LOCK(%s)" % session_lock(connection.tag)
+            await self.wire.request(kill, until=until)
+
+        await self.sessions.end_doomed(owner, end)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         if claim.owner in self._nudged:

@@ -132,10 +132,10 @@ class AdvisoryBackend(SharedBackend):
         try:
             answer = self._told(claim, await self._ask(session, (statement, asked)))
         except LimitMismatch:
-            self._let_go(claim.owner, session, clean=not session.turn)
+            self.sessions.let_go(claim.owner, session, clean=not session.turn)
             raise
         except BaseException:
-            self._let_go(claim.owner, session, clean=False)
+            self.sessions.lose(claim.owner, session)
             raise
         if isinstance(answer, Grant):
             session.grant, session.turn = answer, False
@@ -155,14 +155,6 @@ class AdvisoryBackend(SharedBackend):
                 "choose a different name"
             )
         return self._answered(claim, reply)
-
-    def _let_go(self, owner: str, session: Session, *, clean: bool) -> None:
-        """A session that holds nothing can be used again; one that may hold something can't."""
-        if clean:
-            self.sessions.by_owner.pop(owner, None)
-            self.sessions.give_back(session)
-        else:
-            self.sessions.lose(owner, session)
 
     def _key(self, claim: Claim) -> bytes:
         return b"%d" % base_key(self._name, claim.name)
@@ -221,16 +213,11 @@ class AdvisoryBackend(SharedBackend):
         return grant._replace(since=session.sent)
 
     async def _end_doomed(self, owner: str, until: float = inf) -> None:
-        """Ends the sessions of an owner that broke in the middle of a request."""
-        doomed = self.sessions.doomed.pop(owner, [])
-        try:
-            while doomed:
-                parameters = (b"%d" % doomed[-1].pid, doomed[-1].started.encode())
-                await self.wire.request((self.statements.end, parameters), until=until)
-                doomed.pop()
-        finally:
-            if doomed:
-                self.sessions.doomed[owner] = doomed
+        async def end(connection: Connection) -> None:
+            parameters = (b"%d" % connection.pid, connection.started.encode())
+            await self.wire.request((self.statements.end, parameters), until=until)
+
+        await self.sessions.end_doomed(owner, end)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         if claim.owner in self._nudged:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -116,6 +116,14 @@ class Sessions(Generic[C]):
         else:
             session.connection.close()
 
+    def let_go(self, owner: str, session: Session[C], *, clean: bool) -> None:
+        """One that holds nothing can be used again; one that may hold something can't."""
+        if clean:
+            self.by_owner.pop(owner, None)
+            self.give_back(session)
+        else:
+            self.lose(owner, session)
+
     def lose(self, owner: str, session: Session[C]) -> None:
         """It broke: nobody uses it again, and what it may hold has to be ended by others."""
         if self.by_owner.get(owner) is session:
@@ -128,6 +136,17 @@ class Sessions(Generic[C]):
         self.doomed.setdefault(owner, []).append(session.connection)
         while len(self.doomed) > 1000:  # nobody has asked for these: their timeout ends them
             del self.doomed[next(iter(self.doomed))]
+
+    async def end_doomed(self, owner: str, end: Callable[[C], Awaitable[object]]) -> None:
+        """Ends the sessions of an owner that broke in the middle of a request."""
+        doomed = self.doomed.pop(owner, [])
+        try:
+            while doomed:
+                await end(doomed[-1])
+                doomed.pop()
+        finally:
+            if doomed:
+                self.doomed[owner] = doomed
 
     def forget(self) -> None:
         """In a forked child: they are the parent's."""
