@@ -32,7 +32,10 @@ class BlockingWire(Generic[Request, Answer]):
         self._home = object()
         self._opening = 0
         self._starved = 0
-        self._returned = threading.Condition()
+        # Entered directly: the condition's own way in is Python code, and an interrupt in there
+        # leaves it locked for ever.
+        self._mutex = threading.RLock()
+        self._returned = threading.Condition(self._mutex)
 
     async def request(
         self, request: Request, owner: str = "", until: float | None = None
@@ -55,7 +58,7 @@ class BlockingWire(Generic[Request, Answer]):
 
     def _borrow(self, until: float) -> Connection[Request, Answer]:
         """An idle connection that still stands, or a new one, or whichever comes back first."""
-        with self._returned:
+        with self._mutex:
             self._starved += 1
             try:
                 while self._idle:
@@ -76,7 +79,7 @@ class BlockingWire(Generic[Request, Answer]):
             self._all.add(connection)
             return connection
         finally:
-            with self._returned:
+            with self._mutex:
                 self._opening -= 1
                 self._returned.notify()
 
@@ -94,7 +97,7 @@ class BlockingWire(Generic[Request, Answer]):
         else:
             connection.close()
         if self._starved:
-            with self._returned:
+            with self._mutex:
                 self._returned.notify()
 
     def forget(self) -> None:
