@@ -5,7 +5,7 @@ stamp := .venv/.installed
 # Test processes at once: they wait more than they work, so on two cores five are faster than two.
 JOBS ?= 5
 TESTS ?= tests
-PYTEST := $(bin)/python -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS) --dist loadgroup)
+PYTEST := $(bin)/python -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS))
 
 .PHONY: help venv servers check test faults bench format clean
 

@@ -16,7 +16,7 @@ from holdfast.backends import zookeeper, zookeeper_end
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
-from holdfast.errors import Incompatible, Unsupported
+from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.runtimes.clock import now
 from holdfast.url import open_store
@@ -94,6 +94,30 @@ def test_an_heir_that_has_come_and_gone_is_not_lined_up_again(
     assert isinstance(answer, Busy)
     assert nodes_of(kazoo, f"/{namespace}/locks/name") == []
     run_now(backend.close())
+
+
+def test_an_heir_that_does_not_wait_is_soon_skipped(server: QuickServer, namespace: str) -> None:
+    """One who has left before the exchange lined it up: nobody attends to its turn."""
+    store: Any = open_store(server.url, Settings(namespace=namespace))
+    backend = store.backend(BlockingRuntime())
+    grant = run_now(backend.attempt(claim_of(), join=True))
+    assert isinstance(run_now(backend.attempt(claim_of(), join=True)), Busy)
+    gone = claim_of()
+    ours, answer = run_now(backend.exchange(grant, gone))
+    assert ours is True
+    assert isinstance(answer, Busy)
+    assert store.entries[gone.owner].unattended(now() + SOON)
+    run_now(backend.close())
+
+
+def test_a_door_that_has_left_opens_no_session(server: QuickServer, namespace: str) -> None:
+    """A request that comes late would leave it open for good."""
+    store: Any = open_store(server.url, Settings(namespace=namespace))
+    backend = store.backend(BlockingRuntime())
+    assert isinstance(run_now(backend.attempt(claim_of(), join=True)), Grant)
+    run_now(backend.close())
+    with pytest.raises(BackendUnavailable, match="closed"):
+        run_now(backend.attempt(claim_of(), join=True))
 
 
 @pytest.mark.faults

@@ -200,7 +200,7 @@ class Names:
         return encoded(self._records + escape(name))
 
     def guard(self, session: str) -> bytes:
-        """The key whose version a session's requests must know; see ``EtcdBackend.abandon``."""
+        """The key whose version a session's requests must know; see ``etcd_leave``."""
         return encoded(self._guards + session)
 
     def bell(self, session: str) -> bytes:

@@ -34,7 +34,7 @@ class Details(NamedTuple):
     weight: int
     held: bool
     settled: bool
-    """Whether the entry itself says that it is a hold."""
+    """Whether the entry itself says that it was given what it claims."""
     behind: int
     since: float
     slots: tuple[int, ...]

@@ -31,9 +31,10 @@ UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 GLANCE_SECONDS = 1.0
 """How often it is looked whether connections that are holds are still there."""
 MISHAP_SECONDS = 0.5
-LONGEST_RETRY_SHARE_OF = 10.0
+MOST_LEFT_SECONDS = 10.0
 SHORTEST_RETRY_SECONDS = 0.02
-"""A renewal that failed is tried again after a tenth or so of what is left, within these."""
+"""A renewal that failed is tried again after a tenth or so of what is left, which counts up to
+the first, and not sooner than the second."""
 UNHANDLED_SECONDS = 0.1
 """How soon a hold that has no handle is looked at again."""
 
@@ -282,7 +283,7 @@ class Keep:
             elif claim.owner in answer.unknown:
                 hold.cause = answer.unknown[claim.owner]
                 # One that was granted for a moment has less to lose time with than its ttl says.
-                left = min(claim.ttl, LONGEST_RETRY_SHARE_OF, hold.ends - now)
+                left = min(claim.ttl, MOST_LEFT_SECONDS, hold.ends - now)
                 pause = self.runtime.between(0.05, 0.15) * left
                 hold.renew_at = now + max(SHORTEST_RETRY_SECONDS, pause)
             elif hold.grant is not grant:  # extended meanwhile: with that ttl, once more
