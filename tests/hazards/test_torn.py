@@ -98,6 +98,28 @@ def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
     doorbell.close()
 
 
+def test_an_interrupt_ends_a_bell_for_all() -> None:
+    """What was read is lost, so the next who listens is told that the bell is broken."""
+    bell, doorbell = Bell(), BlockingDoorbell()
+    doorbell.hang(bell)
+    bell.theirs.send(b"leader ")
+
+    def torn() -> list[str]:
+        raise KeyboardInterrupt
+
+    bell.read = torn  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        doorbell.wait("leader", now() + SOON)
+    assert doorbell.bell is None
+    with pytest.raises(OSError, match="interrupt"):
+        doorbell.wait("follower", now() + SOON)
+    another = Bell()
+    doorbell.hang(another)
+    another.theirs.send(b"follower ")
+    assert doorbell.wait("follower", now() + SOON)
+    doorbell.close()
+
+
 @pytest.mark.parametrize(("name", "line"), [*_lines(Room.take), *_lines(Room.call)])
 def test_a_room_loses_no_place(name: str, line: int) -> None:
     """Whoever is torn as it takes a place leaves it to the others, and locks nobody out."""

@@ -74,6 +74,8 @@ class BlockingDoorbell:
         self._kept: dict[str, None] = {}
         self._led = False
         self._bell: Bell | None = None
+        self._torn = False
+        """Whether an interrupt ended the bell: the next who listens tells so."""
         self._closed = False
         self._inside, self._outside = socket.socketpair()
         self._inside.setblocking(False)
@@ -90,7 +92,7 @@ class BlockingDoorbell:
     def hang(self, bell: Bell) -> None:
         """Installs a source. Rings that came before it are lost: attempt again afterwards."""
         with self._mutex:
-            old, self._bell = self._bell, bell
+            old, self._bell, self._torn = self._bell, bell, False
         if old is not None:
             old.close()
         self._stir()
@@ -173,6 +175,9 @@ class BlockingDoorbell:
 
     def _listen(self, seconds: float) -> None:
         """One round of listening, for all."""
+        if self._torn:
+            self._torn = False
+            raise OSError("an interrupt came while the bell was read")
         bell = self._bell
         if bell is not self._listened:
             bells = () if bell is None else (bell.fileno(),)
@@ -187,15 +192,16 @@ class BlockingDoorbell:
     def _answer(self, bell: Bell) -> None:
         try:
             keys = bell.read()
-        except BaseException:
+            with self._mutex:
+                for key in keys:
+                    self._ring(key)
+        except BaseException as error:
             with self._mutex:
                 if self._bell is bell:
                     self._bell = None
+                    self._torn = not isinstance(error, Exception)
             bell.close()
             raise
-        with self._mutex:
-            for key in keys:
-                self._ring(key)
 
     def _drain(self) -> None:
         try:
