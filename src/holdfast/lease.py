@@ -167,8 +167,9 @@ class LeaseBase:
         giver = None if self._taken_through is None else self._taken_through()
         if giver is not None:
             giver._forget(self)
-        if self._hold.handled():
-            self._hold.block = False  # what remains is a bare handle
+        hold = self._hold
+        if len(hold.handles) > 1 and hold.handled():
+            hold.block = False  # what remains is a bare handle
             return False
         return True
 

@@ -95,7 +95,7 @@ class RedisBackend:
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         script = self._scripts.acquire
-        start, key = self._keys.start(script, claim.name)
+        start, key = script.starts.get(claim.name) or self._keys.start(script, claim.name)
         heard: int = self._wakeups.hearing
         packed = f"{start}{self._claim_words(claim, join, heard)}".encode()
         if self._replicas:
@@ -164,8 +164,9 @@ class RedisBackend:
         if self._doubtful and claim.owner in self._doubtful:
             return await self._abandon(claim)
         script = self._scripts.release
-        start, key = self._keys.start(script, claim.name)
-        packed = f"{start}{bulk(claim.owner)}".encode()
+        start, key = script.starts.get(claim.name) or self._keys.start(script, claim.name)
+        words = f"{start}${len(claim.owner)}\r\n{claim.owner}\r\n"
+        packed = (words if words.isascii() else f"{start}{bulk(claim.owner)}").encode()
         # Whoever was woken itself is likely to wake somebody, who is then told before we are.
         now, woken = self._now, grant.seconds is not None
         try:

@@ -58,8 +58,9 @@ async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
             await _wait_for_turn(door, turn, until, ask)
             return await _stand(door, turn, until, ask)
         # The usual way, without a step more than it needs: nobody waits and it is free.
+        by = None if until is None else _answer_by(sent, until)
         try:
-            answer = await door.backend.attempt(claim, join=True, until=_answer_by(sent, until))
+            answer = await door.backend.attempt(claim, join=True, until=by)
         except BackendUnavailable:  # perhaps a connection that went stale: _stand has patience
             turn.unsure = True
             return await _stand(door, turn, until, ask)
@@ -112,11 +113,11 @@ async def _stand(
         wait = _Wait(door, turn, until, ask)
         await wait.wait(told, sent)
     while True:
-        door.enter()
         try:
             if turn.answer is None:
+                door.enter()
                 sent = door.runtime.now()
-                by = _answer_by(sent, until)
+                by = None if until is None else _answer_by(sent, until)
                 answer = await door.backend.attempt(turn.claim, join=True, until=by)
             else:  # it was asked by an exchange on our behalf, or before it woke us with a grant
                 (answer, sent), turn.answer = turn.answer, None
@@ -136,9 +137,9 @@ async def _stand(
         await wait.wait(answer, sent)
 
 
-def _answer_by(sent: float, until: float | None) -> float | None:
+def _answer_by(sent: float, until: float) -> float:
     # A store that is merely slow still gets a moment, also when the caller's time is nearly over.
-    return None if until is None else max(until, sent + LEAST_REQUEST_SECONDS)
+    return max(until, sent + LEAST_REQUEST_SECONDS)
 
 
 class _Wait:
@@ -187,11 +188,13 @@ class _Wait:
     def _wake_at(self, busy: Busy, now: float) -> float:
         """The bounded, jittered re-check behind every notification."""
         runtime = self._door.runtime
-        seconds = runtime.between(*RECHECK_SECONDS)
-        if busy.retry_seconds is not None:
+        retry = busy.retry_seconds
+        if retry is None or retry > RECHECK_SECONDS[1]:
+            seconds = runtime.between(*RECHECK_SECONDS)
+        else:
             # The first in line comes right at the end of what is in front, the others later.
             jitter = (0.005, 0.03) if busy.place == 0 else (0.05, 0.8)
-            seconds = min(seconds, busy.retry_seconds + runtime.between(*jitter))
+            seconds = retry + runtime.between(*jitter)
         return now + seconds if self._until is None else min(self._until, now + seconds)
 
     async def _pause_if_spinning(self, asked: float) -> None:

@@ -86,8 +86,8 @@ class Runtime(Protocol):
         """This host's name and this process's number, for people."""
         ...
 
-    def my_name(self) -> str:
-        """The calling thread's or task's name, for people."""
+    def name_of(self, who: Hashable) -> str:
+        """The name of a thread or task that ``me`` named, for people."""
         ...
 
     def alive(self, who: Hashable) -> bool:

@@ -51,9 +51,9 @@ class Door:
         if self.on_enter is not None:
             self.on_enter(self)
 
-    def label(self, note: str) -> str:
+    def label(self, me: Hashable, note: str) -> str:
         """Who asks, for the store to keep and to tell others."""
-        name = self.runtime.my_name()
+        name = self.runtime.name_of(me)
         label = self._labels.get((name, note))
         if label is None:
             if len(self._labels) >= KEPT_LABELS:

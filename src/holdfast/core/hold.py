@@ -4,6 +4,7 @@
 import enum
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 from weakref import ref
 
@@ -20,11 +21,13 @@ NEVER = float("inf")
 MOST_DEAD_HANDLES = 16
 
 
+@lru_cache  # a program has few ttls, and asks with every hold
 def certain_seconds(ttl: float) -> float:
     """How much of a ttl can be relied on although two clocks never run quite alike."""
     return ttl * (1 - DRIFT_SHARE) - DRIFT_SECONDS
 
 
+@lru_cache
 def grace_seconds(ttl: float) -> float:
     """How long before its end a hold becomes doubtful: time enough to stop working."""
     return min(LONGEST_GRACE_SECONDS, ttl / 3)

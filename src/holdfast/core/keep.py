@@ -85,9 +85,8 @@ class Keep:
         self.registered += 1
         if hold.grant.seconds is not None:
             self.hurried = True
-        at = hold.next_at()
-        if at < self.planned:
-            self.plan(at)
+        if hold.renew_at < self.planned or hold.doubtful_at < self.planned:
+            self.plan(hold.next_at())
 
     def remove(self, hold: Hold) -> bool:
         """Keeps it no longer; answers whether it was kept: true for exactly one caller."""

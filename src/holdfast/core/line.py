@@ -102,15 +102,15 @@ class Lines:
     def leave(self, turn: Turn) -> None:
         """Leaves the line and lets the next one ask. May be called again."""
         turn.gone = True
-        line = turn.line
-        if line is None or turn.key is None:
+        line, key = turn.line, turn.key
+        if line is None or key is None:
             return
-        line.pop(turn.key, None)
-        if not line:
-            if self._lines.get(turn.claim.name) is line:
-                self._lines.pop(turn.claim.name, None)
-            return
-        self._call_first(line)
+        line.pop(key, None)
+        if line:
+            self._call_first(line)
+        elif self._lines.get(turn.claim.name) is line:
+            self._lines.pop(turn.claim.name, None)
+        turn.key = None  # at the end: who is interrupted here leaves again
 
     def _call_first(self, line: Line) -> None:
         heir = _first(line)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from holdfast.claim import Claim, Mode
 from holdfast.core.acquire import acquire, attempt_once
@@ -51,7 +51,8 @@ class LockBase(Entered[L]):
         self._terms = terms
         self._ask = Ask(terms.timeout, terms.renew, terms.max_hold)
         self._mode, self._weight, self._limit = mode, weight, limit
-        self._bare: WeakKeyDictionary[Any, list[LeaseBase]] | None = None
+        self._bare: dict[Callable[[], Any], list[LeaseBase]] = {}
+        """What ``acquire`` gave, by thread or task: who ends leaves nothing here."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self._mode} on {self._door.store.display}>"
@@ -85,7 +86,7 @@ class LockBase(Entered[L]):
             self._limit,
             terms.ttl,
             os.urandom(16).hex(),
-            door.label(terms.note),
+            door.label(me, terms.note),
         )
         ask = self._ask
         if not explain or timeout != ask.timeout:
@@ -132,29 +133,31 @@ class LockBase(Entered[L]):
             lease = await self._take(limit, block=False, explain=False)
         except LockTimeout:
             return None
-        if self._bare is None:
-            self._bare = WeakKeyDictionary()
-        stack = self._bare.setdefault(self._door.runtime.me(), [])
+        who = lease._hold.who
+        stack = self._bare.get(who)
+        if stack is None:
+            stack = self._bare[ref(who(), self._bare.pop)] = []
         stack.append(lease)
         lease._taken_through = ref(self)
         return lease
 
     def _forget(self, lease: LeaseBase) -> None:
         """A lease that came from ``acquire`` has been given up."""
-        who = lease._who  # whose stack has gone with it, if it is gone
-        stack = None if who is None or self._bare is None else self._bare.get(who)
+        stack = self._bare.get(lease._hold.who)
         if stack and lease in stack:
             stack.remove(lease)
 
     async def _release(self) -> None:
         """Ends the newest lease that this thread or task took through this object."""
-        stack = None if self._bare is None else self._bare.get(self._door.runtime.me())
+        stack = self._bare.get(ref(self._door.runtime.me()))
         if not stack:
             raise NotHeld(
                 f"this {self._door.who} holds no lease of {self.name!r} "
                 f"on {self._door.store.display} that came from this lock's acquire()"
             )
-        await stack[-1]._release()
+        lease = stack.pop()
+        lease._taken_through = None
+        await lease._release()
 
     async def _locked(self) -> bool:
         self._door.enter()

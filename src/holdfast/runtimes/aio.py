@@ -74,9 +74,8 @@ class AsyncioRuntime:
 
     where = staticmethod(clock.where)
 
-    def my_name(self) -> str:
-        task = asyncio.current_task()
-        return task.get_name() if task is not None else "?"
+    def name_of(self, who: Hashable) -> str:
+        return who.get_name() if isinstance(who, asyncio.Task) else "?"
 
     def alive(self, who: Hashable) -> bool:
         return isinstance(who, asyncio.Task) and not who.done()

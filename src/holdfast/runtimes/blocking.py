@@ -65,8 +65,8 @@ class BlockingRuntime:
 
     where = staticmethod(clock.where)
 
-    def my_name(self) -> str:
-        return threading.current_thread().name
+    def name_of(self, who: Hashable) -> str:
+        return who.name if isinstance(who, threading.Thread) else "?"
 
     def alive(self, who: Hashable) -> bool:
         return isinstance(who, threading.Thread) and who.is_alive()

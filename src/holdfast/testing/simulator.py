@@ -219,9 +219,8 @@ class SimRuntime:
     def me(self) -> Hashable:
         return self.node.world.running
 
-    def my_name(self) -> str:
-        task = self.node.world.running
-        return task.name if task else "?"
+    def name_of(self, who: Hashable) -> str:
+        return who.name if isinstance(who, SimTask) else "?"
 
     def alive(self, who: Hashable) -> bool:
         return isinstance(who, SimTask) and not who.done

@@ -31,15 +31,15 @@ EVERYBODY = ""
 """The key that rings all who wait: some of their own rings may have been lost."""
 
 
-def _watch(*filenos: int) -> Callable[[float], list[int]]:
-    """Tells which of them can be read, within so many seconds. Poll needs no kernel object of its
-    own, unlike epoll and kqueue."""
+def _watch(*filenos: int) -> Callable[[float], list[tuple[int, int]]]:
+    """Tells which of them can be read, within so many milliseconds. Poll needs no kernel object of
+    its own, unlike epoll and kqueue."""
     if not hasattr(select, "poll"):
-        return lambda seconds: select.select(filenos, [], [], seconds)[0]
+        return lambda limit: [(f, 0) for f in select.select(filenos, [], [], limit / 1000)[0]]
     poll = select.poll()
     for fileno in filenos:
         poll.register(fileno, select.POLLIN)
-    return lambda seconds: [fileno for fileno, _ in poll.poll(seconds * 1000)]
+    return poll.poll
 
 
 class Bell(Protocol):
@@ -183,7 +183,7 @@ class BlockingDoorbell:
             bells = () if bell is None else (bell.fileno(),)
             self._ready = _watch(self._called, *bells)
             self._listened = bell
-        for fileno in self._ready(min(seconds, LONGEST_WAIT_SECONDS)):
+        for fileno, _ in self._ready(min(seconds, LONGEST_WAIT_SECONDS) * 1000):
             if fileno == self._called:
                 self._drain()
             elif bell is not None:

@@ -40,7 +40,17 @@ BATCH = 256
 class BlockingLink:
     """One open connection. Whoever gets an exception from it closes it."""
 
-    __slots__ = ("_feed", "_gets", "_recv", "_seconds", "_send", "_sock", "address", "place")
+    __slots__ = (
+        "_feed",
+        "_gets",
+        "_recv",
+        "_seconds",
+        "_send",
+        "_sock",
+        "_tls",
+        "address",
+        "place",
+    )
 
     def __init__(self, access: Access, address: Address, until: float | None = None) -> None:
         self.address = address
@@ -52,6 +62,7 @@ class BlockingLink:
         except (RedisError, OSError) as error:
             raise unreachable(address, error, self._seconds) from error
         self._sock: socket.socket = connection._sock
+        self._tls = isinstance(self._sock, ssl.SSLSocket)
         connection._sock = None  # ours from here on: redis-py must not end it
         self.limit(access.request_seconds)
         reader = new_reader()
@@ -62,7 +73,7 @@ class BlockingLink:
         """Sets how long a read or write may take. The kernel watches over it where it can:
         Python's own timeouts cost a poll before every read and write."""
         self._seconds = seconds
-        if isinstance(self._sock, ssl.SSLSocket) or os.name != "posix":
+        if self._tls or os.name != "posix":
             self._sock.settimeout(self._seconds)
             return
         limit = struct.pack("@ll", int(self._seconds), int(self._seconds % 1 * 1_000_000))
@@ -114,7 +125,7 @@ class BlockingLink:
 
     def call_by(self, packed: bytes, until: float, seconds: float) -> Any:
         """The same, given up at ``until``; ``seconds`` is for all others."""
-        if isinstance(self._sock, ssl.SSLSocket) or not hasattr(select, "poll"):
+        if self._tls or not hasattr(select, "poll"):
             self.limit(max(0.001, until - now()))
             reply = self.call(packed)
             self.limit(seconds)
@@ -152,8 +163,6 @@ class BlockingLink:
     def messages(self) -> list[Any]:
         """What came in, without blocking; raises when the other side is gone."""
         found = []
-        # Whoever polls is told of what a plain socket still has; TLS may have read it already.
-        once = not isinstance(self._sock, ssl.SSLSocket)
         try:
             while True:
                 data = self._recv(READ_SIZE)
@@ -162,7 +171,8 @@ class BlockingLink:
                 self._feed(data)
                 while (reply := self._gets()) is not INCOMPLETE:
                     found.append(reply)
-                if once:
+                # Whoever polls is told of what a plain socket still has; TLS may have read it.
+                if not self._tls:
                     return found
         except (BlockingIOError, ssl.SSLWantReadError):
             return found
@@ -171,7 +181,7 @@ class BlockingLink:
 
     def alive(self) -> bool:
         """Whether nothing came in unasked: an end of file, or a reply that nobody waits for."""
-        if isinstance(self._sock, ssl.SSLSocket):
+        if self._tls:
             return True  # TLS may have tickets to deliver; a dead one shows when it is used
         try:
             self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
