@@ -23,6 +23,8 @@ class Counting:
     def __init__(self, http: Http) -> None:
         self.http, self.servers = http, http.servers
         self.asked: list[bytes] = []
+        self.read = 0
+        """How many bytes of answers there were."""
         self.lose = b""
         self.lost: tuple[bytes, bytes] | None = None
 
@@ -31,7 +33,9 @@ class Counting:
         if self.lose and self.lose in line:
             self.lose, self.lost = b"", (line, body)
             raise BackendUnavailable("lost on its way")
-        return await self.http.ask(line, body, until)
+        reply = await self.http.ask(line, body, until)
+        self.read += len(reply.body)
+        return reply
 
     def forget(self) -> None:
         self.http.forget()

@@ -70,6 +70,29 @@ def test_joining_is_one_request(peer: Callable[[], Peer]) -> None:
     assert len(theirs.post.asked) == 2
 
 
+def test_joining_reads_one_entry_of_a_long_line(peer: Callable[[], Peer]) -> None:
+    """Whoever is last in it; how many there are is told as a number."""
+    ours, theirs = peer(), peer()
+    ours.take(claim_of())
+    line = [claim_of() for _ in range(4)]
+    keys = [theirs.store.names.of("name").entry(claim).decode() for claim in line]
+    found = [theirs.attempt(claim) for claim in line]
+    for place, busy in enumerate(found):
+        assert isinstance(busy, Busy)
+        assert (busy.place, busy.retry_seconds) == (place, None)
+        assert place == 0 or busy.ref[0] == keys[place - 1]
+    theirs.post.asked.clear()
+    theirs.post.read = 0
+    assert isinstance(theirs.attempt(claim_of()), Busy)
+    assert len(theirs.post.asked) == 1
+    short = theirs.post.read
+    for _ in range(8):
+        theirs.attempt(claim_of())
+    theirs.post.read = 0
+    assert isinstance(theirs.attempt(claim_of()), Busy)
+    assert abs(theirs.post.read - short) < 32  # some numbers have more digits
+
+
 def test_any_number_of_holds_is_renewed_in_two_requests(peer: Callable[[], Peer]) -> None:
     """One keep-alive, and one look at the keys that the lease has."""
     one = peer()
@@ -105,8 +128,11 @@ def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: EtcdServ
     one = peer()
     grant = one.take(claim_of())
     server.ask("/v3/kv/put", {"key": grant.ref.key, "value": "WzJd", "ignore_lease": True})
-    with pytest.raises(Incompatible, match="name"):
-        one.attempt(claim_of())
+    for _ in range(2):
+        with pytest.raises(Incompatible, match="name"):
+            one.attempt(claim_of())
+    found = server.ask("/v3/kv/range", {"key": grant.ref.key, "range_end": "AA=="})
+    assert [kv["key"] for kv in found["kvs"]] == [grant.ref.key]  # and nobody has joined it
 
 
 def test_many_waiters_share_one_socket(server: EtcdServer, namespace: str) -> None:

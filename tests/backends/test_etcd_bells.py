@@ -193,13 +193,15 @@ def test_a_release_is_done_although_nobody_can_be_called(
     post = line.second.post
     ask = post.ask
 
-    async def first_only(words: bytes, body: bytes = b"", until: float | None = None) -> Reply:
-        if len(post.asked) == 1:
+    async def all_but_the_call(
+        words: bytes, body: bytes = b"", until: float | None = None
+    ) -> Reply:
+        if len(post.asked) == 2:  # it could not hand over, and has left
             raise BackendUnavailable("cut")
         return await ask(words, body, until)
 
     post.asked.clear()
-    monkeypatch.setattr(post, "ask", first_only)
+    monkeypatch.setattr(post, "ask", all_but_the_call)
     assert run_now(line.second.backend.release(grant))
     assert line.first.take(behind).token > grant.token
 

@@ -32,8 +32,9 @@ class Place(NamedTuple):
     """What stands in its entry."""
     since: float
     behind: int
-    front: frozenset[str]
-    """The entries that it had to wait for when it was last looked at. None is ever added."""
+    front: str | None
+    """The one entry that it had to wait for when it was last looked at; empty: none was there;
+    ``None``: several. None is ever added."""
 
 
 class EtcdStore:

@@ -28,10 +28,11 @@ from holdfast.core.contract import (
     Runtime,
     Waiting,
 )
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, Incompatible
 
 if TYPE_CHECKING:
-    from holdfast.backends.etcd import EtcdStore
+    from holdfast.backends.etcd import EtcdStore, Place
+    from holdfast.backends.etcd_requests import NameKeys
     from holdfast.wires.http import Http
 
 __all__ = ["EtcdBackend"]
@@ -73,10 +74,47 @@ class EtcdBackend:
 
     async def _attempt(self, at: Attempt) -> Grant | Busy | None:
         """The answer, or ``None`` to look again."""
-        claim, join, session, _ = at
-        keys = self.store.names.of(claim.name)
+        claim = at.claim
+        keys, place = self.store.names.of(claim.name), self.store.places.get(claim.owner)
+        try:
+            if keys.crowded and at.join and place is None and claim.mode is Mode.EXCLUSIVE:
+                return await self._enter(at, keys)
+            return await self._consider(at, keys, place)
+        except Incompatible:
+            if at.join and place is None:  # it has joined them already
+                await self.abandon(claim)
+            raise
+
+    async def _enter(self, at: Attempt, keys: NameKeys) -> Grant | Busy | None:
+        """A writer's first attempt at a name that others want too: all that it has to know is who
+        is last in the line that it joins. Who else is there is read only if it looks again."""
+        claim, _, session, _ = at
         key, since = keys.entry(claim), self.runtime.wall()
-        place = self.store.places.get(claim.owner)
+        held = requests.entry_value(claim, since, held=True)
+        waiting = requests.entry_value(claim, since, held=False)
+        body = keys.entering(self._guard(session), key, session.id, held, waiting)
+        answer = await self._send(at, body)
+        revision = int(answer["header"]["revision"])
+        if answer.get("succeeded"):
+            keys.crowded = False
+            return self._granted(claim, session, key, revision, ())
+        last, joined = answer["responses"]
+        if not joined["response_txn"].get("succeeded"):  # it stands there already, or must not
+            return await self._consider(at, keys, None)
+        found = last["response_range"]
+        verdict = judge(claim, requests.line_of(found, keys.prefix), self.store.display)
+        front: str | None = verdict.target
+        if (ahead := int(found["count"])) > 1:
+            front, verdict = None, verdict._replace(place=ahead - 1, absent=())
+        self.store.places[claim.owner] = _place(revision, waiting, since, 0, front)
+        return await self._stay(at, verdict, session.id, revision)
+
+    async def _consider(
+        self, at: Attempt, keys: NameKeys, place: Place | None
+    ) -> Grant | Busy | None:
+        """An attempt that reads the whole line where it is not granted at once."""
+        claim, join, session, _ = at
+        key, since = keys.entry(claim), self.runtime.wall()
         guard = self._guard(session)
         slots = range(claim.weight) if claim.mode is Mode.SLOTS else ()
         held = requests.entry_value(claim, since, held=True, slots=slots)
@@ -100,7 +138,7 @@ class EtcdBackend:
             if place is None:
                 keys.crowded = False
                 return self._granted(claim, session, key, revision, tuple(slots))
-            heir = leave.heir_of(answer["responses"][1])
+            heir = leave.heir_of(answer["responses"][1]["response_range"].get("kvs", ()))
             return self._granted(claim, session, key, place.order, tuple(slots), heir)
         keys.crowded = True
         if not otherwise:
@@ -162,22 +200,31 @@ class EtcdBackend:
             return None
         if verdict.fits:
             return await self._settle(at, verdict, revision)
+        if own is not None:
+            known = self.store.places.get(claim.owner)
+            value, since = (known.value, known.since) if known else written
+            ahead = [entry.key for entry in line if entry.order < own.order]
+            front = None if len(ahead) > 1 else "".join(ahead)
+            place = _place(own.order, value, since, own.details.behind, front)
+            self.store.places[claim.owner] = place
+        return await self._stay(at, verdict, "" if own is None else own.session, revision)
+
+    async def _stay(
+        self, at: Attempt, verdict: Verdict, session: str, revision: int
+    ) -> Busy | None:
+        """What to wait for, and with an entry bound to which session, if any; ``None`` if whoever
+        was in the way is no longer."""
+        claim = at.claim
         absent, retry = self._patience.judge(verdict.absent, self.runtime.now())
         if verdict.place and all(entry.given for entry in verdict.absent):
             retry = None  # that it came is for the next in line to see
         if absent is not None:
-            await leave.skip(self, claim.name, absent, until)
+            await leave.skip(self, claim.name, absent, at.until)
             return None
-        if own is not None:
-            known = self.store.places.get(claim.owner)
-            value, since = (known.value, known.since) if known else written
-            ahead = frozenset(entry.key for entry in line if entry.order < own.order)
-            place = _place(own.order, value, since, own.details.behind, ahead)
-            self.store.places[claim.owner] = place
-            if verdict.place >= QUEUE_CAP:
-                await self.abandon(claim)
-                return Busy(verdict.place, 1.0, reason=f"{QUEUE_CAP} wait for {claim.name!r}")
-        bell = own.session if own is not None and _calls(verdict.front, claim) else ""
+        if session and verdict.place >= QUEUE_CAP:
+            await self.abandon(claim)
+            return Busy(verdict.place, 1.0, reason=f"{QUEUE_CAP} wait for {claim.name!r}")
+        bell = session if _calls(verdict.front, claim) else ""
         return Busy(verdict.place, retry, (verdict.target, claim.name, revision, bell))
 
     async def _settle(self, at: Attempt, verdict: Verdict, revision: int) -> Grant | None:
@@ -210,7 +257,7 @@ class EtcdBackend:
             place is None
             or session is None
             or not session.fresh(self.runtime.now())
-            or not place.front <= {Ref(*grant.ref).key}
+            or place.front not in ("", Ref(*grant.ref).key)
             or grant.claim.owner in self.store.sessions.doubts
             or claim.mode is Mode.SLOTS
         ):
@@ -233,7 +280,7 @@ class EtcdBackend:
         if answer.get("succeeded"):
             self.store.places.pop(grant.claim.owner, None)
             self.store.handed.discard(grant.claim.owner)
-            heir = leave.heir_of(answer["responses"][2])
+            heir = leave.heir_of(answer["responses"][2]["response_range"].get("kvs", ()))
             return True, self._granted(claim, session, key, place.order, (), heir)
         return await self.release(grant), await self.attempt(claim, join=True)
 
@@ -301,7 +348,7 @@ def _calls(front: Entry | None, claim: Claim) -> bool:
     return front is not None and front.mode is claim.mode is Mode.EXCLUSIVE and not front.given
 
 
-def _place(order: int, value: bytes, since: float, behind: int, front: frozenset[str]) -> Any:
+def _place(order: int, value: bytes, since: float, behind: int, front: str | None) -> Place:
     from holdfast.backends.etcd import Place
 
     return Place(order, value, since, behind, front)

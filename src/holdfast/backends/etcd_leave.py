@@ -12,6 +12,7 @@ wait begins a moment later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends import etcd_requests as requests
@@ -20,6 +21,7 @@ from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Ref
 from holdfast.backends.lines import Entry
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS
+from holdfast.core.hold import certain_seconds
 from holdfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["abandon", "call_first", "handed_to", "heir_of", "release", "skip"]
 
 DELETE = b"POST /v3/kv/deleterange"
+RANGE = b"POST /v3/kv/range"
 
 
-def heir_of(reply: dict[str, Any]) -> Heir | None:
-    """Who comes next, by the answer to ``next_after``."""
-    for kv in reply["response_range"].get("kvs", ()):
+def heir_of(found: Sequence[dict[str, str]]) -> Heir | None:
+    """Who comes next, by what was found behind a claim."""
+    for kv in found:
         if requests.is_writer(kv["key"]):
             changed, session = int(kv["mod_revision"]), kv.get("lease", "0")
             return Heir(kv["key"], kv["value"], changed, session)
@@ -40,46 +43,59 @@ def heir_of(reply: dict[str, Any]) -> Heir | None:
 
 
 async def release(backend: EtcdBackend, grant: Grant) -> bool:
-    ref = Ref(*grant.ref)
-    key, heir = ref.key.encode(), ref.heir
-    backend.store.places.pop(grant.claim.owner, None)
-    backend.store.handed.discard(grant.claim.owner)
-    if heir is None or heir == SOMEBODY or grant.claim.owner in backend.store.sessions.doubts:
-        return await _delete(backend, grant.claim, key, None if heir is None else grant.token)
-    answer = await backend.gateway.post(TXN, _handing(backend, grant, heir))
-    if not answer.get("succeeded"):
-        await _call(backend, grant.claim.name, answer["responses"][1])
-    return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
+    store, owner, (key, _, _, heir) = backend.store, grant.claim.owner, Ref(*grant.ref)
+    store.places.pop(owner, None)
+    store.handed.discard(owner)
+    if heir is None:
+        return await _delete(backend, grant.claim, key.encode(), None)
+    known = heir != SOMEBODY and owner not in store.sessions.doubts
+    if known and await _hand_over(backend, grant, heir):
+        return True
+    return await _delete(backend, grant.claim, key.encode(), grant.token)
+
+
+async def _hand_over(backend: EtcdBackend, grant: Grant, heir: Heir) -> bool:
+    """Ends a hold and gives the name to its heir, if it is still ours and the heir still waits."""
+    try:
+        answer = await backend.gateway.post(TXN, _handing(backend, grant, heir))
+    except (SessionGone, ValueError):  # its lease ended, or its entry is of another version
+        return False
+    return bool(answer.get("succeeded"))
 
 
 def _handing(backend: EtcdBackend, grant: Grant, heir: Heir) -> bytes:
-    """Hands the name over if it is ours and the heir still waits, and else just leaves."""
-    names = backend.store.names
     key, next_key = Ref(*grant.ref).key.encode(), heir.key.encode()
-    ours = [requests.created_at(key, grant.token), requests.changed_at(next_key, heir.changed)]
-    handed = requests.change(next_key, requests.handed_value(heir.value))
-    ring = requests.ring(names.bell(heir.session), requests.owner_of(heir.key), heir.session)
-    leaving, look = requests.delete(key), names.of(grant.claim.name).next_after(grant.token)
-    return requests.txn(ours, [leaving, handed, ring], [leaving, look])
+    bell = backend.store.names.bell(heir.session)
+    return requests.txn(
+        [requests.created_at(key, grant.token), requests.changed_at(next_key, heir.changed)],
+        [
+            requests.delete(key),
+            requests.change(next_key, requests.handed_value(heir.value)),
+            requests.ring(bell, requests.owner_of(heir.key), heir.session),
+        ],
+    )
 
 
 async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant | None:
     """What was handed over to a claim that was called, by a linearizable read; it is for as long
     as nobody can have lost patience, and for the time that its lease has left."""
-    store, key = backend.store, backend.store.names.of(claim.name).entry(claim)
+    store = backend.store
     place, session = store.places.get(claim.owner), store.sessions.current(claim.ttl)
     if place is None or session is None:
         return None
-    left = session.since + session.ttl - backend.runtime.now()
-    reads = [requests.read(key), store.names.of(claim.name).next_after(place.order)]
-    answer = await backend.gateway.post(TXN, requests.txn([], reads), until)
-    prefix = store.names.of(claim.name).prefix
-    for own in requests.line_of(answer["responses"][0]["response_range"], prefix):
-        if own.given and not own.held and own.session == session.id:
-            store.handed.add(claim.owner)
-            ref = Ref(key.decode(), session.id, session.ttl, heir_of(answer["responses"][1]))
-            return Grant(claim, own.order, ref=ref, seconds=min(GRACE_SECONDS, left))
-    return None
+    left = session.since + certain_seconds(session.ttl) - backend.runtime.now()
+    keys = store.names.of(claim.name)
+    # Its own entry, and who comes next: nobody else is of interest.
+    body = b"{%b}" % keys.from_on(place.order, 2)
+    found = (await backend.gateway.post(RANGE, body, until)).get("kvs", ())
+    if not found or int(found[0]["create_revision"]) != place.order:
+        return None
+    own, *behind = found
+    if own.get("lease") != session.id or not requests.was_handed(own, keys.prefix):
+        return None
+    store.handed.add(claim.owner)
+    ref = Ref(own["key"], session.id, session.ttl, heir_of(behind))
+    return Grant(claim, place.order, ref=ref, seconds=min(GRACE_SECONDS, left))
 
 
 async def abandon(backend: EtcdBackend, claim: Claim) -> None:

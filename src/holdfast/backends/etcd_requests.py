@@ -9,7 +9,7 @@ of arrival is the key's create_revision, which is also the token.
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -33,7 +33,11 @@ def between(low: str, high: str) -> bytes:
 
 
 def encoded(key: str) -> bytes:
-    return b64encode(key.encode())
+    return b2a_base64(key.encode(), newline=False)
+
+
+def decoded(key: str) -> str:
+    return a2b_base64(key).decode(errors="replace")
 
 
 WAITING, HELD, HANDED = range(3)
@@ -49,14 +53,22 @@ def entry_value(
     text = (
         f"[{PROTOCOL},{claim.weight},{HELD if held else WAITING},{behind},{since:.3f},[{numbers}],"
     )
-    return b64encode(f"{text}{quoted(claim.label)}]".encode())
+    return encoded(f"{text}{quoted(claim.label)}]")
 
 
 def handed_value(value: str) -> bytes:
-    """What a waiter's entry says once it has been handed over."""
-    fields = json.loads(b64decode(value))
-    fields[2] = HANDED
-    return b64encode(json.dumps(fields).encode())
+    """What a waiter's entry says once it has been handed over. Raises ``ValueError`` for one that
+    is of another version."""
+    version, weight, _, rest = a2b_base64(value).split(b",", 3)
+    if version != b"[%d" % PROTOCOL:
+        raise ValueError(f"version {version!r}")
+    return b2a_base64(b"%b,%b,%d,%b" % (version, weight, HANDED, rest), newline=False)
+
+
+def was_handed(kv: dict[str, str], prefix: str) -> bool:
+    """Whether an entry says that it was handed over, and not yet that its owner came."""
+    details = _details(kv, 0, prefix)
+    return details.settled and not details.held
 
 
 @lru_cache(1024)
@@ -103,15 +115,11 @@ def nested(compare: Iterable[bytes], success: Iterable[bytes]) -> bytes:
 
 def owner_of(key: str) -> str:
     """Whose entry a stored key is."""
-    return b64decode(key).decode().rpartition("/")[2]
-
-
-def read(key: bytes) -> bytes:
-    return b'{"request_range":{"key":"%b"}}' % key
+    return decoded(key).rpartition("/")[2]
 
 
 def is_writer(key: str) -> bool:
-    return "/l/w/" in b64decode(key).decode()
+    return "/l/w/" in decoded(key)
 
 
 def change(key: bytes, value: bytes) -> bytes:
@@ -132,6 +140,9 @@ def delete(key: bytes) -> bytes:
     return b'{"request_delete_range":{"key":"%b"}}' % key
 
 
+_BY_ARRIVAL = b'"sort_order":"%b","sort_target":"CREATE"'
+
+
 class NameKeys:
     """The keys of one name."""
 
@@ -144,13 +155,28 @@ class NameKeys:
         self.locks = span(prefix + "l/")
         self.slots = span(prefix + "s/")
         self.listing = b'{"request_range":{%b}}' % self.all
+        last = b'{"request_range":{%b,"limit":"1",%b}}' % (self.all, _BY_ARRIVAL % b"DESCEND")
+        line = nested([b"%b", created_at(b"%b", 0), empty(self.slots)], [put(b"%b", b"%b", "%b")])
+        self._entering = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")], [last, line])
+
+    def entering(self, guard: bytes, key: bytes, lease: str, held: bytes, waiting: bytes) -> bytes:
+        """Takes the name for a writer if nobody is there, and else reads who is last in line and
+        joins behind that one. As one text: etcd's gateway takes its time with what it reads."""
+        session = lease.encode()
+        return self._entering % (guard, key, held, session, guard, key, key, waiting, session)
+
+    def from_on(self, order: int, count: int) -> bytes:
+        """The first entries of those who stand there since ``order`` or later."""
+        return b'%b,"min_create_revision":"%d","limit":"%d",%b' % (
+            self.all,
+            order,
+            count,
+            _BY_ARRIVAL % b"ASCEND",
+        )
 
     def next_after(self, order: int) -> bytes:
         """Reads who comes after one who stands there since ``order``; 0: who is first."""
-        return (
-            b'{"request_range":{%b,"min_create_revision":"%d","limit":"1",'
-            b'"sort_order":"ASCEND","sort_target":"CREATE"}}' % (self.all, order + 1)
-        )
+        return b'{"request_range":{%b}}' % self.from_on(order + 1, 1)
 
     def entry(self, claim: Claim) -> bytes:
         """The claim's own key."""
@@ -192,6 +218,8 @@ class Names:
         self._records, self._guards = f"{space}/records/", f"{space}/guards/"
         self._bells = f"{space}/bells/"
         self.of = lru_cache(2048)(self._of)
+        self.guard = lru_cache(64)(self._guard)
+        self.bell = lru_cache(64)(self._bell)
 
     def _of(self, name: str) -> NameKeys:
         return NameKeys(f"{self.root}{escape(name)}/")
@@ -199,11 +227,11 @@ class Names:
     def record(self, name: str) -> bytes:
         return encoded(self._records + escape(name))
 
-    def guard(self, session: str) -> bytes:
+    def _guard(self, session: str) -> bytes:
         """The key whose version a session's requests must know; see ``etcd_leave``."""
         return encoded(self._guards + session)
 
-    def bell(self, session: str) -> bytes:
+    def _bell(self, session: str) -> bytes:
         """The key that is written to call a waiter whose entry is bound to that session."""
         return encoded(self._bells + session)
 
@@ -220,7 +248,7 @@ def line_of(found: dict[str, Any], prefix: str) -> list[Entry]:
 
 
 def _entry(kv: dict[str, str], prefix: str) -> Entry:
-    key = b64decode(kv["key"]).decode(errors="replace")
+    key = decoded(kv["key"])
     try:
         family, kind, owner = key[len(prefix) :].split("/")
         mode = Mode.SLOTS if family == "s" else _MODES[kind]
@@ -235,7 +263,7 @@ def _entry(kv: dict[str, str], prefix: str) -> Entry:
 
 def _details(kv: dict[str, str], order: int, prefix: str) -> Details:
     try:
-        version, weight, state, behind, since, slots, label = json.loads(b64decode(kv["value"]))
+        version, weight, state, behind, since, slots, label = json.loads(a2b_base64(kv["value"]))
         if version != PROTOCOL:
             raise ValueError(f"version {version}")
     except (ValueError, KeyError, TypeError):
