@@ -7,6 +7,7 @@ connections are a stack without a lock. A connection whose reply was not read is
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import ssl
@@ -204,14 +205,18 @@ class Http(Protocol):
 class Connection:
     """One blocking connection. Any error leaves it unusable: ``close`` it."""
 
-    __slots__ = ("host", "idle_since", "place", "responses", "seconds", "socket")
+    __slots__ = ("host", "idle_since", "place", "responses", "seconds", "socket", "watched")
 
     def __init__(self, servers: Servers, host: int, seconds: float) -> None:
-        self.host, self.seconds = host, seconds
+        self.host = host
         self.responses = servers.responses()
         self.idle_since = 0.0
         self.place: Place | None = None
+        self.seconds = 0.0
+        """How long a read or write may take; 0: not said yet."""
         context = servers.context()
+        self.watched = context is not None or os.name != "posix"
+        """Whether Python has to watch over that, not the kernel."""
         plain = socket.create_connection(servers.hosts[host], timeout=seconds)
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -224,28 +229,50 @@ class Connection:
             plain.close()
             raise
 
-    def ask(self, request: bytes, until: float) -> Reply:
+    def limit(self, seconds: float) -> None:
+        """Sets how long a read or write may take. The kernel watches over it where it can:
+        Python's own timeouts cost a poll before every read and write."""
+        self.seconds = seconds = max(0.001, seconds)
         sock = self.socket
+        if self.watched:
+            sock.settimeout(seconds)
+            return
+        limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        sock.settimeout(None)
+
+    def ask(self, request: bytes, until: float) -> Reply:
         left = until - now()
-        if not 0.9 * self.seconds <= left <= 1.1 * self.seconds:  # it costs a system call
-            self.seconds = max(0.001, left)
-            sock.settimeout(self.seconds)
-        sock.sendall(request)
-        while True:
-            data = sock.recv(READ_BYTES)
-            if not data:
-                raise ConnectionResetError(0, "the connection was closed")
-            reply = self.responses.feed(data)
-            if reply is not None:
-                return reply
-            if now() > until:
-                raise TimeoutError
+        if not 0.9 * self.seconds <= left <= 1.1 * self.seconds:  # it costs system calls
+            self.limit(left)
+        try:
+            self.socket.sendall(request)
+            while True:
+                data = self.socket.recv(READ_BYTES)
+                if not data:
+                    raise ConnectionResetError(0, "the connection was closed")
+                reply = self.responses.feed(data)
+                if reply is not None:
+                    return reply
+                if now() > until:
+                    raise TimeoutError
+        except BlockingIOError:  # how the kernel says that the time is over
+            raise TimeoutError from None
 
     def usable(self) -> bool:
         """Whether a connection that idles is still as quiet as it should be."""
         if time.monotonic() - self.idle_since < TRUSTED_IDLE_SECONDS:
             return True
-        return not ready(self.socket, 0.0)
+        if self.watched:
+            return not ready(self.socket, 0.0)
+        try:
+            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def close(self, *, reset: bool = False) -> None:
         if reset:

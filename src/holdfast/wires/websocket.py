@@ -32,6 +32,34 @@ class NoWebSocket(ConnectionRefusedError):
     """The server, or something before it, speaks HTTP but no WebSocket."""
 
 
+GREETING_END = b"\r\n\r\n"
+WHOLE_TEXT = 0x81
+"""The first byte of a frame that is a whole message."""
+MASKED = 0x80
+_HEADS = {126: 4, 127: 10}
+"""How long the head of a longer frame is, by its second byte."""
+
+
+def _frame_end(data: bytes) -> int:
+    """Where the first frame ends, or at least how much more there must be to tell."""
+    if len(data) < 2:
+        return 2
+    size = data[1] & ~MASKED
+    head = _HEADS.get(size, 2)
+    if len(data) < head:
+        return head
+    if size in _HEADS:
+        size = int.from_bytes(data[2:head], "big")
+    return head + size + (4 if data[1] & MASKED else 0)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ConnectionResetError(0, "not a WebSocket (its text is none)") from None
+
+
 class Frames:
     """The protocol of one connection, without its socket."""
 
@@ -42,12 +70,44 @@ class Frames:
         self.replies = b""
         """What has to be sent because of what was read."""
         self._parts: list[str] = []
+        self._rest = b""
+        """The beginning of a frame; before, the last bytes of the greeting."""
 
     def text(self, message: str) -> bytes:
         return self._wire.send(TextMessage(data=message))
 
     def feed(self, data: bytes) -> list[str]:
         """The messages that are whole now. Raises ``OSError`` at the connection's end."""
+        if not data:
+            return self._feed(b"")
+        if not self.open:
+            data = self._greet(data)
+        messages: list[str] = []
+        data = self._rest + data
+        while (end := _frame_end(data)) <= len(data):
+            # Nearly all that comes is whole messages in a frame each: they need no machine.
+            if data[0] == WHOLE_TEXT and data[1] < MASKED and not self._parts:
+                messages.append(_text(data[_HEADS.get(data[1], 2) : end]))
+            else:
+                messages += self._feed(data[:end])
+            data = data[end:]
+        self._rest = data
+        return messages
+
+    def _greet(self, data: bytes) -> bytes:
+        """Takes in the server's greeting, and gives back what came behind it."""
+        known = len(self._rest)
+        found = (self._rest + data).find(GREETING_END)
+        if found < 0:
+            self._rest = (self._rest + data)[1 - len(GREETING_END) :]
+            self._feed(data)
+            return b""
+        self._rest = b""
+        end = found + len(GREETING_END) - known
+        self._feed(data[:end])
+        return data[end:]
+
+    def _feed(self, data: bytes) -> list[str]:
         messages: list[str] = []
         try:
             self._wire.receive_data(data or None)
@@ -75,6 +135,7 @@ class BlockingWebSocket:
 
     def __init__(self, connection: http.Connection, servers: Servers, path: str) -> None:
         self._connection, self._socket = connection, connection.socket
+        self._tls = isinstance(connection.socket, ssl.SSLSocket)
         self._frames = Frames(servers, connection.host, path)
         # One at a time also for TLS, whose sockets can't be read and written at once.
         self._mutex = threading.Lock()
@@ -107,12 +168,13 @@ class BlockingWebSocket:
         """What has come since. Raises ``OSError`` when the connection is over."""
         messages: list[str] = []
         with self._mutex:
-            while True:
-                try:
-                    data = self._socket.recv(READ_BYTES)
-                except (BlockingIOError, ssl.SSLWantReadError):
-                    break
-                messages += self._frames.feed(data)
+            try:
+                messages += self._frames.feed(self._socket.recv(READ_BYTES))
+                # Whoever polls is told of what a plain socket still has; TLS may have read it.
+                while self._tls:
+                    messages += self._frames.feed(self._socket.recv(READ_BYTES))
+            except (BlockingIOError, ssl.SSLWantReadError):
+                pass
             if self._frames.replies:
                 replies, self._frames.replies = self._frames.replies, b""
                 self._send(replies, now() + 1.0)
