@@ -78,8 +78,12 @@ def _uncontended(step: Step, size: Size, store: Served, nursery: Nursery, tick: 
 def _contended(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
     """Rounds in which everybody has a short turn; what is reported is the middle of them."""
     seen: dict[str, list[Row]] = {one.name: [] for one in step.players}
-    for _ in range(size.contended_rounds):
-        for one in random.sample(step.players, len(step.players)):
+    compared = [one for one in step.players if one.role in ("ours", "limit")]
+    rounds = [step.players] * size.contended_rounds
+    if step.case == "sixteen":
+        rounds += [compared] * (size.compared_rounds - size.contended_rounds)
+    for players in rounds:
+        for one in random.sample(players, len(players)):
             tick(one.name)
             answer = nursery.run(
                 "contended",
@@ -110,6 +114,7 @@ def _merged(rounds: list[Row]) -> Row:
             merged[field] = sum(values)
         elif field in _WORST:
             merged[field] = _WORST[field](values)
+            merged[f"usual_{field}"] = statistics.median(values)
         elif field == "counts":
             merged |= _fairness(values)
         elif field in ("fewest", "most", "fewest_to_most"):
@@ -117,7 +122,7 @@ def _merged(rounds: list[Row]) -> Row:
         elif field == "errors":
             merged[field] = sorted({text for texts in values for text in texts})
         else:
-            merged[field] = statistics.mean(values) if values else None
+            merged[field] = statistics.median(values) if values else None
     return merged
 
 

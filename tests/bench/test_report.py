@@ -122,3 +122,17 @@ def test_a_recording_is_what_was_sent() -> None:
         (b"ab", b"12"),
         (b"c", b"3"),
     ]
+
+
+def test_the_middle_of_the_rounds_is_reported_and_the_worst_wait() -> None:
+    """One stall of the machine hits one round: it is shown, and decides nothing."""
+    from benchmarks.run import _merged
+
+    def one(rate: float, wait: float, counts: list[int]) -> dict[str, Any]:
+        return {"holds_per_second": rate, "longest_wait_ms": wait, "counts": counts, "overlaps": 0}
+
+    merged = _merged([one(90, 20, [5, 4]), one(10, 900, [1, 1]), one(100, 30, [4, 5])])
+    assert merged["holds_per_second"] == 90
+    assert merged["longest_wait_ms"] == 900
+    assert merged["usual_longest_wait_ms"] == 30
+    assert merged["fewest_to_most"] == 1.0
