@@ -194,7 +194,11 @@ class BlockingDoorbell:
             keys = bell.read()
             with self._mutex:
                 for key in keys:
-                    self._ring(key)
+                    waiter = self._waiting.get(key)
+                    if waiter is not None and waiter.event is None:
+                        waiter.rung = True  # it listens itself, as the only one does
+                    else:
+                        self._ring(key)
         except BaseException as error:
             with self._mutex:
                 if self._bell is bell:
