@@ -47,7 +47,7 @@ class LeaseBase:
         self._taken_through: ref[Giver] | None = None
         self._scope: Scope | None = None
         self._released = False
-        hold.handle(self)
+        hold.handles.append(ref(self))
 
     @property
     def _who(self) -> Hashable:

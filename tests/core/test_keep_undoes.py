@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_a_hold_is_renewed_between_two_undoings(taken: float) -> None:
             keep.undo(_claim(f"old {number}"), landed=True)
         await runtime.sleep(taken)
         hold = Hold(Grant(_claim("new"), 1), runtime.now(), True, None)
-        hold.handle(handle)
+        hold.handles.append(ref(handle))
         keep.add(hold)
 
     node.spawn(use(), "user")

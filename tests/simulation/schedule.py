@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import ref
 
 from holdfast.claim import Claim, Mode, write_label
 from holdfast.core.acquire import acquire, attempt_once
@@ -92,7 +93,7 @@ class Client:
         begun = Hold(self.node.name, claim.name, claim.mode, asked, started, 0.0, hold.grant.token)
         believed = _Belief(self.report, begun, hold, self.node)
         handle = _Handle()
-        hold.handle(handle)
+        hold.handles.append(ref(handle))
         try:
             await self.door.runtime.sleep(seconds)
         except GeneratorExit:  # a crash, or the end of the world

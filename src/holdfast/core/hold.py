@@ -150,11 +150,10 @@ class Hold:
             with suppress(IndexError):
                 self.tell(self.callbacks.pop(0), self.reason)
 
-    def handle(self, handle: Handle) -> None:
-        """Somebody has a handle to it: who took it, or re-entered it."""
+    def tidy(self) -> None:
+        """Forgets handles that are gone, before one that re-enters gets another."""
         if len(self.handles) > MOST_DEAD_HANDLES:
             self.handles = list(filter(_in_use, self.handles))
-        self.handles.append(ref(handle))
 
     def handled(self) -> bool:
         """Whether somebody still has a handle to end it with."""

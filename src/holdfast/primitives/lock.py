@@ -75,6 +75,7 @@ class LockBase(Entered[L]):
         if outer is not None and self._mode is not Mode.SLOTS:
             again = self._again(outer, timeout, explain)
             if again is not None:
+                again.tidy()
                 lease = self._lease(door, again, terms.note)
                 if again.state is State.HELD:
                     return lease

@@ -187,25 +187,26 @@ class BlockingDoorbell:
             if fileno == self._called:
                 self._drain()
             elif bell is not None:
-                self._answer(bell)
+                # Here and not in a method of its own: everybody waits for this one to run.
+                try:
+                    keys = bell.read()
+                    with self._mutex:
+                        for key in keys:
+                            waiter = self._waiting.get(key)
+                            if waiter is not None and waiter.event is None:
+                                waiter.rung = True  # it listens itself, as the only one does
+                            else:
+                                self._ring(key)
+                except BaseException as error:
+                    self._break(bell, error)
+                    raise
 
-    def _answer(self, bell: Bell) -> None:
-        try:
-            keys = bell.read()
-            with self._mutex:
-                for key in keys:
-                    waiter = self._waiting.get(key)
-                    if waiter is not None and waiter.event is None:
-                        waiter.rung = True  # it listens itself, as the only one does
-                    else:
-                        self._ring(key)
-        except BaseException as error:
-            with self._mutex:
-                if self._bell is bell:
-                    self._bell = None
-                    self._torn = not isinstance(error, Exception)
-            bell.close()
-            raise
+    def _break(self, bell: Bell, error: BaseException) -> None:
+        with self._mutex:
+            if self._bell is bell:
+                self._bell = None
+                self._torn = not isinstance(error, Exception)
+        bell.close()
 
     def _drain(self) -> None:
         try:

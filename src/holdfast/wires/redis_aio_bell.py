@@ -76,8 +76,9 @@ class AsyncBell(Wired):
     def _heard(self, reply: Any) -> None:
         if not self._subscribed.done():
             self._subscribed.set_result(reply)
-        elif self._ring is not None and isinstance(reply, list) and len(reply) == 3:
-            self._ring(take_down(reply[2], self.tokens))
+        elif self._ring is not None and isinstance(reply, list):
+            for key in take_down((reply,), self.tokens):
+                self._ring(key)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._subscribed.done():

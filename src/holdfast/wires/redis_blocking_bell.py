@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -20,15 +21,19 @@ LEAST_OPENING_SECONDS = 0.5
 KEPT_TOKENS = 4096
 
 
-def take_down(message: bytes, tokens: dict[str, int]) -> str:
-    """The key that a message rings. If it brings a grant, its token is put where whoever is rung
+def take_down(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
+    """The keys that messages ring. If one brings a grant, its token is put where whoever is rung
     looks for it; those of waiters that have left are forgotten in the end."""
-    key, _, token = message.decode().partition(" ")
-    if token:
-        if len(tokens) >= KEPT_TOKENS:
-            tokens.pop(next(iter(tokens)), None)
-        tokens[key] = int(token)
-    return key
+    keys = []
+    for message in messages:
+        if len(message) == 3:
+            key, _, token = message[2].decode().partition(" ")
+            keys.append(key)
+            if token:
+                tokens[key] = int(token)
+    while len(tokens) > KEPT_TOKENS:
+        tokens.pop(next(iter(tokens)), None)
+    return keys
 
 
 class BlockingBell:
@@ -52,11 +57,7 @@ class BlockingBell:
         return self._link.fileno()
 
     def read(self) -> list[str]:
-        keys = []  # without a comprehension, which is a call: many processes wait for this one
-        for message in self._link.messages():
-            if len(message) == 3:
-                keys.append(take_down(message[2], self.tokens))  # noqa: PERF401
-        return keys
+        return take_down(self._link.messages(), self.tokens)
 
     def close(self) -> None:
         self._link.close()
