@@ -63,7 +63,7 @@ def test_joining_is_one_request(peer: Callable[[], Peer]) -> None:
     claim = claim_of()
     busy = theirs.attempt(claim)
     assert isinstance(busy, Busy)
-    assert busy.ref[0] == grant.ref.key
+    assert busy.ref[0] == (grant.ref.key, grant.token)
     assert len(theirs.post.asked) == 1
     run_now(ours.backend.release(grant))
     theirs.take(claim)
@@ -75,12 +75,12 @@ def test_joining_reads_one_entry_of_a_long_line(peer: Callable[[], Peer]) -> Non
     ours, theirs = peer(), peer()
     ours.take(claim_of())
     line = [claim_of() for _ in range(4)]
-    keys = [theirs.store.names.of("name").entry(claim).decode() for claim in line]
     found = [theirs.attempt(claim) for claim in line]
+    keys = [theirs.store.key(claim).decode() for claim in line]
     for place, busy in enumerate(found):
         assert isinstance(busy, Busy)
         assert (busy.place, busy.retry_seconds) == (place, None)
-        assert place == 0 or busy.ref[0] == keys[place - 1]
+        assert place == 0 or busy.ref[0][0] == keys[place - 1]
     theirs.post.asked.clear()
     theirs.post.read = 0
     assert isinstance(theirs.attempt(claim_of()), Busy)

@@ -107,7 +107,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_release_hands_the_name_over(peer: Callable[[], Peer]) -> None:
     """One request lets go and grants; one, which writes nothing, makes sure of it."""
     line = Line(peer)
-    assert line.busy.ref[3]
+    assert line.busy.ref[2]
     line.third.post.asked.clear()
     waiting = line.wait()
     grant = line.turn()
@@ -245,8 +245,8 @@ def test_who_gives_up_calls_who_stood_behind_it(peer: Callable[[], Peer]) -> Non
     run_now(line.second.backend.abandon(line.waiting))
     assert waiting.ended()
     busy = _busy(line.third, line.last)
-    assert busy.ref[0] == line.held.ref.key
-    assert not busy.ref[3]  # so it watches
+    assert busy.ref[0] == (line.held.ref.key, line.held.token)
+    assert not busy.ref[2]  # so it watches
 
 
 @pytest.mark.usefixtures("patient")
@@ -260,7 +260,7 @@ def test_who_came_between_is_no_longer_there(peer: Callable[[], Peer]) -> None:
     run_now(fourth.backend.release(fourth.take(claim_of("warm"))))
     _listening(fourth)
     busy = _busy(fourth, behind)
-    assert busy.ref[3]
+    assert busy.ref[2]
     waiting = Waiting(fourth, behind, busy)
     _leave_silently(line.third, line.last)
     run_now(line.second.backend.release(grant))
@@ -269,7 +269,7 @@ def test_who_came_between_is_no_longer_there(peer: Callable[[], Peer]) -> None:
 
 
 def _leave_silently(one: Peer, claim: Claim) -> None:
-    key = one.store.names.of(claim.name).entry(claim)
+    key = one.store.key(claim)
     run_now(one.backend.gateway.post(b"POST /v3/kv/deleterange", b'{"key":"%b"}' % key))
 
 
@@ -296,10 +296,10 @@ def test_readers_and_slots_watch_from_the_start(peer: Callable[[], Peer]) -> Non
     first, second = peer(), peer()
     first.take(claim_of("read"))
     _busy(second, claim_of("read"))
-    assert not _busy(second, claim_of("read", Mode.SHARED)).ref[3]
+    assert not _busy(second, claim_of("read", Mode.SHARED)).ref[2]
     first.take(claim_of("slots", Mode.SLOTS, limit=1))
     _busy(second, claim_of("slots", Mode.SLOTS, limit=1))
-    assert not _busy(second, claim_of("slots", Mode.SLOTS, limit=1)).ref[3]
+    assert not _busy(second, claim_of("slots", Mode.SLOTS, limit=1)).ref[2]
 
 
 @pytest.mark.usefixtures("patient")

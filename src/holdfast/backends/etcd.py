@@ -1,40 +1,32 @@
 """``etcd://`` and ``etcds://``: locks on etcd's v3 JSON gateway.
 
-Read in this order: ``etcd_requests`` (what is stored), ``etcd_backend`` (how claims are
-admitted), ``etcd_leave`` (how they end, and who is next), ``etcd_leases`` (what keeps them alive),
-``etcd_wait`` and ``etcd_watch`` (how waiters are woken), ``etcd_view`` (what people are shown).
+Read in this order: ``etcd_requests`` and ``etcd_tags`` (what is stored), ``etcd_backend`` and
+``etcd_join`` (how claims are admitted), ``etcd_leave`` (how they end, and who is next),
+``etcd_leases`` (what keeps them alive), ``etcd_wait`` and ``etcd_watch`` (how waiters are woken),
+``etcd_view`` (what people are shown).
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from holdfast.backends.etcd_backend import EtcdBackend
 from holdfast.backends.etcd_gateway import Credentials
+from holdfast.backends.etcd_leases import Place
 from holdfast.backends.etcd_requests import Names
+from holdfast.backends.etcd_tags import Tags
+from holdfast.backends.lines import Entry, Verdict, judge
 from holdfast.backends.sessions import Sessions
+from holdfast.claim import Claim
 from holdfast.core.contract import Guarantee, Runtime, Settings
 from holdfast.url import Url
 from holdfast.wires.http import Servers, Tls
 
-__all__ = ["EtcdStore", "Place", "open_store"]
+__all__ = ["EtcdStore", "open_store"]
 
 DEFAULT_PORT = 2379
 LONGEST_TTL = 9_000_000_000.0  # etcd's own
-
-
-class Place(NamedTuple):
-    """A place in a line that this door has."""
-
-    order: int
-    value: bytes
-    """What stands in its entry."""
-    since: float
-    behind: int
-    front: str | None
-    """The one entry that it had to wait for when it was last looked at; empty: none was there;
-    ``None``: several. None is ever added."""
 
 
 class EtcdStore:
@@ -50,6 +42,7 @@ class EtcdStore:
         self.servers, self.credentials, self.settings = servers, credentials, settings
         self.names = Names(settings.namespace)
         self.sessions = Sessions()
+        self.tags = Tags()
         self.places: dict[str, Place] = {}
         """By owner: the claims of this door that stand in a line."""
         self.handed: set[str] = set()
@@ -60,6 +53,14 @@ class EtcdStore:
 
     def backend(self, runtime: Runtime) -> EtcdBackend:
         return EtcdBackend(self, runtime)
+
+    def key(self, claim: Claim) -> bytes:
+        """The key of a claim's entry."""
+        return self.names.of(claim.name).entry(claim, self.tags.of(claim))
+
+    def judge(self, claim: Claim, line: Sequence[Entry]) -> Verdict:
+        """What a line means for a claim, which stands there by its tag."""
+        return judge(claim._replace(owner=self.tags.of(claim)), line, self.display)
 
 
 def open_store(url: Url, settings: Settings) -> EtcdStore:

@@ -15,9 +15,10 @@ from holdfast.backends import etcd_leave as leave
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends import etcd_view as view
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
-from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Leases, Ref
+from holdfast.backends.etcd_join import join_line
+from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Leases, Place, Ref
 from holdfast.backends.etcd_wait import Waits
-from holdfast.backends.lines import Entry, Patience, Verdict, judge
+from holdfast.backends.lines import Entry, Patience, Verdict
 from holdfast.backends.sessions import Attempt, Session
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
@@ -28,10 +29,10 @@ from holdfast.core.contract import (
     Runtime,
     Waiting,
 )
-from holdfast.errors import BackendUnavailable, Incompatible
+from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
 
 if TYPE_CHECKING:
-    from holdfast.backends.etcd import EtcdStore, Place
+    from holdfast.backends.etcd import EtcdStore
     from holdfast.backends.etcd_requests import NameKeys
     from holdfast.wires.http import Http
 
@@ -59,6 +60,18 @@ class EtcdBackend:
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
+        tags = self.store.tags
+        tags.given(claim)
+        try:
+            answer = await self._try(claim, join, until)
+        except (LimitMismatch, Incompatible, Unsupported):
+            tags.retire(claim)
+            raise
+        if not join and isinstance(answer, Busy) and claim.owner not in self.store.sessions.doubts:
+            tags.free(claim)
+        return answer
+
+    async def _try(self, claim: Claim, join: bool, until: float | None) -> Grant | Busy:
         for tries in range(TRIES):
             session = await self.leases.session(claim.ttl, until)
             try:
@@ -78,44 +91,20 @@ class EtcdBackend:
         keys, place = self.store.names.of(claim.name), self.store.places.get(claim.owner)
         try:
             if keys.crowded and at.join and place is None and claim.mode is Mode.EXCLUSIVE:
-                return await self._enter(at, keys)
-            return await self._consider(at, keys, place)
+                return await join_line(self, at, keys)
+            return await self.consider(at, keys, place)
         except Incompatible:
             if at.join and place is None:  # it has joined them already
                 await self.abandon(claim)
             raise
 
-    async def _enter(self, at: Attempt, keys: NameKeys) -> Grant | Busy | None:
-        """A writer's first attempt at a name that others want too: all that it has to know is who
-        is last in the line that it joins. Who else is there is read only if it looks again."""
-        claim, _, session, _ = at
-        key, since = keys.entry(claim), self.runtime.wall()
-        held = requests.entry_value(claim, since, held=True)
-        waiting = requests.entry_value(claim, since, held=False)
-        body = keys.entering(self._guard(session), key, session.id, held, waiting)
-        answer = await self._send(at, body)
-        revision = int(answer["header"]["revision"])
-        if answer.get("succeeded"):
-            keys.crowded = False
-            return self._granted(claim, session, key, revision, ())
-        last, joined = answer["responses"]
-        if not joined["response_txn"].get("succeeded"):  # it stands there already, or must not
-            return await self._consider(at, keys, None)
-        found = last["response_range"]
-        verdict = judge(claim, requests.line_of(found, keys.prefix), self.store.display)
-        front: str | None = verdict.target
-        if (ahead := int(found["count"])) > 1:
-            front, verdict = None, verdict._replace(place=ahead - 1, absent=())
-        self.store.places[claim.owner] = _place(revision, waiting, since, 0, front)
-        return await self._stay(at, verdict, session.id, revision)
-
-    async def _consider(
+    async def consider(
         self, at: Attempt, keys: NameKeys, place: Place | None
     ) -> Grant | Busy | None:
         """An attempt that reads the whole line where it is not granted at once."""
         claim, join, session, _ = at
-        key, since = keys.entry(claim), self.runtime.wall()
-        guard = self._guard(session)
+        key, since = self.store.key(claim), self.runtime.wall()
+        guard = self.guard(session)
         slots = range(claim.weight) if claim.mode is Mode.SLOTS else ()
         held = requests.entry_value(claim, since, held=True, slots=slots)
         waiting = b""
@@ -132,14 +121,14 @@ class EtcdBackend:
         if place is not None:
             taking.append(keys.next_after(place.order))
         body = requests.txn([guard, *self._free(claim, key)], taking, otherwise)
-        answer = await self._send(at, body)
+        answer = await self.send(at, body)
         revision = int(answer["header"]["revision"])
         if answer.get("succeeded"):
             if place is None:
                 keys.crowded = False
-                return self._granted(claim, session, key, revision, tuple(slots))
+                return self.granted(claim, session, key, revision, tuple(slots))
             heir = leave.heir_of(answer["responses"][1]["response_range"].get("kvs", ()))
-            return self._granted(claim, session, key, place.order, tuple(slots), heir)
+            return self.granted(claim, session, key, place.order, tuple(slots), heir)
         keys.crowded = True
         if not otherwise:
             return None
@@ -156,11 +145,11 @@ class EtcdBackend:
             return [requests.created_at(key, 0)]  # never: which slots are free must be read
         return keys.first_for(claim, key, place.order)
 
-    def _guard(self, session: Session) -> bytes:
+    def guard(self, session: Session) -> bytes:
         key = self.store.names.guard(session.id)
         return b'{"key":"%b","target":"VERSION","version":"%d"}' % (key, session.generation)
 
-    async def _send(self, at: Attempt, body: bytes) -> dict[str, Any]:
+    async def send(self, at: Attempt, body: bytes) -> dict[str, Any]:
         try:
             return await self.gateway.post(TXN, body, at.until)
         except SessionGone:
@@ -169,7 +158,7 @@ class EtcdBackend:
             self.store.sessions.doubts[at.claim.owner] = at.session
             raise
 
-    def _granted(
+    def granted(
         self,
         claim: Claim,
         session: Session,
@@ -191,10 +180,10 @@ class EtcdBackend:
         claim, join, session, until = at
         keys = self.store.names.of(claim.name)
         line = requests.line_of(found, keys.prefix)
-        verdict = judge(claim, line, self.store.display)
-        own, key = verdict.own, keys.entry(claim)
+        verdict = self.store.judge(claim, line)
+        own, key = verdict.own, self.store.key(claim)
         if own is not None and own.held:
-            return self._granted(claim, session, key, own.order, own.details.slots, SOMEBODY)
+            return self.granted(claim, session, key, own.order, own.details.slots, SOMEBODY)
         if join and own is None:
             await self.learn_guard(session, until)
             return None
@@ -205,13 +194,11 @@ class EtcdBackend:
             value, since = (known.value, known.since) if known else written
             ahead = [entry.key for entry in line if entry.order < own.order]
             front = None if len(ahead) > 1 else "".join(ahead)
-            place = _place(own.order, value, since, own.details.behind, front)
+            place = Place(own.order, value, since, own.details.behind, front)
             self.store.places[claim.owner] = place
-        return await self._stay(at, verdict, "" if own is None else own.session, revision)
+        return await self.stay(at, verdict, "" if own is None else own.session, revision)
 
-    async def _stay(
-        self, at: Attempt, verdict: Verdict, session: str, revision: int
-    ) -> Busy | None:
+    async def stay(self, at: Attempt, verdict: Verdict, session: str, revision: int) -> Busy | None:
         """What to wait for, and with an entry bound to which session, if any; ``None`` if whoever
         was in the way is no longer."""
         claim = at.claim
@@ -225,25 +212,25 @@ class EtcdBackend:
             await self.abandon(claim)
             return Busy(verdict.place, 1.0, reason=f"{QUEUE_CAP} wait for {claim.name!r}")
         bell = session if _calls(verdict.front, claim) else ""
-        return Busy(verdict.place, retry, (verdict.target, claim.name, revision, bell))
+        return Busy(verdict.place, retry, (requests.place_of(verdict.front), revision, bell))
 
     async def _settle(self, at: Attempt, verdict: Verdict, revision: int) -> Grant | None:
         """Takes what was free when the line was read, if the line is still the same."""
         claim, _, session, until = at
         keys = self.store.names.of(claim.name)
-        key, order = keys.entry(claim), verdict.own.order if verdict.own else 0
+        key, order = self.store.key(claim), verdict.own.order if verdict.own else 0
         value = requests.entry_value(claim, self.runtime.wall(), held=True, slots=verdict.slots)
         same = requests.unchanged_since(keys.all, revision)
-        compare = [self._guard(session), same, requests.created_at(key, order)]
+        compare = [self.guard(session), same, requests.created_at(key, order)]
         body = requests.txn(compare, [requests.put(key, value, session.id)])
-        answer = await self._send(at, body)
+        answer = await self.send(at, body)
         if not answer.get("succeeded"):
             await self.learn_guard(session, until)
             return None
         if order:
-            return self._granted(claim, session, key, order, verdict.slots, SOMEBODY)
+            return self.granted(claim, session, key, order, verdict.slots, SOMEBODY)
         order = int(answer["header"]["revision"])
-        return self._granted(claim, session, key, order, verdict.slots)
+        return self.granted(claim, session, key, order, verdict.slots)
 
     async def learn_guard(self, session: Session, until: float | None = None) -> None:
         body = b'{"key":"%b"}' % self.store.names.guard(session.id)
@@ -251,38 +238,52 @@ class EtcdBackend:
         session.generation = int(found[0]["version"]) if found else 0
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        place = self.store.places.get(claim.owner)
-        session = self.store.sessions.current(claim.ttl)
+        tags = self.store.tags
+        tags.lend(claim)
+        granted = await self._pass_on(grant, claim)
+        answer: tuple[bool, Grant | Busy]
+        if granted is None:
+            answer = await self.release(grant), await self.attempt(claim, join=True)
+        else:
+            answer = True, granted
+        tags.give_back(claim)
+        return answer
+
+    async def _pass_on(self, grant: Grant, claim: Claim) -> Grant | None:
+        """Exchanges one for the other in one step, if nobody else is in front."""
+        place, store = self.store.places.get(claim.owner), self.store
+        session = store.sessions.current(claim.ttl)
         if (
             place is None
             or session is None
             or not session.fresh(self.runtime.now())
             or place.front not in ("", Ref(*grant.ref).key)
-            or grant.claim.owner in self.store.sessions.doubts
+            or grant.claim.owner in store.sessions.doubts
             or claim.mode is Mode.SLOTS
         ):
-            return await self.release(grant), await self.attempt(claim, join=True)
+            return None
         # Nobody else was in front of it, and nobody can have come in front since.
-        mine, key = Ref(*grant.ref).key.encode(), self.store.names.of(claim.name).entry(claim)
+        mine, key = Ref(*grant.ref).key.encode(), store.key(claim)
         value = requests.entry_value(claim, self.runtime.wall(), held=True)
         compare = [
-            self._guard(session),
+            self.guard(session),
             requests.created_at(mine, grant.token),
             requests.created_at(key, place.order),
         ]
         changes = [requests.delete(mine), requests.put(key, value, session.id)]
-        changes.append(self.store.names.of(claim.name).next_after(place.order))
+        changes.append(store.names.of(claim.name).next_after(place.order))
         body = requests.txn(compare, changes)
         try:
-            answer = await self._send(Attempt(claim, True, session, None), body)
+            answer = await self.send(Attempt(claim, True, session, None), body)
         except SessionGone:
-            answer = {}
-        if answer.get("succeeded"):
-            self.store.places.pop(grant.claim.owner, None)
-            self.store.handed.discard(grant.claim.owner)
-            heir = leave.heir_of(answer["responses"][2]["response_range"].get("kvs", ()))
-            return True, self._granted(claim, session, key, place.order, (), heir)
-        return await self.release(grant), await self.attempt(claim, join=True)
+            return None
+        if not answer.get("succeeded"):
+            return None
+        store.places.pop(grant.claim.owner, None)
+        store.handed.discard(grant.claim.owner)
+        store.tags.free(grant.claim)
+        heir = leave.heir_of(answer["responses"][2]["response_range"].get("kvs", ()))
+        return self.granted(claim, session, key, place.order, (), heir)
 
     async def release(self, grant: Grant) -> bool:
         return await leave.release(self, grant)
@@ -298,7 +299,7 @@ class EtcdBackend:
         return None
 
     def nudge(self, claim: Claim) -> None:
-        self.waits.watches.nudge(claim.owner)
+        self.waits.watches.nudge(self.store.tags.of(claim))
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
@@ -330,6 +331,7 @@ class EtcdBackend:
         self.store.sessions.forget()
         self.store.places.clear()
         self.store.handed.clear()
+        self.store.tags.clear()
         self.leases.forget()
         self.gateway.http.forget()
         self.waits.watches.forget()
@@ -346,12 +348,6 @@ class EtcdBackend:
 def _calls(front: Entry | None, claim: Claim) -> bool:
     """Whether who is in front will learn of the claim when it is granted, and call it."""
     return front is not None and front.mode is claim.mode is Mode.EXCLUSIVE and not front.given
-
-
-def _place(order: int, value: bytes, since: float, behind: int, front: str | None) -> Place:
-    from holdfast.backends.etcd import Place
-
-    return Place(order, value, since, behind, front)
 
 
 def _http(store: EtcdStore, runtime: Runtime) -> Http:

@@ -11,6 +11,7 @@ from holdfast.wires.http import Http, Reply
 __all__ = ["Credentials", "Gateway", "SessionGone"]
 
 _SIGN_IN = b"POST /v3/auth/authenticate"
+_decode = json.JSONDecoder().raw_decode  # not what may stand around it
 _SERVER_TROUBLE = (408, 429, 500, 502, 503, 504)
 
 
@@ -55,7 +56,7 @@ class Gateway:
 
     def _read(self, line: bytes, reply: Reply) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = json.loads(reply.body.decode())
+            answer: dict[str, Any] = _decode(reply.body.decode())[0]
         except ValueError:
             raise self._strange(line, reply) from None
         if "error" in answer:  # a stream answers 200 before it knows

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
 from holdfast.backends.sessions import Opening, Session, whole
-from holdfast.claim import Grant
+from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Renewal, Runtime, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd import EtcdStore
 
-__all__ = ["SOMEBODY", "Heir", "Leases", "Ref"]
+__all__ = ["SOMEBODY", "Heir", "Leases", "Place", "Ref"]
 
 GRANT = b"POST /v3/lease/grant"
 KEEP_ALIVE = b"POST /v3/lease/keepalive"
@@ -47,6 +47,19 @@ class Ref(NamedTuple):
     ttl: int
     heir: Heir | None = None
     """Whom its release calls. Nobody, if all who came behind it saw that it is a hold."""
+
+
+class Place(NamedTuple):
+    """A place in a line that this door has."""
+
+    order: int
+    value: bytes
+    """What stands in its entry."""
+    since: float
+    behind: int
+    front: str | None
+    """The one entry that it had to wait for when it was last looked at; empty: none was there;
+    ``None``: several. None is ever added."""
 
 
 class _Kept(NamedTuple):
@@ -160,6 +173,9 @@ class _Renewing:
 
     async def grant(self, grant: Grant) -> None:
         owner, ref = grant.claim.owner, Ref(*grant.ref)
+        if not self._leases.store.tags.has(grant.claim):  # its key may be another's by now
+            self._lose(grant.claim, "it was released")
+            return
         current = self._leases.sessions.current(grant.claim.ttl)
         if current is not None:
             kept = await self._keep(current.id)
@@ -173,9 +189,9 @@ class _Renewing:
         if isinstance(kept, str):
             self.unknown[owner] = kept
         elif kept is None:
-            self._lose(owner, "its etcd lease ran out or was revoked")
+            self._lose(grant.claim, "its etcd lease ran out or was revoked")
         elif ref.key not in kept.keys:
-            self._lose(owner, "its entry in etcd is gone: the hold was broken")
+            self._lose(grant.claim, "its entry in etcd is gone: the hold was broken")
         else:
             self._found(grant, ref)
             if ref.ttl != whole(grant.claim.ttl):
@@ -201,7 +217,7 @@ class _Renewing:
                     leases.store.places.pop(grant.claim.owner, None)
                     leases.store.handed.discard(grant.claim.owner)
                 else:
-                    self._lose(grant.claim.owner, "its entry in etcd is gone: the hold was broken")
+                    self._lose(grant.claim, "its entry in etcd is gone: the hold was broken")
 
     def _settling(self, grant: Grant, ref: Ref) -> bytes:
         key = ref.key.encode()
@@ -209,9 +225,11 @@ class _Renewing:
         mine = requests.created_at(key, grant.token)
         return requests.nested([mine], [requests.change(key, value)])
 
-    def _lose(self, owner: str, reason: str) -> None:
-        self._leases.store.places.pop(owner, None)
-        self._leases.store.handed.discard(owner)
+    def _lose(self, claim: Claim, reason: str) -> None:
+        store, owner = self._leases.store, claim.owner
+        store.places.pop(owner, None)
+        store.handed.discard(owner)
+        store.tags.retire(claim)
         self.lost[owner] = reason
 
     async def _move(self, grant: Grant, ref: Ref) -> None:
@@ -230,7 +248,7 @@ class _Renewing:
             self.unknown[owner] = str(error) or "the new lease ended at once"
             return
         if not answer.get("succeeded"):
-            self._lose(owner, "its entry in etcd is gone: the hold was broken")
+            self._lose(grant.claim, "its entry in etcd is gone: the hold was broken")
             return
         self.since = session.since if self.since is None else min(self.since, session.since)
 
@@ -240,7 +258,7 @@ class _Renewing:
         kept = None if session is None else await self._keep(session.id)
         if isinstance(kept, str):
             return
-        key = store.names.of(claim.name).entry(claim)
+        key = store.key(claim)
         if kept is None or key.decode() not in kept.keys:
             self.forgotten.add(claim.owner)
             return

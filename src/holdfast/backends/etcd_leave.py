@@ -19,6 +19,7 @@ from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import SessionGone
 from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Ref
 from holdfast.backends.lines import Entry
+from holdfast.backends.sessions import Session
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS
 from holdfast.core.hold import certain_seconds
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["abandon", "call_first", "handed_to", "heir_of", "release", "skip"]
 
+LINED_SECONDS = 0.05
+"""For how long whoever was handed a name is taken to be still there, which saves asking."""
 DELETE = b"POST /v3/kv/deleterange"
 RANGE = b"POST /v3/kv/range"
 
@@ -43,24 +46,44 @@ def heir_of(found: Sequence[dict[str, str]]) -> Heir | None:
 
 
 async def release(backend: EtcdBackend, grant: Grant) -> bool:
-    store, owner, (key, _, _, heir) = backend.store, grant.claim.owner, Ref(*grant.ref)
-    store.places.pop(owner, None)
-    store.handed.discard(owner)
-    if heir is None:
-        return await _delete(backend, grant.claim, key.encode(), None)
-    known = heir != SOMEBODY and owner not in store.sessions.doubts
-    if known and await _hand_over(backend, grant, heir):
-        return True
-    return await _delete(backend, grant.claim, key.encode(), grant.token)
+    store, claim, (key, _, _, heir) = backend.store, grant.claim, Ref(*grant.ref)
+    store.places.pop(claim.owner, None)
+    store.handed.discard(claim.owner)
+    if not store.tags.has(claim):
+        return await _end_again(backend, grant)
+    sure = claim.owner not in store.sessions.doubts
+    ours = sure and heir is not None and await _hand_over(backend, grant, heir)
+    if not ours:
+        order = None if heir is None else grant.token
+        ours = await _delete(backend, claim, key.encode(), order)
+    if ours and sure:
+        store.tags.free(claim)
+    else:
+        store.tags.retire(claim)
+    return ours
+
+
+async def _end_again(backend: EtcdBackend, grant: Grant) -> bool:
+    """Ends a hold that has ended before, as far as we know: its key may be another's by now."""
+    key = Ref(*grant.ref).key.encode()
+    body = requests.txn([requests.created_at(key, grant.token)], [requests.delete(key)])
+    return bool((await backend.gateway.post(TXN, body)).get("succeeded"))
 
 
 async def _hand_over(backend: EtcdBackend, grant: Grant, heir: Heir) -> bool:
     """Ends a hold and gives the name to its heir, if it is still ours and the heir still waits."""
+    if heir == SOMEBODY:
+        return False
     try:
         answer = await backend.gateway.post(TXN, _handing(backend, grant, heir))
     except (SessionGone, ValueError):  # its lease ended, or its entry is of another version
         return False
-    return bool(answer.get("succeeded"))
+    if not answer.get("succeeded"):
+        return False
+    # Who comes back at once finds it there.
+    keys = backend.store.names.of(grant.claim.name)
+    keys.lined_until = backend.runtime.now() + LINED_SECONDS
+    return True
 
 
 def _handing(backend: EtcdBackend, grant: Grant, heir: Heir) -> bytes:
@@ -71,7 +94,7 @@ def _handing(backend: EtcdBackend, grant: Grant, heir: Heir) -> bytes:
         [
             requests.delete(key),
             requests.change(next_key, requests.handed_value(heir.value)),
-            requests.ring(bell, requests.owner_of(heir.key), heir.session),
+            requests.ring(bell, requests.tag_of(heir.key), heir.session),
         ],
     )
 
@@ -88,10 +111,15 @@ async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant |
     # Its own entry, and who comes next: nobody else is of interest.
     body = b"{%b}" % keys.from_on(place.order, 2)
     found = (await backend.gateway.post(RANGE, body, until)).get("kvs", ())
-    if not found or int(found[0]["create_revision"]) != place.order:
+    if not found:
         return None
     own, *behind = found
-    if own.get("lease") != session.id or not requests.was_handed(own, keys.prefix):
+    if (
+        own["key"].encode() != store.key(claim)
+        or int(own["create_revision"]) != place.order
+        or own.get("lease") != session.id
+        or requests.state_of(own, keys.prefix) != requests.HANDED
+    ):
         return None
     store.handed.add(claim.owner)
     ref = Ref(own["key"], session.id, session.ttl, heir_of(behind))
@@ -101,28 +129,39 @@ async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant |
 async def abandon(backend: EtcdBackend, claim: Claim) -> None:
     place = backend.store.places.pop(claim.owner, None)
     backend.store.handed.discard(claim.owner)
-    key = backend.store.names.of(claim.name).entry(claim)
-    await _delete(backend, claim, key, None if place is None else place.order)
+    order = None if place is None else place.order
+    await _delete(backend, claim, backend.store.key(claim), order)
+    backend.store.tags.retire(claim)
 
 
 async def _delete(backend: EtcdBackend, claim: Claim, key: bytes, order: int | None) -> bool:
     """Calls who comes next, if the claim stands there since ``order`` and others knew it waits."""
-    doubts, names = backend.store.sessions.doubts, backend.store.names
-    session = doubts.get(claim.owner)
-    if session is None and order is None:
+    names, session = backend.store.names, backend.store.sessions.doubts.get(claim.owner)
+    if session is not None:
+        return await _undo(backend, claim, key, session, order)
+    if order is None:
         answer = await backend.gateway.post(DELETE, b'{"key":"%b"}' % key)
         return bool(answer.get("deleted"))
+    changes = [requests.delete(key), names.of(claim.name).next_after(order)]
+    answer = await backend.gateway.post(TXN, requests.txn([], changes))
+    await _call(backend, claim.name, answer["responses"][1])
+    return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
+
+
+async def _undo(
+    backend: EtcdBackend, claim: Claim, key: bytes, session: Session, order: int | None
+) -> bool:
+    """The same for a claim with a request that may still arrive: what it may do is nothing."""
+    doubts, names = backend.store.sessions.doubts, backend.store.names
     changes = [requests.delete(key), names.of(claim.name).next_after(order or 0)]
-    if session is not None:
-        changes.append(requests.put(names.guard(session.id), b"", session.id))
+    changes.append(requests.put(names.guard(session.id), b"", session.id))
     try:
         answer = await backend.gateway.post(TXN, requests.txn([], changes))
     except SessionGone:  # and with it the claim's entry, and whatever still comes
         doubts.pop(claim.owner, None)
         return False
-    if session is not None:
-        await backend.learn_guard(session)
-        doubts.pop(claim.owner, None)
+    await backend.learn_guard(session)
+    doubts.pop(claim.owner, None)
     await _call(backend, claim.name, answer["responses"][1])
     return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
 

@@ -1,7 +1,7 @@
 """The requests of ``etcd://`` as bytes, and the entries of its answers. No network here.
 
 Under ``<namespace>/locks/<name>/`` every claim has one key, bound to its door's etcd lease:
-``l/w/<owner>`` for a writer, ``l/r/<owner>`` for a reader, ``s/<limit>/<owner>`` for slots. The
+``l/w/<tag>`` for a writer, ``l/r/<tag>`` for a reader, ``s/<limit>/<tag>`` for slots. The
 kinds are ranges of their own, so one transaction can tell what it is about to join. The order
 of arrival is the key's create_revision, which is also the token.
 """
@@ -21,6 +21,8 @@ from holdfast.errors import Incompatible
 __all__ = ["NameKeys", "Names", "behind", "entry_value", "line_of", "put"]
 
 PROTOCOL = 1
+_VERSION = b"[%d" % PROTOCOL
+"""How the entries of this protocol begin."""
 
 
 def span(prefix: str) -> bytes:
@@ -60,15 +62,20 @@ def handed_value(value: str) -> bytes:
     """What a waiter's entry says once it has been handed over. Raises ``ValueError`` for one that
     is of another version."""
     version, weight, _, rest = a2b_base64(value).split(b",", 3)
-    if version != b"[%d" % PROTOCOL:
+    if version != _VERSION:
         raise ValueError(f"version {version!r}")
     return b2a_base64(b"%b,%b,%d,%b" % (version, weight, HANDED, rest), newline=False)
 
 
-def was_handed(kv: dict[str, str], prefix: str) -> bool:
-    """Whether an entry says that it was handed over, and not yet that its owner came."""
-    details = _details(kv, 0, prefix)
-    return details.settled and not details.held
+def state_of(kv: dict[str, str], prefix: str) -> int:
+    """What an entry is, read no further than that."""
+    try:
+        version, _, state, _ = a2b_base64(kv["value"]).split(b",", 3)
+        if version == _VERSION:
+            return int(state)
+    except (ValueError, KeyError):
+        pass
+    raise _foreign(prefix)
 
 
 @lru_cache(1024)
@@ -113,8 +120,8 @@ def nested(compare: Iterable[bytes], success: Iterable[bytes]) -> bytes:
     return b'{"request_txn":%b}' % txn(compare, success)
 
 
-def owner_of(key: str) -> str:
-    """Whose entry a stored key is."""
+def tag_of(key: str) -> str:
+    """The tag in a stored key."""
     return decoded(key).rpartition("/")[2]
 
 
@@ -132,8 +139,8 @@ def changed_at(key: bytes, revision: int) -> bytes:
     return b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, revision)
 
 
-def ring(bell: bytes, owner: str, session: str) -> bytes:
-    return put(bell, encoded(owner), session)
+def ring(bell: bytes, tag: str, session: str) -> bytes:
+    return put(bell, encoded(tag), session)
 
 
 def delete(key: bytes) -> bytes:
@@ -157,6 +164,11 @@ class NameKeys:
         self.listing = b'{"request_range":{%b}}' % self.all
         last = b'{"request_range":{%b,"limit":"1",%b}}' % (self.all, _BY_ARRIVAL % b"DESCEND")
         line = nested([b"%b", created_at(b"%b", 0), empty(self.slots)], [put(b"%b", b"%b", "%b")])
+        self.lined_until = 0.0
+        """Until when it may be taken for granted that others are in line, for now."""
+        self._joining = txn(
+            [b"%b", created_at(b"%b", 0), empty(self.slots)], [last, put(b"%b", b"%b", "%b")]
+        )
         self._entering = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")], [last, line])
 
     def entering(self, guard: bytes, key: bytes, lease: str, held: bytes, waiting: bytes) -> bytes:
@@ -164,6 +176,10 @@ class NameKeys:
         joins behind that one. As one text: etcd's gateway takes its time with what it reads."""
         session = lease.encode()
         return self._entering % (guard, key, held, session, guard, key, key, waiting, session)
+
+    def joining(self, guard: bytes, key: bytes, lease: str, waiting: bytes) -> bytes:
+        """Joins the line in any case: shorter, where somebody is there for sure."""
+        return self._joining % (guard, key, key, waiting, lease.encode())
 
     def from_on(self, order: int, count: int) -> bytes:
         """The first entries of those who stand there since ``order`` or later."""
@@ -178,9 +194,9 @@ class NameKeys:
         """Reads who comes after one who stands there since ``order``; 0: who is first."""
         return b'{"request_range":{%b}}' % self.from_on(order + 1, 1)
 
-    def entry(self, claim: Claim) -> bytes:
+    def entry(self, claim: Claim, tag: str) -> bytes:
         """The claim's own key."""
-        return encoded(self.prefix + _kind(claim) + claim.owner)
+        return encoded(self.prefix + _kind(claim) + tag)
 
     def free_for(self, claim: Claim, key: bytes) -> list[bytes]:
         """Holds if a newcomer can be granted at once."""
@@ -238,6 +254,11 @@ class Names:
     def name_of(self, key: str) -> str:
         """The name that a stored key belongs to."""
         return unescape(key[len(self.root) :].partition("/")[0])
+
+
+def place_of(entry: Entry | None) -> tuple[str, int]:
+    """Which entry it is: its key alone may be used again."""
+    return ("", 0) if entry is None else (entry.key, entry.order)
 
 
 def line_of(found: dict[str, Any], prefix: str) -> list[Entry]:

@@ -35,6 +35,9 @@ class StreamWatches:
             self._streams[owner] = watch, call, bytearray()
         return watch
 
+    def hung(self, session: str) -> Watch | None:
+        return None
+
     async def bell(
         self, session: str, keys: str, live: Collection[str], until: float
     ) -> Watch | None:

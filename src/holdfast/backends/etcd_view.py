@@ -56,14 +56,20 @@ async def revoke(backend: EtcdBackend, name: str) -> list[int]:
     tokens: list[int] = []
     for start in range(0, len(holders), DELETES_PER_TXN):
         batch = holders[start : start + DELETES_PER_TXN]
-        body = requests.txn([], [requests.delete(entry.key.encode()) for entry in batch])
+        body = requests.txn([], [_ending(entry) for entry in batch])
         answer = await backend.gateway.post(TXN, body)
         for entry, reply in zip(batch, answer["responses"], strict=True):
-            if reply["response_delete_range"].get("deleted"):
+            if reply["response_txn"].get("succeeded"):
                 tokens.append(entry.order)
     if tokens:
         await call_first(backend, name)
     return tokens
+
+
+def _ending(entry: Entry) -> bytes:
+    """Deletes an entry unless it has ended already: its key may be another's by now."""
+    key = entry.key.encode()
+    return requests.nested([requests.created_at(key, entry.order)], [requests.delete(key)])
 
 
 async def survey(backend: EtcdBackend, prefix: str, cursor: str | None, limit: int) -> Page:

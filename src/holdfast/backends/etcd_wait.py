@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import Gateway
 from holdfast.backends.etcd_stream import StreamWatches
-from holdfast.backends.lines import judge
 from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
@@ -20,7 +19,7 @@ from holdfast.wires.websocket import NoWebSocket
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd import EtcdStore
-    from holdfast.backends.etcd_watch import Watches
+    from holdfast.backends.etcd_watch import Watch, Watches
 
 __all__ = ["Waits"]
 
@@ -41,24 +40,25 @@ class Waits:
         if busy.ref is None:
             await self.pause(until)
             return False
-        target, name, revision, bell = busy.ref
+        front, revision, bell = busy.ref
         if bell and await self._called(claim, bell, revision, until):
             return True
-        await self._watch(claim, target, name, revision, until)
+        await self._watch(claim, front, revision, until)
         return False
 
     async def _watch(
-        self, claim: Claim, target: str, name: str, revision: int, until: float
+        self, claim: Claim, front: tuple[str, int], revision: int, until: float
     ) -> None:
-        keys = self.store.names.of(name).all.decode() if not target else f'"key":"{target}"'
+        target, _ = front
+        keys = self.store.names.of(claim.name).all.decode() if not target else f'"key":"{target}"'
         # A slot's predecessor moves on by being granted, which is a change and no end.
         ends_only = claim.mode is not Mode.SLOTS or not target
         try:
-            watch = await self.confirmed(claim.owner, keys, ends_only, until)
+            watch = await self.confirmed(self.store.tags.of(claim), keys, ends_only, until)
             if watch is None:
                 return
             try:
-                if watch.began > revision and await self._changed(claim, target):
+                if watch.began > revision and await self._changed(claim, front):
                     return
                 await self.fired(watch, until)
             finally:
@@ -74,17 +74,20 @@ class Waits:
         now = self.runtime.now()
         if until - now < CALLED_SECONDS:
             return False
+        bell = self.watches.hung(session) or await self._hang(session, now, until)
+        if bell is None or bell.began is None or bell.began > revision or bell.broken:
+            return False
+        rung = await self.watches.rung(self.store.tags.of(claim), now + CALLED_SECONDS)
+        return rung and not bell.broken
+
+    async def _hang(self, session: str, now: float, until: float) -> Watch | None:
         live = [each.id for each in self.store.sessions.all()]
         keys = f'"key":"{self.store.names.bell(session).decode()}"'
         limit = min(until, now + self.store.settings.request_seconds)
         try:
-            bell = await self.watches.bell(session, keys, live, limit)
+            return await self.watches.bell(session, keys, live, limit)
         except BackendUnavailable:  # told, or mended, by the watch that is tried next
-            return False
-        if bell is None or bell.began is None or bell.began > revision or bell.broken:
-            return False
-        rung = await self.watches.rung(claim.owner, now + CALLED_SECONDS)
-        return rung and not bell.broken
+            return None
 
     async def confirmed(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
         """A watch that has begun; ``None`` if the wait is over before."""
@@ -106,15 +109,16 @@ class Waits:
         if watch.broken:
             await self.pause(until)
 
-    async def _changed(self, claim: Claim, target: str) -> bool:
+    async def _changed(self, claim: Claim, front: tuple[str, int]) -> bool:
         """Whether another attempt is worth it, by a linearizable read."""
-        keys = self.store.names.of(claim.name)
+        keys, (target, order) = self.store.names.of(claim.name), front
         if target and claim.mode is not Mode.SLOTS:  # it waits for one end, and reads no line
-            body = b'{"key":"%b","count_only":true}' % target.encode()
-            return not int((await self.gateway.post(RANGE, body)).get("count", 0))
+            body = b'{"key":"%b","keys_only":true}' % target.encode()
+            found = (await self.gateway.post(RANGE, body)).get("kvs")
+            return not found or int(found[0]["create_revision"]) != order
         found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
-        verdict = judge(claim, requests.line_of(found, keys.prefix), self.store.display)
-        return verdict.fits or verdict.own is None or verdict.target != target
+        verdict = self.store.judge(claim, requests.line_of(found, keys.prefix))
+        return verdict.fits or verdict.own is None or requests.place_of(verdict.front) != front
 
     async def pause(self, until: float) -> None:
         """Something is in the way: a short, jittered rest before the next attempt."""

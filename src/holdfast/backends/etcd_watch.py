@@ -62,10 +62,15 @@ class Book:
         filters = ',"filters":["NOPUT"]' if ends_only else ""
         return watch, f'{{"create_request":{{{keys},"watch_id":"{watch.number}"{filters}}}}}'
 
+    def hung(self, session: str) -> Watch | None:
+        """The watch of a session's bell, if there is one."""
+        bell = self._bells.get(session)
+        return None if bell is None or bell.broken else bell
+
     def bell(self, session: str, keys: str, live: Collection[str]) -> tuple[Watch, list[str]]:
         """The watch of a session's bell, and what is to be sent before it is one."""
-        known = self._bells.get(session)
-        if known is not None and not known.broken:
+        known = self.hung(session)
+        if known is not None:
             return known, []
         over = [old for old in self._bells if old not in live]
         requests = [self.cancel(self._bells.pop(old)) for old in over]
@@ -85,6 +90,8 @@ class Book:
         if watch is None:
             return []
         watch.learn(result)
+        if watch.broken:
+            self._watches.pop(watch.number, None)
         if watch.owner != EVERYBODY:
             return [watch.owner]
         if watch.broken:
@@ -111,10 +118,14 @@ class Watches(Protocol):
         """Asks for a watch; raises ``BackendUnavailable``."""
         ...
 
+    def hung(self, session: str) -> Watch | None:
+        """The watch that stays on a session's bell and rings whom it names, if there is one."""
+        ...
+
     async def bell(
         self, session: str, keys: str, live: Collection[str], until: float
     ) -> Watch | None:
-        """The watch that stays on a session's bell and rings whom it names, if there is one."""
+        """The same, made if need be; ``None`` if it can't be."""
         ...
 
     async def rung(self, owner: str, until: float) -> bool:
@@ -150,6 +161,12 @@ class BlockingWatches:
             watch, request = line.book.create(owner, keys, ends_only)
         self._send(line, request, until)
         return watch
+
+    def hung(self, session: str) -> Watch | None:
+        line = self._line
+        if line is None or self._doorbell.bell is not line:
+            return None
+        return line.book.hung(session)
 
     async def bell(self, session: str, keys: str, live: Collection[str], until: float) -> Watch:
         with self._opening:

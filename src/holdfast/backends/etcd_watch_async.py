@@ -31,6 +31,9 @@ class AsyncWatches:
         web.send(request)
         return watch
 
+    def hung(self, session: str) -> Watch | None:
+        return None if self._web is None or self._web.over else self._book.hung(session)
+
     async def bell(self, session: str, keys: str, live: Collection[str], until: float) -> Watch:
         web = await self._ready(until)
         watch, requests = self._book.bell(session, keys, live)
