@@ -83,6 +83,7 @@ class LeaseStore(_Common):
             self._statements,
             self._settings,
             self.display,
+            self._listen_address is not self._dialler.address,
         )
 
 

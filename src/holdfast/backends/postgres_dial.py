@@ -161,8 +161,12 @@ def _check_server(display: str, version: int, standby: bool, encoding: str) -> N
 
 
 def _prepare(connection: Connection, statements: tuple[Statement, ...], until: float) -> None:
-    script = [_OURS, *(b"PREPARE %s AS %s" % statement for statement in statements)]
+    calls = [statement for statement in statements if statement.sql.startswith(b"CALL ")]
+    others = [statement for statement in statements if statement not in calls]
+    script = [_OURS, *(b"PREPARE %s AS %s" % statement for statement in others)]
     connection.script(b"; ".join(script), until)
+    for statement in calls:  # which SQL's own PREPARE does not take
+        connection.prepare(statement, until)
     connection.known = frozenset(statement.name for statement in statements)
 
 

@@ -63,6 +63,51 @@ BEGIN
   RETURN ours;
 END $$;
 
+-- What one who has waited asks to release: it is likely to leave others behind. The first of them,
+-- if it can be told so, is granted as it is woken: for as short a time as a name is reserved, since
+-- nobody knows whether it is still well. It asks for more, or for the same once more.
+-- Asked for the empty name, which nobody has, it plans all that and does nothing.
+-- First the grant is on disk, then it is told. Not in one commit: one that notifies keeps others
+-- that do so waiting, in the whole database, and would keep them waiting for the disk.
+CREATE OR REPLACE PROCEDURE @hand_over(ns text, nm text, own text, INOUT ours boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+  r @lock;
+  heir record;
+  moment timestamptz;
+  fence bigint;
+  done text;
+BEGIN
+  SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
+  moment := clock_timestamp();
+  IF nm = '' OR r.crowded AND cardinality(r.holders) = 1 AND (r.holders[1]).owner = own
+      AND (r.holders[1]).ends > moment THEN
+    DELETE FROM @waiter q WHERE q.namespace = ns AND q.name = nm AND q.place = (
+        SELECT o.place FROM @waiter o WHERE o.namespace = ns AND o.name = nm
+        ORDER BY o.place LIMIT 1)
+      AND q.mode = 'exclusive' AND q.reserved IS NULL AND q.ring LIKE '% ' AND %fresh%
+      RETURNING q.owner, q.weight, q.bell, q.ring, q.label INTO heir;
+    IF FOUND OR nm = '' THEN
+      IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+        done := set_config('synchronous_commit', 'on', true);
+      END IF;
+      fence := greatest(r.token + 1, (extract(epoch FROM moment) * 1000000)::bigint);
+      UPDATE @lock l SET token = fence, used = moment, holders = ARRAY[ROW(heir.owner, 'exclusive',
+          heir.weight, NULL, fence, moment, moment + interval '%grace% s', heir.label)::@holder]
+        WHERE l.namespace = ns AND l.name = nm;
+      IF nm = '' THEN
+        RETURN;
+      END IF;
+      COMMIT;
+      done := set_config('synchronous_commit', 'off', true);
+      done := pg_notify(heir.bell, heir.ring || fence)::text;
+      ours := true;
+      RETURN;
+    END IF;
+  END IF;
+  ours := @free(ns, nm, own, '');
+END $$;
+
 CREATE OR REPLACE FUNCTION @exchange(
   ns text, nm text, old text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
   chan text, rng text) RETURNS text

@@ -1,7 +1,8 @@
 """PostgreSQL lease rows: every operation is one call of one function on the server.
 
 The functions are in ``postgres_lease_sql``; here are the calls, and the waiting: LISTEN on one
-connection per backend, opened by the first wait, where a release rings the one who is next.
+connection per backend, opened by the first wait, where a release rings the one who is next, and
+tells it of its grant. A grant's ``ref`` says whether it was waited for.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from holdfast.backends.postgres_shared import (
     ints,
     ring,
 )
-from holdfast.claim import Busy, Claim, Grant
-from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
+from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.contract import GRACE_SECONDS, Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.postgres import first_value
 
@@ -43,6 +44,8 @@ class LeaseStatements(SharedStatements):
         self.attempt_again = say("attempt_again", f"SELECT @attempt_locked({places})")
         self.exchange = say("exchange", f"SELECT @exchange({places})")
         self.release = say("release", "SELECT @free($1, $2, $3, '')")
+        self.hand_over = say("hand_over", "CALL @hand_over($1, $2, $3, NULL)")
+        self.ready = schema.filled("CALL @hand_over('', '', '', NULL)").encode()
         self.abandon = say("abandon", "SELECT @abandon($1, $2, $3)")
         self.renew = say("renew", "SELECT @renew($1, $2, $3)")
         self.purge_counters = say("purge_counters", "SELECT @purge_counters($1, $2, $3)")
@@ -52,6 +55,7 @@ class LeaseStatements(SharedStatements):
             self.attempt_again,
             self.exchange,
             self.release,
+            self.hand_over,
             self.abandon,
             self.renew,
         )
@@ -68,30 +72,47 @@ class LeaseBackend(SharedBackend):
         statements: LeaseStatements,
         settings: Settings,
         display: str,
+        listens_apart: bool = False,
     ) -> None:
         super().__init__(runtime, wire, statements, settings.namespace, display)
         self.statements = statements
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
-        self.listening = make_listening(runtime, listen, channel)
+        shared = None if listens_apart else wire
+        self.listening = make_listening(runtime, listen, channel, shared, statements.ready)
         self._purged_counters_to = b""
         self._standing: dict[str, bool] = {}
-        """Who stands in line: a hint, so that the server need not try the usual way first."""
+        self._crowded: dict[str, bool] = {}
+        """Who stands in line, and for which names somebody did: hints, so that the server need
+        not try the usual way first."""
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         parameters = (*self._asked(claim), b"t" if join else b"f")
-        stands = self._standing.pop(claim.owner, False)
-        statement = self.statements.attempt_again if stands else self.statements.attempt
+        standing = self._standing
+        stands = standing.pop(claim.owner, False)
+        crowded = stands or claim.name in self._crowded
+        statement = self.statements.attempt_again if crowded else self.statements.attempt
         answer = await self.wire.request((statement, parameters), claim.owner, until)
         self._until_purge -= 1
         told = self._answered(claim, first_value(answer))
-        if join and isinstance(told, Busy):
+        if isinstance(told, Grant):
+            if stands:
+                return told._replace(ref=True)
+            self._crowded.pop(claim.name, None)
+        else:
+            self._note(claim, join)
+        return told
+
+    def _note(self, claim: Claim, stands: bool) -> None:
+        if len(self._crowded) >= MOST_HINTS:
+            self._crowded.clear()
+        self._crowded[claim.name] = True
+        if stands:
             if len(self._standing) >= MOST_HINTS:  # of waiters that the keeper has undone
                 self._standing.clear()
             self._standing[claim.owner] = True
-        return told
 
     def _asked(self, claim: Claim) -> tuple[bytes, ...]:
         return (
@@ -104,11 +125,16 @@ class LeaseBackend(SharedBackend):
             b"%.6f" % claim.ttl,
             claim.label.encode(),
             self.channel,
-            ring(claim.owner),
+            ring(claim.owner) + (b" " if _can_be_granted(claim) else b""),
         )
 
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        await self.listening.wait(ring(claim.owner).decode(), until)
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+        token = await self.listening.wait(ring(claim.owner).decode(), until)
+        # A ring may have been under way since before the attempt whose answer this waits on.
+        if token is None or busy.ref is None or token <= busy.ref:
+            return None
+        self._standing.pop(claim.owner, None)
+        return Grant(claim, token, ref=True, seconds=GRACE_SECONDS)
 
     def nudge(self, claim: Claim) -> None:
         self.listening.ring(ring(claim.owner).decode())
@@ -120,7 +146,8 @@ class LeaseBackend(SharedBackend):
         parameters = (namespace, name, grant.claim.owner.encode(), *asked)
         answer = await self.wire.request((self.statements.exchange, parameters), claim.owner)
         ours, rest = first_value(answer).split(b" ", 1)
-        return ours == b"1", self._answered(claim, rest)
+        told = self._answered(claim, rest)
+        return ours == b"1", told._replace(ref=True) if isinstance(told, Grant) else told
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
@@ -141,7 +168,9 @@ class LeaseBackend(SharedBackend):
     async def release(self, grant: Grant) -> bool:
         claim = grant.claim
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
-        answer = await self.wire.request((self.statements.release, parameters), claim.owner)
+        # Whoever has waited is likely to leave others behind.
+        statement = self.statements.hand_over if grant.ref else self.statements.release
+        answer = await self.wire.request((statement, parameters), claim.owner)
         if self._until_purge <= 0:
             await self._purge()
         return first_value(answer) == b"t"
@@ -178,13 +207,18 @@ class LeaseBackend(SharedBackend):
         return await findings(self.wire.request, self.listening.detail)
 
     def forget(self) -> None:
-        self._standing = {}
+        self._standing, self._crowded = {}, {}
         self.wire.forget()
         self.listening.forget()
 
     async def close(self) -> None:
         self.listening.close()
         await self.wire.close()
+
+
+def _can_be_granted(claim: Claim) -> bool:
+    """Whether it can be given its grant with its wake-up, for as long as a name is reserved."""
+    return claim.mode is Mode.EXCLUSIVE and claim.ttl >= GRACE_SECONDS
 
 
 _LOOK = """

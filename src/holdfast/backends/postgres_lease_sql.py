@@ -113,8 +113,10 @@ BEGIN
 END $$;
 """
 
-# Answers 'G token slots', 'B place seconds', 'F place' (the line is full) or 'M capacity'. Whoever
-# stands in line already asks `attempt_locked` at once.
+# Answers 'G token slots', 'B place seconds', 'F place' (the line is full) or 'M capacity'. A ring
+# that ends with a blank is that of one who can be granted as it is woken: a token follows there,
+# and the last one is the end of its 'B'. Whoever stands in line already, or knows that others do,
+# asks `attempt_locked` at once.
 _ATTEMPT = """
 CREATE OR REPLACE FUNCTION @attempt(
   ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
@@ -126,6 +128,7 @@ DECLARE
   ending timestamptz := moment + make_interval(secs => ttl);
   taking integer[] := CASE WHEN md = 'slots' THEN ARRAY(SELECT generate_series(0, wt - 1)) END;
   fence bigint;
+  done text;
 BEGIN
   IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
     PERFORM set_config('synchronous_commit', 'on', true);
@@ -138,8 +141,20 @@ BEGIN
     WHERE l.namespace = ns AND l.name = nm AND l.holders = '{}' AND NOT l.crowded
       AND (lim = 0 OR wt <= lim)
     RETURNING l.token INTO fence;
+  IF NOT FOUND AND (lim = 0 OR wt <= lim) THEN  -- or nobody has asked for it yet
+    INSERT INTO @lock AS l (namespace, name, token, capacity, used, holders)
+      VALUES (ns, nm, floor, lim, moment,
+        ARRAY[ROW(own, md, wt, taking, floor, moment, ending, lbl)::@holder])
+      ON CONFLICT DO NOTHING RETURNING l.token INTO fence;
+  END IF;
   IF FOUND THEN
     RETURN 'G ' || fence || ' ' || coalesce(array_to_string(taking, ','), '');
+  END IF;
+  IF current_setting('holdfast.ready', true) IS DISTINCT FROM 'yes' THEN
+    -- What is asked with the row locked is planned before: a session takes its time to do so once,
+    -- and many may come at once for the first time. Nothing has an empty name.
+    done := set_config('holdfast.ready', 'yes', false);
+    done := @attempt_locked(ns, '', own, 'exclusive', 1, 0, ttl, '', '', '', true);
   END IF;
   RETURN @attempt_locked(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, joins);
 END $$;
@@ -178,11 +193,14 @@ DECLARE
   alone boolean := false;
   soonest timestamptz;
   taking integer[];
+  stands boolean;
+  done text;  -- an assignment costs less than a statement of its own
 BEGIN
   FOR i IN 1 .. 100 LOOP  -- again only if the row comes or goes right between the two
     SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
     moment := clock_timestamp();
-    EXIT WHEN FOUND;
+    EXIT WHEN FOUND OR nm = '';
+    PERFORM @durable(true);
     IF md = 'slots' THEN
       taking := ARRAY(SELECT generate_series(0, wt - 1));
     END IF;
@@ -201,6 +219,35 @@ BEGIN
       WHERE o.namespace = q.namespace AND o.name = q.name AND o.place < q.place);
     IF FOUND THEN
       RETURN @grant(r, own, md, wt, lim, ttl, lbl, NULL, moment);
+    END IF;
+  END IF;
+  IF md = 'exclusive' AND joins
+      AND (r.capacity = lim AND cardinality(r.holders) = 1 OR nm = '') THEN
+    h := r.holders[1];
+    IF h.mode = md AND h.owner <> own AND h.ends > moment OR nm = '' THEN  -- one has it alone
+      SELECT coalesce(max(q.place), 0) + 1, bool_or(o.stands), count(*) FILTER (
+          WHERE %fresh% AND (o.place IS NULL OR q.place < o.place)) INTO mine, stands, ahead
+        FROM @waiter q, (SELECT max(w.place) AS place, bool_and(w.name = nm AND w.bell = chan
+            AND w.ring = rng AND w.reserved IS NULL AND w.refreshed > moment - interval '1 s')
+            AS stands FROM @waiter w WHERE w.owner = own) o
+        WHERE q.namespace = ns AND q.name = nm;
+      IF stands IS NULL AND ahead < %cap% THEN
+        done := set_config('synchronous_commit', 'off', true);
+        INSERT INTO @waiter (namespace, name, place, owner, mode, weight, since, refreshed, bell,
+                             ring, label)
+          SELECT ns, nm, mine, own, md, wt, moment, moment, chan, rng, lbl WHERE nm <> '';
+        IF NOT r.crowded THEN
+          UPDATE @lock l SET crowded = true, used = moment
+            WHERE l.namespace = ns AND l.name = nm;
+        END IF;
+        stands := true;
+      END IF;
+      IF stands THEN  -- else it has stood there for a while, or the line is full
+        RETURN 'B ' || ahead || ' ' || extract(epoch FROM h.ends - moment)::text
+          || CASE WHEN rng LIKE '% ' THEN ' ' || r.token ELSE '' END;
+      END IF;
+      mine := NULL;
+      ahead := 0;
     END IF;
   END IF;
   was := r;
@@ -246,7 +293,7 @@ BEGIN
     END IF;
     RETURN @grant(r, own, md, wt, lim, ttl, lbl, taking, moment);
   END IF;
-  PERFORM set_config('synchronous_commit', 'off', true);
+  done := set_config('synchronous_commit', 'off', true);
   IF mine IS NOT NULL THEN
     UPDATE @waiter q SET refreshed = moment, reserved = NULL, bell = chan, ring = rng
       WHERE q.owner = own;
@@ -266,7 +313,8 @@ BEGIN
     UPDATE @lock l SET holders = r.holders, crowded = r.crowded, capacity = r.capacity,
       used = moment WHERE l.namespace = ns AND l.name = nm;
   END IF;
-  RETURN 'B ' || ahead || ' ' || coalesce(extract(epoch FROM soonest - moment)::text, '');
+  RETURN 'B ' || ahead || ' ' || coalesce(extract(epoch FROM soonest - moment)::text, '')
+    || CASE WHEN rng LIKE '% ' THEN ' ' || r.token ELSE '' END;
 END $$;
 """
 

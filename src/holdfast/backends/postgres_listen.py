@@ -1,7 +1,8 @@
 """Waiting for a ring: over a LISTEN connection, or by looking now and then where there is none.
 
-The first wait opens the connection and returns at once, so that the attempt which follows is
-made with the bell already hung. When it breaks, those who wait try again at once.
+The first wait opens the connection, or listens on one that is there, and returns at once, so that
+the attempt which follows is made with the bell already hung. When it breaks, those who wait try
+again at once.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from psycopg.pq.abc import PGresult
+
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.wires.in_thread import in_thread
 from holdfast.wires.postgres import Connection
-from holdfast.wires.postgres_listen import AsyncListener, ListenBell
+from holdfast.wires.postgres_listen import AsyncListener, ListenBell, SharedBell
+from holdfast.wires.postgres_statement import Request
+from holdfast.wires.sql_blocking import BlockingWire
 
 __all__ = ["Listen", "Listening", "make_listening"]
 
@@ -23,6 +29,8 @@ POLL_SECONDS = (0.2, 0.5)
 """How often a waiter looks where notifications can't reach it."""
 MEND_SECONDS = (0.1, 0.4)
 """The pause after a bell broke."""
+SHARING_SECONDS = 1.0
+"""So long a connection that was just used may take to listen; then another one is opened."""
 
 
 class Listening(Protocol):
@@ -33,7 +41,11 @@ class Listening(Protocol):
         """How waiters are woken, for ``probe``."""
         ...
 
-    async def wait(self, key: str, until: float) -> None: ...
+    async def wait(self, key: str, until: float) -> int | None:
+        """Returns when rung or by ``until``, maybe early; with the token, if the ring brought a
+        grant."""
+        ...
+
     def ring(self, key: str) -> None: ...
     def forget_ring(self, key: str) -> None: ...
     def forget(self) -> None: ...
@@ -44,10 +56,16 @@ Listen = Callable[[str], Connection]
 """Opens a connection that listens to a channel; one through a pooler does not."""
 
 
-def make_listening(runtime: Runtime, listen: Listen, channel: str) -> Listening:
-    """By the world that it is for."""
-    kind = BlockingListening if runtime.blocking else AsyncListening
-    return kind(runtime, listen, channel)
+def make_listening(
+    runtime: Runtime, listen: Listen, channel: str, wire: object = None, ready: bytes = b""
+) -> Listening:
+    """By the world that it is for. A blocking one may listen on a connection of the wire's, and
+    says there what makes it ``ready`` to ask as well."""
+    if not runtime.blocking:
+        return AsyncListening(runtime, listen, channel)
+    return BlockingListening(
+        runtime, listen, channel, wire if isinstance(wire, BlockingWire) else None, ready
+    )
 
 
 def _finding(deaf: bool) -> Finding:
@@ -60,13 +78,23 @@ def _finding(deaf: bool) -> Finding:
 class BlockingListening:
     """For threads: one of those who wait reads the connection for all."""
 
-    def __init__(self, runtime: Runtime, listen: Listen, channel: str) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        listen: Listen,
+        channel: str,
+        wire: BlockingWire[Request, PGresult] | None,
+        ready: bytes,
+    ) -> None:
         self._runtime, self._listen, self._channel = runtime, listen, channel
+        self._wire, self._ready = wire, ready
         self._closed = False
         self._reset()
 
     def _reset(self) -> None:
         self._made: BlockingDoorbell | None = None
+        self._bell: ListenBell | None = None
+        self._waiting: dict[str, None] = {}
         self._making = threading.Lock()
         self._deaf = False
 
@@ -82,35 +110,69 @@ class BlockingListening:
     def detail(self) -> Finding:
         return _finding(self._deaf)
 
-    async def wait(self, key: str, until: float) -> None:
+    async def wait(self, key: str, until: float) -> int | None:
         if self._closed:
-            return
+            return None
         doorbell = self._doorbell()
-        if doorbell.bell is None and not self._deaf:
-            await self._hang(doorbell, until)
-            return
+        self._waiting[key] = None
         try:
+            bell = self._hung(doorbell)
+            if bell is None and not self._deaf:
+                await self._hang(doorbell, until)
+                return None
             if self._deaf:
                 until = min(until, self._runtime.now() + self._runtime.between(*POLL_SECONDS))
             doorbell.wait(key, until)
+            return None if bell is None else bell.tokens.pop(key, None)
         except (BackendUnavailable, OSError):
             await self._pause(until)
+            return None
+        finally:
+            self._waiting.pop(key, None)
+
+    def _hung(self, doorbell: BlockingDoorbell) -> ListenBell | None:
+        bell = self._bell
+        return bell if bell is not None and doorbell.bell is bell and bell.open else None
 
     async def _hang(self, doorbell: BlockingDoorbell, until: float) -> None:
         broken = False
         with self._making:
-            if doorbell.bell is not None:
+            if self._hung(doorbell) is not None:
                 return
             try:
-                connection = _unless_pooled(self._listen(self._channel))
-                if connection is not None:
-                    doorbell.hang(ListenBell(connection))
-                self._deaf = connection is None
+                bell = self._share(doorbell) or self._new_bell()
+                if bell is not None:
+                    self._bell = bell
+                    doorbell.hang(bell)
+                self._deaf = bell is None
             except BackendUnavailable:
                 broken = True
         doorbell.ring(EVERYBODY)  # what was rung while it was broken is lost
         if broken:
             await self._pause(until)
+
+    def _share(self, doorbell: BlockingDoorbell) -> ListenBell | None:
+        """Listens on a connection of the wire's, which goes on answering while nobody waits."""
+        connection = None if self._wire is None else self._wire.detach()
+        if self._wire is None or not isinstance(connection, Connection):
+            return None
+        try:
+            if connection.pooled or not connection.stands():
+                connection.close()
+                return None
+            listen = f'LISTEN "{self._channel}"; '.encode()
+            connection.script(listen + self._ready, now() + SHARING_SECONDS)
+        except BackendUnavailable:
+            return None
+        self._wire.shared = bell = SharedBell(connection, doorbell, self._waiting)
+        return bell
+
+    def _new_bell(self) -> ListenBell | None:
+        connection = self._listen(self._channel)
+        if connection.pooled:
+            connection.close()
+            return None
+        return ListenBell(connection)
 
     async def _pause(self, until: float) -> None:
         left = until - self._runtime.now()
@@ -121,6 +183,8 @@ class BlockingListening:
             self._made.ring(key)
 
     def forget_ring(self, key: str) -> None:
+        if self._bell is not None:
+            self._bell.tokens.pop(key, None)
         if self._made is not None:
             self._made.forget(key)
 
@@ -155,26 +219,27 @@ class AsyncListening:
     def detail(self) -> Finding:
         return _finding(self._deaf)
 
-    async def wait(self, key: str, until: float) -> None:
+    async def wait(self, key: str, until: float) -> int | None:
         if self._listener is not None and not self._listener.open:
             self._listener = None
             await self._pause(until)
         if self._listener is None and not self._deaf and not self._hanging:
             await self._hang(until)
-            return
+            return None
         if self._deaf:
             until = min(until, self._runtime.now() + self._runtime.between(*POLL_SECONDS))
         await self._doorbell.wait(key, until)
+        return self._listener.tokens.pop(key, None) if self._listener is not None else None
 
     async def _hang(self, until: float) -> None:
         self._hanging = True
         try:
             made = await in_thread(lambda: self._listen(self._channel), Connection.close)
-            connection = _unless_pooled(made)
-            if connection is None:
+            if made.pooled:
+                made.close()
                 self._deaf = True
             else:
-                self._listener = AsyncListener(connection, self._doorbell)
+                self._listener = AsyncListener(made, self._doorbell)
         except BackendUnavailable:
             await self._pause(until)
         finally:
@@ -189,6 +254,8 @@ class AsyncListening:
         self._doorbell.ring(key)
 
     def forget_ring(self, key: str) -> None:
+        if self._listener is not None:
+            self._listener.tokens.pop(key, None)
         self._doorbell.forget(key)
 
     def forget(self) -> None:
@@ -202,10 +269,3 @@ class AsyncListening:
             self._listener.close()
             self._listener = None
         self._doorbell.ring_all()
-
-
-def _unless_pooled(connection: Connection) -> Connection | None:
-    if connection.pooled:
-        connection.close()
-        return None
-    return connection

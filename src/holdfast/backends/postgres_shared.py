@@ -55,12 +55,13 @@ class SharedBackend:
         self._purged_to = b""
 
     def _answered(self, claim: Claim, answer: bytes) -> Grant | Busy:
-        """Reads 'G token slots', 'B place seconds', 'F place' or 'M capacity'."""
-        kind, number, rest = answer.split(b" ")
+        """Reads 'G token slots', 'B place seconds last-token', 'F place' or 'M capacity'."""
+        kind, number, rest, *last = answer.split(b" ")
         if kind == b"G":
             return Grant(claim, int(number), tuple(ints(rest)) if rest else ())
         if kind == b"B":
-            return Busy(int(number), max(0.0, float(rest)) if rest else None)
+            seconds = max(0.0, float(rest)) if rest else None
+            return Busy(int(number), seconds, int(last[0]) if last else None)
         if kind == b"F":
             return Busy(int(number), 1.0, reason=f"{QUEUE_CAP} already wait for {claim.name!r}")
         capacity = int(number)

@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires import sql, sql_session
-from holdfast.wires.postgres_statement import Request
+from holdfast.wires.postgres_statement import Request, Statement
 
 __all__ = ["Address", "Connection", "Refused", "Session", "Sessions", "dial", "first_value"]
 
@@ -120,8 +120,15 @@ class Connection(sql.Connection[Request, pq.abc.PGresult]):
 
     def script(self, sql: bytes, until: float) -> pq.abc.PGresult:
         """Several statements without parameters in one request; the last one's answer."""
+        return self._ask(lambda: self.pgconn.send_query(sql), until)
+
+    def prepare(self, statement: Statement, until: float) -> None:
+        """Has the server keep a statement by its name."""
+        self._ask(lambda: self.pgconn.send_prepare(statement.name, statement.sql), until)
+
+    def _ask(self, send: Callable[[], None], until: float) -> pq.abc.PGresult:
         try:
-            self.pgconn.send_query(sql)
+            send()
             answer = self.receive(until)
             if answer is None:
                 raise self.broken("no answer in time")

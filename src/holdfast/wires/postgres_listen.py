@@ -1,15 +1,24 @@
-"""LISTEN: the one connection of a door on which its waiters are woken."""
+"""LISTEN: the one connection of a door on which its waiters are woken.
+
+The blocking door asks over it, too, while nobody waits: whoever comes and goes alone then needs
+no second one, which takes the server longer to open than many a wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 
 from psycopg import Error as PsycopgError
+from psycopg.pq.abc import PGresult
 
-from holdfast.wires.doorbell import AsyncDoorbell
+from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.wires.postgres import Connection
+from holdfast.wires.postgres_statement import Request
 
-__all__ = ["AsyncListener", "ListenBell"]
+__all__ = ["AsyncListener", "ListenBell", "SharedBell"]
+
+KEPT_TOKENS = 4096
 
 
 class ListenBell:
@@ -17,21 +26,40 @@ class ListenBell:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.tokens: dict[str, int] = {}
+        """Grants that came with a ring, by its key. They end with the connection."""
+
+    @property
+    def open(self) -> bool:
+        return self._connection.open
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def read(self) -> list[str]:
-        """The payloads that came since. Raises ``BackendUnavailable`` when it is broken."""
-        pgconn = self._connection.pgconn
-        keys: list[str] = []
+        """The keys that were rung since. Raises ``BackendUnavailable`` when it is broken."""
         try:
-            pgconn.consume_input()
-            while (notification := pgconn.notifies()) is not None:
-                keys.append(notification.extra.decode(errors="replace"))
+            self._connection.pgconn.consume_input()
+            return self._rung()
         except PsycopgError as error:
             raise self._connection.broken(str(error)) from None
+
+    def _rung(self) -> list[str]:
+        keys: list[str] = []
+        notifies = self._connection.pgconn.notifies
+        while (notification := notifies()) is not None:
+            keys.append(self._take_down(notification.extra))
         return keys
+
+    def _take_down(self, payload: bytes) -> str:
+        """The key that it rings. If it brings a grant, the token is put where whoever is rung
+        looks for it; those of waiters that have left are forgotten in the end."""
+        key, _, token = payload.decode(errors="replace").partition(" ")
+        if token.isdecimal():
+            if len(self.tokens) >= KEPT_TOKENS:
+                self.tokens.pop(next(iter(self.tokens)), None)
+            self.tokens[key] = int(token)
+        return key
 
     def close(self) -> None:
         self._connection.close()
@@ -40,11 +68,61 @@ class ListenBell:
         self._connection.forget()
 
 
+class SharedBell(ListenBell):
+    """One over which requests go, too, while nobody listens. What rings meanwhile is not lost:
+    whoever has asked passes it on."""
+
+    def __init__(
+        self, connection: Connection, doorbell: BlockingDoorbell, waiting: dict[str, None]
+    ) -> None:
+        super().__init__(connection)
+        self._doorbell, self._waiting = doorbell, waiting
+        self._reading = threading.Lock()
+        # Whoever takes the connection out of here has it. An interrupt in that moment may lose it:
+        # it then goes on listening, and requests go elsewhere.
+        self._idle = [connection]
+        self._closed = False
+
+    def read(self) -> list[str]:
+        with self._reading:  # somebody may ask, who began before anybody waited
+            return super().read()
+
+    def request(self, request: Request, until: float) -> PGresult | None:
+        """The answer; nothing if it is in use, or broke while nobody used it."""
+        if self._waiting or not self.open:
+            return None
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return None
+        try:
+            with self._reading:
+                if connection.stirs() and not connection.stands():
+                    return None
+                answer = connection.request(request, until)
+                for key in self._rung():
+                    self._doorbell.ring(key)
+                return answer
+        finally:
+            self._idle.append(connection)
+            if self._closed:
+                self.close()
+            elif not connection.open:
+                self._doorbell.ring(EVERYBODY)  # who has begun to wait would hear nothing
+
+    def close(self) -> None:
+        """Now, or when who asks over it is done."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
 class AsyncListener:
     """A connection that listens, read by the loop as notifications come in."""
 
     def __init__(self, connection: Connection, doorbell: AsyncDoorbell) -> None:
         self._bell = ListenBell(connection)
+        self.tokens = self._bell.tokens
         self._connection, self._doorbell = connection, doorbell
         self._loop = asyncio.get_running_loop()
         self._fileno = connection.fileno()

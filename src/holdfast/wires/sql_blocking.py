@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import threading
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.sql import Connection, Dial
 
-__all__ = ["BlockingWire"]
+__all__ = ["BlockingWire", "Shared"]
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+
+class Shared(Protocol[Request_contra, Answer_co]):
+    """A connection that has something else to do, too."""
+
+    def request(self, request: Request_contra, until: float) -> Answer_co | None:
+        """The answer, or nothing if it has something else to do just now."""
+        ...
 
 
 class BlockingWire(Generic[Request, Answer]):
@@ -32,6 +42,8 @@ class BlockingWire(Generic[Request, Answer]):
         self._home = object()
         self._opening = 0
         self._starved = 0
+        self.shared: Shared[Request, Answer] | None = None
+        """One that is asked first, if it has the time."""
         # Entered directly: the condition's own way in is Python code, and an interrupt in there
         # leaves it locked for ever.
         self._mutex = threading.RLock()
@@ -44,6 +56,10 @@ class BlockingWire(Generic[Request, Answer]):
         deadline = now() + self._seconds
         if until is not None and until < deadline:
             deadline = until
+        if self.shared is not None:
+            answer = self.shared.request(request, deadline)
+            if answer is not None:
+                return answer
         try:
             connection = self._idle.pop()
             if connection.stirs():  # the server has ended it meanwhile
@@ -99,6 +115,16 @@ class BlockingWire(Generic[Request, Answer]):
         if self._starved:
             with self._mutex:
                 self._returned.notify()
+
+    def detach(self) -> Connection[Request, Answer] | None:
+        """A connection that is idle now, if there is one: whoever gets it has it for good, and
+        it counts no longer."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return None
+        self._all.discard(connection)
+        return connection
 
     def forget(self) -> None:
         """In a forked child: the connections are the parent's."""

@@ -1,0 +1,204 @@
+"""The connection on which a blocking door listens, and over which it asks while nobody waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from backends.claims import claim_of
+from holdfast.backends.postgres_lease import LeaseBackend
+from holdfast.claim import Busy, Claim, Grant
+from holdfast.core.contract import Backend, Settings
+from holdfast.core.drive import run_now
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
+from holdfast.url import open_store
+from servers.postgres import PostgresServer
+from servers.registry import Servers
+
+SECONDS = 60.0
+Admin = psycopg.Connection[tuple[object, ...]]
+
+
+@pytest.fixture
+def server(servers: Servers) -> PostgresServer:
+    return servers.of(PostgresServer)
+
+
+@pytest.fixture
+def admin(server: PostgresServer) -> Iterator[Admin]:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def ours(server: PostgresServer, namespace: str) -> Iterator[LeaseBackend]:
+    yield from _backend(f"{server.url}?application_name={namespace}", namespace)
+
+
+@pytest.fixture
+def theirs(server: PostgresServer, namespace: str) -> Iterator[LeaseBackend]:
+    yield from _backend(server.url, namespace)
+
+
+def _backend(url: str, namespace: str) -> Iterator[LeaseBackend]:
+    made = open_store(url, Settings(namespace=namespace)).backend(BlockingRuntime())
+    assert isinstance(made, LeaseBackend)
+    yield made
+    run_now(made.close())
+
+
+def take(backend: LeaseBackend, claim: Claim) -> Grant:
+    answer = run_now(backend.attempt(claim, join=True))
+    assert isinstance(answer, Grant)
+    return answer
+
+
+def queue(backend: Backend, claim: Claim) -> Busy:
+    answer = run_now(backend.attempt(claim, join=True))
+    assert isinstance(answer, Busy)
+    return answer
+
+
+def stand(backend: Backend, claim: Claim) -> Busy:
+    """In line, where it can be woken: the first wait only begins to listen."""
+    assert run_now(backend.wait(claim, queue(backend, claim), now())) is None
+    return queue(backend, claim)
+
+
+def sessions(admin: Admin, name: str) -> list[int]:
+    rows = admin.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", (name,))
+    return [int(str(pid)) for (pid,) in rows]
+
+
+def end(admin: Admin, name: str) -> None:
+    admin.execute(
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = %s",
+        (name,),
+    )
+    assert not sessions(admin, name)
+
+
+def test_one_who_comes_alone_needs_one_connection(
+    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+) -> None:
+    """It waits, is woken, looks, releases and waits again on the same one."""
+    held = take(theirs, claim_of())
+    used: set[int] = set()
+    for _ in range(3):
+        claim = claim_of()
+        busy = stand(ours, claim)
+        assert run_now(theirs.release(held))
+        run_now(ours.wait(claim, busy, now() + SECONDS))
+        grant = take(ours, claim)
+        used.update(sessions(admin, namespace))
+        after = claim_of()
+        stand(theirs, after)
+        assert run_now(ours.release(grant))
+        held = take(theirs, after)
+    assert len(used) == 1
+
+
+def test_others_ask_elsewhere_while_somebody_waits(
+    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+) -> None:
+    """And the one who waits is woken all the same."""
+    held = take(theirs, claim_of())
+    claim = claim_of()
+    busy = stand(ours, claim)
+    waits = threading.Thread(target=lambda: run_now(ours.wait(claim, busy, now() + SECONDS)))
+    waits.start()
+    try:
+        while not ours.listening._waiting:  # type: ignore[attr-defined]
+            threading.Event().wait(0.001)
+        for _ in range(20):
+            other = take(ours, claim_of("other"))
+            assert run_now(ours.release(other))
+        assert len(sessions(admin, namespace)) == 2
+        assert waits.is_alive()
+    finally:
+        assert run_now(theirs.release(held))
+        waits.join(SECONDS)
+    assert not waits.is_alive()
+    take(ours, claim)
+
+
+def test_a_ring_that_comes_with_an_answer_is_kept(ours: LeaseBackend, theirs: LeaseBackend) -> None:
+    """A request reads the message: whoever waits after it is rung at once, with the grant."""
+    first = take(ours, claim_of())
+    waiting = claim_of()
+    stand(theirs, waiting)
+    assert run_now(ours.release(first))
+    held = take(theirs, waiting)
+    claim = claim_of()
+    busy = stand(ours, claim)
+    assert run_now(theirs.release(held))
+    while not ours.listening._bell.tokens:  # type: ignore[attr-defined]
+        run_now(ours.look("name"))  # over the connection that listens
+    brought = run_now(ours.wait(claim, busy, now() + SECONDS))
+    assert brought is not None
+    assert brought.token > held.token
+
+
+def test_it_may_end_while_nobody_waits(
+    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+) -> None:
+    """The next request goes over another, and the next wait listens on another."""
+    held = take(theirs, claim_of())
+    claim = claim_of()
+    busy = stand(ours, claim)
+    for _ in range(2):
+        end(admin, namespace)
+        assert [each.token for each in run_now(ours.look("name")).holders] == [held.token]
+        busy = stand(ours, claim)
+    assert run_now(theirs.release(held))
+    run_now(ours.wait(claim, busy, now() + SECONDS))
+    assert take(ours, claim).token > held.token
+
+
+def test_it_may_end_while_somebody_waits(
+    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+) -> None:
+    """The wait ends early, and the next one listens on another."""
+    held = take(theirs, claim_of())
+    claim = claim_of()
+    busy = stand(ours, claim)
+    told: list[Grant | None] = []
+
+    def wait() -> None:
+        told.append(run_now(ours.wait(claim, busy, now() + SECONDS)))
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    while not ours.listening._waiting:  # type: ignore[attr-defined]
+        threading.Event().wait(0.001)
+    end(admin, namespace)
+    waits.join(SECONDS / 2)
+    assert told == [None]
+    busy = stand(ours, claim)
+    assert run_now(theirs.release(held))
+    run_now(ours.wait(claim, busy, now() + SECONDS))
+    take(ours, claim)
+
+
+def test_a_door_with_one_connection_can_wait_and_release(
+    server: PostgresServer, theirs: LeaseBackend, namespace: str
+) -> None:
+    """The one that listens is beside those that are allowed for requests."""
+    settings = Settings(namespace=namespace, connections=1)
+    single = open_store(server.url, settings).backend(BlockingRuntime())
+    held = take(theirs, claim_of())
+    other = run_now(single.attempt(claim_of("other"), join=True))
+    assert isinstance(other, Grant)
+    claim = claim_of()
+    busy = stand(single, claim)
+    waits = threading.Thread(target=lambda: run_now(single.wait(claim, busy, now() + SECONDS)))
+    waits.start()
+    assert run_now(single.release(other))
+    assert run_now(theirs.release(held))
+    waits.join(SECONDS)
+    assert isinstance(run_now(single.attempt(claim, join=True)), Grant)
+    run_now(single.close())

@@ -1,0 +1,425 @@
+"""A hold on lease rows that comes with the wake-up: who may rely on it, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import psycopg
+import pytest
+
+import holdfast
+from backends.claims import claim_of
+from holdfast.backends.postgres_shared import ring
+from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.contract import GRACE_SECONDS, Settings
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour, Harness
+from holdfast.testing.contract import Bench, Peer
+from holdfast.testing.contract.bench import in_grace
+from holdfast.url import open_store
+from servers.postgres import PostgresServer
+from servers.process import wait_until
+from servers.registry import Servers
+
+SECONDS = 60.0
+Admin = psycopg.Connection[tuple[object, ...]]
+blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
+
+
+@pytest.fixture
+def server(servers: Servers) -> PostgresServer:
+    return servers.of(PostgresServer)
+
+
+@pytest.fixture
+def admin(server: PostgresServer) -> Iterator[Admin]:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        yield connection
+
+
+class _Running(Harness):
+    name = "postgres"
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+def over(url: str, flavour: Flavour, body: Callable[[Bench], Awaitable[None]]) -> None:
+    """Runs a test's body with a bench of its own."""
+
+    async def run() -> None:
+        bench = Bench(_Running(url), flavour)
+        try:
+            await body(bench)
+        finally:
+            await bench.close()
+
+    asyncio.run(run())
+
+
+async def stand(peer: Peer, claim: Claim) -> Busy:
+    """In line, where it can be woken: the first wait only begins to listen."""
+    await peer.wait(claim, await peer.queue(claim), now())
+    return await peer.queue(claim)
+
+
+async def waited_for(bench: Bench, name: str = "name") -> tuple[Peer, Grant]:
+    """A hold of one who has waited, and who is likely to leave others behind."""
+    first, second = bench.peer(), bench.peer()
+    grant = await first.take(bench.claim(name))
+    claim = bench.claim(name)
+    await stand(second, claim)
+    assert await first.release(grant)
+    return second, await second.take(claim)
+
+
+def bells(admin: Admin, namespace: str) -> list[tuple[str, str]]:
+    """Channel and ring of those who wait."""
+    rows = admin.execute(
+        "SELECT bell, ring FROM holdfast.waiter WHERE namespace = %s ORDER BY place", (namespace,)
+    )
+    return [(str(bell), str(ring)) for bell, ring in rows]
+
+
+@blocking_and_asyncio
+def test_a_release_grants_with_the_wake_up(server: PostgresServer, flavour: Flavour) -> None:
+    """For as long as a name is reserved; who asks again gets the same for its ttl."""
+
+    async def body(bench: Bench) -> None:
+        async def hand_over(name: str) -> None:
+            giver, grant = await waited_for(bench, name)
+            theirs, claim = bench.peer(), bench.claim(name)
+            busy = await stand(theirs, claim)
+            assert await giver.release(grant)
+            brought = await theirs.wait(claim, busy, now() + SECONDS)
+            assert brought is not None
+            assert brought.token > grant.token
+            assert brought.seconds == GRACE_SECONDS
+            standing = await giver.look(name)
+            assert [holder.token for holder in standing.holders] == [brought.token]
+            assert standing.holders[0].remaining <= GRACE_SECONDS
+            assert not standing.waiters
+            assert (await theirs.take(claim)).token == brought.token
+            (holder,) = (await giver.look(name)).holders
+            assert holder.token == brought.token
+            assert holder.remaining > GRACE_SECONDS
+            assert await theirs.release(brought)
+
+        await in_grace(hand_over)
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_a_line_is_handed_down(server: PostgresServer, flavour: Flavour) -> None:
+    """Each in turn, all but the first woken with their grants, and the line is empty in the end."""
+
+    async def body(bench: Bench) -> None:
+        async def hand_down(name: str) -> None:
+            giver, grant = await waited_for(bench, name)
+            waiting = [(bench.peer(), bench.claim(name)) for _ in range(4)]
+            answers = [await stand(peer, claim) for peer, claim in waiting]
+            assert [answer.place for answer in answers] == [0, 1, 2, 3]
+            for (peer, claim), busy in zip(waiting, answers, strict=True):
+                assert await giver.release(grant)
+                brought = await peer.wait(claim, busy, now() + SECONDS)
+                assert brought is not None
+                assert brought.token > grant.token
+                giver, grant = peer, brought
+            assert await giver.release(grant)
+            standing = await giver.look(name)
+            assert not standing.holders
+            assert not standing.waiters
+
+        await in_grace(hand_down)
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_a_turn_is_renewed_and_ended_as_any_hold(server: PostgresServer, flavour: Flavour) -> None:
+    """By the keeper, by its owner's release, and by the undoing of its claim."""
+
+    async def body(bench: Bench) -> None:
+        async def keep(name: str) -> None:
+            giver, grant = await waited_for(bench, name)
+            theirs, claim = bench.peer(), bench.claim(name)
+            busy = await stand(theirs, claim)
+            assert await giver.release(grant)
+            brought = await theirs.wait(claim, busy, now() + SECONDS)
+            assert brought is not None
+            assert not (await theirs.renew([brought])).lost
+            (holder,) = (await giver.look(name)).holders
+            assert holder.remaining > GRACE_SECONDS
+            next_one = bench.claim(name)
+            busy = await stand(giver, next_one)
+            assert await theirs.release(brought)
+            assert not await theirs.release(brought)
+            handed = await giver.wait(next_one, busy, now() + SECONDS)
+            assert handed is not None
+            await giver.abandon(next_one)
+            assert not (await theirs.look(name)).holders
+
+        await in_grace(keep)
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_a_ring_from_before_the_attempt_is_no_grant(
+    server: PostgresServer, admin: Admin, flavour: Flavour
+) -> None:
+    """It may tell of a turn that was missed: that hold is over, or not its any more."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        grant = await ours.take(bench.claim())
+        claim = bench.claim()
+        busy = await stand(theirs, claim)
+        ((bell, key),) = bells(admin, bench.namespace)
+        for late in (f"{key}{grant.token}", f"{key}x", key):
+            admin.execute("SELECT pg_notify(%s, %s)", (bell, late))
+            assert await theirs.wait(claim, busy, now() + SECONDS) is None
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_who_does_not_hear_of_its_turn_finds_it(
+    server: PostgresServer, admin: Admin, flavour: Flavour
+) -> None:
+    """The connection on which it listens is gone, and the message with it."""
+
+    async def body(bench: Bench) -> None:
+        async def miss(name: str) -> None:
+            giver, grant = await waited_for(bench, name)
+            url = f"{server.url}?application_name={bench.namespace}"
+            settings = Settings(namespace=bench.namespace)
+            theirs = Peer(open_store(url, settings), flavour, bench.workers)
+            try:
+                claim = bench.claim(name)
+                busy = await stand(theirs, claim)
+                admin.execute(
+                    "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+                    " WHERE application_name = %s",
+                    (bench.namespace,),
+                )
+                assert await giver.release(grant)
+                assert await theirs.wait(claim, busy, now() + SECONDS) is None
+                taken = await theirs.get(claim)
+                (holder,) = (await giver.look(name)).holders
+                assert (holder.token, taken.claim) == (taken.token, claim)
+                assert holder.remaining > GRACE_SECONDS
+            finally:
+                await theirs.close()
+
+        await in_grace(miss)
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_who_does_not_come_for_its_turn_misses_it(server: PostgresServer, flavour: Flavour) -> None:
+    """It listens and is granted; but it neither renews the hold nor asks for it."""
+
+    async def body(bench: Bench) -> None:
+        giver, grant = await waited_for(bench)
+        frozen, theirs = bench.peer(), bench.peer()
+        first, second = bench.claim(), bench.claim()
+        busy = await stand(frozen, first)
+        await stand(theirs, second)
+        assert await giver.release(grant)
+        # Nobody wakes the second: it looks when what is in front of it may be over.
+        standing = await giver.look("name")
+        assert sum(holder.remaining for holder in standing.holders) <= GRACE_SECONDS
+        taken = await theirs.get(second, GRACE_SECONDS + SECONDS)
+        brought = await frozen.wait(first, busy, now() + SECONDS)
+        assert brought is not None
+        assert grant.token < brought.token < taken.token
+        assert first.owner in (await frozen.renew([brought])).lost
+        assert not await frozen.release(brought)
+        assert await theirs.release(taken)
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+@pytest.mark.parametrize("kind", ["shared", "slots", "short"])
+def test_others_are_reserved_for_and_rung(
+    server: PostgresServer, flavour: Flavour, kind: str
+) -> None:
+    """A grant is made by their own attempt."""
+
+    async def body(bench: Bench) -> None:
+        async def reserve(name: str) -> None:
+            def claim() -> Claim:
+                if kind == "slots":
+                    return bench.claim(name, Mode.SLOTS, limit=1)
+                if kind == "shared":
+                    return bench.claim(name, Mode.SHARED)
+                return bench.claim(name, ttl=GRACE_SECONDS * 0.9)
+
+            giver, theirs = bench.peer(), bench.peer()
+            before = bench.claim(name) if kind == "shared" else claim()
+            grant = (await giver.take(before))._replace(ref=True)
+            asked = claim()
+            busy = await stand(theirs, asked)
+            assert await giver.release(grant)
+            assert await theirs.wait(asked, busy, now() + SECONDS) is None
+            assert not (await giver.look(name)).holders
+            await theirs.take(asked)
+
+        await in_grace(reserve)
+
+    over(server.url, flavour, body)
+
+
+def test_an_older_waiter_is_rung_as_ever(server: PostgresServer, namespace: str) -> None:
+    """One whose ring has no room for a token gets none, and is answered as before."""
+
+    async def body(bench: Bench) -> None:
+        giver, grant = await waited_for(bench)
+        with psycopg.connect(server.url, autocommit=True) as older:
+            older.execute("LISTEN older")
+            claim = claim_of()
+            asked = (bench.namespace, claim.owner, claim.label)
+            row = older.execute(
+                "SELECT holdfast.attempt(%s, 'name', %s, 'exclusive', 1, 0, 30, %s,"
+                " 'older', 'key', true)",
+                asked,
+            ).fetchone()
+            assert row is not None
+            assert len(str(row[0]).split(" ")) == 3
+            assert await giver.release(grant)
+            told = [each.payload for each in older.notifies(timeout=SECONDS, stop_after=1)]
+            assert told == ["key"]
+            assert not (await giver.look("name")).holders
+
+    over(server.url, Flavour.BLOCKING, body)
+
+
+@pytest.mark.faults
+@blocking_and_asyncio
+def test_a_turn_is_on_disk_before_it_is_told(flavour: Flavour) -> None:
+    """kill -9 of a server that flushes by itself only seldom: what was told is there again."""
+    lazy = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
+    with PostgresServer(settings=lazy) as server:
+
+        async def body(bench: Bench) -> None:
+            giver, grant = await waited_for(bench)
+            theirs, claim = bench.peer(), bench.claim()
+            busy = await stand(theirs, claim)
+            assert await giver.release(grant)
+            brought = await theirs.wait(claim, busy, now() + SECONDS)
+            assert brought is not None
+            server.kill()
+            server.start()
+            with psycopg.connect(server.url) as connection:
+                rows = connection.execute("SELECT token, (holders[1]).owner FROM holdfast.lock")
+                assert rows.fetchall() == [(brought.token, claim.owner)]
+
+        over(server.url, flavour, body)
+
+
+_WAITS = """
+import sys, holdfast
+locks = holdfast.connect(sys.argv[1], namespace=sys.argv[2])
+lease = locks.lock("name").acquire()
+print(lease.token, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
+def test_a_waiter_that_ends_with_its_grant_is_passed_over(
+    server: PostgresServer, admin: Admin, namespace: str, stopped: bool
+) -> None:
+    """A process that was granted as it was stopped, or that is killed as soon as it was granted.
+    The ttl is far longer than the test, so that nothing else ends its hold."""
+    with (
+        holdfast.connect(server.url, namespace=namespace, ttl=3600) as ours,
+        holdfast.connect(server.url, namespace=namespace, ttl=3600) as theirs,
+    ):
+        first = theirs.lock("name").acquire()
+        assert first is not None
+        tokens: list[int] = []
+
+        def work() -> None:
+            with ours.lock("name", timeout=SECONDS) as lease:
+                tokens.append(lease.token)
+                go.wait(SECONDS)
+            with ours.lock("name", timeout=SECONDS) as lease:
+                tokens.append(lease.token)
+
+        go = threading.Event()
+        thread = threading.Thread(target=work)
+        thread.start()
+        wait_until("the first", lambda: len(bells(admin, namespace)) == 1)
+        words = [sys.executable, "-c", _WAITS, server.url, namespace]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            wait_until("the child", lambda: len(bells(admin, namespace)) == 2)
+            if stopped:
+                os.kill(child.pid, signal.SIGSTOP)
+            first.release()
+            wait_until("our turn", lambda: len(tokens) == 1)
+            go.set()  # now it hands over to the child, and stands in line behind it
+            if not stopped:
+                assert child.stdout is not None
+                assert int(child.stdout.readline()) > tokens[0]
+            child.kill()
+        thread.join(SECONDS)
+        assert len(tokens) == 2
+        assert tokens[1] > tokens[0]
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_a_turn_lasts_as_long_as_any_hold(
+    server: PostgresServer, admin: Admin, namespace: str, renew: bool
+) -> None:
+    """The keeper renews it at once; where nothing is renewed, its waiter asks for the ttl."""
+    with (
+        holdfast.connect(server.url, namespace=namespace) as ours,
+        holdfast.connect(server.url, namespace=namespace) as theirs,
+    ):
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with theirs.lock("name", ttl=60, renew=renew, timeout=SECONDS) as lease:
+                held.set()
+                assert done.wait(SECONDS)
+                lease.check()
+
+        def left() -> float:
+            return max((each.remaining for each in ours.inspect("name").holders), default=0.0)
+
+        worker = threading.Thread(target=hold)
+        with ours.lock("name"):
+            worker.start()
+            wait_until("the waiter", lambda: len(bells(admin, namespace)) == 1)
+        assert held.wait(SECONDS)
+        wait_until("the renewal", lambda: left() > 2 * GRACE_SECONDS)
+        done.set()
+        worker.join()
+
+
+def test_rings_are_no_owners(server: PostgresServer, admin: Admin, namespace: str) -> None:
+    """Whoever may listen learns nothing that ends a hold."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        await ours.take(bench.claim())
+        claim = bench.claim()
+        await stand(theirs, claim)
+        assert [key for _, key in bells(admin, bench.namespace)] == [
+            f"{ring(claim.owner).decode()} "
+        ]
+        assert claim.owner not in str(bells(admin, bench.namespace))
+
+    over(server.url, Flavour.BLOCKING, body)
