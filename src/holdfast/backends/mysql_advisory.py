@@ -231,7 +231,7 @@ class AdvisoryBackend(AdvisoryView):
         session.grant = Grant(claim, token)
         if now() - session.sent > FRESH_SHARE * claim.ttl:
             return await self._go_on(session, claim)
-        return session.grant._replace(since=session.sent)
+        return Grant(claim, token, since=session.sent)
 
     async def _wake_up(self, session: Session, claim: Claim) -> None:
         """Ends the nap of one who is asked again."""
@@ -317,14 +317,14 @@ class AdvisoryBackend(AdvisoryView):
     async def _free(self, session: Session, grant: Grant) -> bool:
         """Frees what is held, and stirs who naps for it."""
         held = [*self.statements.locks(grant), hold_mark(mark_of(session))]
-        locks = b", ".join(b"RELEASE_LOCK(%s)" % lock for lock in held)
-        sql = b"SELECT " + locks
+        sql = b"SELECT RELEASE_LOCK(%s)" % b"), RELEASE_LOCK(".join(held)
         if grant.claim.mode is Mode.SLOTS:
             sql += b"; " + self.statements.stir(grant.claim.name)
         reply = await self._talk_to(session, sql)
         if not reply.results:
             session.connection.checked(reply)
-        return all(value == b"1" for value in reply.results[0].rows[0])
+        (freed,) = reply.results[0].rows
+        return freed.count(b"1") == len(freed)
 
     async def abandon(self, claim: Claim) -> None:
         patience = now() + self._seconds

@@ -69,8 +69,7 @@ class Parser:
     """Collects one reply at a time. Raises ``ValueError`` for what is not MySQL's protocol."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._part = b""
+        self._rest = self._part = b""
         self._begin()
 
     def _begin(self) -> None:
@@ -87,19 +86,21 @@ class Parser:
 
     def feed(self, data: bytes) -> Reply | None:
         """The reply, once it is complete."""
-        buffer = self._buffer
-        buffer += data
-        start, reply = 0, None
-        while reply is None and len(buffer) - start >= 4:
-            size = int.from_bytes(buffer[start : start + 3], "little")
-            if len(buffer) - start - 4 < size:
+        data = self._rest + data
+        at, reply = 0, None
+        while reply is None and len(data) - at >= 4:
+            start = at + 4
+            end = start + (data[at] | data[at + 1] << 8 | data[at + 2] << 16)
+            if end > len(data):
                 break
-            payload = self._part + bytes(buffer[start + 4 : start + 4 + size])
-            start += 4 + size
-            self._part = payload if size == LONGEST_PACKET else b""
-            if size < LONGEST_PACKET:
+            at = end
+            if self._state == _COLUMNS and start < end and data[start] < _EOF:
+                continue  # the description of a column
+            payload = self._part + data[start:end]
+            self._part = payload if end - start == LONGEST_PACKET else b""
+            if end - start < LONGEST_PACKET:
                 reply = self._packet(payload)
-        del buffer[:start]
+        self._rest = data[at:]
         return reply
 
     def _packet(self, payload: bytes) -> Reply | None:
@@ -157,7 +158,10 @@ def _row(payload: bytes, columns: int) -> Row:
     values: list[bytes | None] = []
     at = 0
     for _ in range(columns):
-        size, at = _number(payload, at)
+        size: int | None = payload[at]  # as most are: a number less than 251, in one byte
+        at += 1
+        if size is not None and size >= _NULL:
+            size, at = _number(payload, at - 1)
         if size is None:
             values.append(None)
         else:

@@ -41,9 +41,10 @@ class Waker:
             ready = self._poll.poll(seconds * 1000 + 1)
         finally:
             self._poll.unregister(fileno)
-        if any(found != fileno for found, _ in ready):
-            with suppress(BlockingIOError):
-                self._inside.recv(4096)
+        for found, _ in ready:
+            if found != fileno:
+                with suppress(BlockingIOError):
+                    self._inside.recv(4096)
 
     def close(self) -> None:
         self._inside.close()
