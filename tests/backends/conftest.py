@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -43,11 +43,16 @@ def kazoo(servers: Servers) -> Iterator[KazooClient]:
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Every trip to the servers of ZooKeeper, as the kinds of its requests."""
     seen: list[list[str]] = []
-    start = Session.start
+    start, ask = Session.start, Session.ask
 
-    def noted(session: Session, call: Any, *asks: Ask) -> None:
-        seen.append([type(ask).__name__ for ask in asks])
+    def started(session: Session, call: Any, *asks: Ask) -> None:
+        seen.append([type(each).__name__ for each in asks])
         start(session, call, *asks)
 
-    monkeypatch.setattr(Session, "start", noted)
+    def asked(session: Session, seconds: float, asks: Sequence[Ask]) -> None:
+        seen.append([type(each).__name__ for each in asks])
+        ask(session, seconds, asks)
+
+    monkeypatch.setattr(Session, "start", started)
+    monkeypatch.setattr(Session, "ask", asked)
     return seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -79,16 +80,16 @@ def test_an_heir_that_has_come_and_gone_is_not_lined_up_again(
     heir = claim_of()
     assert isinstance(grant, Grant)
     assert isinstance(run_now(backend.attempt(heir, join=True)), Busy)
-    finish = Session.finish
+    ask = Session.ask
 
-    async def finish_late(session: Session, call: Any, seconds: float, *asks: Ask) -> None:
-        monkeypatch.setattr(Session, "finish", finish)
-        await finish(session, call, seconds, *asks)
-        own = await backend.attempt(heir, join=True)
+    def ask_slowly(session: Session, seconds: float, asks: Sequence[Ask]) -> None:
+        monkeypatch.setattr(Session, "ask", ask)
+        ask(session, seconds, asks)
+        own = run_now(backend.attempt(heir, join=True))
         assert isinstance(own, Grant)
-        assert await backend.release(own) is True
+        assert run_now(backend.release(own)) is True
 
-    monkeypatch.setattr(Session, "finish", finish_late)
+    monkeypatch.setattr(Session, "ask", ask_slowly)
     ours, answer = run_now(backend.exchange(grant, heir))
     assert ours is True
     assert isinstance(answer, Busy)

@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import socket
-import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from types import FrameType
-from typing import Any
 
 import pytest
 
+from hazards.tearing import lines_of, torn_at
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import BlockingDoorbell
 from holdfast.wires.room import Room
 
 SOON = 30.0
-
-
-def _torn_at(code: Any, line: int, work: Callable[[], object]) -> None:
-    """Interrupts the work as it comes to a line of a function, once."""
-    hit = False
-
-    def local(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal hit
-        if event == "line" and frame.f_lineno == line and not hit:
-            hit = True
-            raise KeyboardInterrupt
-        return local
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        return local if frame.f_code is code else None
-
-    sys.settrace(trace)
-    try:
-        with suppress(KeyboardInterrupt):
-            work()
-    finally:
-        sys.settrace(None)
-
-
-def _lines(function: Any) -> list[tuple[str, int]]:
-    _, first = inspect.getsourcelines(function)
-    steps = {line for _, _, line in function.__code__.co_lines() if line and line > first}
-    return [(function.__name__, line) for line in sorted(steps)]
 
 
 class Bell:
@@ -67,7 +34,7 @@ class Bell:
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [*_lines(BlockingDoorbell._leave), *_lines(BlockingDoorbell._pass_on)]
+    ("name", "line"), [*lines_of(BlockingDoorbell._leave), *lines_of(BlockingDoorbell._pass_on)]
 )
 def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
     """Who waits beside it hears the bell, and who comes later."""
@@ -89,7 +56,7 @@ def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
         bell.theirs.send(b"leader ")
         doorbell.wait("leader", now() + SOON)
 
-    _torn_at(getattr(BlockingDoorbell, name).__code__, line, lead)
+    torn_at(getattr(BlockingDoorbell, name).__code__, line, lead)
     bell.theirs.send(b"follower ")
     follower.join(SOON)
     assert heard == [True]
@@ -120,11 +87,11 @@ def test_an_interrupt_ends_a_bell_for_all() -> None:
     doorbell.close()
 
 
-@pytest.mark.parametrize(("name", "line"), [*_lines(Room.take), *_lines(Room.call)])
+@pytest.mark.parametrize(("name", "line"), [*lines_of(Room.take), *lines_of(Room.call)])
 def test_a_room_loses_no_place(name: str, line: int) -> None:
     """Whoever is torn as it takes a place leaves it to the others, and locks nobody out."""
     room = Room(1)
-    _torn_at(getattr(Room, name).__code__, line, getattr(room, name))
+    torn_at(getattr(Room, name).__code__, line, getattr(room, name))
     taken: list[object] = []
     thread = threading.Thread(target=lambda: taken.append(room.take()))
     thread.start()

@@ -117,8 +117,8 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
             sent = self.runtime.now()
             await self.ask(session, *before, create, listing, until=until)
             if create.error is None:
-                entry.path, stat = create.value
-                entry.session, entry.token = stat.ephemeral_owner, stat.czxid
+                path, stat = create.value
+                entry.stand(path, stat.ephemeral_owner, stat.czxid)
                 session.clock = stat.ctime / 1000, sent
                 since = session.since(sent, entry.session)
                 if since == NEVER:
@@ -165,8 +165,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
             await self.ask(session, *reads, until=until)
         for read in reads:
             if read.error is None and read.value[1].ephemeral_owner == session.id:
-                entry.path, entry.session = read.path, session.id
-                entry.token = read.value[1].czxid
+                entry.stand(read.path, session.id, read.value[1].czxid)
                 return
 
     # Deciding

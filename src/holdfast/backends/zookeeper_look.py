@@ -91,18 +91,18 @@ class Looking(Trips):
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         parent = self.store.parent(name)
-        signal = self.runtime.signal()
+        signal = self.wake_up()
         try:
             session = await self.looking()
             session.watch(parent, signal.set)
             try:
                 if await self._highest(name) == seen:
-                    listing = Listing(parent, session.on_event)
+                    listing = Listing(parent, watch=True)
                     await self.ask(session, listing, until=until)
                     # A name that nobody uses has no node to watch.
                     wake = until if listing.error is None else self.runtime.now() + 1.0
                     if listing.error is not None or await self._highest(name) == seen:
-                        await self.runtime.wait(signal, min(until, wake))
+                        await self.listen(session, signal, min(until, wake))
             finally:
                 session.unwatch(parent, signal.set)
         except BackendUnavailable:

@@ -22,7 +22,6 @@ from holdfast.core.contract import (
     Guarantee,
     Runtime,
     Settings,
-    Signal,
 )
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.runtimes import clock
@@ -32,6 +31,7 @@ from holdfast.wires.zookeeper_asks import Ask, Delete, Listing, Multi, Read, pac
 if TYPE_CHECKING:
     from holdfast.backends.zookeeper import ZooKeeperBackend
     from holdfast.backends.zookeeper_wait import Preview
+    from holdfast.wires.zookeeper_calls import Wake
 
 __all__ = ["Debt", "Entry", "ZooKeeperStore", "deletion"]
 
@@ -52,6 +52,7 @@ class Entry:
         "grant",
         "key",
         "moving",
+        "node",
         "path",
         "preview",
         "refreshed",
@@ -74,13 +75,13 @@ class Entry:
         """When the last attempt or wait for it ended; ``None`` during one."""
         self.behind = 0
         self.taking = False
-        self.signal: Signal | None = None
+        self.signal: Wake | None = None
         """What a wait for it waits for."""
         self.reset()
 
     def reset(self) -> None:
         """It has no node any more."""
-        self.path = ""
+        self.path = self.node = ""
         self.session = 0
         self.token = 0
         self.version = 0
@@ -92,9 +93,10 @@ class Entry:
         """Until when its last renewal keeps it, once it is granted."""
         self.preview: Preview | None = None
 
-    @property
-    def node(self) -> str:
-        return self.path.rpartition("/")[2]
+    def stand(self, path: str, session: int, token: int) -> None:
+        """It has one."""
+        self.path, self.node = path, path[path.rindex("/") + 1 :]
+        self.session, self.token = session, token
 
     def forsaken(self, now: float) -> bool:
         """Whether nobody keeps it any more."""
@@ -157,11 +159,16 @@ class ZooKeeperStore:
         """The node whose children are the line of a name."""
         self._mutex = threading.Lock()
         self._users = 0
+        self._tasks = False
 
     def backend(self, runtime: Runtime) -> ZooKeeperBackend:
         from holdfast.backends.zookeeper import ZooKeeperBackend
 
         self._users += 1
+        if not runtime.blocking:
+            self._tasks = True  # which don't read: kazoo's thread does, for all
+            for session in list(self.sessions.values()):
+                session.reader.shared = False
         return ZooKeeperBackend(self, runtime)
 
     def leave(self) -> list[Session]:
@@ -196,7 +203,8 @@ class ZooKeeperStore:
             if session is None or not session.wanted:
                 known = [s.floor for s in self.sessions.values() if s.floor is not None]
                 floor = known[0] if known else None
-                session = Session(self.options, key or SERVICE_TTL, floor, self.tidy)
+                ttl = key or SERVICE_TTL
+                session = Session(self.options, ttl, floor, self.tidy, tasks=self._tasks)
                 session.looks_only = key == 0
                 self.sessions[key] = session
         session.open()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from holdfast.backends.zookeeper_store import ZooKeeperStore
-from holdfast.core.contract import Runtime
+from holdfast.core.contract import Runtime, Signal
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_asks import Ask, Container, Create, Persistent
-from holdfast.wires.zookeeper_calls import AsyncCall, BlockingCall, Call
+from holdfast.wires.zookeeper_calls import AsyncCall, BlockingCall, Call, Wake
 
 __all__ = ["Trips"]
 
@@ -33,6 +34,9 @@ class Trips:
 
     async def ready(self, key: int, until: float | None = None) -> Session:
         """The session of a ttl, connected; raises if that takes longer than a request may."""
+        known = self.store.sessions.get(key)
+        if known is not None and known.up and not known.dead:
+            return known
         session = self.store.session(key)
         if session.up:
             return session
@@ -61,9 +65,23 @@ class Trips:
 
     async def ask(self, session: Session, *asks: Ask, until: float | None = None) -> None:
         """One trip: requests back to back, and all their answers."""
+        if self.runtime.blocking:
+            session.ask(self.seconds(until), asks)
+            return
         call = self._call()
         session.start(call, *asks)
         await session.finish(call, self.seconds(until), *asks)
+
+    def wake_up(self) -> Wake:
+        """What ``listen`` waits for."""
+        return BlockingCall() if self.runtime.blocking else self.runtime.signal()
+
+    async def listen(self, session: Session, wake: Wake, until: float) -> None:
+        """Until it is set: by an event of the session, or by anybody else."""
+        if isinstance(wake, BlockingCall):
+            session.reader.wait(wake, until - self.runtime.now())
+        else:
+            await self.runtime.wait(cast("Signal", wake), until)
 
     async def make(
         self,

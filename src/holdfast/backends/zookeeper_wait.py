@@ -1,8 +1,8 @@
 """Waiting: one watch on the node in front, and the look that follows its end.
 
 Nothing here makes the waiting thread or task stir before there is an answer: the watch is set
-without waiting for it, and when it fires, the connection's thread itself sends the look by
-which the next attempt decides.
+without waiting for it, and when it fires, whoever reads that sends the look by which the next
+attempt decides.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from holdfast.backends.zookeeper_line import Line
 from holdfast.backends.zookeeper_store import Entry
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Busy, Claim
-from holdfast.core.contract import Signal
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_asks import Ask, Listing, Read, Sync
+from holdfast.wires.zookeeper_calls import Wake
 
 __all__ = ["Preview", "Queueing"]
 
@@ -46,7 +46,7 @@ class Queueing(Trips):
         entry.attended = None
         if entry.signal is None or entry.signal.is_set():
             # Made before the first request: a nudge from here on is kept for the wait.
-            entry.signal = self.runtime.signal()
+            entry.signal = self.wake_up()
         return entry
 
     def nudge(self, claim: Claim) -> None:
@@ -75,7 +75,7 @@ class Queueing(Trips):
         finally:
             entry.attended = self.runtime.now()
 
-    async def _wait(self, entry: Entry, signal: Signal, front: str | None, until: float) -> None:
+    async def _wait(self, entry: Entry, signal: Wake, front: str | None, until: float) -> None:
         session = await self.ready(entry.key, until)
         parent = self.store.parent(entry.claim.name)
         path = parent if front is None else f"{parent}/{front}"
@@ -86,17 +86,17 @@ class Queueing(Trips):
         session.watch(path, woken)
         try:
             if front is not None:
-                session.send(Read(path, session.on_event).then(_or_else(woken)))
+                session.send(Read(path, watch=True).then(_or_else(woken)))
             else:
-                session.send(Listing(path, session.on_event).then(_if_free(entry, signal.set)))
-            await self.runtime.wait(signal, until)
+                session.send(Listing(path, watch=True).then(_if_free(entry, signal.set)))
+            await self.listen(session, signal, until)
         finally:
             session.unwatch(path, woken)
 
     def _look_ahead(
         self, session: Session, entry: Entry, parent: str, wake: Callable[[], None]
     ) -> None:
-        """On the connection's thread: sends the look, and wakes whoever waits with its answer."""
+        """By whoever reads: sends the look, and wakes the one who waits with its answer."""
         if not session.up:
             wake()
             return

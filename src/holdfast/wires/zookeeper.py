@@ -1,7 +1,7 @@
 """A ZooKeeper session: who is alive, since when that is certain, and requests in pipelines.
 
 One session serves both worlds: threads and tasks send their requests themselves and wait for the
-last answer, which kazoo's thread reads, in their own way.
+last answer in their own way: a thread reads it itself, for tasks kazoo's thread does.
 
 What makes a moment certain. A session's life is counted by the leader, from what the servers
 tell it every half tick about whom they have heard: an answer proves neither. So a heartbeat
@@ -35,9 +35,10 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.runtimes.clock import now
 from holdfast.wires.zookeeper_asks import Ask, Exists
-from holdfast.wires.zookeeper_calls import Call
+from holdfast.wires.zookeeper_calls import BlockingCall, Call
 from holdfast.wires.zookeeper_handler import Handler
 from holdfast.wires.zookeeper_kazoo import Client, Quiet, drop, make_client, say_goodbye, submit
+from holdfast.wires.zookeeper_reader import Reader
 
 __all__ = ["NEVER", "Chores", "Options", "Session"]
 
@@ -67,7 +68,15 @@ class Options:
 class Session:
     """One kazoo client. Ephemeral nodes and watches live and die with its ``id``."""
 
-    def __init__(self, options: Options, ttl: float, floor: float | None, chores: Chores) -> None:
+    def __init__(
+        self,
+        options: Options,
+        ttl: float,
+        floor: float | None,
+        chores: Chores,
+        *,
+        tasks: bool = False,
+    ) -> None:
         self.options, self.ttl, self.floor = options, ttl, floor
         self.id = 0
         """The session's number on the servers; 0 where there is none."""
@@ -87,6 +96,7 @@ class Session:
         """Whether it holds nothing, so that any timeout will do."""
         self.dead = False
         self.watching: dict[str, dict[Callable[[], None], None]] = {}
+        self.reader = Reader(shared=options.tls is None and not tasks)
         self._chores = chores
         self._marks: deque[float] = deque(maxlen=KEPT_MARKS)
         self._base = NEVER
@@ -109,7 +119,7 @@ class Session:
             patience = max(0.2, min(seconds, self.ttl) / 2)
             self._client = make_client(
                 self,
-                Handler(patience, self.options.tls),
+                Handler(patience, self.options.tls, self.reader),
                 self._log,
                 hosts=self.options.hosts,
                 timeout=max(self.ttl, 1.0),
@@ -294,11 +304,27 @@ class Session:
         """
         answered = False
         try:
-            answered = await call.wait(seconds)
+            answered = await call.wait(seconds, self.reader)
         finally:
             if not answered:
                 for ask in asks:
                     ask.withdraw()
+        self._judge(answered, seconds, asks)
+
+    def ask(self, seconds: float, asks: Sequence[Ask]) -> None:
+        """``start`` and ``finish``, for a thread."""
+        call = asks[-1].call = BlockingCall()
+        answered = False
+        try:
+            self.send(*asks)
+            answered = self.reader.wait(call, seconds)
+        finally:
+            if not answered:
+                for ask in asks:
+                    ask.withdraw()
+        self._judge(answered, seconds, asks)
+
+    def _judge(self, answered: bool, seconds: float, asks: Sequence[Ask]) -> None:
         if not answered:
             raise BackendUnavailable(
                 f"{self.options.display} did not answer within {max(0.0, seconds):.1f} s"
@@ -319,9 +345,8 @@ class Session:
 
     # Watches
 
-    def on_event(self, event: Any) -> None:
-        """Every watch's callback: kazoo keeps one per node, however often it is set."""
-        watchers = self.watching.get(event.path or "")
+    def happened(self, path: str) -> None:
+        watchers = self.watching.get(path)
         if watchers:
             self._ring(watchers)
 

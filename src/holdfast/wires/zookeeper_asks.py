@@ -1,19 +1,19 @@
 """ZooKeeper's requests, packed by whoever asks and unpacked without detours.
 
-An ``Ask`` is given to kazoo both as the request and as the place for its answer, so between
-the caller and the connection's thread there is one lock, or one call into the event loop, for
-a whole pipeline of requests.
+An ``Ask`` is both the request and the place for its answer; whoever waits for a whole pipeline of
+them is told once.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
+import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Self
 
 from kazoo.exceptions import EXCEPTIONS
-from kazoo.protocol.serialization import GetChildren
 from kazoo.security import ACL
 
 from holdfast.wires.zookeeper_calls import Call
@@ -42,6 +42,7 @@ log = logging.getLogger("holdfast")
 
 _INT = struct.Struct("!i")
 _STAT = struct.Struct("!qqqqiiiqiiq")
+_REQUEST = struct.Struct("!iii")
 _HEADER = struct.Struct("!iBi")
 _END_OF_MULTI = _HEADER.pack(-1, 1, -1)
 _EPHEMERAL, _EPHEMERAL_SEQUENTIAL, _CONTAINER = 1, 3, 4
@@ -88,14 +89,17 @@ def _read_text(buffer: bytes, offset: int) -> tuple[str, int]:
     return buffer[offset : offset + length].decode(), offset + length
 
 
-# The body of a request that was withdrawn before it was sent: whether "/" exists.
-_HARMLESS_TYPE, _HARMLESS = 3, _text("/") + b"\0"
+_parent_text = lru_cache(maxsize=1024)(_text)
+"""Of nodes that are asked for again and again."""
+
+# What goes out for a request that was withdrawn before it was sent: whether "/" exists.
+_HARMLESS_KIND, _HARMLESS = 3, _text("/") + b"\0"
 
 
 class Ask:
     """One request and its answer: ``value`` or ``error``."""
 
-    __slots__ = ("_fate", "_type", "body", "call", "error", "value")
+    __slots__ = ("_fate", "_sent", "body", "call", "error", "value")
 
     kind: ClassVar[int]
 
@@ -104,81 +108,68 @@ class Ask:
         self.value: Any = None
         self.error: Exception | None = None
         self.call: Call | Callable[[Ask], None] | None = None
-        self._type = 0
+        self._sent = False
         self._fate = [None]  # whoever pops decides: it is sent, or it is withdrawn
 
-    @property
-    def request(self) -> Any:
-        """What kazoo sends for it."""
-        return self
+    def pack(self, xid: int) -> bytes:
+        """What is sent for it, once."""
+        kind, body = self.kind, self.body
+        try:
+            self._fate.pop()
+            self._sent = True
+        except IndexError:
+            kind, body = _HARMLESS_KIND, _HARMLESS
+        return _REQUEST.pack(len(body) + 8, xid, kind) + body
 
-    @property
-    def type(self) -> int:
-        """The opcode. kazoo asks for it when, and only when, it is about to send."""
-        if self._type == 0:
-            self._type = self.kind if self._fate and self._decide() else _HARMLESS_TYPE
-        return self._type
-
-    def _decide(self) -> bool:
+    def withdraw(self) -> bool:
+        """Makes sure that it is never sent; false if it may have been."""
         try:
             self._fate.pop()
         except IndexError:
             return False
         return True
 
-    def withdraw(self) -> bool:
-        """Makes sure that it is never sent; false if it may have been."""
-        return self._decide()
-
-    def serialize(self) -> bytes:
-        return self.body if self._type == self.kind else _HARMLESS
-
-    def deserialize(self, buffer: bytes, offset: int) -> Any:
-        return self.read(buffer, offset) if self._type == self.kind else None
-
-    def read(self, buffer: bytes, offset: int) -> Any:
+    def read(self, body: bytes) -> Any:
         """Unpacks the answer."""
         return True
 
-    def take(self, code: int, buffer: bytes, offset: int) -> None:
+    def take(self, code: int, body: bytes) -> None:
         """Its answer has come."""
-        if code == _NO_NODE and self._type == Exists.kind:
-            self.set(None)
-        elif code:
-            self.set_exception(EXCEPTIONS[code]())
-        else:
+        if code:
+            if code != _NO_NODE or self.kind != Exists.kind:
+                self.error = EXCEPTIONS[code]()
+        elif self._sent:
             try:
-                value = self.deserialize(buffer, offset)
-            except Exception as error:
+                self.value = self.read(body)
+            except (struct.error, ValueError, LookupError) as error:
                 log.exception("an answer of ZooKeeper makes no sense")
-                self.set_exception(error)
-            else:
-                self.set(value)
-
-    def set(self, value: Any) -> None:
-        self.value = value
+                self.error = error
         self._finish()
 
     def set_exception(self, error: Exception) -> None:
+        """There will be no answer."""
         self.error = error
         self._finish()
 
     def then(self, callback: Callable[[Ask], None]) -> Self:
-        """Calls back on the connection's thread, which must not be kept waiting."""
+        """Calls back on the thread that reads, which must not be kept waiting."""
         self.call = callback
         return self
 
     def _finish(self) -> None:
-        call, self.call = self.call, None
+        call = self.call
         if call is None:
             return
         if not callable(call):
             call.done()
-            return
-        try:
-            call(self)
-        except Exception:  # kazoo's thread must go on
-            log.exception("what follows an answer of ZooKeeper failed")
+        else:
+            try:
+                call(self)
+            except Exception:
+                if threading.current_thread() is threading.main_thread():
+                    raise  # perhaps a signal's: whoever reads there ends the connection
+                log.exception("what follows an answer of ZooKeeper failed")
+        self.call = None  # last: an interrupt before it has the call told again
 
 
 class Create(Ask):
@@ -191,9 +182,9 @@ class Create(Ask):
     def __init__(self, path: str, data: bytes, acl: bytes) -> None:
         super().__init__(_text(path) + _data(data) + acl + _INT.pack(self.flags))
 
-    def read(self, buffer: bytes, offset: int) -> tuple[str, Stat]:
-        path, offset = _read_text(buffer, offset)
-        return path, Stat._make(_STAT.unpack_from(buffer, offset))
+    def read(self, body: bytes) -> tuple[str, Stat]:
+        path, offset = _read_text(body, 0)
+        return path, Stat._make(_STAT.unpack_from(body, offset))
 
 
 class Persistent(Create):
@@ -230,24 +221,24 @@ class Exists(Ask):
     def __init__(self, path: str) -> None:
         super().__init__(_text(path) + b"\0")
 
-    def read(self, buffer: bytes, offset: int) -> Stat:
-        return Stat._make(_STAT.unpack_from(buffer, offset))
+    def read(self, body: bytes) -> Stat:
+        return Stat._make(_STAT.unpack_from(body))
 
 
 class Read(Ask):
-    """A node's data and stat; with a watcher, a watch that is only set if the node exists."""
+    """A node's data and stat; with a watch, which is only set if the node exists."""
 
-    __slots__ = ("path", "watcher")
+    __slots__ = ("path",)
     kind = 4
 
-    def __init__(self, path: str, watcher: Callable[[Any], None] | None = None) -> None:
-        super().__init__(_text(path) + (b"\1" if watcher else b"\0"))
-        self.path, self.watcher = path, watcher
+    def __init__(self, path: str, *, watch: bool = False) -> None:
+        super().__init__(_text(path) + (b"\1" if watch else b"\0"))
+        self.path = path
 
-    def read(self, buffer: bytes, offset: int) -> tuple[bytes, Stat]:
-        (length,) = _INT.unpack_from(buffer, offset)
-        end = offset + 4 + max(0, length)
-        return bytes(buffer[offset + 4 : end]), Stat._make(_STAT.unpack_from(buffer, end))
+    def read(self, body: bytes) -> tuple[bytes, Stat]:
+        (length,) = _INT.unpack_from(body)
+        end = 4 + max(0, length)
+        return body[4:end], Stat._make(_STAT.unpack_from(body, end))
 
 
 class Write(Ask):
@@ -259,27 +250,22 @@ class Write(Ask):
     def __init__(self, path: str, data: bytes, version: int = ANY_VERSION) -> None:
         super().__init__(_text(path) + _data(data) + _INT.pack(version))
 
-    def read(self, buffer: bytes, offset: int) -> Stat:
-        return Stat._make(_STAT.unpack_from(buffer, offset))
+    def read(self, body: bytes) -> Stat:
+        return Stat._make(_STAT.unpack_from(body))
 
 
 class Listing(Ask):
-    """The names of a node's children. kazoo tells watches of children by their class."""
+    """The names of a node's children; with a watch for new and lost ones."""
 
-    __slots__ = ("_request",)
+    __slots__ = ()
     kind = 8
 
-    def __init__(self, path: str, watcher: Callable[[Any], None] | None = None) -> None:
-        super().__init__(_text(path) + b"\0" if watcher is None else b"")
-        self._request = self if watcher is None else GetChildren(path, watcher)
+    def __init__(self, path: str, *, watch: bool = False) -> None:
+        super().__init__(_parent_text(path) + (b"\1" if watch else b"\0"))
 
-    @property
-    def request(self) -> Any:
-        return self._request
-
-    def read(self, buffer: bytes, offset: int) -> list[str]:
-        (count,) = _INT.unpack_from(buffer, offset)
-        packed = buffer[offset + 4 :]
+    def read(self, body: bytes) -> list[str]:
+        (count,) = _INT.unpack_from(body)
+        packed = body[4:]
         if packed.isascii():
             # Names have no zeroes; their lengths have three if they are short, as ours are.
             names = packed.decode().split("\0\0\0")
@@ -302,7 +288,7 @@ class Sync(Ask):
     kind = 9
 
     def __init__(self, path: str) -> None:
-        super().__init__(_text(path))
+        super().__init__(_parent_text(path))
 
 
 class Check(Ask):
@@ -340,21 +326,22 @@ class Multi(Ask):
         packed = [_HEADER.pack(part.kind, 0, -1) + part.body for part in parts]
         super().__init__(b"".join(packed) + _END_OF_MULTI)
 
-    def read(self, buffer: bytes, offset: int) -> list[Any]:
+    def read(self, body: bytes) -> list[Any]:
         results: list[Any] = []
+        offset = 0
         while True:
-            kind, done, _ = _HEADER.unpack_from(buffer, offset)
+            kind, done, _ = _HEADER.unpack_from(body, offset)
             offset += _HEADER.size
             if done:
                 return results
             result: Any = True
             if kind == Plain.kind:
-                result, offset = _read_text(buffer, offset)
+                result, offset = _read_text(body, offset)
             elif kind == Write.kind:
-                result = Stat._make(_STAT.unpack_from(buffer, offset))
+                result = Stat._make(_STAT.unpack_from(body, offset))
                 offset += _STAT.size
             elif kind == -1:
-                (code,) = _INT.unpack_from(buffer, offset)
+                (code,) = _INT.unpack_from(body, offset)
                 result, offset = EXCEPTIONS[code](), offset + 4
             results.append(result)
 
@@ -375,7 +362,7 @@ class Checks(Multi):
         )
         self._expected = _CHECKED * len(paths) + _END_OF_MULTI
 
-    def read(self, buffer: bytes, offset: int) -> list[Any]:
-        if buffer[offset:] == self._expected:
+    def read(self, body: bytes) -> list[Any]:
+        if body == self._expected:
             return []
-        return super().read(buffer, offset)
+        return super().read(body)

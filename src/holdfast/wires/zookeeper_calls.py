@@ -4,36 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-__all__ = ["AsyncCall", "BlockingCall", "Call"]
+__all__ = ["AsyncCall", "BlockingCall", "Call", "Turns", "Wake"]
+
+LONGEST_WAIT_SECONDS = 3600.0
+
+
+class Turns(Protocol):
+    """Where threads wait: one of them may read for all."""
+
+    def wait(self, call: BlockingCall, seconds: float) -> bool: ...
 
 
 class Call(Protocol):
     """One who waits for the last answer of a pipeline."""
 
     def done(self) -> None:
-        """From the connection's thread."""
+        """From whichever thread has read the answer."""
         ...
 
-    async def wait(self, seconds: float) -> bool: ...
+    async def wait(self, seconds: float, turns: Turns) -> bool: ...
+
+
+class Wake(Protocol):
+    """What ends a wait for word of an event, from any thread."""
+
+    def set(self) -> None: ...
+    def is_set(self) -> bool: ...
 
 
 class BlockingCall:
-    """A thread that waits."""
+    """A thread that waits, for an answer or for word of an event. Used once."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_lock", "answered", "stir")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
+        self._lock: threading.Lock | None = None
+        self.answered = False
+        self.stir: Callable[[], None] | None = None
+        """What ends its wait at the socket, while it may be there."""
 
     def done(self) -> None:
-        self._lock.release()
+        self.answered = True
+        stir, lock = self.stir, self._lock
+        if stir is not None:
+            stir()
+        if lock is not None:
+            with suppress(RuntimeError):  # it was told already
+                lock.release()
 
-    async def wait(self, seconds: float) -> bool:
-        return self._lock.acquire(timeout=max(0.0, seconds))
+    set = done
+
+    def is_set(self) -> bool:
+        return self.answered
+
+    def follow(self, seconds: float) -> bool:
+        """Leaves the reading to others."""
+        lock = threading.Lock()
+        lock.acquire()
+        self._lock = lock  # before the look: who answers from here on releases it
+        if not self.answered:
+            lock.acquire(timeout=max(0.0, min(seconds, LONGEST_WAIT_SECONDS)))
+        return self.answered
+
+    async def wait(self, seconds: float, turns: Turns) -> bool:
+        return turns.wait(self, seconds)
 
 
 class AsyncCall:
@@ -53,7 +91,7 @@ class AsyncCall:
         if not self._future.done():
             self._future.set_result(answered)
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait(self, seconds: float, turns: Turns) -> bool:
         timer = self._loop.call_later(max(0.0, seconds), self._finish, False)
         try:
             return await self._future

@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import PING_XID, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import CloseInstance, Connect, Ping, ReplyHeader
+from kazoo.protocol.serialization import CloseInstance, Connect, Ping
 
 from holdfast.runtimes.clock import now
+from holdfast.wires.zookeeper_asks import Ask
 from holdfast.wires.zookeeper_handler import SEND_SECONDS, Listener
+from holdfast.wires.zookeeper_reader import Reader
 
 __all__ = ["Connection"]
 
 MOST_XID = 2**31 - 1
 _HEAD = struct.Struct("!iii")
-_REPLY = struct.Struct("!iqi")
+_ANSWER = struct.Struct("!iiqi")
 _PING = _HEAD.pack(8, PING_XID, Ping.type)
+
+
+def _of_socket(error: BaseException) -> bool:
+    """Whether it is the socket's own error, not an interrupt nor an alarm's."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 class Connection(ConnectionHandler):  # type: ignore[misc]
@@ -35,11 +44,13 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
     def __init__(self, client: Any, listener: Listener, **options: Any) -> None:
         super().__init__(client, client._conn_retry.copy(), **options)
         self._listener = listener
+        self.reader: Reader = client.handler.reader
+        self.reader.read, self.reader.call_kazoo = self.read, self.wake
         self._sending = threading.RLock()
         self._packing = False
         """Whether requests are being packed: a signal's handler may come in between."""
         self._open = False
-        """Whether requests can be sent: hands were shaken, and nobody was told of a loss yet."""
+        """Whether any thread may send: hands were shaken, and nobody was told of a loss yet."""
         self._unsent = bytearray()
         """What the socket did not take at once."""
 
@@ -55,36 +66,64 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         began = now()
         read_ms, connect_ms = super()._connect(host, hostip, port)
         self._unsent.clear()
-        self._open = True
+        self.reader.attach(self._socket)
+        self._open = self.handler.any_thread_sends
         self._listener.connected(began, read_ms * 1.5 / 1000)
         return read_ms, connect_ms
 
     # Sending
 
+    def send(self, asks: Sequence[Ask]) -> bool:
+        """Sends requests from any thread; false, and nothing done, if others must be sent before
+        them, or kazoo's thread must send them."""
+        with self._sending:
+            if not self._open or self._packing or self.client._queue or self._unsent:
+                return False
+            self._packing = True
+            try:
+                data = self._pack(asks)
+                sent = self._socket.send_now(data)
+                if sent < len(data):
+                    self._unsent += data[sent:]
+                    self.wake()
+            except BaseException as error:
+                self._socket.shut()  # see _send
+                if not _of_socket(error):
+                    raise
+            finally:
+                self._packing = False
+            return True
+
     def flush(self) -> bool:
         """Sends all that waits, from any thread; false if that is left to kazoo's thread."""
-        if not self.handler.any_thread_sends:
-            return False
         with self._sending:
             if not self._open or self._packing:
                 return False
             try:
                 self._send()
             except OSError as error:
-                if error.errno is None:
-                    raise  # not the socket's: an alarm's
+                if not _of_socket(error):
+                    raise
             return not self._unsent
 
     def shut(self) -> None:
         """Nobody sends from here on: those whose answers are pending are about to be told."""
         with self._sending:
             self._open = False
+        self.reader.detach()
+
+    def wake(self) -> None:
+        """Makes kazoo's thread look what there is to do."""
+        pair = self._write_sock
+        if pair is not None:
+            with suppress(OSError):  # it has been called often enough; or closed in this moment
+                pair.send(b"\0")
 
     def _send(self) -> None:
         """Sends what waits, as far as the socket takes it."""
         self._packing = True
         try:
-            self._pack()
+            self._pack_all()
             if self._unsent:
                 del self._unsent[: self._socket.send_now(self._unsent)]
         except BaseException:
@@ -95,16 +134,28 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         finally:
             self._packing = False
 
-    def _pack(self) -> None:
+    def _pack(self, asks: Sequence[Ask]) -> bytes:
+        pending, xid, data = self.client._pending, self._xid, b""
+        for ask in asks:
+            xid = (xid % MOST_XID) + 1
+            data += ask.pack(xid)
+            # Before it is sent: should that fail, all that is pending is told so.
+            pending.append((ask, ask, xid))
+        self._xid = xid
+        return data
+
+    def _pack_all(self) -> None:
         queue, pending = self.client._queue, self.client._pending
         while queue:
-            request, answer = queue.popleft()
-            self._xid = (self._xid % MOST_XID) + 1
-            kind = request.type  # first: it decides what is sent
-            body = request.serialize()
-            self._unsent += _HEAD.pack(len(body) + 8, self._xid, kind) + body
-            # Before it is sent: should that fail, all that is pending is told so.
-            pending.append((request, answer, self._xid))
+            request, answer = queue[0]
+            if request is answer:
+                self._unsent += self._pack([request])
+            else:  # kazoo's own
+                xid = self._xid = (self._xid % MOST_XID) + 1
+                body = request.serialize()
+                self._unsent += _HEAD.pack(len(body) + 8, xid, request.type) + body
+                pending.append((request, answer, xid))
+            queue.popleft()
 
     # kazoo's thread
 
@@ -136,50 +187,66 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         kazoo's own way around its loop, once for each answer, costs more than the answers do.
         """
         wire = self._socket
-        if not wire.pending():
-            return False  # the end
-        message = wire.peek()
-        while message is not None:
-            if not self._take(message):
-                return False
-            message = wire.peek()
+        if wire.unread:
+            return False  # the rest of something long
+        data = wire.take()
+        if not data:
+            return data is None  # somebody else has read it; or else it is the end
+        at, size = 0, len(data)
+        while at + _ANSWER.size <= size:
+            length, xid, zxid, code = _ANSWER.unpack_from(data, at)
+            end = at + length + 4
+            if end > size or not self._take(xid, zxid, code, data[at + _ANSWER.size : end]):
+                break
+            at = end
+        if at < size:
+            wire.unread = data[at:]
+            return False
         return not wire.pending()
 
-    def _take(self, message: bytes) -> bool:
+    def _take(self, xid: int, zxid: int, code: int, body: bytes) -> bool:
         client = self.client
-        xid, zxid, code = _REPLY.unpack_from(message)
-        if xid == WATCH_XID:
-            self._socket.skip(message)
-            self._read_watch_event(message, _REPLY.size)
-            return True
-        if xid < 0 or not client._pending:
+        if xid < 0:
+            return self._take_other(xid, body)
+        if not client._pending:
             return False
         request, answer, expected = client._pending[0]
         if request is not answer or xid != expected:
             return False
-        self._socket.skip(message)
-        client._pending.popleft()
         if zxid > 0:
             client.last_zxid = zxid
-        watcher = getattr(request, "watcher", None)
-        if watcher is not None and not code:
-            client._data_watchers[request.path].add(watcher)
-        request.take(code, message, _REPLY.size)
+        request.take(code, body)
+        # Last: should an interrupt end the connection before, it is told so with the others.
+        client._pending.popleft()
         return True
 
-    def _read_header(self, timeout: float) -> Any:
-        message = self._socket.peek()
-        if message is None:
-            return super()._read_header(timeout)
-        self._socket.skip(message)
-        header, offset = ReplyHeader.deserialize(message, 0)
-        return header, message, offset
+    def _take_other(self, xid: int, body: bytes) -> bool:
+        if xid == WATCH_XID:
+            self._read_watch_event(body, 0)
+        elif xid == PING_XID:
+            self.ping_outstanding.clear()
+        else:
+            return False
+        return True
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        # Told to the listener, which knows who watches what: kazoo keeps no watches of ours.
+        _, _, length = _HEAD.unpack_from(buffer, offset)
+        offset += _HEAD.size
+        if not self.client._stopped.is_set():
+            self._listener.happened(buffer[offset : offset + length].decode())
+
+    def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
+        if self._take(header.xid, header.zxid, header.err, buffer[offset:]):
+            return None
+        return super()._read_response(header, buffer, offset)
 
     def zk_loop(self) -> None:
         try:
             super().zk_loop()
         finally:
             self.close()  # whoever said goodbye may not have waited for it
+            self.reader.close()
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         # A server that hangs may still be connected to: the handshake has its own, short time.

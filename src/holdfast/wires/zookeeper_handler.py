@@ -2,7 +2,8 @@
 
 kazoo takes its sockets and its waiting from a handler. Its own makes a new selector for every
 wait and runs callbacks on two more threads. In this one callbacks run where they arise, and the
-thread's idle moments are ours: the session's heartbeat runs there.
+thread's idle moments are ours: the session's heartbeat runs there. It reads what no other thread
+reads: see ``zookeeper_reader``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from kazoo.handlers import utils
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from holdfast.runtimes.clock import now
+from holdfast.wires.zookeeper_reader import ASIDE_SECONDS, Reader
 
 __all__ = ["Handler", "Listener"]
 
 CHUNK_BYTES = 65_536
 SEND_SECONDS = 5.0
+LEAST_SECONDS = 0.01
+"""For another thread to read what has arrived."""
 _LENGTH = struct.Struct("!i")
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -41,6 +45,10 @@ class Listener(Protocol):
     def connected(self, began: float, granted: float) -> None: ...
     def disconnected(self, *, ended: bool) -> None: ...
 
+    def happened(self, path: str) -> None:
+        """Something that was watched for; from whichever thread reads."""
+        ...
+
     def beat(self) -> float | None:
         """Seconds until it wants to be called again; ``None`` if an answer is long overdue."""
         ...
@@ -51,38 +59,32 @@ class Wire:
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
-        self._buffer = b""
-        self._at = 0
+        self.unread = b""
+        """What has arrived and is left to kazoo, which reads in small pieces."""
+        self._ended = False
         self._tls_pending: Callable[[], int] | None = getattr(sock, "pending", None)
         self.setblocking, self.fileno = sock.setblocking, sock.fileno
         self.close, self.getpeername = sock.close, sock.getpeername
 
     def pending(self) -> int:
-        waiting = len(self._buffer) - self._at
-        return waiting or (self._tls_pending() if self._tls_pending is not None else 0)
+        return len(self.unread) or (self._tls_pending() if self._tls_pending is not None else 0)
 
-    def peek(self) -> bytes | None:
-        """The next message, if all of it has arrived."""
-        begin = self._at + _LENGTH.size
-        if begin > len(self._buffer):
+    def take(self) -> bytes | None:
+        """All that has arrived, once what was left is read; ``None`` for nothing."""
+        if self._ended:
+            return b""
+        try:
+            data: bytes = self._sock.recv(CHUNK_BYTES)
+        except _WOULD_BLOCK:
             return None
-        end = begin + int(_LENGTH.unpack_from(self._buffer, self._at)[0])
-        return None if end > len(self._buffer) else self._buffer[begin:end]
-
-    def skip(self, message: bytes) -> None:
-        """That was the next message; it has been read."""
-        self._at += _LENGTH.size + len(message)
-
-    def fill(self) -> None:
-        """Reads what is there, so that kazoo need not wait for it again; an end is left to it."""
-        with suppress(*_WOULD_BLOCK):
-            self._buffer, self._at = self._sock.recv(CHUNK_BYTES), 0
+        return data
 
     def recv(self, size: int) -> bytes:
-        if self._at == len(self._buffer):
-            self._buffer, self._at = self._sock.recv(CHUNK_BYTES), 0
-        chunk = self._buffer[self._at : self._at + size]
-        self._at += len(chunk)
+        if self._ended:
+            return b""
+        if not self.unread:
+            self.unread = self._sock.recv(CHUNK_BYTES)
+        chunk, self.unread = self.unread[:size], self.unread[size:]
         return chunk
 
     def send(self, data: bytes) -> int:
@@ -108,7 +110,8 @@ class Wire:
         utils.selector_select([self._sock], [self._sock], [], min(left, 0.1))
 
     def shut(self) -> None:
-        """Ends the connection: whoever reads finds out."""
+        """Ends the connection: whoever reads finds out, whatever has still arrived."""
+        self._ended, self.unread = True, b""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -134,13 +137,12 @@ class Bell:
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Callbacks run where they arise; waiting costs one system call."""
 
-    def __init__(self, connect_seconds: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, connect_seconds: float, tls: ssl.SSLContext | None, reader: Reader) -> None:
         super().__init__()
         self.listener: Listener | None = None
         self.queue: Callable[[], Sized] = tuple
         """What kazoo has still to send."""
-        self.read: Callable[[], bool] = lambda: False
-        """Reads what has arrived; false if that is left to kazoo."""
+        self.reader = reader
         self.connect_seconds, self._tls = connect_seconds, tls
         self.any_thread_sends = tls is None
         """A TLS connection must not be read and written at the same time."""
@@ -180,27 +182,57 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     ) -> tuple[list[Any], list[Any], list[Any]]:
         if wlist:
             return [], wlist, []  # a wire waits by itself when it has to
-        if rlist[0].pending():
-            return rlist[:1], [], []
+        wire = rlist[0]
         if len(rlist) == 1 or self.listener is None:
-            return self._wait(rlist, timeout), [], []
+            return (rlist if wire.pending() else self._wait(rlist, timeout)), [], []
+        self.reader.leave()
+        if wire.pending() and self.reader.take():
+            return [wire], [], []
         if self.queue():
             return rlist[1:], [], []  # the rest of a pipeline
-        # kazoo's idle moment: neither an answer nor a request.
+        return self._idle(rlist, timeout), [], []
+
+    def _idle(self, sources: list[Any], timeout: float | None) -> list[Any]:
+        """kazoo's idle moment: neither an answer nor a request."""
+        assert self.listener is not None
         deadline = None if timeout is None else now() + timeout
         while True:
             seconds = self.listener.beat()
             left = 0.0 if seconds is None else seconds
             if deadline is not None:
                 left = min(left, max(0.0, deadline - now()))
-            ready = self._wait(rlist, left)
-            if not ready and seconds is None:
-                # Only now: a process that was stopped finds its answers in the socket.
+            ready = self._listen(sources, left)
+            if ready:
+                return ready
+            if seconds is None and self._silent(sources):
                 raise TimeoutError("the server does not answer")
-            if ready == rlist[:1] and self.read():
-                ready = []
-            if ready or (deadline is not None and now() >= deadline):
-                return ready, [], []
+            if deadline is not None and now() >= deadline and not self._wait(sources, 0.0):
+                return []
+
+    def _listen(self, sources: list[Any], seconds: float) -> list[Any]:
+        """What is left to kazoo, within so many seconds or sooner."""
+        reader = self.reader
+        if reader.stands_aside():
+            ready = self._wait(sources[1:], min(max(seconds, LEAST_SECONDS), ASIDE_SECONDS))
+            reader.come_back()
+            return ready
+        ready = self._wait(sources, seconds)
+        if ready[:1] != sources[:1]:
+            return ready
+        if reader.take():
+            if not reader.read():
+                return ready
+            reader.leave()
+        return ready[1:]
+
+    def _silent(self, sources: list[Any]) -> bool:
+        """Whether there is no answer even now. A process that was stopped finds its answers in the
+        socket, or with somebody who has just read them."""
+        if self._wait(sources[:1], 0.0):
+            return False
+        self.reader.catch_up()
+        assert self.listener is not None
+        return self.listener.beat() is None
 
     def _wait(self, sources: list[Any], seconds: float | None) -> list[Any]:
         if not hasattr(select, "poll"):
@@ -214,7 +246,4 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             for handle in handles:
                 poll.register(handle, select.POLLIN)
         found = poll.poll(None if seconds is None else seconds * 1000)
-        ready = [sources[handles.index(handle)] for handle, _ in found]
-        if len(sources) > 1 and sources[0] in ready:
-            sources[0].fill()
-        return ready
+        return [sources[handles.index(handle)] for handle, _ in found]

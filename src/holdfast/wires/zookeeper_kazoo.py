@@ -7,7 +7,6 @@ thread of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -61,7 +60,6 @@ def make_client(listener: Listener, handler: Handler, log: Quiet, **options: Any
     client = Client(handler=handler, logger=log, connection_retry=retry, **options)
     handler.listener, handler.queue = listener, lambda: client._queue
     client._connection = Connection(client, listener, logger=log, sasl_options=sasl)
-    handler.read = client._connection.read
     client.add_listener(lambda state: _tell(listener, str(state)))
     return client
 
@@ -76,12 +74,14 @@ def _tell(listener: Listener, state: str) -> None:
 def submit(client: Client, asks: Sequence[Any]) -> None:
     """Sends requests, or hands them to kazoo's thread, which is woken once for all of them."""
     connection = client._connection
+    if connection.send(asks):
+        return
     wake = connection._write_sock
     if client._state in _ENDED or wake is None:
         for ask in asks:
-            client._call(ask.request, ask)  # tells it why not
+            client._call(ask, ask)  # tells it why not
         return
-    client._queue.extend([(ask.request, ask) for ask in asks])
+    client._queue.extend([(ask, ask) for ask in asks])
     if connection.flush():
         return
     try:
@@ -102,11 +102,9 @@ def say_goodbye(client: Client, seconds: float) -> None:
         return
     connection = client._connection
     client._stopped.set()
+    connection.reader.shared = False  # the last answer is kazoo's
     client._queue.append((CloseInstance, None))
-    wake = connection._write_sock
-    if wake is not None:
-        with suppress(OSError):  # closed in this moment
-            wake.send(b"\0")
+    connection.wake()
     connection.connection_stopped.wait(seconds)
 
 
@@ -116,3 +114,4 @@ def drop(client: Client) -> None:
     for wire in (connection._socket, connection._read_sock, connection._write_sock):
         if wire is not None:
             wire.close()
+    connection.reader.close()

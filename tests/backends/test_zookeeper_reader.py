@@ -1,0 +1,130 @@
+"""Threads that wait for ZooKeeper read its answers themselves: nobody is left without a reader."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import holdfast
+from backends.zookeeper_bench import QuickServer
+from hazards.tearing import lines_of, torn_at
+from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper_asks import Ask, Exists
+from holdfast.wires.zookeeper_connection import Connection
+from holdfast.wires.zookeeper_reader import Reader
+from servers.process import wait_until
+from servers.registry import Servers
+
+TTL = 20
+SOON = 60.0
+READING = [
+    *lines_of(Reader.wait),
+    *lines_of(Reader._leave),
+    *lines_of(Reader._resign),
+    *lines_of(Reader._read_until),
+    *lines_of(Reader._take_in),
+]
+TAKING = [*lines_of(Connection.read), *lines_of(Connection._take), *lines_of(Ask.take)]
+
+
+@pytest.fixture
+def server(servers: Servers) -> QuickServer:
+    return servers.of(QuickServer)
+
+
+@pytest.fixture
+def locks(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
+        yield door
+
+
+@pytest.fixture
+def others(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
+        yield door
+
+
+def _session(locks: holdfast.Locks) -> Session:
+    with locks.lock("first"):
+        pass
+    session = locks._door.store.sessions[TTL]  # type: ignore[attr-defined]
+    assert isinstance(session, Session)
+    return session
+
+
+def _hold(locks: holdfast.Locks, name: str) -> int:
+    with locks.lock(name, timeout=SOON) as lease:
+        return lease.token
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "line"),
+    [(Reader, *step) for step in READING]
+    + [(Ask if step in lines_of(Ask.take) else Connection, *step) for step in TAKING],
+)
+def test_a_reader_that_is_torn(
+    locks: holdfast.Locks, owner: type[object], name: str, line: int
+) -> None:
+    """Others get their answers all the same, in the same session, and so does it."""
+    session = _session(locks)
+    number = session.id
+    torn_at(getattr(owner, name).__code__, line, lambda: _hold(locks, "name"))
+    with ThreadPoolExecutor(1) as pool:
+        token = pool.submit(_hold, locks, "name").result(SOON)
+    assert _hold(locks, "name") > token
+    assert session.id == number
+
+
+def test_one_who_waits_reads_for_all(locks: holdfast.Locks, others: holdfast.Locks) -> None:
+    """Those who wait for an answer beside it, and those who go on when it has left."""
+    session = _session(locks)
+    with ThreadPoolExecutor(5) as pool:
+        with others.lock("name"):
+            waiting = pool.submit(_hold, locks, "name")
+            wait_until("a waiter", lambda: len(others.inspect("name").waiters) == 1, SOON)
+            served = [pool.submit(_hold, locks, f"other{n % 4}") for n in range(40)]
+            assert len({future.result(SOON) for future in served}) == 40
+        assert waiting.result(SOON) > 0
+    assert session.reader._reading == {}
+    assert session.reader._waiting == {}
+
+
+def test_a_handler_of_signals_may_use_locks(locks: holdfast.Locks, others: holdfast.Locks) -> None:
+    """It keeps the thread that reads from reading: kazoo's thread takes over."""
+    _session(locks)
+    tokens: list[int] = []
+    held = others.lock("name").acquire()
+    assert held
+    waits = threading.Event()
+
+    def interrupt() -> None:
+        wait_until("a waiter", lambda: len(others.inspect("name").waiters) == 1, SOON)
+        waits.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def handle(*_: object) -> None:
+        tokens.append(_hold(locks, "other"))
+        held.release()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        tokens.append(_hold(locks, "name"))
+        thread.join(SOON)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert waits.is_set()
+    assert len(tokens) == 2
+
+
+def test_kazoo_reads_what_nobody_waits_for(locks: holdfast.Locks) -> None:
+    """Soon after the last of those who waited has left."""
+    session = _session(locks)
+    told = threading.Event()
+    session.send(Exists("/").then(lambda _: told.set()))
+    assert told.wait(SOON)
