@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -182,6 +184,43 @@ def test_it_may_end_while_somebody_waits(
     assert run_now(theirs.release(held))
     run_now(ours.wait(claim, busy, now() + SECONDS))
     take(ours, claim)
+
+
+def test_a_signal_handler_may_wait_in_the_middle_of_a_request(
+    server: PostgresServer, admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+) -> None:
+    """Over the connection on which it would listen: it looks when its time is over."""
+    take(theirs, claim_of())
+    claim = claim_of()
+    busy = stand(ours, claim)
+    told: list[Grant | None] = []
+    handling = threading.Event()
+
+    def handle(*_: object) -> None:
+        handling.set()
+        told.append(run_now(ours.wait(claim, busy, now() + 1.0)))
+
+    def strike() -> None:
+        blocked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+        while True:
+            row = admin.execute(blocked + " AND wait_event_type = 'Lock'", (namespace,)).fetchone()
+            if row == (1,):
+                break
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert handling.wait(SECONDS)
+        other.rollback()  # now the answer comes, while the handler waits
+
+    with psycopg.connect(server.url) as other:
+        other.execute("SELECT FROM holdfast.lock WHERE namespace = %s FOR UPDATE", (namespace,))
+        before = signal.signal(signal.SIGUSR1, handle)
+        thread = threading.Thread(target=strike)
+        try:
+            thread.start()
+            assert isinstance(run_now(ours.attempt(claim, join=True)), Busy)
+        finally:
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
+    assert told == [None]
 
 
 def test_a_door_with_one_connection_can_wait_and_release(

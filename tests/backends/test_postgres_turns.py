@@ -69,10 +69,12 @@ async def stand(peer: Peer, claim: Claim) -> Busy:
     return await peer.queue(claim)
 
 
-async def waited_for(bench: Bench, name: str = "name") -> tuple[Peer, Grant]:
-    """A hold of one who has waited, and who is likely to leave others behind."""
+async def held(bench: Bench, name: str = "name", *, waited: bool = False) -> tuple[Peer, Grant]:
+    """A hold of one who came alone, or has waited and is likely to leave others behind."""
     first, second = bench.peer(), bench.peer()
     grant = await first.take(bench.claim(name))
+    if not waited:
+        return first, grant
     claim = bench.claim(name)
     await stand(second, claim)
     assert await first.release(grant)
@@ -88,12 +90,15 @@ def bells(admin: Admin, namespace: str) -> list[tuple[str, str]]:
 
 
 @blocking_and_asyncio
-def test_a_release_grants_with_the_wake_up(server: PostgresServer, flavour: Flavour) -> None:
+@pytest.mark.parametrize("waited", [True, False], ids=["waited", "came alone"])
+def test_a_release_grants_with_the_wake_up(
+    server: PostgresServer, flavour: Flavour, waited: bool
+) -> None:
     """For as long as a name is reserved; who asks again gets the same for its ttl."""
 
     async def body(bench: Bench) -> None:
         async def hand_over(name: str) -> None:
-            giver, grant = await waited_for(bench, name)
+            giver, grant = await held(bench, name, waited=waited)
             theirs, claim = bench.peer(), bench.claim(name)
             busy = await stand(theirs, claim)
             assert await giver.release(grant)
@@ -118,11 +123,11 @@ def test_a_release_grants_with_the_wake_up(server: PostgresServer, flavour: Flav
 
 @blocking_and_asyncio
 def test_a_line_is_handed_down(server: PostgresServer, flavour: Flavour) -> None:
-    """Each in turn, all but the first woken with their grants, and the line is empty in the end."""
+    """Each in turn, and the line is empty in the end."""
 
     async def body(bench: Bench) -> None:
         async def hand_down(name: str) -> None:
-            giver, grant = await waited_for(bench, name)
+            giver, grant = await held(bench, name)
             waiting = [(bench.peer(), bench.claim(name)) for _ in range(4)]
             answers = [await stand(peer, claim) for peer, claim in waiting]
             assert [answer.place for answer in answers] == [0, 1, 2, 3]
@@ -148,7 +153,7 @@ def test_a_turn_is_renewed_and_ended_as_any_hold(server: PostgresServer, flavour
 
     async def body(bench: Bench) -> None:
         async def keep(name: str) -> None:
-            giver, grant = await waited_for(bench, name)
+            giver, grant = await held(bench, name)
             theirs, claim = bench.peer(), bench.claim(name)
             busy = await stand(theirs, claim)
             assert await giver.release(grant)
@@ -198,7 +203,7 @@ def test_who_does_not_hear_of_its_turn_finds_it(
 
     async def body(bench: Bench) -> None:
         async def miss(name: str) -> None:
-            giver, grant = await waited_for(bench, name)
+            giver, grant = await held(bench, name)
             url = f"{server.url}?application_name={bench.namespace}"
             settings = Settings(namespace=bench.namespace)
             theirs = Peer(open_store(url, settings), flavour, bench.workers)
@@ -229,7 +234,7 @@ def test_who_does_not_come_for_its_turn_misses_it(server: PostgresServer, flavou
     """It listens and is granted; but it neither renews the hold nor asks for it."""
 
     async def body(bench: Bench) -> None:
-        giver, grant = await waited_for(bench)
+        giver, grant = await held(bench)
         frozen, theirs = bench.peer(), bench.peer()
         first, second = bench.claim(), bench.claim()
         busy = await stand(frozen, first)
@@ -267,7 +272,7 @@ def test_others_are_reserved_for_and_rung(
 
             giver, theirs = bench.peer(), bench.peer()
             before = bench.claim(name) if kind == "shared" else claim()
-            grant = (await giver.take(before))._replace(ref=True)
+            grant = await giver.take(before)
             asked = claim()
             busy = await stand(theirs, asked)
             assert await giver.release(grant)
@@ -284,7 +289,7 @@ def test_an_older_waiter_is_rung_as_ever(server: PostgresServer, namespace: str)
     """One whose ring has no room for a token gets none, and is answered as before."""
 
     async def body(bench: Bench) -> None:
-        giver, grant = await waited_for(bench)
+        giver, grant = await held(bench)
         with psycopg.connect(server.url, autocommit=True) as older:
             older.execute("LISTEN older")
             claim = claim_of()
@@ -312,7 +317,7 @@ def test_a_turn_is_on_disk_before_it_is_told(flavour: Flavour) -> None:
     with PostgresServer(settings=lazy) as server:
 
         async def body(bench: Bench) -> None:
-            giver, grant = await waited_for(bench)
+            giver, grant = await held(bench)
             theirs, claim = bench.peer(), bench.claim()
             busy = await stand(theirs, claim)
             assert await giver.release(grant)

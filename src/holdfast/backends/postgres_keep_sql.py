@@ -63,9 +63,9 @@ BEGIN
   RETURN ours;
 END $$;
 
--- What one who has waited asks to release: it is likely to leave others behind. The first of them,
--- if it can be told so, is granted as it is woken: for as short a time as a name is reserved, since
--- nobody knows whether it is still well. It asks for more, or for the same once more.
+-- A release. The first in line, if it can be told so, is granted as it is woken: for as short a
+-- time as a name is reserved, since nobody knows whether it is still well. It asks for more, or for
+-- the same once more. `ours` comes in true from one who has waited, and may leave others behind.
 -- Asked for the empty name, which nobody has, it plans all that and does nothing.
 -- First the grant is on disk, then it is told. Not in one commit: one that notifies keeps others
 -- that do so waiting, in the whole database, and would keep them waiting for the disk.
@@ -78,6 +78,18 @@ DECLARE
   fence bigint;
   done text;
 BEGIN
+  IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+    done := set_config('synchronous_commit', 'on', true);
+  END IF;
+  IF NOT ours THEN
+    UPDATE @lock l SET holders = '{}', used = clock_timestamp()
+      WHERE l.namespace = ns AND l.name = nm AND NOT l.crowded AND cardinality(l.holders) = 1
+        AND (l.holders[1]).owner = own AND (l.holders[1]).ends > clock_timestamp();
+    IF FOUND THEN
+      ours := true;
+      RETURN;
+    END IF;
+  END IF;
   SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
   moment := clock_timestamp();
   IF nm = '' OR r.crowded AND cardinality(r.holders) = 1 AND (r.holders[1]).owner = own
@@ -88,9 +100,6 @@ BEGIN
       AND q.mode = 'exclusive' AND q.reserved IS NULL AND q.ring LIKE '% ' AND %fresh%
       RETURNING q.owner, q.weight, q.bell, q.ring, q.label INTO heir;
     IF FOUND OR nm = '' THEN
-      IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
-        done := set_config('synchronous_commit', 'on', true);
-      END IF;
       fence := greatest(r.token + 1, (extract(epoch FROM moment) * 1000000)::bigint);
       UPDATE @lock l SET token = fence, used = moment, holders = ARRAY[ROW(heir.owner, 'exclusive',
           heir.weight, NULL, fence, moment, moment + interval '%grace% s', heir.label)::@holder]

@@ -42,9 +42,9 @@ class LeaseStatements(SharedStatements):
         places = ", ".join(f"${number}" for number in range(1, 12))
         self.attempt = say("attempt", f"SELECT @attempt({places})")
         self.attempt_again = say("attempt_again", f"SELECT @attempt_locked({places})")
+        self.join = say("join", f"SELECT @join({places})")
         self.exchange = say("exchange", f"SELECT @exchange({places})")
-        self.release = say("release", "SELECT @free($1, $2, $3, '')")
-        self.hand_over = say("hand_over", "CALL @hand_over($1, $2, $3, NULL)")
+        self.release = say("release", "CALL @hand_over($1, $2, $3, $4)")
         self.ready = schema.filled("CALL @hand_over('', '', '', NULL)").encode()
         self.abandon = say("abandon", "SELECT @abandon($1, $2, $3)")
         self.renew = say("renew", "SELECT @renew($1, $2, $3)")
@@ -53,9 +53,9 @@ class LeaseStatements(SharedStatements):
         self.prepared = (
             self.attempt,
             self.attempt_again,
+            self.join,
             self.exchange,
             self.release,
-            self.hand_over,
             self.abandon,
             self.renew,
         )
@@ -92,8 +92,10 @@ class LeaseBackend(SharedBackend):
         parameters = (*self._asked(claim), b"t" if join else b"f")
         standing = self._standing
         stands = standing.pop(claim.owner, False)
-        crowded = stands or claim.name in self._crowded
-        statement = self.statements.attempt_again if crowded else self.statements.attempt
+        statement = self.statements.attempt
+        if stands or claim.name in self._crowded:
+            joins = join and claim.mode is Mode.EXCLUSIVE
+            statement = self.statements.join if joins else self.statements.attempt_again
         answer = await self.wire.request((statement, parameters), claim.owner, until)
         self._until_purge -= 1
         told = self._answered(claim, first_value(answer))
@@ -167,10 +169,9 @@ class LeaseBackend(SharedBackend):
 
     async def release(self, grant: Grant) -> bool:
         claim = grant.claim
-        parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
-        # Whoever has waited is likely to leave others behind.
-        statement = self.statements.hand_over if grant.ref else self.statements.release
-        answer = await self.wire.request((statement, parameters), claim.owner)
+        waited = b"t" if grant.ref else b"f"
+        parameters = (self.namespace, claim.name.encode(), claim.owner.encode(), waited)
+        answer = await self.wire.request((self.statements.release, parameters), claim.owner)
         if self._until_purge <= 0:
             await self._purge()
         return first_value(answer) == b"t"

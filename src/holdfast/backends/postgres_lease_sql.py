@@ -116,7 +116,7 @@ END $$;
 # Answers 'G token slots', 'B place seconds', 'F place' (the line is full) or 'M capacity'. A ring
 # that ends with a blank is that of one who can be granted as it is woken: a token follows there,
 # and the last one is the end of its 'B'. Whoever stands in line already, or knows that others do,
-# asks `attempt_locked` at once.
+# asks `join` or `attempt_locked` at once.
 _ATTEMPT = """
 CREATE OR REPLACE FUNCTION @attempt(
   ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
@@ -150,11 +150,14 @@ BEGIN
   IF FOUND THEN
     RETURN 'G ' || fence || ' ' || coalesce(array_to_string(taking, ','), '');
   END IF;
-  IF current_setting('holdfast.ready', true) IS DISTINCT FROM 'yes' THEN
-    -- What is asked with the row locked is planned before: a session takes its time to do so once,
-    -- and many may come at once for the first time. Nothing has an empty name.
-    done := set_config('holdfast.ready', 'yes', false);
-    done := @attempt_locked(ns, '', own, 'exclusive', 1, 0, ttl, '', '', '', true);
+  IF joins AND md = 'exclusive' THEN
+    IF current_setting('holdfast.ready', true) IS DISTINCT FROM 'yes' THEN
+      -- What is asked with the row locked is planned before: a session takes its time to do so
+      -- once, and many may come at once for the first time.
+      done := set_config('holdfast.ready', 'yes', false);
+      done := @join(ns, '', own, md, wt, lim, ttl, lbl, chan, rng, joins);
+    END IF;
+    RETURN @join(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, joins);
   END IF;
   RETURN @attempt_locked(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, joins);
 END $$;
@@ -193,13 +196,12 @@ DECLARE
   alone boolean := false;
   soonest timestamptz;
   taking integer[];
-  stands boolean;
   done text;  -- an assignment costs less than a statement of its own
 BEGIN
   FOR i IN 1 .. 100 LOOP  -- again only if the row comes or goes right between the two
     SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
     moment := clock_timestamp();
-    EXIT WHEN FOUND OR nm = '';
+    EXIT WHEN FOUND;
     PERFORM @durable(true);
     IF md = 'slots' THEN
       taking := ARRAY(SELECT generate_series(0, wt - 1));
@@ -219,35 +221,6 @@ BEGIN
       WHERE o.namespace = q.namespace AND o.name = q.name AND o.place < q.place);
     IF FOUND THEN
       RETURN @grant(r, own, md, wt, lim, ttl, lbl, NULL, moment);
-    END IF;
-  END IF;
-  IF md = 'exclusive' AND joins
-      AND (r.capacity = lim AND cardinality(r.holders) = 1 OR nm = '') THEN
-    h := r.holders[1];
-    IF h.mode = md AND h.owner <> own AND h.ends > moment OR nm = '' THEN  -- one has it alone
-      SELECT coalesce(max(q.place), 0) + 1, bool_or(o.stands), count(*) FILTER (
-          WHERE %fresh% AND (o.place IS NULL OR q.place < o.place)) INTO mine, stands, ahead
-        FROM @waiter q, (SELECT max(w.place) AS place, bool_and(w.name = nm AND w.bell = chan
-            AND w.ring = rng AND w.reserved IS NULL AND w.refreshed > moment - interval '1 s')
-            AS stands FROM @waiter w WHERE w.owner = own) o
-        WHERE q.namespace = ns AND q.name = nm;
-      IF stands IS NULL AND ahead < %cap% THEN
-        done := set_config('synchronous_commit', 'off', true);
-        INSERT INTO @waiter (namespace, name, place, owner, mode, weight, since, refreshed, bell,
-                             ring, label)
-          SELECT ns, nm, mine, own, md, wt, moment, moment, chan, rng, lbl WHERE nm <> '';
-        IF NOT r.crowded THEN
-          UPDATE @lock l SET crowded = true, used = moment
-            WHERE l.namespace = ns AND l.name = nm;
-        END IF;
-        stands := true;
-      END IF;
-      IF stands THEN  -- else it has stood there for a while, or the line is full
-        RETURN 'B ' || ahead || ' ' || extract(epoch FROM h.ends - moment)::text
-          || CASE WHEN rng LIKE '% ' THEN ' ' || r.token ELSE '' END;
-      END IF;
-      mine := NULL;
-      ahead := 0;
     END IF;
   END IF;
   was := r;
@@ -318,4 +291,47 @@ BEGIN
 END $$;
 """
 
-LEASE_ADMISSION = _DURABILITY + _TIDY + _ATTEMPT_LOCKED + _ATTEMPT
+# The usual way of an exclusive claim that has to wait: one holds the name alone. All else is for
+# `attempt_locked`. For the empty name, which nothing has, it plans all that and does nothing.
+_JOIN = """
+CREATE OR REPLACE FUNCTION @join(
+  ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
+  chan text, rng text, joins boolean) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  held record;
+  line record;
+  moment timestamptz;
+  done text;
+BEGIN
+  SELECT l.token, l.crowded, (l.holders[1]).ends INTO held FROM @lock l
+    WHERE l.namespace = ns AND l.name = nm AND l.capacity = lim AND cardinality(l.holders) = 1
+      AND (l.holders[1]).mode = md AND (l.holders[1]).owner <> own
+      AND (l.holders[1]).ends > clock_timestamp() FOR UPDATE;
+  IF FOUND OR nm = '' THEN
+    moment := clock_timestamp();
+    SELECT coalesce(max(q.place), 0) + 1 AS place, bool_or(o.stands) AS stands, count(*) FILTER (
+        WHERE %fresh% AND (o.place IS NULL OR q.place < o.place)) AS ahead INTO line
+      FROM @waiter q, (SELECT max(w.place) AS place, bool_and(w.name = nm AND w.bell = chan
+          AND w.ring = rng AND w.reserved IS NULL AND w.refreshed > moment - interval '1 s')
+          AS stands FROM @waiter w WHERE w.owner = own) o
+      WHERE q.namespace = ns AND q.name = nm;
+    IF line.stands IS NULL AND line.ahead < %cap% THEN
+      done := set_config('synchronous_commit', 'off', true);
+      INSERT INTO @waiter (namespace, name, place, owner, mode, weight, since, refreshed, bell,
+                           ring, label)
+        SELECT ns, nm, line.place, own, md, wt, moment, moment, chan, rng, lbl WHERE nm <> '';
+      IF NOT held.crowded THEN
+        UPDATE @lock l SET crowded = true, used = moment WHERE l.namespace = ns AND l.name = nm;
+      END IF;
+    END IF;
+    IF line.stands OR done <> '' THEN  -- else it has stood there for a while, or the line is full
+      RETURN 'B ' || line.ahead || ' ' || extract(epoch FROM held.ends - moment)
+        || CASE WHEN rng LIKE '% ' THEN ' ' || held.token ELSE '' END;
+    END IF;
+  END IF;
+  RETURN @attempt_locked(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, joins);
+END $$;
+"""
+
+LEASE_ADMISSION = _DURABILITY + _TIDY + _ATTEMPT_LOCKED + _JOIN + _ATTEMPT

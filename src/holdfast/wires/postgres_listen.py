@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
@@ -19,6 +20,8 @@ from holdfast.wires.postgres_statement import Request
 __all__ = ["AsyncListener", "ListenBell", "SharedBell"]
 
 KEPT_TOKENS = 4096
+ASKING_SECONDS = 0.002
+"""How often a signal handler that waits looks whether it can read. It can't: see below."""
 
 
 class ListenBell:
@@ -81,9 +84,14 @@ class SharedBell(ListenBell):
         # Whoever takes the connection out of here has it. An interrupt in that moment may lose it:
         # it then goes on listening, and requests go elsewhere.
         self._idle = [connection]
+        self._asking = 0
+        """The thread that asks, if any does."""
         self._closed = False
 
     def read(self) -> list[str]:
+        if self._asking == threading.get_ident():  # a signal handler waits within our own request
+            time.sleep(ASKING_SECONDS)
+            return []
         with self._reading:  # somebody may ask, who began before anybody waited
             return super().read()
 
@@ -97,18 +105,25 @@ class SharedBell(ListenBell):
             return None
         try:
             with self._reading:
-                if connection.stirs() and not connection.stands():
-                    return None
-                answer = connection.request(request, until)
-                for key in self._rung():
-                    self._doorbell.ring(key)
-                return answer
+                self._asking = threading.get_ident()
+                return self._ask(connection, request, until)
         finally:
             self._idle.append(connection)
             if self._closed:
                 self.close()
             elif not connection.open:
                 self._doorbell.ring(EVERYBODY)  # who has begun to wait would hear nothing
+
+    def _ask(self, connection: Connection, request: Request, until: float) -> PGresult | None:
+        try:
+            if connection.stirs() and not connection.stands():
+                return None
+            return connection.request(request, until)
+        finally:
+            self._asking = 0
+            if connection.open:
+                for key in self._rung():
+                    self._doorbell.ring(key)
 
     def close(self) -> None:
         """Now, or when who asks over it is done."""
