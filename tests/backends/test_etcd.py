@@ -103,6 +103,24 @@ def test_any_number_of_holds_is_renewed_in_two_requests(peer: Callable[[], Peer]
     assert len(one.post.asked) == 2
 
 
+def test_a_short_lease_is_kept_alive_while_its_claim_waits(peer: Callable[[], Peer]) -> None:
+    """The keeper looks after waiters every five seconds, which is too late for some."""
+    ours, theirs = peer(), peer()
+    ours.take(claim_of())
+    claim = claim_of(ttl=4.0)
+    busy = theirs.attempt(claim)
+    assert isinstance(busy, Busy)
+    wait = threading.Thread(
+        target=run_now, args=(theirs.backend.wait(claim, busy, now() + 3 * SOON),)
+    )
+    wait.start()
+    wait.join(SOON)
+    assert not wait.is_alive()  # although nothing has happened
+    theirs.post.asked.clear()
+    theirs.attempt(claim)
+    assert b"POST /v3/lease/keepalive" in theirs.post.asked
+
+
 @pytest.mark.usefixtures("no_recheck")
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_a_wait_outlives_compaction(server: EtcdServer, namespace: str, flavour: Flavour) -> None:
@@ -133,6 +151,24 @@ def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: EtcdServ
             one.attempt(claim_of())
     found = server.ask("/v3/kv/range", {"key": grant.ref.key, "range_end": "AA=="})
     assert [kv["key"] for kv in found["kvs"]] == [grant.ref.key]  # and nobody has joined it
+
+
+def test_a_line_of_a_foreign_version_is_not_joined(
+    peer: Callable[[], Peer], server: EtcdServer
+) -> None:
+    """However long it is."""
+    ours, theirs = peer(), peer()
+    ours.take(claim_of())
+    last = claim_of()
+    assert isinstance(ours.attempt(last), Busy)
+    key = ours.store.key(last).decode()
+    server.ask("/v3/kv/put", {"key": key, "value": "WzJd", "ignore_lease": True})
+    waiting = claim_of()
+    for one in (ours, theirs):
+        with pytest.raises(Incompatible, match="name"):
+            one.attempt(waiting)
+        found = server.ask("/v3/kv/range", {"key": one.store.key(waiting).decode()})
+        assert "kvs" not in found
 
 
 def test_many_waiters_share_one_socket(server: EtcdServer, namespace: str) -> None:

@@ -12,11 +12,13 @@ import pytest
 from backends.claims import claim_of
 from backends.http_peer import Peer, peers
 from holdfast.backends import etcd_wait, lines
+from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import GRACE_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
+from holdfast.wires.doorbell import EVERYBODY
 from holdfast.wires.http import Reply
 from servers.etcd import EtcdServer
 from servers.registry import Servers
@@ -311,3 +313,18 @@ def test_a_lost_connection_ends_the_wait(peer: Callable[[], Peer]) -> None:
     watches.distrust()
     _leave_silently(line.second, line.waiting)
     assert waiting.ended()
+
+
+def test_a_bell_that_etcd_cancelled_is_hung_anew() -> None:
+    """Whoever relied on it is told, and nothing of it is left."""
+    book = Book()
+    first, _ = book.bell("session", '"key":"YQ=="', ["session"])
+    assert book.hung("session") is first
+    words = '{"result":{"header":{"revision":"7"},"watch_id":"%d","%s":true}}'
+    book.heard(words % (first.number, "created"))
+    assert book.heard(words % (first.number, "canceled")) == [EVERYBODY]
+    assert book.hung("session") is None
+    second, requests = book.bell("session", '"key":"YQ=="', ["session"])
+    assert second.number != first.number
+    assert any("create_request" in request for request in requests)
+    assert book.broke() == [EVERYBODY]  # once: the first is forgotten

@@ -8,21 +8,22 @@ moves its session's guard, and every attempt compares the guard, so it arrives i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends import etcd_leave as leave
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends import etcd_view as view
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
-from holdfast.backends.etcd_join import join_line
+from holdfast.backends.etcd_join import join_line, take
 from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Leases, Place, Ref
 from holdfast.backends.etcd_wait import Waits
 from holdfast.backends.lines import Entry, Patience, Verdict
-from holdfast.backends.sessions import Attempt, Session
+from holdfast.backends.sessions import FRESH_SHARE, Attempt, Session
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     QUEUE_CAP,
+    REFRESH_SECONDS,
     Finding,
     Page,
     Renewal,
@@ -42,6 +43,7 @@ RANGE = b"POST /v3/kv/range"
 # How often an attempt starts over because the line changed under it.
 TRIES = 20
 STEP_ASIDE_SECONDS = 0.004
+SHORT_TTL = 3 * REFRESH_SECONDS
 
 
 class EtcdBackend:
@@ -60,43 +62,42 @@ class EtcdBackend:
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        tags = self.store.tags
-        tags.given(claim)
+        self.store.tags.given(claim)
         try:
-            answer = await self._try(claim, join, until)
-        except (LimitMismatch, Incompatible, Unsupported):
-            tags.retire(claim)
+            for tries in range(TRIES):
+                session = self.leases.fresh(claim.ttl) or await self.leases.session(
+                    claim.ttl, until
+                )
+                try:
+                    answer = await self._ask(Attempt(claim, join, session, until))
+                except SessionGone:
+                    self.store.sessions.ended(session.id)
+                    continue
+                if answer is not None:
+                    if not join and type(answer) is Busy:
+                        self._left_none(claim)
+                    return answer
+                # Others changed the line meanwhile: not all of them again in step.
+                await self.runtime.sleep(self.runtime.between(0.0, STEP_ASIDE_SECONDS * tries))
+        except (LimitMismatch, Incompatible, Unsupported) as error:
+            if join and isinstance(error, Incompatible) and claim.owner not in self.store.places:
+                await self.abandon(claim)  # it has joined them already
+            self.store.tags.retire(claim)
             raise
-        if not join and isinstance(answer, Busy) and claim.owner not in self.store.sessions.doubts:
-            tags.free(claim)
-        return answer
-
-    async def _try(self, claim: Claim, join: bool, until: float | None) -> Grant | Busy:
-        for tries in range(TRIES):
-            session = await self.leases.session(claim.ttl, until)
-            try:
-                answer = await self._attempt(Attempt(claim, join, session, until))
-            except SessionGone:
-                self.store.sessions.ended(session.id)
-                continue
-            if answer is not None:
-                return answer
-            # Others changed the line meanwhile: not all of them again in step.
-            await self.runtime.sleep(self.runtime.between(0.0, STEP_ASIDE_SECONDS * tries))
         raise BackendUnavailable(f"{self.store.display}: the line of {claim.name!r} never rests")
 
-    async def _attempt(self, at: Attempt) -> Grant | Busy | None:
+    def _left_none(self, claim: Claim) -> None:
+        """It was refused, and has left no trace."""
+        if claim.owner not in self.store.sessions.doubts:
+            self.store.tags.free(claim)
+
+    def _ask(self, at: Attempt) -> Coroutine[Any, Any, Grant | Busy | None]:
         """The answer, or ``None`` to look again."""
         claim = at.claim
         keys, place = self.store.names.of(claim.name), self.store.places.get(claim.owner)
-        try:
-            if keys.crowded and at.join and place is None and claim.mode is Mode.EXCLUSIVE:
-                return await join_line(self, at, keys)
-            return await self.consider(at, keys, place)
-        except Incompatible:
-            if at.join and place is None:  # it has joined them already
-                await self.abandon(claim)
-            raise
+        if place is None and at.join and claim.mode is Mode.EXCLUSIVE:
+            return join_line(self, at, keys) if keys.crowded else take(self, at, keys)
+        return self.consider(at, keys, place)
 
     async def consider(
         self, at: Attempt, keys: NameKeys, place: Place | None
@@ -294,6 +295,9 @@ class EtcdBackend:
     # Waiting, keeping, looking, ending: see the modules they are in.
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+        if claim.ttl < SHORT_TTL:  # its lease must be kept alive more often than the keeper does
+            session = await self.leases.session(claim.ttl, until)
+            until = min(until, session.since + session.ttl * FRESH_SHARE)
         if await self.waits.wait(claim, busy, until):
             return await leave.handed_to(self, claim, until)
         return None

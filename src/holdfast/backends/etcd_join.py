@@ -1,6 +1,7 @@
-"""How a writer joins a line of ``etcd://`` that it expects: in one short request.
+"""How a writer takes a name of ``etcd://``, or joins the line that it expects there.
 
-All that it has to know is who is last in the line and how long that is. Who else is there is read
+Both are one short request, since etcd's gateway takes its time with long ones. All that a writer
+has to know is who is last in the line and how long that is. Who else is there is read
 only if it has to look again (``EtcdBackend.consider``).
 """
 
@@ -18,7 +19,20 @@ if TYPE_CHECKING:
     from holdfast.backends.etcd_requests import NameKeys
     from holdfast.backends.sessions import Attempt
 
-__all__ = ["join_line"]
+__all__ = ["join_line", "take"]
+
+
+async def take(backend: EtcdBackend, at: Attempt, keys: NameKeys) -> Grant | None:
+    """A writer's first attempt at a name that should be free; ``None`` if it is not."""
+    claim, _, session, _ = at
+    key = backend.store.key(claim)
+    held = requests.entry_value(claim, backend.runtime.wall(), held=True)
+    body = keys.taking(backend.guard(session), key, session.id, held)
+    answer = await backend.send(at, body)
+    if answer.get("succeeded"):
+        return backend.granted(claim, session, key, int(answer["header"]["revision"]), ())
+    keys.crowded = True
+    return None
 
 
 async def join_line(backend: EtcdBackend, at: Attempt, keys: NameKeys) -> Grant | Busy | None:
@@ -51,9 +65,9 @@ async def _stand(
     found = answer["responses"][0]["response_range"]
     ahead = int(found.get("count", 0))
     if 1 < ahead <= QUEUE_CAP:  # as usual: whoever holds, it is not the one that is waited for
-        store.places[claim.owner] = Place(revision, *written, 0, None)
         last = found["kvs"][0]
         calls = requests.state_of(last, keys.prefix) == requests.WAITING
+        store.places[claim.owner] = Place(revision, *written, 0, None)
         bell = session.id if calls and requests.is_writer(last["key"]) else ""
         front = last["key"], int(last["create_revision"])
         return Busy(ahead - 1, None, (front, revision, bell))

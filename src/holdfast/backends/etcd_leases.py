@@ -75,10 +75,15 @@ class Leases:
         self.sessions = store.sessions
         self._opening = Opening(runtime)
 
-    async def session(self, ttl: float, until: float | None = None) -> Session:
-        """The current session of a ttl with enough certain time, opened or asked for if need be."""
+    def fresh(self, ttl: float) -> Session | None:
+        """The current session of a ttl, if it has enough certain time."""
         session = self.sessions.current(ttl)
-        if session is not None and session.fresh(self.runtime.now()):
+        return session if session is not None and session.fresh(self.runtime.now()) else None
+
+    async def session(self, ttl: float, until: float | None = None) -> Session:
+        """The same, opened or asked for if need be."""
+        session = self.fresh(ttl)
+        if session is not None:
             return session
         ends = self.runtime.now() + self.store.settings.request_seconds
         until = ends if until is None or ends < until else until

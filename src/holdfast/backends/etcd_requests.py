@@ -166,14 +166,19 @@ class NameKeys:
         line = nested([b"%b", created_at(b"%b", 0), empty(self.slots)], [put(b"%b", b"%b", "%b")])
         self.lined_until = 0.0
         """Until when it may be taken for granted that others are in line, for now."""
+        self._taking = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")])
         self._joining = txn(
             [b"%b", created_at(b"%b", 0), empty(self.slots)], [last, put(b"%b", b"%b", "%b")]
         )
         self._entering = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")], [last, line])
 
+    def taking(self, guard: bytes, key: bytes, lease: str, held: bytes) -> bytes:
+        """Takes the name for a writer if nobody is there."""
+        return self._taking % (guard, key, held, lease.encode())
+
     def entering(self, guard: bytes, key: bytes, lease: str, held: bytes, waiting: bytes) -> bytes:
         """Takes the name for a writer if nobody is there, and else reads who is last in line and
-        joins behind that one. As one text: etcd's gateway takes its time with what it reads."""
+        joins behind that one."""
         session = lease.encode()
         return self._entering % (guard, key, held, session, guard, key, key, waiting, session)
 
