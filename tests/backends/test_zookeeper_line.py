@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from holdfast.backends.zookeeper_line import (
     digest,
     encode_name,
     entry_prefix,
+    front_of,
     read_data,
     slot_name,
     write_data,
@@ -133,3 +135,43 @@ def test_another_version_is_refused() -> None:
         Line([_node(0), "2.whatever"], "here")
     for other in ("put here by hand", "1.x.by hand", "1.y.1.0.0.0000000001"):
         assert len(Line([_node(0), other], "here").places) == 1
+
+
+SEQUENCES = st.one_of(
+    st.integers(0, 40), st.integers(2**31 - 9, 2**31 - 1), st.integers(-(2**31), -1)
+)
+STRANGERS = st.sampled_from([slot_name(3), "a note", "1.x.", _node(7, Mode.SHARED)])
+
+
+@given(
+    st.lists(SEQUENCES, min_size=1, max_size=12, unique=True),
+    st.lists(STRANGERS, max_size=2),
+    st.randoms(use_true_random=False),
+)
+def test_the_front_of_a_simple_line_is_what_the_line_says(
+    sequences: list[int], strangers: list[str], draw: Random
+) -> None:
+    """Where it says anything: what is not simple is left to the line."""
+    own = _node(sequences[0])
+    nodes = [_node(sequence) for sequence in sequences] + strangers
+    draw.shuffle(nodes)
+    front = front_of(own, nodes)
+    assert front is None or not strangers
+    if front is None:
+        assert strangers or min(sequences) < 0
+        return
+    line = Line(nodes, "here")
+    index = line.index(own)
+    assert index == len(front)
+    assert (front == []) == (index < line.admitted)
+    assert not front or line.before(index) == front[-1]
+
+
+def test_the_front_of_a_line_is_left_open() -> None:
+    """Without its own node, with another of the same owner, or of another version."""
+    own, other = _node(3), _node(1)
+    assert front_of(own, [own, other]) == [other]
+    assert front_of(own, [other]) is None
+    assert front_of(own, []) is None
+    assert front_of(own, [own, f"{own[:-1]}1"]) is None
+    assert front_of(own, [own, f"2{other[1:]}"]) is None

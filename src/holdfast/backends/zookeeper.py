@@ -18,6 +18,7 @@ from holdfast.backends.zookeeper_line import (
     NodeData,
     digest,
     entry_prefix,
+    front_of,
     read_data,
     slot_name,
     write_data,
@@ -49,6 +50,7 @@ from holdfast.wires.zookeeper_asks import (
 __all__ = ["ZooKeeperBackend", "open_store"]
 
 TRIES = 8
+_SEQUENCE_LIMIT = f"{SEQUENCE_LIMIT:010}"
 GONE_NAME = "the name's node vanished again and again"
 
 
@@ -174,8 +176,19 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         entry = at.entry
         if since == NEVER or self.store.entries.get(entry.claim.owner) is not entry:
             return None  # its session has ended, or nobody had come for it in time
-        if len(nodes) == 1 and entry.claim.mode is not Mode.SLOTS and nodes[0] == entry.node:
+        front = front_of(entry.node, nodes) if entry.claim.mode is Mode.EXCLUSIVE else None
+        if front is None:
+            return await self._decide_by_line(at, nodes, since)
+        if not front:
             return self._grant(entry, entry.token, (), since)
+        if at.join and len(front) <= QUEUE_CAP and entry.node[-10:] < _SEQUENCE_LIMIT:
+            return Busy(len(front) - 1, ref=(entry.key, front[-1]))
+        return await self._decide_by_line(at, nodes, since)
+
+    async def _decide_by_line(
+        self, at: Attempt, nodes: list[str], since: float
+    ) -> Grant | Busy | None:
+        entry = at.entry
         try:
             line = Line(nodes, self.where(entry.claim.name))
             index = line.index(entry.node)
@@ -269,6 +282,27 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
     async def _withdraw(self, at: Attempt) -> None:
         self.store.entries.pop(at.entry.claim.owner, None)
         await self.ask(at.session, Delete(at.entry.path), until=at.until)
+
+    # Waiting
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+        began = self.runtime.now()
+        entry = await self.queue(claim, busy, until)
+        preview = None if entry is None else entry.preview
+        session = None if entry is None else self.store.sessions.get(entry.key)
+        if entry is None or preview is None or session is None:
+            return None
+        # What the look has found is what an attempt would find. A wait that has lasted leaves it
+        # to one: certain time would count from before the wait.
+        now, brief = self.runtime.now(), entry.key / 6
+        if now - began > brief or now - session.proven > brief or entry.grant is not None:
+            return None
+        since = session.proven_since(entry.session)
+        first = claim.mode is Mode.EXCLUSIVE and preview.usable(session, now)
+        if since == NEVER or not first or front_of(entry.node, preview.listing.value) != []:
+            return None
+        entry.preview = None
+        return self._grant(entry, entry.token, (), since)
 
     # Ending
 

@@ -30,6 +30,7 @@ __all__ = [
     "digest",
     "encode_name",
     "entry_prefix",
+    "front_of",
     "read_data",
     "slot_name",
     "write_data",
@@ -42,6 +43,8 @@ _LETTERS = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 _MODES = {letter: mode for mode, letter in _LETTERS.items()}
 _CLAIMS = tuple(f"{VERSION}.{letter}." for letter in _MODES)
 _EXCLUSIVE = f"{VERSION}.x."
+_OWNER = slice(8, 40)
+"""Where an exclusive claim's node has the owner's digest."""
 _SLOT = "k"
 _SEQUENCE = itemgetter(slice(-11, None))
 """The end of a node's name, which sorts like the number unless one of them is negative: then one
@@ -84,6 +87,22 @@ class NodeData(NamedTuple):
     token: int
     """Where it is not the zxid of the node: after a move to another session."""
     label: str
+
+
+def front_of(node: str, nodes: Sequence[str]) -> list[str] | None:
+    """Those in front of an exclusive claim, the last of them at the end, where the line is of
+    nothing else; ``None`` where it is not so simple: a ``Line`` tells."""
+    if node not in nodes or {len(node)} != set(map(len, nodes)):
+        return None
+    own, owner = node[-11:], node[_OWNER]
+    front = []
+    for other in nodes:
+        if other[:4] != _EXCLUSIVE or "-" in other or (owner in other and other != node):
+            return None
+        if other[-11:] < own:
+            front.append(other)
+    front.sort(key=_SEQUENCE)
+    return front
 
 
 def write_data(data: NodeData) -> bytes:

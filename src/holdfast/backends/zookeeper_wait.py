@@ -59,65 +59,68 @@ class Queueing(Trips):
         if entry.signal is not None:
             entry.signal.set()
 
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+    async def queue(self, claim: Claim, busy: Busy, until: float) -> Entry | None:
+        """Waits where the claim stands; the entry, if it may have been woken with a look."""
         entry = self.store.entries.get(claim.owner)
-        signal = None if entry is None else entry.signal
-        if entry is None or signal is None or busy.ref is None:
+        wake = None if entry is None else entry.signal
+        if entry is None or wake is None or busy.ref is None:
             pause = self.runtime.between(0.005, 0.02)
             await self.runtime.sleep(max(0.0, min(pause, until - self.runtime.now())))
-            return
+            return None
         entry.attended = None
         try:
-            await self._wait(entry, signal, busy.ref[1], until)
+            await self._queue(entry, wake, busy.ref[1], until)
         except BackendUnavailable:
             # No spinning while the store is away: the attempt that follows waits for it.
             await self.runtime.sleep(self.runtime.between(0.01, 0.05))
         finally:
             entry.attended = self.runtime.now()
+        return entry
 
-    async def _wait(self, entry: Entry, signal: Wake, front: str | None, until: float) -> None:
+    async def _queue(self, entry: Entry, wake: Wake, front: str | None, until: float) -> None:
         session = await self.ready(entry.key, until)
         parent = self.store.parent(entry.claim.name)
         path = parent if front is None else f"{parent}/{front}"
-
-        def woken() -> None:
-            self._look_ahead(session, entry, parent, signal.set)
-
-        session.watch(path, woken)
+        look = _Look(session, entry, parent, wake, self.runtime.now)
+        session.watch(path, look.send)
         try:
             if front is not None:
-                session.send(Read(path, watch=True).then(_or_else(woken)))
+                session.send(Read(path, watch=True).then(look.unless_set))
             else:
-                session.send(Listing(path, watch=True).then(_if_free(entry, signal.set)))
-            await self.listen(session, signal, until)
+                session.send(Listing(path, watch=True).then(_if_free(entry, wake.set)))
+            await self.listen(session, wake, until)
         finally:
-            session.unwatch(path, woken)
+            session.unwatch(path, look.send)
 
-    def _look_ahead(
-        self, session: Session, entry: Entry, parent: str, wake: Callable[[], None]
+
+class _Look:
+    """What is sent as soon as the one in front has gone, by whoever reads that. It is made before:
+    then there are others to wait for."""
+
+    __slots__ = ("_entry", "_listing", "_now", "_sent", "_session", "_sync", "_wake")
+
+    def __init__(
+        self, session: Session, entry: Entry, parent: str, wake: Wake, now: Callable[[], float]
     ) -> None:
-        """By whoever reads: sends the look, and wakes the one who waits with its answer."""
-        if not session.up:
-            wake()
-            return
-        listing = Listing(parent)
-        sent = self.runtime.now()
+        self._session, self._entry, self._wake, self._now = session, entry, wake, now
+        self._sync, self._listing = Sync(parent), Listing(parent).then(self._answered)
+        self._sent = 0.0
 
-        def answered(_: Ask) -> None:
-            entry.preview = Preview(sent, session.id, listing)
-            wake()
+    def send(self) -> None:
+        if not self._session.up:
+            self._wake.set()
+        elif not self._sent:
+            self._sent = self._now()
+            self._session.send(self._sync, self._listing)
 
-        session.send(Sync(parent), listing.then(answered))
-
-
-def _or_else(woken: Callable[[], None]) -> Callable[[Any], None]:
-    """The watch could not be set: what it would have told has happened already."""
-
-    def answered(ask: Ask) -> None:
+    def unless_set(self, ask: Ask) -> None:
+        """The watch could not be set: what it would have told has happened already."""
         if ask.error is not None:
-            woken()
+            self.send()
 
-    return answered
+    def _answered(self, ask: Ask) -> None:
+        self._entry.preview = Preview(self._sent, self._session.id, self._listing)
+        self._wake.set()
 
 
 def _if_free(entry: Entry, wake: Callable[[], None]) -> Callable[[Any], None]:
