@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Self
 
 from holdfast.runtimes.clock import now
 
-__all__ = ["Stalls"]
+__all__ = ["Stalls", "in_some_try"]
+
+TRIES = 10
+
+
+async def in_some_try(work: Callable[[], Awaitable[bool]], otherwise: str) -> None:
+    """Work that tells itself whether the machine stood still, so that it shows nothing: done anew,
+    but not for ever."""
+    for _ in range(TRIES):
+        if await work():
+            return
+    raise AssertionError(f"{otherwise}, {TRIES} times out of {TRIES}")
 
 
 class Stalls:

@@ -11,18 +11,20 @@ import secrets
 import tempfile
 import warnings
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from holdfast.core.acquire import LEAST_REQUEST_SECONDS
-from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.core.hold import grace_seconds
+from holdfast.errors import BackendUnavailable, HoldfastError, LockLost, LockTimeout
 from holdfast.runtimes.clock import now
 from holdfast.testing.doors import open_door
 from holdfast.testing.guarantees import guarantees_of
 from holdfast.testing.harness import Harness
 from holdfast.testing.processes import Process
 from holdfast.testing.rules import Catalogue, Flavour
-from holdfast.testing.stalls import Stalls
+from holdfast.testing.stalls import Stalls, in_some_try
 from holdfast.testing.workers import Workers
 
 if TYPE_CHECKING:
@@ -36,8 +38,11 @@ __all__ = [
     "calmly",
     "conformance",
     "eventually",
+    "in_some_try",
     "once_in_time",
     "raises",
+    "stopped_in_time",
+    "times_out",
     "within",
 ]
 
@@ -157,6 +162,32 @@ async def once_in_time(work: Callable[[], Awaitable[bool]]) -> None:
         stood = stalls.seconds
         assert stood >= STALL_SECONDS, f"a hold that was to be kept has ended ({stood:.2f} s late)"
     raise AssertionError(f"holds that were to be kept have ended, {TRIES} times out of {TRIES}")
+
+
+async def stopped_in_time(
+    lock: AbstractAsyncContextManager[Any], ttl: float, trouble: Callable[[], object] = bool
+) -> bool:
+    """Stays in the block, where there is trouble, until it is stopped; whether any of its time was
+    left then. That there was none is forgiven only to a machine that stood still."""
+    left = 0.0
+    with Stalls() as stalls, raises(LockLost):
+        async with lock as lease:
+            trouble()
+            try:
+                await asyncio.sleep(ttl + SOON)
+            finally:
+                left = lease.remaining
+    assert left > 0 or stalls.seconds > grace_seconds(ttl) / 2
+    return left > 0
+
+
+async def times_out(lock: AbstractAsyncContextManager[Any]) -> LockTimeout:
+    """Waits for the block in vain; what it is told."""
+    with raises(LockTimeout) as raised:
+        async with lock:
+            pass
+    error: LockTimeout = raised.error
+    return error
 
 
 async def within(seconds: float, work: Awaitable[Any]) -> Any:

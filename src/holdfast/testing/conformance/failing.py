@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from holdfast.core.hold import grace_seconds
 from holdfast.errors import BackendUnavailable, LockLost
 from holdfast.runtimes.clock import now
 from holdfast.testing.conformance.bench import (
     SOON,
     Bench,
-    Stalls,
     conformance,
     eventually,
+    in_some_try,
     raises,
+    stopped_in_time,
     within,
 )
 from holdfast.testing.harness import Knob
@@ -92,26 +92,16 @@ async def _works_again(bench: Bench, door: AsyncLocks) -> None:
 async def an_outage_stops_the_async_block(bench: Bench) -> None:
     """The block is cancelled while time is left, and tells why."""
     door = bench.door()
-    while not await _stopped_in_time(bench, door):
-        pass  # the machine stood still while it was doubtful
+    lock = door.lock("name", ttl=bench.kept_ttl, timeout=6 * SOON)
+
+    async def stopped() -> bool:
+        try:
+            return await stopped_in_time(lock, bench.kept_ttl, bench.harness.pause)
+        finally:
+            bench.harness.resume()
+
+    await in_some_try(stopped, "the block was stopped too late")
     await _works_again(bench, door)
-
-
-async def _stopped_in_time(bench: Bench, door: AsyncLocks) -> bool:
-    """Whether any time was left when the block was stopped."""
-    left = 0.0
-    try:
-        with Stalls() as stalls, raises(LockLost):
-            async with door.lock("name", ttl=bench.kept_ttl, timeout=6 * SOON) as lease:
-                bench.harness.pause()
-                try:
-                    await asyncio.sleep(bench.kept_ttl + SOON)
-                finally:
-                    left = lease.remaining
-    finally:
-        bench.harness.resume()
-    assert left > 0 or stalls.seconds > grace_seconds(bench.kept_ttl) / 2
-    return left > 0
 
 
 @conformance.rule(knobs=[Knob.STALL])

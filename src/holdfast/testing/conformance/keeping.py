@@ -14,11 +14,12 @@ from holdfast.runtimes.clock import now
 from holdfast.testing.conformance.bench import (
     SOON,
     Bench,
-    Stalls,
     conformance,
     eventually,
+    in_some_try,
     once_in_time,
     raises,
+    stopped_in_time,
     within,
 )
 from holdfast.testing.history import Hold, faults
@@ -86,8 +87,7 @@ async def without_renewal_it_ends_with_its_ttl(bench: Bench) -> None:
 async def doubt_comes_before_loss(bench: Bench) -> None:
     """A hold that is not renewed is doubtful while it is still held, and then lost for good."""
     lock = bench.door().lock("name", ttl=bench.ttl, renew=False, timeout=bench.recovery + SOON)
-    while not await _doubted(lock):
-        pass  # the machine stood still: nobody looked while it was doubtful
+    await in_some_try(lambda: _doubted(lock), "nobody could look while it was doubtful")
 
 
 async def _doubted(lock: AsyncLock) -> bool:
@@ -175,24 +175,12 @@ async def the_body_s_own_exception_is_never_hidden(bench: Bench) -> None:
 async def a_doubtful_block_is_cancelled(bench: Bench) -> None:
     """The async block is stopped before its lease runs out, and says why."""
     lock = bench.door().lock("name", ttl=bench.kept_ttl, renew=False, timeout=SOON)
-    while not await _stopped_in_time(lock, bench.kept_ttl):
-        pass  # the machine stood still while it was doubtful
+    await in_some_try(
+        lambda: stopped_in_time(lock, bench.kept_ttl), "the block was stopped too late"
+    )
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-
-
-async def _stopped_in_time(lock: AsyncLock, ttl: float) -> bool:
-    """Stays in the block until it is stopped; whether any of its time was left."""
-    left = 0.0
-    with Stalls() as stalls, raises(LockLost):
-        async with lock as lease:
-            try:
-                await asyncio.sleep(ttl + SOON)
-            finally:
-                left = lease.remaining
-    assert left > 0 or stalls.seconds > grace_seconds(ttl) / 2
-    return left > 0
 
 
 @conformance.rule(sleeps=True)

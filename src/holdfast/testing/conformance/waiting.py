@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.core.contract import Guarantee
-from holdfast.errors import LockTimeout
 from holdfast.runtimes.clock import now
 from holdfast.testing.conformance.bench import (
     SOON,
@@ -16,7 +15,7 @@ from holdfast.testing.conformance.bench import (
     calmly,
     conformance,
     eventually,
-    raises,
+    times_out,
     within,
 )
 
@@ -35,7 +34,7 @@ async def a_timeout_names_the_holder(bench: Bench) -> None:
     ours, theirs = bench.door(), bench.door()
     async with ours.lock("name", note="the nightly run"):
         for timeout in (0, 0.05):
-            error = await calmly(partial(_time_out, theirs, timeout))
+            error = await calmly(partial(times_out, theirs.lock("name", timeout=timeout)))
             assert issubclass(type(error), TimeoutError)
             assert error.name == "name"
             assert error.holder is not None
@@ -43,14 +42,6 @@ async def a_timeout_names_the_holder(bench: Bench) -> None:
             assert "name" in str(error)
             assert "the nightly run" in str(error)
             assert str(os.getpid()) in str(error)
-
-
-async def _time_out(door: AsyncLocks, timeout: float) -> LockTimeout:
-    with raises(LockTimeout) as raised:
-        async with door.lock("name", timeout=timeout):
-            pass
-    error: LockTimeout = raised.error
-    return error
 
 
 @conformance.rule()

@@ -9,6 +9,7 @@ from holdfast.core.contract import Guarantee, Waiting
 from holdfast.core.hold import certain_seconds
 from holdfast.runtimes.clock import now
 from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract
+from holdfast.testing.stalls import in_some_try
 
 __all__: list[str] = []
 
@@ -33,8 +34,9 @@ async def a_hold_ends_with_its_ttl(bench: Bench) -> None:
 async def renewing_keeps_a_hold(bench: Bench) -> None:
     """A hold that is renewed in time outlives its ttl, in a batch as alone."""
     ours, theirs = bench.peer(), bench.peer()
-    while not await _outlives(bench, ours, theirs):
-        pass  # the machine stood still for longer than the ttl: nothing was renewed in time
+    await in_some_try(
+        lambda: _outlives(bench, ours, theirs), "it was never renewed in time for its ttl"
+    )
 
 
 async def _outlives(bench: Bench, ours: Peer, theirs: Peer) -> bool:
