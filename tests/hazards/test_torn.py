@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 
@@ -10,6 +11,9 @@ import pytest
 from hazards.tearing import lines_of, torn_at
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import BlockingDoorbell
+from holdfast.wires.redis import Access, LinkBroken
+from holdfast.wires.redlock import Fleet
+from holdfast.wires.redlock_blocking import BlockingFan
 from holdfast.wires.room import Room
 
 SOON = 30.0
@@ -101,3 +105,25 @@ def test_a_room_loses_no_place(name: str, line: int) -> None:
     assert room.take() is None
     room.free(taken.pop())  # type: ignore[arg-type]
     assert room.take() is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [*lines_of(BlockingFan._take), *lines_of(BlockingFan._give)]
+)
+def test_a_fan_loses_no_bundle(name: str, line: int) -> None:
+    """Whoever is torn as it takes the connections of Redlock, or gives them back, leaves room."""
+    access = Access(tls=False, options={}, request_seconds=SOON)
+    fan = BlockingFan(access, Fleet([], display="nowhere", allow_eviction=True), 1)
+
+    def use() -> None:
+        fan._give(fan._take(None))
+
+    torn_at(getattr(BlockingFan, name).__code__, line, use)
+    gc.collect()  # what the interrupt has kept alive
+    taken: list[object] = []
+    thread = threading.Thread(target=lambda: taken.append(fan._take(None)))
+    thread.start()
+    thread.join(2 * SOON)
+    assert taken
+    with pytest.raises(LinkBroken, match="busy"):
+        fan._take(now())

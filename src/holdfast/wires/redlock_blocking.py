@@ -25,6 +25,7 @@ from holdfast.wires.redlock import (
     Request,
     Round,
 )
+from holdfast.wires.room import Place, Room
 
 __all__ = ["BlockingFan", "NodeLink"]
 
@@ -74,9 +75,10 @@ class NodeLink(BlockingLink):
 class Bundle:
     """One connection per node, for one thread at a time."""
 
-    __slots__ = ("_poll", "indexes", "links")
+    __slots__ = ("_place", "_poll", "indexes", "links")
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, place: Place | None) -> None:
+        self._place = place  # kept: it is taken for as long as this is there
         self.links: list[NodeLink | None] = [None] * total
         self.indexes: dict[int, int] = {}
         self._poll = select.poll()
@@ -114,15 +116,15 @@ class BlockingFan:
         self.access, self.fleet, self._limit = access, fleet, limit
         self._total = len(fleet.nodes)
         self._idle: list[Bundle] = []
-        self._open = 0
         self._closed = False
-        self._renew_mutex()
+        self._renew_locks()
 
-    def _renew_mutex(self) -> None:
+    def _renew_locks(self) -> None:
+        self._room = Room(self._limit)
         # Entered directly: the condition's own way in is Python code, and an interrupt in there
         # leaves it locked for ever.
         self._mutex = threading.RLock()
-        self._freed = threading.Condition(self._mutex)
+        self._tried = threading.Condition(self._mutex)
 
     async def ask(self, request: Request, until: float | None = None) -> Round:
         """Sends it to all nodes; returns when their answers are enough, or no more will come."""
@@ -270,7 +272,7 @@ class BlockingFan:
         finally:
             node.reviving = False
             with self._mutex:
-                self._freed.notify_all()
+                self._tried.notify_all()
 
     def _wait_for_some(self, until: float | None) -> None:
         """Too few are left to decide anything: all that are down are tried now."""
@@ -281,7 +283,7 @@ class BlockingFan:
             while self.fleet.up() < self.fleet.quorum and any(
                 node.reviving for node in self.fleet.nodes
             ):
-                if not self._freed.wait(ends - time.monotonic()):
+                if not self._tried.wait(ends - time.monotonic()):
                     return
 
     def _send(
@@ -345,29 +347,32 @@ class BlockingFan:
             link.owed += round_.owed(index)
 
     def _take(self, until: float | None) -> Bundle:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            pass
+        bundle = self._pop()
+        if bundle is not None:
+            return bundle
         deadline = time.monotonic() + self.access.seconds_until(until)
-        with self._mutex:
-            while not self._idle and self._open >= self._limit:
-                if not self._freed.wait(deadline - time.monotonic()):
+        room, place = self._room, None
+        with room.mutex:
+            while not (bundle := self._pop()) and not (place := room.take()):
+                if not room.wait(deadline - time.monotonic()):
                     raise LinkBroken(
                         f"all {self._limit} connections to {self.fleet.display} are busy",
                         closed=False,
                     )
-            if self._idle:
-                return self._idle.pop()
-            self._open += 1
-        return Bundle(self._total)
+        return bundle or Bundle(self._total, place)
+
+    def _pop(self) -> Bundle | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _give(self, bundle: Bundle) -> None:
-        with self._mutex:
+        with self._room.mutex:
             if self._closed:
                 bundle.close()
             self._idle.append(bundle)
-            self._freed.notify()
+            self._room.call()
 
     def forget(self) -> None:
         for bundle in self._idle:
@@ -375,13 +380,13 @@ class BlockingFan:
                 link = bundle.remove(index)
                 if link is not None:
                     link.forget()
-        self._idle, self._open = [], 0
-        self._renew_mutex()
+        self._idle = []
+        self._renew_locks()
         for node in self.fleet.nodes:
             node.reviving = False
 
     async def close(self) -> None:
-        with self._mutex:
+        with self._room.mutex:
             self._closed = True
             for bundle in self._idle:
                 bundle.close()
