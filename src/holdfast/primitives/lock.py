@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import ref
@@ -137,7 +138,8 @@ class LockBase(Entered[L]):
         who = lease._hold.who
         stack = self._bare.get(who)
         if stack is None:
-            stack = self._bare[ref(who(), self._bare.pop)] = []
+            # The lock is known weakly: what it gave is let go as soon as nobody has either.
+            stack = self._bare[ref(who(), partial(_ended, ref(self)))] = []
         stack.append(lease)
         lease._taken_through = ref(self)
         return lease
@@ -168,6 +170,13 @@ class LockBase(Entered[L]):
             return taken + self._weight > self._limit
         modes = {holder.mode for holder in standing.holders}
         return bool(modes - {Mode.SHARED}) if self._mode is Mode.SHARED else bool(modes)
+
+
+def _ended(lock: ref[LockBase[Any]], who: ref[Any]) -> None:
+    """In a destructor: a thread or task is gone."""
+    found = lock()
+    if found is not None:
+        found._bare.pop(who, None)
 
 
 class _Unset:
