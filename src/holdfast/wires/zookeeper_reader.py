@@ -96,6 +96,8 @@ class Reader:
 
     def stands_aside(self) -> bool:
         """Whether to leave the socket to others for now; ``come_back`` ends it."""
+        if not self.shared and not self._reading:
+            return False
         self._aside = True  # before the look at who waits: see wait()
         by_others = 0 in self._reading or not self._waiting
         last = max(self._heard if self.shared else NEVER, self._missed_at)
