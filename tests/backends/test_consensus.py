@@ -14,6 +14,7 @@ import pytest
 import holdfast
 from backends.claims import claim_of
 from backends.consensus_bench import MutualConsul, MutualEtcd, mutual_url, somebody_waits
+from backends.signals import signals
 from backends.zookeeper_bench import QuickServer
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Backend, Settings
@@ -73,6 +74,13 @@ def test_a_store_that_hangs_is_given_up_in_time(
         _give_up(place, known)
     else:
         asyncio.run(_give_up_async(place, known))
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "later"])
+def test_signals_do_not_stretch_that(place: Place, known: bool) -> None:
+    """A system call that a signal interrupts begins anew; the time that it may take does not."""
+    with signals():
+        _give_up(place, known)
 
 
 def _give_up(place: Place, known: bool) -> None:

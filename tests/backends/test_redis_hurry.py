@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import holdfast
+from backends.signals import signals
 from harnesses.redlock import mark_as_new
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -19,6 +20,8 @@ from servers.redis_sentinel import SentinelTrio
 
 LESS_THAN_A_REQUEST_SECONDS = 4.0
 """A request may take five. What the machine stood still is not counted."""
+
+SEVERAL_REQUESTS_SECONDS = 20.0
 
 
 class Several(Ensemble[RedisServer]):
@@ -95,6 +98,24 @@ def test_a_hanging_store_is_given_up_with_the_timeout(store: Store, warm: bool) 
         took = now() - began - stalls.seconds
         store.resume()
     assert took < LESS_THAN_A_REQUEST_SECONDS
+
+
+def test_signals_do_not_stretch_a_request(store: Store) -> None:
+    """Neither one that has a timeout of its own, nor one that may take as long as any."""
+    with holdfast.connect(store.url, patience=1) as locks:
+        lease = locks.lock("held").acquire()
+        assert lease is not None
+        store.pause()
+        with signals():
+            began = now()
+            with Stalls() as stalls:
+                assert not lease.release()
+            assert now() - began - stalls.seconds < SEVERAL_REQUESTS_SECONDS
+            began = now()
+            with Stalls() as stalls, pytest.raises(BackendUnavailable):
+                locks.lock("name").acquire(timeout=1)
+            assert now() - began - stalls.seconds < LESS_THAN_A_REQUEST_SECONDS
+        store.resume()
 
 
 @pytest.mark.parametrize("warm", [True, False])

@@ -7,7 +7,6 @@ connections are a stack without a lock. A connection whose reply was not read is
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import ssl
@@ -21,6 +20,7 @@ import httptools
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
+from holdfast.wires.readable import readable
 from holdfast.wires.room import Place, Room
 
 __all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers", "Tls"]
@@ -205,18 +205,14 @@ class Http(Protocol):
 class Connection:
     """One blocking connection. Any error leaves it unusable: ``close`` it."""
 
-    __slots__ = ("host", "idle_since", "place", "responses", "seconds", "socket", "watched")
+    __slots__ = ("host", "idle_since", "place", "readable", "responses", "socket")
 
     def __init__(self, servers: Servers, host: int, seconds: float) -> None:
         self.host = host
         self.responses = servers.responses()
         self.idle_since = 0.0
         self.place: Place | None = None
-        self.seconds = 0.0
-        """How long a read or write may take; 0: not said yet."""
         context = servers.context()
-        self.watched = context is not None or os.name != "posix"
-        """Whether Python has to watch over that, not the kernel."""
         plain = socket.create_connection(servers.hosts[host], timeout=seconds)
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -225,46 +221,37 @@ class Connection:
             if context is not None:
                 name = servers.hosts[host][0]
                 self.socket = context.wrap_socket(plain, server_hostname=name)
+            self.readable = readable(self.socket, servers.request_seconds)
         except BaseException:
             plain.close()
             raise
 
-    def limit(self, seconds: float) -> None:
-        """Sets how long a read or write may take. The kernel watches over it where it can:
-        Python's own timeouts cost a poll before every read and write."""
-        self.seconds = seconds = max(0.001, seconds)
-        sock = self.socket
-        if self.watched:
-            sock.settimeout(seconds)
-            return
-        limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        sock.settimeout(None)
-
     def ask(self, request: bytes, until: float) -> Reply:
-        left = until - now()
-        if not 0.9 * self.seconds <= left <= 1.1 * self.seconds:  # it costs system calls
-            self.limit(left)
         try:
+            left = max(0.001, until - now())
+            if self.readable is None:
+                self.socket.settimeout(left)
             self.socket.sendall(request)
             while True:
+                if self.readable is not None and not self.readable(left * 1000):
+                    raise TimeoutError
                 data = self.socket.recv(READ_BYTES)
                 if not data:
                     raise ConnectionResetError(0, "the connection was closed")
                 reply = self.responses.feed(data)
                 if reply is not None:
                     return reply
-                if now() > until:
+                left = until - now()
+                if left <= 0:
                     raise TimeoutError
-        except BlockingIOError:  # how the kernel says that the time is over
+        except BlockingIOError:  # how the kernel says that there was no room to send for too long
             raise TimeoutError from None
 
     def usable(self) -> bool:
         """Whether a connection that idles is still as quiet as it should be."""
         if time.monotonic() - self.idle_since < TRUSTED_IDLE_SECONDS:
             return True
-        if self.watched:
+        if self.readable is None:
             return not ready(self.socket, 0.0)
         try:
             self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

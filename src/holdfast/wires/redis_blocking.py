@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import ssl
-import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from holdfast.runtimes.clock import now
+from holdfast.wires.readable import Readable, readable
 from holdfast.wires.redis import (
     FIRST_WORD,
     INCOMPLETE,
@@ -37,17 +36,22 @@ READ_SIZE = 4096
 BATCH = 256
 
 
+def _at_once(_: float) -> bool:
+    return True  # the read itself has a timeout
+
+
 class BlockingLink:
     """One open connection. Whoever gets an exception from it closes it."""
 
     __slots__ = (
         "_feed",
         "_gets",
+        "_readable",
         "_recv",
         "_seconds",
         "_send",
         "_sock",
-        "_tls",
+        "_watched",
         "address",
         "place",
     )
@@ -62,24 +66,21 @@ class BlockingLink:
         except (RedisError, OSError) as error:
             raise unreachable(address, error, self._seconds) from error
         self._sock: socket.socket = connection._sock
-        self._tls = isinstance(self._sock, ssl.SSLSocket)
         connection._sock = None  # ours from here on: redis-py must not end it
+        wait = readable(self._sock, access.request_seconds)
+        self._watched = wait is None
+        """Whether the socket's own timeout is needed."""
+        self._readable: Readable = wait or _at_once
         self.limit(access.request_seconds)
         reader = new_reader()
         self._feed, self._gets = reader.feed, reader.gets
         self._send, self._recv = self._sock.sendall, self._sock.recv
 
     def limit(self, seconds: float) -> None:
-        """Sets how long a read or write may take. The kernel watches over it where it can:
-        Python's own timeouts cost a poll before every read and write."""
+        """Sets how long a reply may take."""
         self._seconds = seconds
-        if self._tls or os.name != "posix":
-            self._sock.settimeout(self._seconds)
-            return
-        limit = struct.pack("@ll", int(self._seconds), int(self._seconds % 1 * 1_000_000))
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._sock.settimeout(None)
+        if self._watched:
+            self._sock.settimeout(seconds)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -95,6 +96,8 @@ class BlockingLink:
         try:
             reply = self._gets()
             while reply is INCOMPLETE:
+                if not self._readable(self._seconds * 1000):
+                    raise TimeoutError
                 data = self._recv(READ_SIZE)
                 if not data:
                     raise EOFError("closed by the server")
@@ -108,6 +111,8 @@ class BlockingLink:
         """Sends one command and reads its reply."""
         try:
             self._send(packed)
+            if not self._readable(self._seconds * 1000):
+                raise TimeoutError
             data = self._recv(READ_SIZE)
             if not data:
                 raise EOFError("closed by the server")
@@ -125,36 +130,10 @@ class BlockingLink:
 
     def call_by(self, packed: bytes, until: float, seconds: float) -> Any:
         """The same, given up at ``until``; ``seconds`` is for all others."""
-        if self._tls or not hasattr(select, "poll"):
-            self.limit(max(0.001, until - now()))
-            reply = self.call(packed)
-            self.limit(seconds)
-            return reply
-        self.send(packed)
-        reply = INCOMPLETE
-        while reply is INCOMPLETE:
-            self._wait(until)
-            reply = self._more()
+        self.limit(max(0.001, until - now()))
+        reply = self.call(packed)
+        self.limit(seconds)
         return reply
-
-    def _wait(self, until: float) -> None:
-        # Cheaper than another limit and back.
-        left = max(0.0, until - now())
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        if not poll.poll(left * 1000):
-            raise unreachable(self.address, TimeoutError(), left)
-
-    def _more(self) -> Any:
-        """What one read brings: a reply, or ``INCOMPLETE``."""
-        try:
-            data = self._recv(READ_SIZE)
-            if not data:
-                raise EOFError("closed by the server")
-            self._feed(data)
-            return self._gets()
-        except (OSError, EOFError) as error:
-            raise unreachable(self.address, error, self._seconds) from error
 
     def listen(self) -> None:
         """Turns it into a source of messages that is read without blocking."""
@@ -172,7 +151,7 @@ class BlockingLink:
                 while (reply := self._gets()) is not INCOMPLETE:
                     found.append(reply)
                 # Whoever polls is told of what a plain socket still has; TLS may have read it.
-                if not self._tls:
+                if not self._watched:
                     return found
         except (BlockingIOError, ssl.SSLWantReadError):
             return found
@@ -181,7 +160,7 @@ class BlockingLink:
 
     def alive(self) -> bool:
         """Whether nothing came in unasked: an end of file, or a reply that nobody waits for."""
-        if self._tls:
+        if self._watched:
             return True  # TLS may have tickets to deliver; a dead one shows when it is used
         try:
             self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
