@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
@@ -21,7 +20,7 @@ __all__ = ["AsyncListener", "ListenBell", "SharedBell"]
 
 KEPT_TOKENS = 4096
 ASKING_SECONDS = 0.002
-"""How often a signal handler that waits looks whether it can read. It can't: see below."""
+"""How long who waits is kept from reading by who asks, before it looks at its own clock again."""
 
 
 class ListenBell:
@@ -37,7 +36,10 @@ class ListenBell:
         return self._connection.open
 
     def fileno(self) -> int:
-        return self._connection.fileno()
+        try:
+            return self._connection.fileno()
+        except PsycopgError as error:  # whoever asked over it has closed it
+            raise self._connection.broken(str(error)) from None
 
     def read(self) -> list[str]:
         """The keys that were rung since. Raises ``BackendUnavailable`` when it is broken."""
@@ -84,16 +86,17 @@ class SharedBell(ListenBell):
         # Whoever takes the connection out of here has it. An interrupt in that moment may lose it:
         # it then goes on listening, and requests go elsewhere.
         self._idle = [connection]
-        self._asking = 0
-        """The thread that asks, if any does."""
         self._closed = False
 
     def read(self) -> list[str]:
-        if self._asking == threading.get_ident():  # a signal handler waits within our own request
-            time.sleep(ASKING_SECONDS)
+        # Somebody may ask, who began before anybody waited, and passes on what rings meanwhile;
+        # maybe this very thread, if a signal handler waits within its request.
+        if not self._reading.acquire(timeout=ASKING_SECONDS):
             return []
-        with self._reading:  # somebody may ask, who began before anybody waited
+        try:
             return super().read()
+        finally:
+            self._reading.release()
 
     def request(self, request: Request, until: float) -> PGresult | None:
         """The answer; nothing if it is in use, or broke while nobody used it."""
@@ -105,7 +108,6 @@ class SharedBell(ListenBell):
             return None
         try:
             with self._reading:
-                self._asking = threading.get_ident()
                 return self._ask(connection, request, until)
         finally:
             self._idle.append(connection)
@@ -120,7 +122,6 @@ class SharedBell(ListenBell):
                 return None
             return connection.request(request, until)
         finally:
-            self._asking = 0
             if connection.open:
                 for key in self._rung():
                     self._doorbell.ring(key)
