@@ -83,6 +83,7 @@ class Tags:
 
     def _keep(self, owner: str, tag: str) -> None:
         self._retired[owner] = tag
+        self._lent.discard(owner)  # whatever becomes of that, the tag is nobody's any more
         self._order.append(owner)
         if len(self._order) > MOST_RETIRED:
             self._retired.pop(self._order.popleft(), None)
