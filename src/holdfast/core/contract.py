@@ -188,8 +188,9 @@ class Backend(Protocol):
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
         """Returns when another attempt is worth it; at ``until`` at the latest, maybe early.
-        A store that wakes with a grant gives it here: one made after ``busy`` was answered,
-        for ``Grant.seconds``. Another attempt gets the same one, for the whole ttl."""
+        A store that wakes with a grant gives it here: one made after ``busy`` was answered, for
+        ``Grant.seconds``, where another attempt gets the same one for the whole ttl; or one like
+        any, with ``Grant.since``, if it asked again itself."""
         ...
 
     def nudge(self, claim: Claim) -> None:
