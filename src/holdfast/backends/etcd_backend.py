@@ -143,7 +143,7 @@ class EtcdBackend:
         if place is None:
             return keys.free_for(claim, key)
         if claim.mode is Mode.SLOTS:
-            return [requests.created_at(key, 0)]  # never: which slots are free must be read
+            return [requests.never(key)]  # which slots are free must be read
         return keys.first_for(claim, key, place.order)
 
     def guard(self, session: Session) -> bytes:

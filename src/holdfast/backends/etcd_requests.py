@@ -97,6 +97,11 @@ def created_at(key: bytes, revision: int) -> bytes:
     return b'{"key":"%b","target":"CREATE","create_revision":"%d"}' % (key, revision)
 
 
+def never(key: bytes) -> bytes:
+    """Does not hold, whatever becomes of the key."""
+    return b'{"key":"%b","target":"CREATE","result":"LESS","create_revision":"0"}' % key
+
+
 def none_before(keys: bytes, revision: int) -> bytes:
     return b'{%b,"target":"CREATE","result":"GREATER","create_revision":"%d"}' % (
         keys,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.claim import Busy, Claim, Mode
-from holdfast.core.contract import Guarantee
+from holdfast.core.contract import GRACE_SECONDS, Guarantee
 from holdfast.errors import LimitMismatch
 from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract
 
@@ -104,3 +104,17 @@ async def _refused(peer: Peer, claim: Claim) -> None:
         except LimitMismatch:
             continue
         raise AssertionError(f"a claim that disagrees was answered with {answer}")
+
+
+@contract.rule(SLOTS, FIFO, sleeps=True)
+async def who_was_skipped_takes_no_slot(bench: Bench) -> None:
+    """A waiter that did not come for its slot and lost it stands in line anew when it does come."""
+    ours, absent, second = bench.peer(), bench.peer(), bench.peer()
+    grant = await ours.take(_slots(bench, limit=1))
+    late, claim = _slots(bench, limit=1), _slots(bench, limit=1)
+    await absent.queue(late)
+    assert (await second.queue(claim)).place == 1
+    assert await ours.release(grant)
+    await second.get(claim, GRACE_SECONDS + SOON)
+    assert isinstance(await absent.attempt(late), Busy)
+    assert len((await ours.look("name")).holders) == 1
