@@ -18,6 +18,8 @@ __all__ = ["redlock_job"]
 
 NAME = "redlocked"
 WARM_HOLDS = 20
+BEFORE_SECONDS = 0.5
+"""How long it is watched before the fault strikes: by the same process, on the same connections."""
 HANG_SECONDS = 2.5
 FAULTS = {"one hung": signal.SIGSTOP, "one down": signal.SIGKILL}
 
@@ -26,6 +28,7 @@ class _Seen:
     """What one contender did; kept also where it hung in the middle."""
 
     def __init__(self) -> None:
+        self.before: list[float] = []
         self.acquires: list[float] = []
         self.releases: list[float] = []
         self.errors: list[str] = []
@@ -35,6 +38,7 @@ class _Seen:
     def row(self) -> dict[str, Any]:
         return {
             "acquires": len(self.acquires),
+            "before_p50_ms": _milli(percentile(self.before, 0.5)),
             "acquire_p50_ms": _milli(percentile(self.acquires, 0.5)),
             "acquire_p99_ms": _milli(percentile(self.acquires, 0.99)),
             "longest_ms": _milli(max(self.acquires, default=None)),
@@ -51,7 +55,7 @@ def redlock_job(book: Book, contender: str, target: list[Any], state: str, secon
     seen = _Seen()
     logging.disable()  # peers tell of every node that does not answer, thousands of times
     try:
-        with limited(seconds + HANG_SECONDS):
+        with limited(BEFORE_SECONDS + seconds + HANG_SECONDS):
             if found.door == "asyncio":
                 asyncio.run(_play_async(found, aim, state, seconds, seen))
             else:
@@ -72,8 +76,13 @@ def _play(contender: Contender, target: Target, state: str, seconds: float, seen
     for _ in range(WARM_HOLDS):
         pair.acquire()
         pair.release()
-    _strike(target, state)
     clock = time.perf_counter
+    end = clock() + BEFORE_SECONDS
+    while (start := clock()) < end:
+        pair.acquire()
+        seen.before.append(clock() - start)
+        pair.release()
+    _strike(target, state)
     end = clock() + seconds
     while (start := clock()) < end:
         try:
@@ -96,8 +105,13 @@ async def _play_async(
     for _ in range(WARM_HOLDS):
         await pair.acquire()
         await pair.release()
-    _strike(target, state)
     clock = time.perf_counter
+    end = clock() + BEFORE_SECONDS
+    while (start := clock()) < end:
+        await pair.acquire()
+        seen.before.append(clock() - start)
+        await pair.release()
+    _strike(target, state)
     end = clock() + seconds
     async with asyncio.timeout(seconds + HANG_SECONDS / 2) as limit:
         while (start := clock()) < end:

@@ -33,13 +33,19 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def _files(pattern: str) -> list[Path]:
+    with suppress(OSError):  # it ended while we looked
+        return list(PROC.glob(pattern))
+    return []
+
+
 def process_tree(roots: Iterable[int]) -> list[int]:
     """These processes and all that descend from them; only Linux tells."""
     found, open_ = [], list(roots)
     while open_:
         pid = open_.pop()
         found.append(pid)
-        for file in PROC.glob(f"{pid}/task/*/children"):
+        for file in _files(f"{pid}/task/*/children"):
             with suppress(OSError):
                 open_.extend(map(int, file.read_text().split()))
     return found
@@ -49,7 +55,7 @@ def cpu_seconds(roots: Iterable[int]) -> float:
     """Processor time of whole process trees so far, to the nanosecond where Linux tells."""
     total = 0
     for pid in process_tree(roots):
-        for file in PROC.glob(f"{pid}/task/*/schedstat"):
+        for file in _files(f"{pid}/task/*/schedstat"):
             with suppress(OSError, ValueError, IndexError):
                 total += int(file.read_text().split()[0])
     return total / 1e9
@@ -75,7 +81,7 @@ def pinned(roots: Iterable[int]) -> Iterator[None]:
 
 def _tasks(roots: Iterable[int]) -> list[int]:
     pids = process_tree(roots)
-    return [int(task.name) for pid in pids for task in PROC.glob(f"{pid}/task/*")]
+    return [int(task.name) for pid in pids for task in _files(f"{pid}/task/*")]
 
 
 def _settle(tasks: Iterable[int], cores: set[int]) -> None:
@@ -97,9 +103,7 @@ def connections_to(port: int) -> int:
 
 def thread_count() -> int:
     """Threads of this process, also those that Python does not know."""
-    with suppress(OSError):
-        return len(list(PROC.glob("self/task/*")))
-    return 0
+    return len(_files("self/task/*"))
 
 
 def memory_megabytes() -> float:
