@@ -13,6 +13,7 @@ import pytest
 
 import holdfast
 from backends.claims import claim_of
+from backends.postgres_bench import Admin
 from holdfast.backends.postgres_schema import schema_sql
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
@@ -23,7 +24,6 @@ from servers.postgres import PostgresServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 
-Admin = psycopg.Connection[tuple[object, ...]]
 OF_ONE = "FROM pg_stat_activity WHERE application_name = %s"
 
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from backends.claims import claim_of
+from backends.postgres_bench import Admin
 from holdfast.backends.postgres_lease import LeaseBackend
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Backend, Settings
@@ -22,7 +23,6 @@ from servers.postgres import PostgresServer
 from servers.registry import Servers
 
 SECONDS = 60.0
-Admin = psycopg.Connection[tuple[object, ...]]
 
 
 @pytest.fixture

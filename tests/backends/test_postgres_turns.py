@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 
 import holdfast
 from backends.claims import claim_of
+from backends.postgres_bench import Admin, bells, held, over, stand
 from holdfast.backends.postgres_shared import ring
-from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.claim import Claim, Mode
 from holdfast.core.contract import GRACE_SECONDS, Settings
 from holdfast.runtimes.clock import now
-from holdfast.testing import Flavour, Harness
+from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.testing.contract.bench import in_grace
 from holdfast.url import open_store
@@ -28,7 +28,6 @@ from servers.process import wait_until
 from servers.registry import Servers
 
 SECONDS = 60.0
-Admin = psycopg.Connection[tuple[object, ...]]
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
 
 
@@ -41,52 +40,6 @@ def server(servers: Servers) -> PostgresServer:
 def admin(server: PostgresServer) -> Iterator[Admin]:
     with psycopg.connect(server.url, autocommit=True) as connection:
         yield connection
-
-
-class _Running(Harness):
-    name = "postgres"
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-
-def over(url: str, flavour: Flavour, body: Callable[[Bench], Awaitable[None]]) -> None:
-    """Runs a test's body with a bench of its own."""
-
-    async def run() -> None:
-        bench = Bench(_Running(url), flavour)
-        try:
-            await body(bench)
-        finally:
-            await bench.close()
-
-    asyncio.run(run())
-
-
-async def stand(peer: Peer, claim: Claim) -> Busy:
-    """In line, where it can be woken: the first wait only begins to listen."""
-    await peer.wait(claim, await peer.queue(claim), now())
-    return await peer.queue(claim)
-
-
-async def held(bench: Bench, name: str = "name", *, waited: bool = False) -> tuple[Peer, Grant]:
-    """A hold of one who came alone, or has waited and is likely to leave others behind."""
-    first, second = bench.peer(), bench.peer()
-    grant = await first.take(bench.claim(name))
-    if not waited:
-        return first, grant
-    claim = bench.claim(name)
-    await stand(second, claim)
-    assert await first.release(grant)
-    return second, await second.take(claim)
-
-
-def bells(admin: Admin, namespace: str) -> list[tuple[str, str]]:
-    """Channel and ring of those who wait."""
-    rows = admin.execute(
-        "SELECT bell, ring FROM holdfast.waiter WHERE namespace = %s ORDER BY place", (namespace,)
-    )
-    return [(str(bell), str(ring)) for bell, ring in rows]
 
 
 @blocking_and_asyncio
