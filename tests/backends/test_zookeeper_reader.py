@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import holdfast
-from backends.zookeeper_bench import QuickServer
+from backends.zookeeper_bench import QuickServer, session_of
 from hazards.tearing import lines_of, torn_at
-from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_asks import Ask, Exists
 from holdfast.wires.zookeeper_connection import Connection
 from holdfast.wires.zookeeper_reader import Reader
@@ -48,14 +47,6 @@ def others(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
         yield door
 
 
-def _session(locks: holdfast.Locks) -> Session:
-    with locks.lock("first"):
-        pass
-    session = locks._door.store.sessions[TTL]  # type: ignore[attr-defined]
-    assert isinstance(session, Session)
-    return session
-
-
 def _hold(locks: holdfast.Locks, name: str) -> int:
     with locks.lock(name, timeout=SOON) as lease:
         return lease.token
@@ -70,7 +61,7 @@ def test_a_reader_that_is_torn(
     locks: holdfast.Locks, owner: type[object], name: str, line: int
 ) -> None:
     """Others get their answers all the same, in the same session, and so does it."""
-    session = _session(locks)
+    session = session_of(locks, TTL)
     number = session.id
     torn_at(getattr(owner, name).__code__, line, lambda: _hold(locks, "name"))
     with ThreadPoolExecutor(1) as pool:
@@ -81,7 +72,7 @@ def test_a_reader_that_is_torn(
 
 def test_one_who_waits_reads_for_all(locks: holdfast.Locks, others: holdfast.Locks) -> None:
     """Those who wait for an answer beside it, and those who go on when it has left."""
-    session = _session(locks)
+    session = session_of(locks, TTL)
     with ThreadPoolExecutor(5) as pool:
         with others.lock("name"):
             waiting = pool.submit(_hold, locks, "name")
@@ -95,7 +86,7 @@ def test_one_who_waits_reads_for_all(locks: holdfast.Locks, others: holdfast.Loc
 
 def test_a_handler_of_signals_may_use_locks(locks: holdfast.Locks, others: holdfast.Locks) -> None:
     """It keeps the thread that reads from reading: kazoo's thread takes over."""
-    _session(locks)
+    session_of(locks, TTL)
     tokens: list[int] = []
     held = others.lock("name").acquire()
     assert held
@@ -124,7 +115,7 @@ def test_a_handler_of_signals_may_use_locks(locks: holdfast.Locks, others: holdf
 
 def test_kazoo_reads_what_nobody_waits_for(locks: holdfast.Locks) -> None:
     """Soon after the last of those who waited has left."""
-    session = _session(locks)
+    session = session_of(locks, TTL)
     told = threading.Event()
     session.send(Exists("/").then(lambda _: told.set()))
     assert told.wait(SOON)

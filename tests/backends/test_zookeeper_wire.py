@@ -10,8 +10,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 
 import holdfast
-from backends.zookeeper_bench import QuickServer
-from holdfast.wires.zookeeper import Session
+from backends.zookeeper_bench import QuickServer, session_of
 from holdfast.wires.zookeeper_asks import Delete, Exists
 from holdfast.wires.zookeeper_handler import Wire
 from servers.proxy import Proxy
@@ -30,14 +29,6 @@ def server(servers: Servers) -> QuickServer:
 def locks(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
     with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
         yield door
-
-
-def _session(locks: holdfast.Locks) -> Session:
-    with locks.lock("first"):
-        pass
-    session = locks._door.store.sessions[TTL]  # type: ignore[attr-defined]
-    assert isinstance(session, Session)
-    return session
 
 
 class Torn(Exists):
@@ -78,7 +69,7 @@ def test_an_interrupt_costs_the_connection_and_no_hold(
     locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """Which answers would come nobody knows, so none is waited for: the session goes on anew."""
-    session = _session(locks)
+    session = session_of(locks, TTL)
     kept = locks.lock("kept").acquire()
     assert kept
     number = session.id
@@ -108,7 +99,7 @@ def test_an_interrupt_costs_the_connection_and_no_hold(
 def test_who_waits_for_an_answer_is_told_of_an_interrupt(server: QuickServer) -> None:
     """Also where the servers are silent, so that only we know that the connection has ended."""
     with Proxy(server) as proxy, holdfast.connect(proxy.url, ttl=TTL) as locks:
-        session = _session(locks)
+        session = session_of(locks, TTL)
         proxy.stall()
         told = threading.Event()
         pending = Exists("/")
@@ -122,7 +113,7 @@ def test_who_waits_for_an_answer_is_told_of_an_interrupt(server: QuickServer) ->
 
 def test_a_handler_of_signals_may_send(locks: holdfast.Locks) -> None:
     """One that comes while a request is packed leaves its own to kazoo's thread, in order."""
-    session = _session(locks)
+    session = session_of(locks, TTL)
     order: list[str] = []
     done = threading.Event()
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
+import holdfast
+from holdfast.wires.zookeeper import Session
 from servers.ensemble import Trio
 from servers.ports import free_port, give_back
 from servers.pump import Pump
@@ -21,6 +23,7 @@ __all__ = [
     "SaslServer",
     "SecureServer",
     "nodes_of",
+    "session_of",
 ]
 
 _MISSING_JARS = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar"
@@ -166,3 +169,12 @@ def nodes_of(kazoo: KazooClient, path: str) -> list[str]:
     except NoNodeError:
         return []
     return nodes
+
+
+def session_of(locks: holdfast.Locks, ttl: int) -> Session:
+    """The session of a door's holds with that ttl."""
+    with locks.lock("first"):
+        pass
+    session = locks._door.store.sessions[ttl]  # type: ignore[attr-defined]
+    assert isinstance(session, Session)
+    return session
