@@ -253,13 +253,7 @@ class Connection:
             return True
         if self.readable is None:
             return not ready(self.socket, 0.0)
-        try:
-            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        return not self.readable(0)
 
     def close(self, *, reset: bool = False) -> None:
         if reset:

@@ -162,13 +162,7 @@ class BlockingLink:
         """Whether nothing came in unasked: an end of file, or a reply that nobody waits for."""
         if self._watched:
             return True  # TLS may have tickets to deliver; a dead one shows when it is used
-        try:
-            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        return not self._readable(0)
 
     def close(self) -> None:
         self._sock.close()
