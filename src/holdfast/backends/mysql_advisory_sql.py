@@ -15,6 +15,7 @@ from functools import lru_cache
 from holdfast.backends.mysql_lease_sql import CLOCK, NOW, PURGE_TRANSACTIONS, fill
 from holdfast.backends.mysql_row import MICROS
 from holdfast.backends.mysql_schema import Schema
+from holdfast.backends.mysql_sleep import STILL, sleep
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
 from holdfast.wires.mysql_protocol import Result, quoted
@@ -244,8 +245,8 @@ class AdvisoryStatements:
         nap = self.lock(claim.name, ":n")
         # One statement, since a server whose request is killed between two may never answer it;
         # and DO, which goes on to its end where a SELECT stops.
-        return b"DO GET_LOCK(%s, 0), IF(%s >= %d, 0, SLEEP(%d)), RELEASE_LOCK(%s)" % (
-            nap, free, claim.weight, NAP_SECONDS, nap,
+        return b"DO GET_LOCK(%s, 0), IF(%s >= %d, 0, %s), RELEASE_LOCK(%s), RELEASE_LOCK(%s)" % (
+            nap, free, claim.weight, sleep(NAP_SECONDS), nap, STILL,
         )  # fmt: skip
 
     def set_ttl(self, claim: Claim) -> bytes:

@@ -76,12 +76,12 @@ FROM @lock WHERE namespace = %(namespace)s AND name IN (%(names)s)
   AND LOCATE(%(word)s, crowd) > 0"""
 # Sleeps, unless somebody was called: a SELECT, since any other statement would lock the rows that
 # it looks at; and only one, since a server whose request is killed between two may never answer it.
-_SLEEP = """
-SELECT name, IF(LOCATE(%(word)s, crowd) > 0, 'called', SLEEP(%(seconds).2f)) FROM @lock
+_LISTEN = """
+SELECT name, IF(LOCATE(%(word)s, crowd) > 0, 'called', %(sleep)s) FROM @lock
 WHERE namespace = %(namespace)s AND name = %(names)s"""
-_SLEEP_FOR_MANY = """
+_LISTEN_FOR_MANY = """
 SELECT name, 'called' #called# UNION ALL
-SELECT NULL, IF(EXISTS (SELECT 1 #called#), 0, SLEEP(%(seconds).2f))"""
+SELECT NULL, IF(EXISTS (SELECT 1 #called#), 0, %(sleep)s)"""
 
 _GRANTED = """
 UPDATE @lock SET version = GREATEST(version + 1, #t#),
@@ -344,13 +344,13 @@ class LeaseStatements:
             b"crowd": quoted(state.crowd_text()),
         }
 
-    def sleep(self, bell: str, names: Iterable[str], seconds: float) -> bytes:
+    def listen(self, bell: str, names: Iterable[str], sleep: bytes) -> bytes:
         """Tells for which of these names somebody of this bell was called, with ``called``; sleeps
         first if there is none, and tells with 1 if that was cut short."""
         listed = [quoted(name.encode()) for name in names]
         word = quoted(f" {bell} {CALLED}".encode())
-        given = {b"names": b", ".join(listed), b"word": word, b"seconds": seconds}
-        return self._sql["sleep" if len(listed) == 1 else "sleep_for_many"] % given
+        given = {b"names": b", ".join(listed), b"word": word, b"sleep": sleep}
+        return self._sql["listen" if len(listed) == 1 else "listen_for_many"] % given
 
     def record(self, name: str, value: str, token: int, keep_seconds: float) -> bytes:
         """Keeps a value, ``IF_WRITTEN``."""
@@ -378,8 +378,8 @@ _TEXTS = {
     "take": _TAKE,
     "free": _FREE_IT,
     "call_first": _CALL_FIRST,
-    "sleep": _SLEEP,
-    "sleep_for_many": _SLEEP_FOR_MANY,
+    "listen": _LISTEN,
+    "listen_for_many": _LISTEN_FOR_MANY,
     "come_first": _COME_FIRST,
     "hand_on": _HAND_ON,
     "join": _JOIN,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock
+from holdfast.backends.mysql_sleep import sleep
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -61,9 +62,10 @@ class Hanger:
 
     def _listen(self, bell: str, quiet: bool) -> Listen:
         seconds = QUIET_SLEEP_SECONDS if quiet else SLEEP_SECONDS
+        asleep = sleep(seconds, killed=not quiet)
 
         def listen(names: Iterable[str]) -> bytes:
-            return self._statements.sleep(bell, names, seconds)
+            return self._statements.listen(bell, names, asleep)
 
         return Listen(listen, seconds)
 
