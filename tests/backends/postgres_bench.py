@@ -1,20 +1,39 @@
-"""Waiters on lease rows of PostgreSQL, below the doors: how they stand in line and are rung."""
+"""What the tests of the PostgreSQL store share: a server, an administrator, and waiters on lease
+rows, below the doors: how they stand in line and are rung.
+
+Fixtures are taken over by name: ``server, admin = postgres_bench.server, postgres_bench.admin``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import psycopg
+import pytest
 
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
+from servers.postgres import PostgresServer
+from servers.registry import Servers
 
-__all__ = ["Admin", "bells", "held", "over", "stand"]
+__all__ = ["Admin", "admin", "bells", "held", "over", "server", "stand"]
 
 Admin = psycopg.Connection[tuple[object, ...]]
+
+
+@pytest.fixture
+def server(servers: Servers) -> PostgresServer:
+    """The server that most tests use together, each in a namespace of its own."""
+    return servers.of(PostgresServer)
+
+
+@pytest.fixture
+def admin(server: PostgresServer) -> Iterator[Admin]:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        yield connection
 
 
 class Running(Harness):

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import holdfast
+from backends import etcd_bench
 from backends.claims import claim_of
 from backends.consensus_bench import hold_once, somebody_waits
-from backends.http_peer import Peer, peers
+from backends.http_peer import Peer
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
@@ -19,20 +20,9 @@ from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.proxy import Proxy
-from servers.registry import Servers
 
 SOON = 60.0
-
-
-@pytest.fixture
-def server(servers: Servers) -> EtcdServer:
-    return servers.of(EtcdServer)
-
-
-@pytest.fixture
-def peer(server: EtcdServer, namespace: str) -> Iterator[Callable[[], Peer]]:
-    with peers(server.url, namespace) as make:
-        yield make
+server, peer = etcd_bench.server, etcd_bench.peer
 
 
 def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:

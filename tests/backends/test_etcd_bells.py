@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
+from backends import etcd_bench
 from backends.claims import claim_of
-from backends.http_peer import Peer, peers
+from backends.http_peer import Peer
 from holdfast.backends import etcd_wait, lines
 from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy, Claim, Grant, Mode
@@ -20,17 +21,10 @@ from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import EVERYBODY
 from holdfast.wires.http import Reply
-from servers.etcd import EtcdServer
-from servers.registry import Servers
 
 SOON = 20.0
 LATER = 3 * SOON
-
-
-@pytest.fixture
-def peer(servers: Servers, namespace: str) -> Iterator[Callable[[], Peer]]:
-    with peers(servers.of(EtcdServer).url, namespace) as make:
-        yield make
+server, peer = etcd_bench.server, etcd_bench.peer
 
 
 def _busy(one: Peer, claim: Claim) -> Busy:

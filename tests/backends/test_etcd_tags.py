@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
+from backends import etcd_bench
 from backends.claims import claim_of
-from backends.http_peer import Peer, peers
+from backends.http_peer import Peer
 from holdfast.backends.etcd_tags import Tags
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.http import Reply
-from servers.etcd import EtcdServer
-from servers.registry import Servers
 
 SOON = 20.0
 LATER = 3 * SOON
-
-
-@pytest.fixture
-def peer(servers: Servers, namespace: str) -> Iterator[Callable[[], Peer]]:
-    with peers(servers.of(EtcdServer).url, namespace) as make:
-        yield make
+server, peer = etcd_bench.server, etcd_bench.peer
 
 
 def _release(one: Peer, grant: Grant) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 
-import psycopg
 import pytest
 
 import holdfast
+from backends import postgres_bench
 from backends.claims import claim_of
 from backends.postgres_bench import Admin
 from holdfast.backends.postgres_schema import schema_sql
@@ -26,16 +25,7 @@ from servers.registry import Servers
 
 OF_ONE = "FROM pg_stat_activity WHERE application_name = %s"
 
-
-@pytest.fixture
-def server(servers: Servers) -> PostgresServer:
-    return servers.of(PostgresServer)
-
-
-@pytest.fixture
-def admin(server: PostgresServer) -> Iterator[Admin]:
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        yield connection
+server, admin = postgres_bench.server, postgres_bench.admin
 
 
 def one(admin: Admin, sql: str, *parameters: object) -> object:

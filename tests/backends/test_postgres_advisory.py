@@ -14,7 +14,9 @@ import psycopg
 import pytest
 
 import holdfast
+from backends import postgres_bench
 from backends.claims import claim_of
+from backends.postgres_bench import Admin
 from holdfast.backends.postgres_advisory import AdvisoryBackend
 from holdfast.backends.postgres_advisory_requests import base_key
 from holdfast.claim import Busy, Claim, Grant, Mode
@@ -30,24 +32,14 @@ from servers.proxy import Proxy
 from servers.registry import Servers
 
 SOON = 20.0
-Admin = psycopg.Connection[tuple[object, ...]]
 HOLDING = "SELECT count(*) FROM holdfast.keys WHERE key = %s AND granted"
 
-
-@pytest.fixture
-def server(servers: Servers) -> PostgresServer:
-    return servers.of(PostgresServer)
+server, admin = postgres_bench.server, postgres_bench.admin
 
 
 @pytest.fixture
 def url(server: PostgresServer) -> str:
     return f"{server.url}?mode=advisory"
-
-
-@pytest.fixture
-def admin(server: PostgresServer) -> Iterator[Admin]:
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        yield connection
 
 
 @pytest.fixture

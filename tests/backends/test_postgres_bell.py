@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from backends import postgres_bench
 from backends.claims import claim_of
 from backends.postgres_bench import Admin
 from holdfast.backends.postgres_lease import LeaseBackend
@@ -20,20 +21,10 @@ from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.runtimes.clock import now
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
-from servers.registry import Servers
 
 SECONDS = 60.0
 
-
-@pytest.fixture
-def server(servers: Servers) -> PostgresServer:
-    return servers.of(PostgresServer)
-
-
-@pytest.fixture
-def admin(server: PostgresServer) -> Iterator[Admin]:
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        yield connection
+server, admin = postgres_bench.server, postgres_bench.admin
 
 
 @pytest.fixture

@@ -13,21 +13,17 @@ import psycopg
 import pytest
 
 import holdfast
+from backends import postgres_bench
 from backends.sql_deadline import gives_up_in_time
 from holdfast.errors import BackendUnavailable, LockLost, Unsupported
 from servers.account import account, give_to
 from servers.postgres import USER, PgBouncer, PostgresServer, binary
 from servers.proxy import Proxy
-from servers.registry import Servers
 
 pytestmark = pytest.mark.faults
 
 MODES = ["lease", "advisory"]
-
-
-@pytest.fixture
-def server(servers: Servers) -> PostgresServer:
-    return servers.of(PostgresServer)
+server = postgres_bench.server
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import psycopg
 import pytest
 
 import holdfast
+from backends import postgres_bench
 from backends.claims import claim_of
 from backends.postgres_bench import Admin, bells, held, over, stand
 from holdfast.backends.postgres_shared import ring
@@ -25,21 +25,11 @@ from holdfast.testing.contract.bench import in_grace
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.process import wait_until
-from servers.registry import Servers
 
 SECONDS = 60.0
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
 
-
-@pytest.fixture
-def server(servers: Servers) -> PostgresServer:
-    return servers.of(PostgresServer)
-
-
-@pytest.fixture
-def admin(server: PostgresServer) -> Iterator[Admin]:
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        yield connection
+server, admin = postgres_bench.server, postgres_bench.admin
 
 
 @blocking_and_asyncio

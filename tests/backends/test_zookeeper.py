@@ -11,6 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 
 import holdfast
+from backends import zookeeper_bench
 from backends.claims import claim_of
 from backends.zookeeper_bench import QuickServer, nodes_of
 from holdfast.backends import zookeeper, zookeeper_end
@@ -28,11 +29,7 @@ from servers.registry import Servers
 from servers.zookeeper import ZooKeeperServer
 
 SOON = 60.0
-
-
-@pytest.fixture
-def server(servers: Servers) -> QuickServer:
-    return servers.of(QuickServer)
+server = zookeeper_bench.server
 
 
 def test_a_hold_is_two_trips(server: QuickServer, namespace: str, trips: list[list[str]]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from kazoo.client import KazooClient
 
 import holdfast
+from backends import zookeeper_bench
 from backends.zookeeper_bench import QuickServer, SaslServer, SecureServer
 from holdfast.backends.zookeeper_store import ZooKeeperStore
 from holdfast.core.contract import Settings
@@ -16,10 +17,7 @@ from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.url import open_store
 from servers.registry import Servers
 
-
-@pytest.fixture
-def server(servers: Servers) -> QuickServer:
-    return servers.of(QuickServer)
+server = zookeeper_bench.server
 
 
 def test_nodes_belong_to_their_user(

@@ -10,15 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import holdfast
-from backends.zookeeper_bench import QuickServer, session_of
+from backends import zookeeper_bench
+from backends.zookeeper_bench import TTL, QuickServer, session_of
 from hazards.tearing import lines_of, torn_at
 from holdfast.wires.zookeeper_asks import Ask, Exists
 from holdfast.wires.zookeeper_connection import Connection
 from holdfast.wires.zookeeper_reader import Reader
 from servers.process import wait_until
-from servers.registry import Servers
 
-TTL = 20
 SOON = 60.0
 READING = [
     *lines_of(Reader.wait),
@@ -28,17 +27,7 @@ READING = [
     *lines_of(Reader._take_in),
 ]
 TAKING = [*lines_of(Connection.read), *lines_of(Connection._take), *lines_of(Ask.take)]
-
-
-@pytest.fixture
-def server(servers: Servers) -> QuickServer:
-    return servers.of(QuickServer)
-
-
-@pytest.fixture
-def locks(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
-        yield door
+server, locks = zookeeper_bench.server, zookeeper_bench.locks
 
 
 @pytest.fixture

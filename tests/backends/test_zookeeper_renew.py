@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
+from backends import zookeeper_bench
 from backends.claims import claim_of
 from backends.zookeeper_bench import QuickServer
 from holdfast.backends import zookeeper_renew
@@ -20,12 +21,8 @@ from holdfast.runtimes.clock import now
 from holdfast.url import open_store
 from holdfast.wires.zookeeper import NEVER, Options, Session
 from holdfast.wires.zookeeper_asks import Ask
-from servers.registry import Servers
 
-
-@pytest.fixture
-def server(servers: Servers) -> QuickServer:
-    return servers.of(QuickServer)
+server = zookeeper_bench.server
 
 
 def _held(backend: Any, names: Iterable[str]) -> list[Grant]:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
 
 import holdfast
-from backends.zookeeper_bench import QuickServer, session_of
+from backends import zookeeper_bench
+from backends.zookeeper_bench import TTL, QuickServer, session_of
 from holdfast.wires.zookeeper_asks import Delete, Exists
 from holdfast.wires.zookeeper_handler import Wire
 from servers.proxy import Proxy
-from servers.registry import Servers
 
-TTL = 20
 SOON = 60.0
-
-
-@pytest.fixture
-def server(servers: Servers) -> QuickServer:
-    return servers.of(QuickServer)
-
-
-@pytest.fixture
-def locks(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
-        yield door
+server, locks = zookeeper_bench.server, zookeeper_bench.locks
 
 
 class Torn(Exists):

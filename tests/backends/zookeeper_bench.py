@@ -1,9 +1,14 @@
-"""ZooKeeper servers with more knobs, and three whose links can be cut."""
+"""ZooKeeper servers with more knobs, and three whose links can be cut; and what their tests share.
+
+Fixtures are taken over by name: ``server, locks = zookeeper_bench.server, zookeeper_bench.locks``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
@@ -12,23 +17,28 @@ from holdfast.wires.zookeeper import Session
 from servers.ensemble import Trio
 from servers.ports import free_port, give_back
 from servers.pump import Pump
+from servers.registry import Servers
 from servers.tls import Certificate, make_certificate
 from servers.zookeeper import ZooKeeperServer
 
 __all__ = [
     "TICK_MS",
     "TICK_SECONDS",
+    "TTL",
     "LinkedZooKeeperTrio",
     "QuickServer",
     "SaslServer",
     "SecureServer",
+    "locks",
     "nodes_of",
+    "server",
     "session_of",
 ]
 
 _MISSING_JARS = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar"
 TICK_MS = 200
 TICK_SECONDS = TICK_MS / 1000
+TTL = 20
 
 
 class QuickServer(ZooKeeperServer):
@@ -44,6 +54,18 @@ class QuickServer(ZooKeeperServer):
     def connections(self) -> int:
         """How many clients are connected, but for this question."""
         return len([line for line in self.ask("cons").splitlines() if "sid=" in line])
+
+
+@pytest.fixture
+def server(servers: Servers) -> QuickServer:
+    """The server that most tests use together, each in a namespace of its own."""
+    return servers.of(QuickServer)
+
+
+@pytest.fixture
+def locks(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
+        yield door
 
 
 class SecureServer(QuickServer):

@@ -1,0 +1,29 @@
+"""What the tests of the etcd store share.
+
+Fixtures are taken over by name: ``server, peer = etcd_bench.server, etcd_bench.peer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from backends.http_peer import Peer, peers
+from servers.etcd import EtcdServer
+from servers.registry import Servers
+
+__all__ = ["peer", "server"]
+
+
+@pytest.fixture
+def server(servers: Servers) -> EtcdServer:
+    """The server that most tests use together, each in a namespace of its own."""
+    return servers.of(EtcdServer)
+
+
+@pytest.fixture
+def peer(server: EtcdServer, namespace: str) -> Iterator[Callable[[], Peer]]:
+    """Makes peers on it."""
+    with peers(server.url, namespace) as make:
+        yield make
