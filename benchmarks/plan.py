@@ -16,6 +16,7 @@ CASES = {
     "two": "2 processes on one lock",
     "sixteen": "16 processes on one lock",
     "sixteen-pause": "16 processes on one lock, 10 ms away from it after each hold",
+    "several": "16 processes, four on each of four locks",
     "drain": "200 threads or 1,000 tasks drain one lock",
     "held": "1,000 held leases",
     "redlock": "Redlock over five servers",
@@ -23,7 +24,8 @@ CASES = {
     "growth-leases": "1 to 100,000 held leases",
     "growth-names": "1 to 100,000 names",
 }
-PROCESSES = {"two": 2, "sixteen": 16, "sixteen-pause": 16}
+PROCESSES = {"two": 2, "sixteen": 16, "sixteen-pause": 16, "several": 16}
+LOCKS = {"several": 4}
 HOLD_SECONDS = 0.001
 PAUSE_SECONDS = {"sixteen-pause": 0.01}
 REDLOCK_STATES = ("all up", "one hung", "one down")
@@ -91,7 +93,7 @@ def _players(case: str, store: str, size: Size) -> Iterator[Contender]:
 
 def _few(found: list[Contender], case: str, store: str) -> Iterator[Contender]:
     """For a quick look: the limits, ourselves and one peer; crowds on Redis alone."""
-    if case in ("two", "sixteen-pause", "growth-leases"):
+    if case in ("two", "sixteen-pause", "several", "growth-leases"):
         return
     if case.startswith(("drain", "held", "growth")) and store != "redis":
         return
@@ -114,6 +116,8 @@ def _plays(one: Contender, case: str) -> bool:
         wanted = "asyncio" if case == "growth-waiters" else "blocking"
         grows = one.role == "ours" and one.store != "memory" and DRAIN in one.cases
         return grows and one.door == wanted
+    if case == "several" and one.role not in ("ours", "limit"):
+        return False
     kinds = {"uncontended": UNCONTENDED, "drain": DRAIN}
     return kinds.get(case, CONTENDED) in one.cases
 

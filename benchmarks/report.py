@@ -214,6 +214,7 @@ _TELL: dict[str, Callable[[list[Row]], str]] = {
     "two": _contended,
     "sixteen": _contended,
     "sixteen-pause": _contended,
+    "several": _contended,
     "drain": _drain,
     "held": _held,
     "redlock": _redlock,

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.plan import (
     HOLD_SECONDS,
+    LOCKS,
     PAUSE_SECONDS,
     PROCESSES,
     REDLOCK_STATES,
@@ -94,6 +95,7 @@ def _contended(step: Step, size: Size, store: Served, nursery: Nursery, tick: Ti
                 seconds=size.contended_seconds,
                 hold_seconds=HOLD_SECONDS,
                 pause_seconds=PAUSE_SECONDS.get(step.case, 0.0),
+                locks=LOCKS.get(step.case, 1),
             )
             seen[one.name].append(answer)
     return [_head(one) | _merged(seen[one.name]) for one in step.players]

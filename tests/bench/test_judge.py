@@ -30,6 +30,16 @@ def test_an_overlap_is_counted() -> None:
     assert judge(turns((0, 0.1, 0.3), (1, 0.2, 0.4)), 2, 0.0, 1.0)["overlaps"] == 1
 
 
+def test_each_lock_has_its_own_line() -> None:
+    """Who holds another lock at the same time, with a token below, shares nothing."""
+    at_once = turns((1, 0.1, 0.3), (0, 0.2, 0.4), (3, 0.35, 0.5), (2, 0.45, 0.6))
+    sunk = [turn._replace(token=9 - turn.token % 2) for turn in at_once]
+    row = judge(at_once, 4, 0.0, 1.0, locks=2)
+    assert (row["overlaps"], row["switch_percent"]) == (0, 100.0)
+    assert judge(at_once, 4, 0.0, 1.0)["overlaps"] == 3
+    assert judge(sunk, 4, 0.0, 1.0, locks=2)["sinking_tokens"] == 2
+
+
 def test_tokens_that_do_not_grow_are_counted() -> None:
     """A repeated token is as bad as a lower one; contenders without tokens have none to judge."""
     one = Turn(0, 0.0, 0.1, 0.2, 7)

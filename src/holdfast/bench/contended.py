@@ -1,4 +1,4 @@
-"""Several processes on one lock: rate, hand-over, fairness, and that no two held it at once."""
+"""Several processes on one lock, or a few: rate, hand-over, fairness, and no two holds at once."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ class Pace(NamedTuple):
     pause_seconds: float
 
 
-def judge(turns: Sequence[Turn], processes: int, start: float, end: float) -> dict[str, Any]:
-    """What the turns of one run come to.
+def judge(
+    turns: Sequence[Turn], processes: int, start: float, end: float, locks: int = 1
+) -> dict[str, Any]:
+    """What the turns of one run come to, in which the processes shared so many locks in turn.
 
     A wait that was still unanswered at the end counts with what it had lasted by then: who
     starves must not look as if he had never asked.
@@ -56,11 +58,11 @@ def judge(turns: Sequence[Turn], processes: int, start: float, end: float) -> di
     counted = [turn for turn in turns if turn.held <= end]
     each = Counter(dict.fromkeys(range(processes), 0))
     each.update(turn.process for turn in counted)
-    pairs = list(pairwise(counted))
+    lines = [[turn for turn in counted if turn.process % locks == lock] for lock in range(locks)]
+    pairs = [pair for line in lines for pair in pairwise(line)]
     gaps = [after.held - before.ended for before, after in pairs]
     handed = [a.held - b.ended for b, a in pairs if a.process != b.process]
     waits = [min(turn.held, end) - turn.asked for turn in turns if turn.asked < end]
-    tokens = [turn.token for turn in counted]
     most = max(each.values(), default=0)
     return {
         "holds": len(counted),
@@ -76,7 +78,7 @@ def judge(turns: Sequence[Turn], processes: int, start: float, end: float) -> di
         "most": most,
         "fewest_to_most": min(each.values()) / most if most else 0.0,
         "overlaps": sum(gap < 0 for gap in gaps),
-        "sinking_tokens": sum(b >= a for b, a in pairwise(tokens) if b and a),
+        "sinking_tokens": sum(b.token >= a.token for b, a in pairs if b.token and a.token),
     }
 
 
@@ -88,11 +90,13 @@ def contended_job(
     seconds: float,
     hold_seconds: float,
     pause_seconds: float,
+    locks: int = 1,
 ) -> Any:
     """Forks the processes, starts them together, and judges what they recorded."""
     (found,), aim = find(book, [contender]), read_target(target)
-    pace = Pace(f"{NAME}:{os.getpid()}", seconds, hold_seconds, pause_seconds)
-    children = [_spawn(found, aim, pace) for _ in range(processes)]
+    names = [f"{NAME}:{os.getpid()}:{number % locks}" for number in range(processes)]
+    paces = [Pace(name, seconds, hold_seconds, pause_seconds) for name in names]
+    children = [_spawn(found, aim, pace) for pace in paces]
     for reader, _ in children:
         first = os.read(reader, 1)
         if first != b"r":
@@ -106,11 +110,15 @@ def contended_job(
     server = cpu_seconds(aim.pids) - server
     deadline = time.monotonic() + LATE_SECONDS + DEAF_SECONDS
     said = [read_by(reader, deadline) for reader, _ in children]
-    return _gather(said, processes, start, seconds, server if aim.pids else None)
+
+    def judged(turns: list[Turn]) -> dict[str, Any]:
+        return judge(turns, processes, start, start + seconds, locks)
+
+    return _gather(said, judged, server if aim.pids else None)
 
 
 def _gather(
-    said: list[bytes | None], processes: int, start: float, seconds: float, server: float | None
+    said: list[bytes | None], judged: Callable[[list[Turn]], dict[str, Any]], server: float | None
 ) -> dict[str, Any]:
     turns: list[Turn] = []
     cpu, hung, errors = 0.0, 0, []
@@ -122,7 +130,7 @@ def _gather(
         else:
             cpu += answer["cpu"]
             turns += [Turn(number, *turn) for turn in answer["turns"]]
-    row = judge(turns, processes, start, start + seconds)
+    row = judged(turns)
     holds = row["holds"] or 1
     row |= {"client_cpu_ms": cpu / holds * 1000, "hung": hung}
     if server is not None:

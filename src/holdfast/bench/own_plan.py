@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "two": ("2 processes on one lock, 1 ms holds", _CONTENDED),
     "sixteen": ("16 processes on one lock, 1 ms holds", _CONTENDED),
+    "several": ("16 processes, four on each of four locks, 1 ms holds", _CONTENDED),
     "drain": (
         "100 waiters of one process drain one lock",
         {
@@ -54,7 +55,8 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-PROCESSES = {"two": 2, "sixteen": 16}
+PROCESSES = {"two": 2, "sixteen": 16, "several": 16}
+LOCKS = {"several": 4}
 WAITERS = LEASES = 100
 EXTRA_SECONDS = 45.0
 
@@ -96,6 +98,7 @@ def _words(case: str, seconds: float, quick: bool) -> dict[str, Any]:
             "seconds": seconds,
             "hold_seconds": 0.001,
             "pause_seconds": 0.0,
+            "locks": LOCKS.get(case, 1),
         }
     if case == "drain":
         return {
