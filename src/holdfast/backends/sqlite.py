@@ -77,7 +77,7 @@ class SqliteBackend:
         path = store.place.path
         relief = partial(chores.checkpoint, path=path)
         self._wire = SqliteWire(path, self._open, relief, runtime, store.request_seconds)
-        self._own_wakes: Wakes | None = None
+        self._own_wakes: list[Wakes] = []
         self._floor = self._high = self._last = 0
         self._crowded: set[str] = set()
         self._chores_at = chores.EVERY
@@ -92,11 +92,12 @@ class SqliteBackend:
 
     @property
     def _wakes(self) -> Wakes:
-        if self._own_wakes is None:
+        if not self._own_wakes:
             from holdfast.backends.sqlite_wakes import Wakes
 
-            self._own_wakes = Wakes(self._store.place, self._runtime)
-        return self._own_wakes
+            # Where two threads come at once both make one: the first in the list is everybody's.
+            self._own_wakes.append(Wakes(self._store.place, self._runtime))
+        return self._own_wakes[0]
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
@@ -142,8 +143,8 @@ class SqliteBackend:
 
     def _quiet(self, claim: Claim) -> None:
         """Drops a wake-up that nobody will ask for."""
-        if self._own_wakes is not None:
-            self._own_wakes.quiet(claim.owner)
+        for wakes in self._own_wakes:
+            wakes.quiet(claim.owner)
 
     async def _change(
         self, name: str, work: Callable[[Line], T], address: str = "", until: float = NEVER
@@ -187,8 +188,8 @@ class SqliteBackend:
         await self._wakes.wait(claim.owner, until)
 
     def nudge(self, claim: Claim) -> None:
-        if self._own_wakes is not None:
-            self._own_wakes.ring(claim.owner)
+        for wakes in self._own_wakes:
+            wakes.ring(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         def swap(line: Line) -> tuple[bool, Grant | Busy]:
@@ -322,13 +323,13 @@ class SqliteBackend:
 
     def forget(self) -> None:
         self._wire.forget()
-        if self._own_wakes is not None:
-            self._own_wakes.forget()
+        for wakes in self._own_wakes:
+            wakes.forget()
         self._crowded.clear()
 
     async def close(self) -> None:
-        if self._own_wakes is not None:
-            self._own_wakes.close()
+        for wakes in self._own_wakes:
+            wakes.close()
         self._wire.close()
 
 

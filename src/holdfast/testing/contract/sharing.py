@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.claim import Busy, Mode
 from holdfast.core.contract import Guarantee
-from holdfast.testing.contract.bench import ACROSS, SOON, Bench, contract, in_grace
+from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract, in_grace
 
 __all__: list[str] = []
 
@@ -73,6 +73,28 @@ async def readers_in_front_do_not_wait_for_each_other(bench: Bench) -> None:
             await theirs.get(claim)
 
     await in_grace(read_together)
+
+
+@contract.rule(SHARED)
+async def readers_and_writers_keep_coming(bench: Bench) -> None:
+    """However they meet, all get in, no writer beside anybody, and nobody's wish outlives it."""
+    peers = [bench.peer() for _ in range(3)]
+    holding: list[Mode] = []
+
+    async def serve(peer: Peer, number: int) -> None:
+        for turn in range(9):
+            mode = Mode.SHARED if (turn + number) % 3 else Mode.EXCLUSIVE
+            grant = await peer.get(bench.claim(mode=mode), ACROSS)
+            assert not (holding if mode is Mode.EXCLUSIVE else Mode.EXCLUSIVE in holding)
+            holding.append(mode)
+            await asyncio.sleep(0.001)
+            holding.remove(mode)
+            assert await peer.release(grant)
+
+    served = (serve(peer, number) for number, peer in enumerate(peers * 2))
+    await asyncio.wait_for(asyncio.gather(*served), ACROSS)
+    for peer in peers:
+        await peer.get(bench.claim(mode=Mode.SHARED), SOON)
 
 
 @contract.rule(SHARED)
