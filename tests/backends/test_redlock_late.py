@@ -119,6 +119,20 @@ def test_a_hold_that_was_broken_is_told_as_lost(three: Nodes) -> None:
         assert lease.release() is False
 
 
+def test_a_writer_that_won_without_a_node_keeps_no_readers_out_there(three: Nodes) -> None:
+    """Its wish to write goes with it, also where readers were in its way to the last."""
+    left_behind = three.nodes[2]
+    with holdfast.connect(three.url, ttl=60) as ours, holdfast.connect(three.url) as theirs:
+        reader = theirs.rwlock("name", renew=False).read().acquire()
+        assert reader is not None
+        for node in three.nodes[:2]:
+            node.ask("DEL", KEY)
+        with ours.rwlock("name").write():
+            wait_until("the wish", lambda: left_behind.ask("HEXISTS", KEY, "i") == 1)
+        wait_until("its end", lambda: left_behind.ask("HEXISTS", KEY, "i") == 0)
+        assert reader.release() is False
+
+
 def test_a_renewal_that_comes_after_the_release_brings_nothing_back(three: Nodes) -> None:
     """Not even on a node that never had it."""
     backend = open_store(three.url, Settings()).backend(BlockingRuntime())
