@@ -276,7 +276,9 @@ class AdvisoryBackend(AdvisoryView):
             self._nudged.add(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        return await self.release(grant), await self.attempt(claim, join=True)
+        """The other one stands in the server's own queue: asked for on its behalf, it might be let in
+        anew after it came, and left, by itself."""
+        return await self.release(grant), Busy(0)
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
