@@ -199,3 +199,43 @@ def test_an_heir_whose_exchange_was_not_answered_is_undone(monkeypatch: pytest.M
     times = [time for time, owner in undone if owner == heir.owner]
     assert min(times) < 7.0  # as it gave up
     assert max(times) > 8.0  # after the exchange did
+
+
+def test_an_heir_that_came_and_left_by_itself_is_not_let_in_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An exchange that arrives after that holds the name for nobody; it is undone at once."""
+    world = World(1)
+    store = SimStore(Node(world, "server", drift=0.0, skew=0.0), Network(world, loss=0.0))
+    client = Client(world, store, 0, Report())
+    door, holds = client.door, store.ledger.names
+    first, second, heir = (Claim("a", Mode.SLOTS, 1, 2, 300.0, who, "[]") for who in "123")
+    exchange = SimBackend.exchange
+    left: list[float] = []
+    standing: list[list[str]] = []
+
+    async def late(self: SimBackend, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        if grant.claim is first:
+            await self.runtime.sleep(3.0)
+        return await exchange(self, grant, claim)
+
+    async def hold(claim: Claim, after: float, seconds: float) -> None:
+        await door.runtime.sleep(after)
+        hold = await acquire(door, claim, Ask(None, explain=False))
+        await door.runtime.sleep(seconds)
+        await door.release(hold)
+        left.append(world.time)
+
+    async def look() -> None:
+        await door.runtime.sleep(9.0)
+        standing.append(list(holds["a"].holds))
+
+    monkeypatch.setattr(SimBackend, "exchange", late)
+    client.node.spawn(hold(first, 0.0, 5.0))  # its exchange is on its way from 5 to 8
+    client.node.spawn(hold(second, 0.0, 6.0))
+    client.node.spawn(hold(heir, 1.0, 0.5))
+    client.node.spawn(look())
+    world.run(30.0)
+    world.end()
+    assert len(left) == 3
+    assert standing == [[]]

@@ -249,7 +249,7 @@ class ConsulBackend:
             or grant.claim.owner in self.store.sessions.doubts
             or claim.mode is Mode.SLOTS
         ):
-            return await self.release(grant), await self.attempt(claim, join=True)
+            return await self._in_two_steps(grant, claim)
         # Nobody else was in front of it, and nobody can have come in front since.
         mark = self.store.names.of(grant.claim.name).mark(grant.claim.owner)
         body = requests.txn(
@@ -261,9 +261,16 @@ class ConsulBackend:
         try:
             answer = await self._send(Attempt(claim, True, session, None), body)
         except (Refused, SessionGone):
-            return await self.release(grant), await self.attempt(claim, join=True)
+            return await self._in_two_steps(grant, claim)
         self.store.forgotten(grant.claim.owner)
         return True, self._granted(claim, session, int(answer[-1]["ModifyIndex"]), ())
+
+    async def _in_two_steps(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        """One that stands in line is woken by the release: asked for on its behalf, it might be let
+        in anew after it came, and left, by itself."""
+        stands = claim.owner in self.store.places
+        was_ours = await self.release(grant)
+        return was_ours, Busy(0) if stands else await self.attempt(claim, join=True)
 
     async def release(self, grant: Grant) -> bool:
         claim, keys = grant.claim, self.store.names.of(grant.claim.name)

@@ -243,10 +243,14 @@ class EtcdBackend:
         tags.lend(claim)
         granted = await self._pass_on(grant, claim)
         answer: tuple[bool, Grant | Busy]
-        if granted is None:
-            answer = await self.release(grant), await self.attempt(claim, join=True)
-        else:
+        if granted is not None:
             answer = True, granted
+        elif claim.owner in self.store.places:
+            # It stands in line, and the release wakes it: asked for on its behalf, it might be let
+            # in anew after it came, and left, by itself.
+            answer = await self.release(grant), Busy(0)
+        else:
+            answer = await self.release(grant), await self.attempt(claim, join=True)
         tags.give_back(claim)
         return answer
 

@@ -276,9 +276,11 @@ class AdvisoryBackend(AdvisoryView):
             self._nudged.add(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        """The other one stands in the server's own queue: asked for on its behalf, it might be let in
-        anew after it came, and left, by itself."""
-        return await self.release(grant), Busy(0)
+        """One that stands in the server's own queue is woken by the release: asked for on its
+        behalf, it might be let in anew after it came, and left, by itself."""
+        stands = claim.owner in self.sessions.by_owner
+        was_ours = await self.release(grant)
+        return was_ours, Busy(0) if stands else await self.attempt(claim, join=True)
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float

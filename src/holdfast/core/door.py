@@ -34,6 +34,8 @@ class Door:
         self.lines = Lines(runtime)
         self.mine: dict[tuple[int, str], Hold] = {}
         """The newest hold of a thread or task and name: for re-entry and self-deadlocks."""
+        self.releasing: set[str] = set()
+        """Owners whose holds are just being released."""
         self.closed = False
         self.tell: Callable[[Callable[[str], object], str], None] = _tell_here
         self.who = "thread"
@@ -110,6 +112,7 @@ class Door:
         heir: Turn | None = None
         sent = self.runtime.now()
         try:  # from before it is let go: an interrupt anywhere in here is undone
+            self.releasing.add(claim.owner)
             if not self.release_local(hold):
                 self.disown(hold)
                 return False
@@ -136,6 +139,8 @@ class Door:
                 self._unsure_of(heir)
             await self.undo(claim)
             raise
+        finally:
+            self.releasing.discard(claim.owner)
         if not ours or sent >= hold.ends:
             hold.lose("its certain time is over" if ours else "the store had it no longer")
             return False
@@ -148,8 +153,8 @@ class Door:
         if not heir.gone or heir.claim.owner in self.keep.holds:
             return
         # It left while the exchange was under way, which lined it up or let it in anew.
-        if heir.served:
-            # It had won by itself, and its own release may be on its way: that goes first.
+        if heir.claim.owner in self.releasing:
+            # It had won by itself, and its own release is on its way: that goes first.
             self.keep.undo(heir.claim, after=SETTLED_SECONDS, landed=True)
         else:
             await self.undo(heir.claim)
@@ -194,6 +199,7 @@ class Door:
         self.keep.dropped.clear()
         self.lines.clear()
         self.mine.clear()
+        self.releasing.clear()
         for hold in holds:
             hold.callbacks, hold.on_doubt = [], None
             hold.lose("this process is a fork of the one that holds it")
