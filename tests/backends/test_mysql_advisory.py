@@ -89,7 +89,7 @@ def test_a_killed_waiter_lines_up_again(
 
         thread = threading.Thread(target=wait)
         thread.start()
-        like = f"%{key(namespace)}%{'SLEEP' if slots else '/*hf'}%"
+        like = f"%{key(namespace)}%{'FIELD' if slots else '/*hf'}%"
         waiting = f"SELECT MAX(id) FROM information_schema.processlist WHERE info LIKE '{like}'"
         waiting += " AND id <> CONNECTION_ID()"
         wait_for(lambda: one(admin, waiting))

@@ -1,7 +1,8 @@
-"""How sessions of MySQL sleep: one of all of them by ``SLEEP()``, the others on a named lock."""
+"""How sessions of MySQL sleep: on a named lock, and only without one by ``SLEEP()``."""
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import Counter
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import pytest
 import holdfast
 from backends import mysql_bench
 from backends.mysql_bench import Admin, account, rows, wait_for
-from holdfast.backends.mysql_sleep import STILL, sleep
+from holdfast.backends.mysql_sleep import sleep, still_lock
 from servers.mysql import MySQLServer
 
 server, admin = mysql_bench.server, mysql_bench.admin
@@ -29,10 +30,10 @@ def states(admin: Admin, url: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("mode", ["lease", "advisory"])
-def test_one_of_all_who_wait_sleeps(
+def test_who_waits_does_so_for_a_lock(
     server: MySQLServer, admin: Admin, namespace: str, mode: str
 ) -> None:
-    """Whoever leaves, no more than one sleeps, and each is called in its turn."""
+    """None of them calls ``SLEEP()``, and each is called in its turn."""
     url = account(server, admin) + f"?mode={mode}"
     with ExitStack() as stack:
 
@@ -52,8 +53,7 @@ def test_one_of_all_who_wait_sleeps(
         for thread in threads:
             thread.start()
         for left in range(DOORS, 0, -1):
-            all_wait = Counter({ASLEEP: 1, BEHIND: left - 1}), Counter({BEHIND: left})
-            wait_for(lambda any_of=all_wait: states(admin, url) in any_of)
+            wait_for(lambda left=left: states(admin, url) == {BEHIND: left})
             lease = held[DOORS - left]
             assert lease is not None
             lease.release()
@@ -61,9 +61,10 @@ def test_one_of_all_who_wait_sleeps(
         assert served == names
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_killed_sleep_says_so(server: MySQLServer, admin: Admin, first: bool) -> None:
-    """Whether it slept itself, or waited behind the one that does."""
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_killed_sleep_says_so(server: MySQLServer, admin: Admin, alone: bool) -> None:
+    """Whether it waited for its lock or, as there was nobody to wait for, slept."""
+    lock = still_lock(secrets.token_hex(4))
     url = account(server, admin)
     parts = urlsplit(url)
     told: list[object] = []
@@ -74,20 +75,17 @@ def test_a_killed_sleep_says_so(server: MySQLServer, admin: Admin, first: bool) 
         def nap() -> None:
             with session.cursor() as cursor:
                 try:
-                    cursor.execute(f"SELECT {sleep(30).decode()}")
+                    cursor.execute(f"SELECT {sleep(lock, 30).decode()}")
                     told.extend(cursor.fetchone() or ())
                 except pymysql.OperationalError as error:
                     told.append(error.args[0])
 
-        if first:
-            wait_for(lambda: rows(session, f"SELECT GET_LOCK({STILL.decode()}, 1)") == [(1,)])
-        else:
-            rows(admin, f"SELECT GET_LOCK({STILL.decode()}, 0)")
+        if not alone:
+            rows(admin, f"SELECT GET_LOCK({lock.decode()}, 0)")
         ((number,),) = rows(session, "SELECT CONNECTION_ID()")
         thread = threading.Thread(target=nap)
         thread.start()
-        wait_for(lambda: states(admin, url) == {ASLEEP if first else BEHIND: 1})
+        wait_for(lambda: states(admin, url) == {ASLEEP if alone else BEHIND: 1})
         rows(admin, f"KILL QUERY {number}")
         thread.join(60)
         assert told in (["1"], [1], [1317])
-        rows(admin, f"DO RELEASE_LOCK({STILL.decode()})")

@@ -15,7 +15,6 @@ from functools import lru_cache
 from holdfast.backends.mysql_lease_sql import CLOCK, NOW, PURGE_TRANSACTIONS, fill
 from holdfast.backends.mysql_row import MICROS
 from holdfast.backends.mysql_schema import Schema
-from holdfast.backends.mysql_sleep import STILL, sleep
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
 from holdfast.wires.mysql_protocol import Result, quoted
@@ -237,16 +236,20 @@ class AdvisoryStatements:
         return b"SELECT GET_LOCK(%s, %d) /*hf %s*/" % (lock, WAIT_SECONDS, said)
 
     def nap(self, claim: Claim) -> bytes:
-        """Sleeps until enough slots are free. Who frees one kills the sleep, found by its lock;
-        who freed one before that is seen by the look that comes first."""
-        free = b" + ".join(
-            b"IS_FREE_LOCK(%s)" % lock for lock in self.slots(claim.name, range(claim.limit))
-        )
+        """Waits until enough slots are free, for the first one that is not, and leaves it free:
+        nobody else takes one before our turn is over. Who frees another ends the wait by a kill,
+        found by its lock; who freed one before that is seen by the look that comes first."""
+        slots = self.slots(claim.name, range(claim.limit))
+        free = [b"IS_FREE_LOCK(%s)" % lock for lock in slots]
+        taken = b"ELT(FIELD(0, %s), %s)" % (b", ".join(free), b", ".join(slots))
+        wait = b"IF(GET_LOCK(@holdfast_slot := %s, %d), RELEASE_LOCK(@holdfast_slot), 0)" % (
+            taken, NAP_SECONDS,
+        )  # fmt: skip
         nap = self.lock(claim.name, ":n")
         # One statement, since a server whose request is killed between two may never answer it;
         # and DO, which goes on to its end where a SELECT stops.
-        return b"DO GET_LOCK(%s, 0), IF(%s >= %d, 0, %s), RELEASE_LOCK(%s), RELEASE_LOCK(%s)" % (
-            nap, free, claim.weight, sleep(NAP_SECONDS), nap, STILL,
+        return b"DO GET_LOCK(%s, 0), IF(%s >= %d, 0, %s), RELEASE_LOCK(%s)" % (
+            nap, b" + ".join(free), claim.weight, wait, nap,
         )  # fmt: skip
 
     def set_ttl(self, claim: Claim) -> bytes:

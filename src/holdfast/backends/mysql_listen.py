@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock
-from holdfast.backends.mysql_sleep import sleep
+from holdfast.backends.mysql_sleep import sleep, still_lock
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -31,6 +31,11 @@ MEND_SECONDS = (0.1, 0.4)
 """The pause after a bell broke."""
 
 
+def _got(connection: Connection, lock: bytes, until: float) -> bool:
+    reply = connection.request(b"SELECT GET_LOCK(%s, 0)" % lock, until)
+    return reply.failure is None and reply.results[0].rows == [(b"1",)]
+
+
 class Hanger:
     """Opens bells; tells whether sessions can find and stir each other here."""
 
@@ -47,27 +52,27 @@ class Hanger:
         """A bell, and the name by which it is called."""
         bell, until = secrets.token_hex(12), now() + self._seconds
         connection = self._greet(until)
+        keeper: Connection | None = None
         try:
-            quiet = self._galera()
-            if not quiet:
-                ask = b"SELECT GET_LOCK(%s, 0)" % bell_lock(bell)
-                reply = connection.request(ask, until)
-                rows = reply.results[0].rows if reply.failure is None else []
-                quiet = rows != [(b"1",)]
-            self.quiet = quiet
-            return bell, SleepBell(connection, self._listen(bell, quiet), self._seconds)
+            self.quiet = self._galera() or not _got(connection, bell_lock(bell), until)
+            if self.quiet:
+                return bell, SleepBell(connection, self._listen_quietly(bell), self._seconds)
+            keeper = self._greet(until)
+            _got(keeper, still_lock(bell), until)
+            return bell, SleepBell(connection, self._listen(bell), self._seconds, keeper)
         except BaseException:
             connection.close()
+            if keeper is not None:
+                keeper.close()
             raise
 
-    def _listen(self, bell: str, quiet: bool) -> Listen:
-        seconds = QUIET_SLEEP_SECONDS if quiet else SLEEP_SECONDS
-        asleep = sleep(seconds, killed=not quiet)
+    def _listen(self, bell: str) -> Listen:
+        asleep = sleep(still_lock(bell), SLEEP_SECONDS)
+        return Listen(lambda names: self._statements.listen(bell, names, asleep), SLEEP_SECONDS)
 
-        def listen(names: Iterable[str]) -> bytes:
-            return self._statements.listen(bell, names, asleep)
-
-        return Listen(listen, seconds)
+    def _listen_quietly(self, bell: str) -> Listen:
+        seconds, asleep = QUIET_SLEEP_SECONDS, b"SLEEP(%.2f)" % QUIET_SLEEP_SECONDS
+        return Listen(lambda names: self._statements.listen(bell, names, asleep), seconds)
 
     @property
     def looks(self) -> bool:

@@ -36,8 +36,16 @@ class Listen(NamedTuple):
 class SleepBell:
     """A session that sleeps; what a blocking doorbell reads."""
 
-    def __init__(self, connection: Connection, listen: Listen, patience: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        listen: Listen,
+        patience: float,
+        keeper: Connection | None = None,
+    ) -> None:
         self._connection, self._listen, self._patience = connection, listen, patience
+        self._all = [connection] if keeper is None else [connection, keeper]
+        """With the one that only keeps what the other one sleeps on."""
         self._waiting: dict[str, str] = {}
         """The names for which somebody waits, by key; empty for one who was rung."""
         self._mutex = threading.Lock()
@@ -105,10 +113,12 @@ class SleepBell:
         return keys
 
     def close(self) -> None:
-        self._connection.close()
+        for connection in self._all:
+            connection.close()
 
     def forget(self) -> None:
-        self._connection.forget()
+        for connection in self._all:
+            connection.forget()
 
 
 class AsyncBell:
