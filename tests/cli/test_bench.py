@@ -26,7 +26,7 @@ def test_every_case_runs_and_cleans_up(tmp_path: Path, capsys: pytest.CaptureFix
         told = measured(capsys, url)
         cases = told["cases"]
         assert isinstance(cases, dict)
-        assert list(cases) == ["uncontended", "two", "sixteen", "drain", "held"]
+        assert list(cases) == ["uncontended", "two", "sixteen", "several", "drain", "held"]
         for rows in cases.values():
             assert [row["contender"] for row in rows] == ["Holdfast", "Holdfast asyncio"]
             assert all("error" not in row for row in rows)
