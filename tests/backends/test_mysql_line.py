@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,7 @@ from backends.mysql_bench import (
     taken,
     wait_for,
 )
+from holdfast.backends import mysql_listen
 from holdfast.claim import Busy, Claim, Mode, write_label
 from holdfast.cli.show import main as show
 from holdfast.core.contract import Backend
@@ -74,14 +76,14 @@ def test_a_bell_is_told_of_in_one_request(server: MySQLServer, namespace: str) -
         before = run_now(holder.look("name")).waiters
         for backend, wanted, busy in zip(waiters, asked, first, strict=True):
             assert isinstance(busy, Busy)
-            assert busy.ref == ""
+            assert busy.ref[0] == ""
             run_now(backend.wait(wanted, busy, 0.0))  # hangs the bell
         for place in (1, 0, 2):
             proxy.reset_counts()
             told = run_now(waiters[place].attempt(asked[place], join=True))
             assert proxy.counts.requests == 1
             assert isinstance(told, Busy)
-            assert (told.place, told.ref) == (place, waiters[place].listening.bell)  # type: ignore[attr-defined]
+            assert (told.place, told.ref[0]) == (place, waiters[place].listening.bell)  # type: ignore[attr-defined]
             assert 0 < (told.retry_seconds or 0) <= 30
         assert run_now(holder.look("name")).waiters == before
         assert [waiter.note for waiter in before] == notes
@@ -219,4 +221,44 @@ def test_lines_of_all_kinds_go_in_order(server: MySQLServer, namespace: str) -> 
     assert tokens == sorted(set(tokens))
     assert run_now(first.look("name")).waiters == ()
     for backend in (first, second):
+        run_now(backend.close())
+
+
+def test_a_call_that_a_resting_bell_did_not_hear_is_not_lost(
+    server: MySQLServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time of the wait the bell sleeps for somebody else, and looks for nobody's marks."""
+    monkeypatch.setattr(mysql_listen, "SLEEP_SECONDS", 120)
+    admin = open_admin(server)
+    url = account(server, admin)
+    ours, theirs = backend_of(url, namespace), backend_of(server.url, namespace)
+    one, other = claim_of("one"), claim_of("other")
+    held = [taken(theirs, claim_of(name)) for name in ("one", "other")]
+    first_told = run_now(ours.attempt(one, join=True))
+    assert isinstance(first_told, Busy)
+    run_now(ours.wait(one, first_told, 0.0))  # hangs the bell, no more
+    told, busy = (run_now(ours.attempt(claim, join=True)) for claim in (one, other))
+    assert isinstance(told, Busy)
+    assert isinstance(busy, Busy)
+    assert run_now(theirs.release(held[1]))
+    until = now() + 120
+
+    def wait(claim: Claim, busy: Busy) -> threading.Thread:
+        work = partial(run_now, ours.wait(claim, busy, until))
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+    first = wait(one, told)
+    wait_for(lambda: sessions(admin, url, "%GET_LOCK%"))
+    second = wait(other, busy)
+    second.join(60)
+    assert not second.is_alive()
+    taken(ours, other)
+    assert run_now(theirs.release(held[0]))
+    first.join(60)
+    assert not first.is_alive()
+    taken(ours, one)
+    admin.close()
+    for backend in (ours, theirs):
         run_now(backend.close())

@@ -49,6 +49,12 @@ class LeaseBackend(Rows):
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         self._until_purge -= 1
+        begun = self.listening.begun
+        answer = await self._attempt(claim, join, until)
+        # With what its wait needs to know: the bell that was told of, and how it stood before.
+        return answer if type(answer) is Grant else answer._replace(ref=(answer.ref, begun))
+
+    async def _attempt(self, claim: Claim, join: bool, until: float | None) -> Grant | Busy:
         bell, state = self.listening.bell, None
         if claim.mode is Mode.EXCLUSIVE:
             answer = await self._alone(claim, join, bell, until)
@@ -120,7 +126,7 @@ class LeaseBackend(Rows):
         self._standing[owner] = bell
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        await self.listening.wait(claim.owner, claim.name, until, busy.ref)
+        await self.listening.wait(claim.owner, claim.name, until, *busy.ref)
 
     def nudge(self, claim: Claim) -> None:
         self.listening.ring(claim.owner)

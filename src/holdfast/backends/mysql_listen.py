@@ -97,8 +97,14 @@ class Listening(Protocol):
     bell: str
     """The name of the bell that hangs; empty before."""
 
-    async def wait(self, key: str, name: str, until: float, told: str) -> None:
-        """``told`` is the bell that the store was told of: another one is not rung."""
+    @property
+    def begun(self) -> int:
+        """How many sleeps the bell has begun."""
+        ...
+
+    async def wait(self, key: str, name: str, until: float, told: str, begun: int) -> None:
+        """``told`` is the bell that the store was told of: another one is not rung. ``begun`` is
+        what it was before that."""
         ...
 
     def ring(self, key: str) -> None: ...
@@ -130,6 +136,11 @@ class BlockingListening:
         self._made: BlockingDoorbell | None = None
         self._making = threading.Lock()
 
+    @property
+    def begun(self) -> int:
+        bell = None if self._made is None else self._made.bell
+        return bell.begun if isinstance(bell, SleepBell) else 0
+
     def _doorbell(self) -> BlockingDoorbell:
         """Made when it is first needed: a backend that never waits has none."""
         doorbell = self._made
@@ -138,7 +149,7 @@ class BlockingListening:
                 doorbell = self._made = self._made or BlockingDoorbell()
         return doorbell
 
-    async def wait(self, key: str, name: str, until: float, told: str) -> None:
+    async def wait(self, key: str, name: str, until: float, told: str, begun: int) -> None:
         if self._closed:
             return
         doorbell = self._doorbell()
@@ -149,7 +160,7 @@ class BlockingListening:
         if told != self.bell or not isinstance(bell, SleepBell):
             return
         try:
-            if bell.enter(key, name):
+            if bell.enter(key, name, begun):
                 return
             doorbell.wait(key, until)
         except (BackendUnavailable, OSError):
@@ -207,7 +218,11 @@ class AsyncListening:
         self._hung: AsyncBell | None = None
         self._hanging = False
 
-    async def wait(self, key: str, name: str, until: float, told: str) -> None:
+    @property
+    def begun(self) -> int:
+        return 0 if self._hung is None else self._hung.begun
+
+    async def wait(self, key: str, name: str, until: float, told: str, begun: int) -> None:
         hung = self._hung
         if hung is not None and (not hung.open or hung.stalled(now())):
             self._hung = None
@@ -218,11 +233,11 @@ class AsyncListening:
         elif self._hung is None:  # somebody else hangs it just now
             await self._doorbell.wait(key, until)
         elif told == self.bell:
-            await self._wait(self._hung, key, name, until)
+            await self._wait(self._hung, key, name, until, begun)
 
-    async def _wait(self, hung: AsyncBell, key: str, name: str, until: float) -> None:
+    async def _wait(self, hung: AsyncBell, key: str, name: str, until: float, begun: int) -> None:
         try:
-            if not hung.enter(key, name):
+            if not hung.enter(key, name, begun):
                 await self._doorbell.wait(key, until)
         except BackendUnavailable:
             await _pause(self._runtime, until)

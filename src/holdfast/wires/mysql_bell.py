@@ -3,8 +3,10 @@
 Who calls marks for whom in the row of a name, and then kills the sleep (``KILL QUERY``), which
 carries no word of its own. A kill between two sleeps would be lost, so a sleep begins with a look
 at the rows of the names that are waited for: the mark is there before the kill is sent, and a
-kill after the look finds the sleep. A kill for somebody who was told to wait but does not yet is
-remembered. Sleeps are short, so where kills don't arrive the marks are still found in time.
+kill after the look finds the sleep. One for somebody who was told to wait but does not yet may be
+lost, too, and no look is for its name: so whoever comes to wait, and asked before the sleep that it
+finds began, asks again instead. Sleeps are short, so where kills don't arrive the marks are still
+found in time.
 
 Where nobody waits any more, the bell rests.
 """
@@ -49,21 +51,24 @@ class SleepBell:
         self._waiting: dict[str, str] = {}
         """The names for which somebody waits, by key; empty for one who was rung."""
         self._mutex = threading.Lock()
-        self._sleeps = self._stray = False
+        self._sleeps = False
         self._since = 0.0
+        self.begun = 0
+        """How many sleeps it has begun."""
 
     def _sleep(self) -> None:
         names = set(self._waiting.values()) - {""}
         self._sleeps = bool(names)
         if names:
             self._since = now()
+            self.begun += 1
             self._connection.send(self._listen.request(names))
 
-    def enter(self, key: str, name: str) -> bool:
-        """Somebody begins to wait; whether it was perhaps called already."""
+    def enter(self, key: str, name: str, begun: int) -> bool:
+        """Somebody begins to wait, who asked when so many sleeps had ``begun``; whether it was
+        perhaps called since."""
         with self._mutex:
-            if self._stray:
-                self._stray = False
+            if self._sleeps and begun != self.begun:
                 return True
             self._waiting[key] = name
             if not self._sleeps:
@@ -102,8 +107,6 @@ class SleepBell:
             if killed and len(self._waiting) == 1:  # it can be for nobody else
                 names = [name.encode() for name in self._waiting.values()]
             keys = self._called({name.decode() for name in names})
-            early = killed or now() - self._since < 0.9 * self._listen.seconds
-            self._stray = early and not keys
             self._sleep()
         return keys
 
@@ -137,8 +140,12 @@ class AsyncBell:
     def stalled(self, moment: float) -> bool:
         return self._bell.stalled(moment)
 
-    def enter(self, key: str, name: str) -> bool:
-        return self._bell.enter(key, name)
+    @property
+    def begun(self) -> int:
+        return self._bell.begun
+
+    def enter(self, key: str, name: str, begun: int) -> bool:
+        return self._bell.enter(key, name, begun)
 
     def leave(self, key: str) -> None:
         self._bell.leave(key)
