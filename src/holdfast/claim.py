@@ -120,7 +120,8 @@ class Standing(NamedTuple):
     holders: tuple[Holder, ...]
     waiters: tuple[Waiter, ...]
     notice: str = ""
-    """Why those who wait are not woken but look now and then, where a store can't do better."""
+    """Where a wait may take longer than usual, and why: a store that frees what the dead held late,
+    waiters that can't be woken. For people, who are told with the timeout, too."""
 
 
 class Record(NamedTuple):

@@ -13,6 +13,7 @@ from backends.consensus_bench import somebody_waits
 from holdfast.errors import LockTimeout
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
+from holdfast.testing.doors import open_door, run_here
 from holdfast.testing.processes import Process
 from servers.consul import ConsulServer
 from servers.registry import Servers
@@ -166,3 +167,27 @@ def test_a_lock_delay_has_its_limits(server: ConsulServer, namespace: str) -> No
     assert "the shortest ttl is 1 s" in told
     assert "one to two ttls" in told
     assert f"the lock-delay is {DELAY:g} s" in told
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("delay", [0, DELAY])
+def test_what_a_dead_holder_costs_is_told(
+    server: ConsulServer, namespace: str, flavour: Flavour, delay: float
+) -> None:
+    """By ``inspect``, and to whoever has waited in vain: Consul takes up to twice the ttl."""
+    asyncio.run(_ask_in_vain(_url(server, delay), namespace, flavour, delay))
+
+
+async def _ask_in_vain(url: str, namespace: str, flavour: Flavour, delay: float) -> None:
+    async with (
+        open_door(url, flavour, run_here, namespace=namespace, ttl=50) as ours,
+        open_door(url, flavour, run_here, namespace=namespace, ttl=30) as theirs,
+        ours.lock("name"),
+    ):
+        notice = (await theirs.inspect("name")).notice
+        assert "50 to 100 s after its last renewal" in notice
+        assert (f"a lock-delay of {delay:g} s" in notice) == bool(delay)
+        with pytest.raises(LockTimeout, match=r"held by .* \(if its holder dies, Consul ends it"):
+            async with theirs.lock("name", timeout=0.1):
+                pass
+        assert (await theirs.inspect("free")).notice == ""

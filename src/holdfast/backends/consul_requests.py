@@ -29,7 +29,7 @@ _MODES = {"w": Mode.EXCLUSIVE, "r": Mode.SHARED}
 
 def entry_value(claim: Claim, since: float, *, behind: int = 0, token: int = 0) -> bytes:
     """What stands in an entry: version, behind, since, label, and the token of a hold that was
-    written again after its grant."""
+    written again after its grant, so that no word of a note ever moves a token."""
     text = f"[{PROTOCOL},{behind},{since:.3f},{quoted(claim.label)},{token}]"
     return b64encode(text.encode())
 

@@ -6,7 +6,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from holdfast.backends import consul_requests as requests
@@ -28,21 +28,40 @@ SWEEP_SHARE = 0.02
 SWEPT = 32
 
 
+class _Terms(NamedTuple):
+    """What Consul will do with a session that is not renewed any more."""
+
+    ttl: float
+    delay: float
+
+    @property
+    def notice(self) -> str:
+        words = f"if its holder dies, Consul ends it {self.ttl:g} to {2 * self.ttl:g} s"
+        delay = f", and a lock-delay of {self.delay:g} s comes on top" if self.delay else ""
+        return f"{words} after its last renewal{delay}"
+
+
 async def look(backend: ConsulBackend, name: str) -> Standing:
-    entries = await backend.line(name)
-    return standing(name, entries, await _remaining(backend, entries))
+    return await _shown(backend, name, await backend.line(name))
 
 
-async def _remaining(backend: ConsulBackend, entries: Iterable[Entry]) -> dict[str, float]:
+async def _shown(backend: ConsulBackend, name: str, entries: list[Entry]) -> Standing:
     """Consul does not tell how long it would still wait: at least the session's whole ttl, and
     then its lock-delay. For an entry whose session has ended, nothing."""
-    remaining: dict[str, float] = {}
+    terms = await _terms(backend, entries)
+    remaining = {session: sum(of) for session, of in terms.items()}
+    notice = max(terms.values()).notice if terms else ""
+    return standing(name, entries, remaining)._replace(notice=notice)
+
+
+async def _terms(backend: ConsulBackend, entries: Iterable[Entry]) -> dict[str, _Terms]:
+    terms: dict[str, _Terms] = {}
     for session in {entry.session for entry in entries if entry.held and entry.session}:
         info = await backend.agent.ask(INFO + session.encode())
         if info:
             ttl = float(str(info[0]["TTL"]).rstrip("s") or 0)
-            remaining[session] = ttl + int(info[0]["LockDelay"]) / 1e9
-    return remaining
+            terms[session] = _Terms(ttl, int(info[0]["LockDelay"]) / 1e9)
+    return terms
 
 
 async def revoke(backend: ConsulBackend, name: str) -> list[int]:
@@ -86,8 +105,7 @@ async def _standings(backend: ConsulBackend, prefixes: list[str]) -> list[Standi
     for prefix in prefixes:
         line = requests.line_of((kv for kv in found if kv["Key"].startswith(prefix)), prefix)
         if line:
-            remaining = await _remaining(backend, line)
-            standings.append(standing(_name(backend, prefix), line, remaining))
+            standings.append(await _shown(backend, _name(backend, prefix), line))
     return standings
 
 

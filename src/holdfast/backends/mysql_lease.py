@@ -288,8 +288,8 @@ class LeaseBackend(Rows):
     async def look(self, name: str) -> Standing:
         state = await self._read(name)
         bells = [entry.bell for entry in state.crowd if entry.bell and not entry.token]
-        notice = await self._uncalled(sorted(set(bells))) if bells else ""
-        return state.standing()._replace(notice=notice)
+        why = await self._uncalled(sorted(set(bells))) if bells else ""
+        return state.standing()._replace(notice=f"waiters are not woken: {why}" if why else "")
 
     async def _uncalled(self, bells: Sequence[str]) -> str:
         """Why calls don't arrive at these bells; empty if they do."""

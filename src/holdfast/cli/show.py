@@ -28,5 +28,5 @@ def main(argv: list[str]) -> int:
         if standing.waiters:
             print_waiters(standing.waiters)
         if standing.notice:
-            write(f"\nnot woken: {neutral(standing.notice)}\n")
+            write(f"\nnotice: {neutral(standing.notice)}\n")
     return 0 if standing.holders or standing.waiters else NOTHING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.claim import Claim, Holder
+from holdfast.claim import Claim, Holder, Standing
 from holdfast.core.hold import Ask
 from holdfast.errors import HoldfastError, LockTimeout
 
@@ -23,31 +23,33 @@ async def timed_out(door: Door, claim: Claim, ask: Ask, reason: str) -> LockTime
     """The error for somebody whose time is over; names the holder where the store can tell."""
     if not ask.explain:
         return LockTimeout("", name=claim.name)
-    holders = await _holders(door, claim)
+    standing = await _look(door, claim)
     waited = f"within {ask.timeout:g} s" if ask.timeout else "at once"
     message = f"{claim.name!r} on {door.store.display} was not acquired {waited}"
-    message += _why(holders, reason, door.runtime.wall())
-    return LockTimeout(message, name=claim.name, holder=holders[0] if holders else None)
+    message += _why(standing, reason, door.runtime.wall())
+    holder = standing.holders[0] if standing and standing.holders else None
+    return LockTimeout(message, name=claim.name, holder=holder)
 
 
 async def told_so_far(door: Door, claim: Claim, waited: float, reason: str) -> str:
     """The line for the log of somebody who waits for long."""
-    why = _why(await _holders(door, claim), reason, door.runtime.wall())
+    why = _why(await _look(door, claim), reason, door.runtime.wall())
     return f"waiting for {claim.name!r} on {door.store.display} for {waited:.0f} s{why}"
 
 
-async def _holders(door: Door, claim: Claim) -> tuple[Holder, ...]:
+async def _look(door: Door, claim: Claim) -> Standing | None:
     try:
-        return (await door.backend.look(claim.name)).holders
+        return await door.backend.look(claim.name)
     except HoldfastError:
-        return ()
+        return None
 
 
-def _why(holders: tuple[Holder, ...], reason: str, now: float) -> str:
+def _why(standing: Standing | None, reason: str, now: float) -> str:
     if reason:
         return f": {reason}"
-    if not holders:
+    if standing is None or not standing.holders:
         return ""
-    first, *others = holders
+    first, *others = standing.holders
     more = f" and {len(others)} more" if others else ""
-    return f": held by {describe(first, now)}{more}"
+    notice = f" ({standing.notice})" if standing.notice else ""
+    return f": held by {describe(first, now)}{more}{notice}"
