@@ -81,7 +81,11 @@ _CONTENDED = [
 ]
 
 
-_USUAL_WAIT = "usual_longest_wait_ms"
+# One stall of the machine hits one round.
+_WAITS = {
+    "usual_longest_wait_ms": "of a round, the middle of them",
+    "longest_wait_ms": "of all rounds",
+}
 
 
 def _contended(results: Results) -> Iterator[Aim]:
@@ -93,10 +97,11 @@ def _contended(results: Results) -> Iterator[Aim]:
         yield Aim(f"{head}, holds/s ÷ limit", bound, ratio(rate(row), rate(limit)))
         yield Aim(f"{head}, fewest ÷ most holds", fair, _of(row, "fewest_to_most"))
         if wait is not None:
-            # Of each round, and of those the middle: one stall of the machine hits one round.
-            longest = ratio(_of(row, _USUAL_WAIT), _of(limit, _USUAL_WAIT))
-            yield Aim(f"{head}, longest wait ÷ limit's", wait, longest, least=False)
-        yield Aim(f"{head}, overlaps", 0.0, _of(row, "overlaps"), least=False)
+            for field, of in _WAITS.items():
+                longest = ratio(_of(row, field), _of(limit, field))
+                yield Aim(f"{head}, longest wait {of}, ÷ limit's", wait, longest, least=False)
+        for field, what in (("overlaps", "overlaps"), ("sinking_tokens", "tokens that sank")):
+            yield Aim(f"{head}, {what}", 0.0, _of(row, field), least=False)
 
 
 def _of(row: Row | None, field: str) -> float | None:
@@ -140,11 +145,14 @@ def _redlock(results: Results) -> Iterator[Aim]:
 
 
 def aims_table(results: Results, table: Callable[..., str]) -> str:
-    """Met or not; what was not run has no line."""
-    words = {True: "yes", False: "**no**"}
+    """Met or not, or not run."""
+    words = {True: "yes", False: "**no**", None: "not run"}
     lines = [
-        [aim.what, f"{'≥' if aim.least else '≤'} {aim.bound:g}", f"{aim.seen:.3g}", words[aim.met]]
+        [aim.what, f"{'≥' if aim.least else '≤'} {aim.bound:g}", _digits(aim.seen), words[aim.met]]
         for aim in aims(results)
-        if aim.met is not None
     ]
     return table(["what", "aim", "seen", "met"], lines)
+
+
+def _digits(seen: float | None) -> str:
+    return "–" if seen is None else f"{seen:.3g}"

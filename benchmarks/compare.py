@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.results import Results
 
-__all__ = ["best_peer", "find", "library_of", "limit_of", "rate", "ratio", "rows_of"]
+__all__ = ["best_peer", "find", "least_of", "library_of", "limit_of", "rate", "ratio", "rows_of"]
 
 Row = dict[str, Any]
 
@@ -36,6 +36,11 @@ def rate(row: Row | None, state: str = "") -> float | None:
 def limit_of(rows: list[Row], row: Row) -> Row | None:
     """What sends the same requests bare, through the same door where there is such a thing."""
     return _match(rows, row, "limit") or _match(rows, row, "least")
+
+
+def least_of(rows: list[Row], row: Row) -> Row | None:
+    """A bare lock without fence, ttl or queue."""
+    return _match(rows, row, "least")
 
 
 def library_of(rows: list[Row], row: Row) -> Row | None:

@@ -44,15 +44,17 @@ class Size(NamedTuple):
     """How many of ours and their limit, where the two are held to a bound."""
     contended_seconds: float
     settle_seconds: float
+    drain_rounds: int
     drain_limit_seconds: float
     leases: int
     watch_seconds: float
+    redlock_rounds: int
     redlock_seconds: float
     largest: int
 
 
-FULL = Size(False, 16, 0.1, 2, 6, 1.5, 2.0, 12.0, 1000, 8.0, 1.5, 100_000)
-QUICK = Size(True, 2, 0.04, 1, 1, 0.5, 0.5, 3.0, 200, 3.5, 0.3, 100)
+FULL = Size(False, 16, 0.1, 2, 6, 1.5, 2.0, 3, 12.0, 1000, 8.0, 5, 1.5, 100_000)
+QUICK = Size(True, 2, 0.04, 1, 1, 0.5, 0.5, 1, 3.0, 200, 3.5, 1, 0.3, 100)
 
 
 def sizes(quick: bool) -> Size:

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.bench.bounds import Alarm, limited
 from holdfast.bench.contender import Book, Contender, Target
-from holdfast.bench.figures import percentile
+from holdfast.bench.figures import percentile, pinned
 from holdfast.bench.jobs import find, read_target
 
 __all__ = ["redlock_job"]
@@ -55,7 +55,7 @@ def redlock_job(book: Book, contender: str, target: list[Any], state: str, secon
     seen = _Seen()
     logging.disable()  # peers tell of every node that does not answer, thousands of times
     try:
-        with limited(BEFORE_SECONDS + seconds + HANG_SECONDS):
+        with pinned(aim.pids), limited(BEFORE_SECONDS + seconds + HANG_SECONDS):
             if found.door == "asyncio":
                 asyncio.run(_play_async(found, aim, state, seconds, seen))
             else:

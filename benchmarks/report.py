@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.aims import aims_table
 from benchmarks.book import STORES
-from benchmarks.compare import best_peer, library_of, limit_of, rate, ratio, rows_of
+from benchmarks.compare import best_peer, least_of, library_of, limit_of, rate, ratio, rows_of
 from benchmarks.plan import CASES
 from benchmarks.results import Results, machine, versions
 
@@ -74,6 +74,7 @@ def _uncontended(rows: list[Row]) -> str:
                 seen["holds_per_second"],
                 ratio(rate(row, "pinned"), rate(limit, "pinned")),
                 ratio(rate(row, "free"), rate(limit, "free")),
+                ratio(rate(row, "pinned"), rate(least_of(rows, row), "pinned")),
                 ratio(rate(row, "pinned"), rate(library, "pinned")),
                 ratio(rate(row, "pinned"), rate(peer, "pinned")),
                 rate(row, "free"),
@@ -84,7 +85,7 @@ def _uncontended(rows: list[Row]) -> str:
                 row.get("requests"),
             ]
         )
-    headings = ["contender", "door", "holds/s", "÷ limit", "÷ limit, free", "÷ library"]
+    headings = ["contender", "door", "holds/s", "÷ limit", "÷ limit, free", "÷ least", "÷ library"]
     headings += ["÷ best peer", "holds/s, free", "p50 µs", "p99 µs", "client CPU µs"]
     return table([*headings, "server CPU µs", "requests"], lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.plan import (
@@ -41,12 +42,11 @@ def carry_out(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tic
         return _redlock(step, size, store, nursery, tick)
     if step.case.startswith("growth"):
         return _growth(step, size, store, nursery, tick)
-    rows = []
-    for one in step.players:
-        tick(one.name)
-        run = _drain if step.case == "drain" else _held
-        rows.append(_head(one) | run(one, size, store, nursery))
-    return rows
+    if step.case == "drain":
+        return _in_turns(
+            step.players, 1, size.drain_rounds, tick, lambda one: _drain(one, size, store, nursery)
+        )
+    return _in_turns(step.players, 1, 1, tick, lambda one: _held(one, size, store, nursery))
 
 
 def _head(one: Contender) -> Row:
@@ -76,56 +76,74 @@ def _uncontended(step: Step, size: Size, store: Served, nursery: Nursery, tick: 
     return sorted(rows, key=lambda row: order[row["contender"]])
 
 
-def _contended(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
-    """Rounds in which everybody has a short turn; what is reported is the middle of them."""
-    seen: dict[str, list[Row]] = {one.name: [] for one in step.players}
-    compared = [one for one in step.players if one.role in ("ours", "limit")]
-    rounds = [step.players] * size.contended_rounds
-    if step.case == "sixteen":
-        rounds += [compared] * (size.compared_rounds - size.contended_rounds)
-    for players in rounds:
-        for one in random.sample(players, len(players)):
+def _in_turns(
+    players: list[Contender],
+    rounds: int,
+    compared: int,
+    tick: Tick,
+    play: Callable[[Contender], Row],
+) -> list[Row]:
+    """Rounds in which everybody has a short turn; what is reported is the middle of them. Who is
+    ``compared``, ourselves and our limits, has so many."""
+    seen: dict[str, list[Row]] = {one.name: [] for one in players}
+    ours = [one for one in players if one.role in ("ours", "limit")]
+    for number in range(max(rounds, compared)):
+        turns = players if number < rounds else ours
+        for one in random.sample(turns, len(turns)):
             tick(one.name)
-            answer = nursery.run(
-                "contended",
-                allowed=size.contended_seconds + 40,
-                contender=one.key,
-                target=store.aim(),
-                processes=PROCESSES[step.case],
-                seconds=size.contended_seconds,
-                hold_seconds=HOLD_SECONDS,
-                pause_seconds=PAUSE_SECONDS.get(step.case, 0.0),
-                locks=LOCKS.get(step.case, 1),
-            )
-            seen[one.name].append(answer)
-    return [_head(one) | _merged(seen[one.name]) for one in step.players]
+            seen[one.name].append(play(one))
+    return [_head(one) | _merged(seen[one.name]) for one in players]
 
 
-_WORST = {"longest_wait_ms": max, "hung": max}
-_SUMS = ("overlaps", "sinking_tokens", "holds")
+def _contended(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+    def play(one: Contender) -> Row:
+        answer: Row = nursery.run(
+            "contended",
+            allowed=size.contended_seconds + 40,
+            contender=one.key,
+            target=store.aim(),
+            processes=PROCESSES[step.case],
+            seconds=size.contended_seconds,
+            hold_seconds=HOLD_SECONDS,
+            pause_seconds=PAUSE_SECONDS.get(step.case, 0.0),
+            locks=LOCKS.get(step.case, 1),
+        )
+        return answer
+
+    compared = size.compared_rounds if step.case == "sixteen" else 0
+    return _in_turns(step.players, size.contended_rounds, compared, tick, play)
+
+
+_WORST = ("longest_wait_ms", "longest_ms", "hung")
+_SUMS = ("overlaps", "sinking_tokens", "holds", "acquires", "errors")
+_OF_ALL = ("fewest", "most", "fewest_to_most")
+"""What is told of all rounds together, by ``_fairness``."""
 
 
 def _merged(rounds: list[Row]) -> Row:
-    good = [row for row in rounds if "error" not in row]
+    good = [row for row in rounds if not row.get("error")]
     if not good:
-        return {"error": rounds[0]["error"]}
+        return rounds[0]
     merged: Row = {}
     for field in dict.fromkeys(field for row in good for field in row):
         values = [row[field] for row in good if row.get(field) is not None]
-        if field in _SUMS:
-            merged[field] = sum(values)
-        elif field in _WORST:
-            merged[field] = _WORST[field](values)
-            merged[f"usual_{field}"] = statistics.median(values)
-        elif field == "counts":
+        if field == "counts":
             merged |= _fairness(values)
-        elif field in ("fewest", "most", "fewest_to_most"):
-            continue
-        elif field == "errors":
-            merged[field] = sorted({text for texts in values for text in texts})
-        else:
-            merged[field] = statistics.median(values) if values else None
+        elif field not in _OF_ALL:
+            merged[field] = _one_of(field, values)
+        if field == "longest_wait_ms":
+            merged[f"usual_{field}"] = statistics.median(values)
     return merged
+
+
+def _one_of(field: str, values: list[Any]) -> Any:
+    if not values:
+        return None
+    if isinstance(values[0], list):
+        return sorted({text for texts in values for text in texts})
+    if field in _WORST or isinstance(values[0], str):
+        return max(values)
+    return sum(values) if field in _SUMS else statistics.median(values)
 
 
 def _fairness(counts: list[list[int]]) -> Row:
@@ -171,21 +189,23 @@ def _held(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
 
 
 def _redlock(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
-    rows = []
-    for state in REDLOCK_STATES:
-        for one in step.players:
-            tick(f"{one.name}, {state}")
-            answer = nursery.run(
-                "redlock",
-                allowed=size.redlock_seconds + 12,
-                contender=one.key,
-                target=store.aim(),
-                state=state,
-                seconds=size.redlock_seconds,
-            )
-            store.mend()
-            rows.append(_head(one) | {"state": state} | answer)
-    return rows
+    def play(state: str, one: Contender) -> Row:
+        answer: Row = nursery.run(
+            "redlock",
+            allowed=size.redlock_seconds + 12,
+            contender=one.key,
+            target=store.aim(),
+            state=state,
+            seconds=size.redlock_seconds,
+        )
+        store.mend()
+        return answer
+
+    return [
+        row | {"state": state}
+        for state in REDLOCK_STATES
+        for row in _in_turns(step.players, 1, size.redlock_rounds, tick, partial(play, state))
+    ]
 
 
 def _growth(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:

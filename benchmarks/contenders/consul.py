@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from benchmarks.contenders.common import ALONE, WAITS, nothing, split
 from benchmarks.contenders.http import RawHttp, complete, request
 from benchmarks.tape import dial, record, replayer
-from holdfast.bench.contender import Client, Contender, Opener, Pair, Target, ours
+from holdfast.bench.contender import CONTENDED, Client, Contender, Opener, Pair, Target, ours
 
 __all__ = ["CONTENDERS"]
 
@@ -72,7 +72,8 @@ def _one(name: str, role: Any, open_: Opener, cases: frozenset[str] = WAITS) -> 
 
 CONTENDERS = [
     _one("raw HTTP, same requests", "limit", _replay, ALONE),
-    _one("raw HTTP, acquire and release", "least", _recipe, WAITS),
+    _one("raw HTTP, acquire and release", "least", _recipe, ALONE),
+    _one("raw HTTP, blocking query", "limit", _recipe, frozenset({CONTENDED})),
     *ours("consul"),
     _one("py-consul recipe", "peer", _py_consul),
 ]

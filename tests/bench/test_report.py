@@ -71,6 +71,29 @@ def test_aims_are_met_or_not() -> None:
     assert next(aims({})).met is None
 
 
+def test_what_was_not_run_is_told() -> None:
+    """A line that is missing would look like one that nobody asked for."""
+    from benchmarks.aims import aims, aims_table
+    from benchmarks.report import table
+
+    lines = aims_table({}, table).splitlines()[2:]
+    assert len(lines) == len(list(aims({})))
+    assert all(line.endswith("| – | not run |") for line in lines)
+
+
+def test_the_longest_wait_is_bounded_in_a_round_and_in_all() -> None:
+    """One stall of the machine hits one round: the middle of them says so, and hides nothing."""
+    from benchmarks.aims import aims
+
+    waits = {"usual_longest_wait_ms": 20.0, "longest_wait_ms": 90.0}
+    limit = row("raw", "limit", "blocking", 1.0, usual_longest_wait_ms=10.0, longest_wait_ms=20.0)
+    seen = results(limit, row("Holdfast", "ours", "blocking", 1.0, **waits), case="sixteen")
+    found = [
+        aim.met for aim in aims(seen) if aim.what.startswith("redis: Holdfast, 16 processes, l")
+    ]
+    assert found == [True, False]
+
+
 def test_whoever_failed_is_in_the_report(tmp_path: Path) -> None:
     """By name and with its own words, beside those who did not."""
     from benchmarks.report import write_report
@@ -136,3 +159,16 @@ def test_the_middle_of_the_rounds_is_reported_and_the_worst_wait() -> None:
     assert merged["longest_wait_ms"] == 900
     assert merged["usual_longest_wait_ms"] == 30
     assert merged["fewest_to_most"] == 1.0
+
+
+def test_rounds_of_redlock_are_one_row() -> None:
+    """Errors and hangs of any round stay in it; one without a figure has no say in the middle."""
+    from benchmarks.run import _merged
+
+    def one(spent: float | None, errors: int, hung: str = "") -> dict[str, Any]:
+        return {"acquire_p50_ms": spent, "errors": errors, "hung": hung, "error": None}
+
+    merged = _merged([one(1.0, 0), one(None, 2, "hung in acquire"), one(3.0, 1)])
+    assert merged == {"acquire_p50_ms": 2.0, "errors": 3, "hung": "hung in acquire", "error": None}
+    failed = {"error": "ImportError", "errors": 1}
+    assert _merged([failed]) == failed
