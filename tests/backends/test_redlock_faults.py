@@ -13,6 +13,8 @@ import pytest
 
 import holdfast
 from harnesses.redlock import mark_as_new
+from holdfast.testing import Flavour
+from holdfast.testing.processes import Process
 from servers.ensemble import Ensemble
 from servers.process import wait_until
 from servers.redis import RedisServer
@@ -20,6 +22,7 @@ from servers.redis import RedisServer
 pytestmark = pytest.mark.faults
 
 KEY = "holdfast:redlock:{name}"
+SOON = 60.0
 
 
 @pytest.fixture
@@ -121,6 +124,10 @@ def test_a_node_comes_back_although_its_reviver_was_interrupted(
         _hold_until(locks, lambda: not node.down)
 
 
+def _wished_for(node: RedisServer) -> bool:
+    return node.ask("HEXISTS", KEY, "i") == 1
+
+
 def _hold_until(locks: holdfast.Locks, condition: Callable[[], bool]) -> None:
     def held() -> bool:
         with locks.lock("name", timeout=10):
@@ -160,6 +167,26 @@ def test_readers_and_slots_survive_a_wiped_node(nodes: Ensemble[RedisServer]) ->
         with others.semaphore("slots", 2, timeout=5) as other:
             assert not set(mine.slots) & set(other.slots)
             assert others.semaphore("slots", 2).acquire(blocking=False) is None
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_the_wish_of_a_killed_writer_ends(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
+    """It keeps readers out for a writer's sake, and must not outlive one that is gone."""
+    writer = Process(_url(nodes), flavour, ttl=10)
+    try:
+        with (
+            holdfast.connect(_url(nodes), ttl=10) as ours,
+            holdfast.connect(_url(nodes), ttl=10) as theirs,
+            ours.rwlock("name").read() as first,
+        ):
+            writer.send("acquire", name="name")
+            wait_until("the wish", lambda: all(map(_wished_for, nodes.nodes)))
+            assert theirs.rwlock("name").read().acquire(blocking=False) is None
+            writer.kill()
+            with theirs.rwlock("name", timeout=SOON).read():
+                assert first.held
+    finally:
+        writer.close()
 
 
 def test_two_wiped_nodes_of_three_let_nobody_in() -> None:

@@ -11,7 +11,7 @@ from holdfast.testing.conformance.bench import SOON, Bench, conformance, raises,
 
 __all__: list[str] = []
 
-SHARED, FIFO = Guarantee.SHARED, Guarantee.FIFO
+SHARED = Guarantee.SHARED
 
 
 @conformance.rule()
@@ -56,7 +56,7 @@ async def a_writer_is_a_lock(bench: Bench) -> None:
         assert await theirs.lock("name").acquire(blocking=False) is None
 
 
-@conformance.rule(SHARED, FIFO)
+@conformance.rule(SHARED)
 async def a_waiting_writer_is_not_starved(bench: Bench) -> None:
     """Readers that come all the time do not keep a writer out."""
     writer, readers = bench.door(), [bench.door() for _ in range(2)]
