@@ -120,7 +120,11 @@ class LeaseBase:
         return self._hold.reason or "its certain time is over"
 
     def check(self, at_least: Duration = 0) -> None:
-        """Raises ``LockLost`` unless that many seconds are certain."""
+        """Raises ``LockLost`` unless that many seconds are certain.
+
+        Right after a wait less of the ttl may be certain than later: some stores wake with a grant
+        for up to 15 s, which the keeper renews within a second.
+        """
         needed = seconds(at_least, "at_least") if at_least else 0.0
         remaining = self.remaining
         if remaining <= 0:

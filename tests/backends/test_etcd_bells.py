@@ -15,7 +15,7 @@ from backends.http_peer import Peer
 from holdfast.backends import etcd_wait, lines
 from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.core.contract import GRACE_SECONDS
+from holdfast.core.contract import HANDED_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -114,7 +114,7 @@ def test_a_release_hands_the_name_over(peer: Callable[[], Peer]) -> None:
     assert len(line.third.post.asked) == 1
     assert waiting.brought is not None
     assert waiting.brought.token > grant.token
-    assert waiting.brought.seconds == GRACE_SECONDS
+    assert waiting.brought.seconds == HANDED_SECONDS
     holder = run_now(line.first.backend.look("name")).holders[0]
     assert holder.token == waiting.brought.token
 
@@ -211,7 +211,7 @@ def test_who_does_not_come_for_it_loses_it(
     handed = line.handed()
     behind = claim_of()
     assert _busy(line.first, behind).retry_seconds is not None
-    monkeypatch.setattr(lines, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(lines, "HANDED_SECONDS", 0.0)
     taken = line.first.take(behind)
     assert taken.token > handed.token
     renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))

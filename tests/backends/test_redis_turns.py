@@ -10,10 +10,11 @@ import holdfast
 from backends.redis_bench import blocking_and_asyncio, channels, listening, over, scripts_run
 from holdfast.backends.redis import _bell_key
 from holdfast.claim import Busy, Claim, Grant
-from holdfast.core.contract import GRACE_SECONDS
+from holdfast.core.contract import HANDED_SECONDS, Settings
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
+from holdfast.url import open_store
 from servers.process import wait_until
 from servers.redis import RedisServer
 from servers.registry import Servers
@@ -52,7 +53,7 @@ def test_a_hand_over_is_one_request(server: RedisServer, flavour: Flavour) -> No
         assert scripts_run(server) - before == 1
         assert brought is not None
         assert brought.token > grant.token
-        assert brought.seconds == GRACE_SECONDS
+        assert brought.seconds == HANDED_SECONDS
         standing = await ours.look("name")
         assert [holder.token for holder in standing.holders] == [brought.token]
         assert not standing.waiters
@@ -127,17 +128,42 @@ def test_who_does_not_come_for_its_turn_misses_it(server: RedisServer, flavour: 
     async def body(bench: Bench) -> None:
         ours, frozen, theirs = bench.peer(), bench.peer(), bench.peer()
         grant = await ours.take(bench.claim())
-        first = bench.claim()
+        first = bench.claim(ttl=2.0)  # else it would be HANDED_SECONDS
         busy = await _stand_in_line(frozen, first)
         second = bench.claim()
         await theirs.queue(second)
         assert await ours.release(grant)
-        taken = await theirs.get(second, GRACE_SECONDS + SECONDS)
+        taken = await theirs.get(second, SECONDS)
         brought = await frozen.wait(first, busy, now() + SECONDS)
         assert brought is not None
         assert brought.token < taken.token
         assert first.owner in (await frozen.renew([brought])).lost
         assert await theirs.release(taken)
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+@pytest.mark.parametrize("option", ["interop=redis-py", "replicas=1", "loss_protection=on"])
+def test_nobody_is_granted_whose_own_options_forbid_it(
+    server: RedisServer, flavour: Flavour, option: str
+) -> None:
+    """Such a waiter has more to do for a grant than the release of a plain door does."""
+
+    async def body(bench: Bench) -> None:
+        ours = bench.peer()
+        settings = Settings(namespace=bench.namespace)
+        theirs = Peer(open_store(f"{server.url}?{option}", settings), flavour, bench.workers)
+        try:
+            grant = await ours.take(bench.claim())
+            claim = bench.claim()
+            busy = await _stand_in_line(theirs, claim)
+            assert await ours.release(grant)
+            assert await theirs.wait(claim, busy, now() + SECONDS) is None
+            assert not (await ours.look("name")).holders
+            await theirs.abandon(claim)
+        finally:
+            await theirs.close()
 
     over(server.url, flavour, body)
 
@@ -166,7 +192,7 @@ def test_a_turn_lasts_as_long_as_any_hold(server: RedisServer, namespace: str, r
             worker.start()
             wait_until("the waiter", lambda: listening(server, namespace) == 1)
         assert held.wait(SECONDS)
-        wait_until("the renewal", lambda: _left(ours) > 2 * GRACE_SECONDS)
+        wait_until("the renewal", lambda: _left(ours) > 2 * HANDED_SECONDS)
         done.set()
         worker.join()
         assert not worker.is_alive()

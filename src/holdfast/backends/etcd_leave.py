@@ -21,7 +21,7 @@ from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Ref
 from holdfast.backends.lines import Entry
 from holdfast.backends.sessions import Session
 from holdfast.claim import Claim, Grant
-from holdfast.core.contract import GRACE_SECONDS
+from holdfast.core.contract import HANDED_SECONDS
 from holdfast.core.hold import certain_seconds
 from holdfast.errors import BackendUnavailable
 
@@ -123,7 +123,7 @@ async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant |
         return None
     store.handed.add(claim.owner)
     ref = Ref(own["key"], session.id, session.ttl, heir_of(behind))
-    return Grant(claim, place.order, ref=ref, seconds=min(GRACE_SECONDS, left))
+    return Grant(claim, place.order, ref=ref, seconds=min(HANDED_SECONDS, left))
 
 
 async def abandon(backend: EtcdBackend, claim: Claim) -> None:

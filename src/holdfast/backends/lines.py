@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 from holdfast.claim import Claim, Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.admit import Share, check_limit, fits, free_slots
-from holdfast.core.contract import GRACE_SECONDS
+from holdfast.core.contract import GRACE_SECONDS, HANDED_SECONDS
 
 __all__ = ["Details", "Entry", "Patience", "Verdict", "escape", "judge", "standing", "unescape"]
 
@@ -176,7 +176,8 @@ class Patience:
         left: list[float] = []
         for entry in absent:
             since = self._since.setdefault((entry.key, entry.changed), now)
-            left.append(since + GRACE_SECONDS - now)
+            grace = HANDED_SECONDS if entry.given else GRACE_SECONDS
+            left.append(since + grace - now)
             if left[-1] <= 0:
                 return entry, None
         return None, min(left, default=None)

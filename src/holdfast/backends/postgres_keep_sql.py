@@ -41,7 +41,7 @@ BEGIN
           UPDATE @waiter q SET reserved = moment + interval '%grace% s'
             WHERE q.owner = next_one.owner;
           IF next_one.owner <> heir THEN
-            PERFORM pg_notify(next_one.bell, next_one.ring);
+            PERFORM pg_notify(next_one.bell, split_part(next_one.ring, ' ', 1));
           END IF;
         END IF;
         UPDATE @lock l SET holders = '{}', used = moment WHERE l.namespace = ns AND l.name = nm;
@@ -63,10 +63,10 @@ BEGIN
   RETURN ours;
 END $$;
 
--- A release. The first in line, if it can be told so, is granted as it is woken: for as short a
--- time as a name is reserved, since nobody knows whether it is still well. It asks for more, or for
--- the same once more. `ours` comes in true from one who has waited, and may leave others behind.
--- Asked for the empty name, which nobody has, it plans all that and does nothing.
+-- A release. The first in line, if it can be told so, is granted as it is woken: for a part of its
+-- ttl, since nobody knows whether it is still well. It asks for more, or for the same once more.
+-- `ours` comes in true from one who has waited, and may leave others behind. Asked for the empty
+-- name, which nobody has, it plans all that and does nothing.
 -- First the grant is on disk, then it is told. Not in one commit: one that notifies keeps others
 -- that do so waiting, in the whole database, and would keep them waiting for the disk.
 CREATE OR REPLACE PROCEDURE @hand_over(ns text, nm text, own text, INOUT ours boolean)
@@ -97,19 +97,21 @@ BEGIN
     DELETE FROM @waiter q WHERE q.namespace = ns AND q.name = nm AND q.place = (
         SELECT o.place FROM @waiter o WHERE o.namespace = ns AND o.name = nm
         ORDER BY o.place LIMIT 1)
-      AND q.mode = 'exclusive' AND q.reserved IS NULL AND q.ring LIKE '% ' AND %fresh%
+      AND q.mode = 'exclusive' AND q.reserved IS NULL AND q.ring LIKE '% _%' AND %fresh%
       RETURNING q.owner, q.weight, q.bell, q.ring, q.label INTO heir;
     IF FOUND OR nm = '' THEN
       fence := greatest(r.token + 1, (extract(epoch FROM moment) * 1000000)::bigint);
       UPDATE @lock l SET token = fence, used = moment, holders = ARRAY[ROW(heir.owner, 'exclusive',
-          heir.weight, NULL, fence, moment, moment + interval '%grace% s', heir.label)::@holder]
+          heir.weight, NULL, fence, moment,
+          moment + make_interval(secs => split_part(heir.ring, ' ', 2)::float8),
+          heir.label)::@holder]
         WHERE l.namespace = ns AND l.name = nm;
       IF nm = '' THEN
         RETURN;
       END IF;
       COMMIT;
       done := set_config('synchronous_commit', 'off', true);
-      done := pg_notify(heir.bell, heir.ring || fence)::text;
+      done := pg_notify(heir.bell, split_part(heir.ring, ' ', 1) || ' ' || fence)::text;
       ours := true;
       RETURN;
     END IF;

@@ -24,7 +24,7 @@ from holdfast.backends.postgres_shared import (
     ring,
 )
 from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.core.contract import GRACE_SECONDS, Finding, Renewal, Runtime, Settings, Waiting
+from holdfast.core.contract import HANDED_SECONDS, Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.postgres import first_value
 
@@ -127,7 +127,7 @@ class LeaseBackend(SharedBackend):
             b"%.6f" % claim.ttl,
             claim.label.encode(),
             self.channel,
-            ring(claim.owner) + (b" " if _can_be_granted(claim) else b""),
+            ring(claim.owner) + _handed(claim),
         )
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
@@ -136,7 +136,7 @@ class LeaseBackend(SharedBackend):
         if token is None or busy.ref is None or token <= busy.ref:
             return None
         self._standing.pop(claim.owner, None)
-        return Grant(claim, token, ref=True, seconds=GRACE_SECONDS)
+        return Grant(claim, token, ref=True, seconds=min(HANDED_SECONDS, claim.ttl))
 
     def nudge(self, claim: Claim) -> None:
         self.listening.ring(ring(claim.owner).decode())
@@ -217,9 +217,10 @@ class LeaseBackend(SharedBackend):
         await self.wire.close()
 
 
-def _can_be_granted(claim: Claim) -> bool:
-    """Whether it can be given its grant with its wake-up, for as long as a name is reserved."""
-    return claim.mode is Mode.EXCLUSIVE and claim.ttl >= GRACE_SECONDS
+def _handed(claim: Claim) -> bytes:
+    """For how long it can be given its grant with its wake-up."""
+    exclusive = claim.mode is Mode.EXCLUSIVE
+    return b" %.6f" % min(HANDED_SECONDS, claim.ttl) if exclusive else b""
 
 
 _LOOK = """

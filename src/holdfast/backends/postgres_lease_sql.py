@@ -87,7 +87,7 @@ BEGIN
       UPDATE @waiter w SET reserved = moment + interval '%grace% s'
         WHERE w.owner = q.owner;
       IF q.owner <> own THEN
-        PERFORM pg_notify(q.bell, q.ring);
+        PERFORM pg_notify(q.bell, split_part(q.ring, ' ', 1));
       END IF;
     END IF;
     heads := heads + 1;
@@ -114,9 +114,9 @@ END $$;
 """
 
 # Answers 'G token slots', 'B place seconds', 'F place' (the line is full) or 'M capacity'. A ring
-# that ends with a blank is that of one who can be granted as it is woken: a token follows there,
-# and the last one is the end of its 'B'. Whoever stands in line already, or knows that others do,
-# asks `join` or `attempt_locked` at once.
+# of two words is that of one who can be granted as it is woken, and for how many seconds: it gets a
+# token in their stead, and the last one is the end of its 'B'. Whoever stands in line already, or
+# knows that others do, asks `join` or `attempt_locked` at once.
 _ATTEMPT = """
 CREATE OR REPLACE FUNCTION @attempt(
   ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
@@ -287,7 +287,7 @@ BEGIN
       used = moment WHERE l.namespace = ns AND l.name = nm;
   END IF;
   RETURN 'B ' || ahead || ' ' || coalesce(extract(epoch FROM soonest - moment)::text, '')
-    || CASE WHEN rng LIKE '% ' THEN ' ' || r.token ELSE '' END;
+    || CASE WHEN rng LIKE '% _%' THEN ' ' || r.token ELSE '' END;
 END $$;
 """
 
@@ -327,7 +327,7 @@ BEGIN
     END IF;
     IF line.stands OR done <> '' THEN  -- else it has stood there for a while, or the line is full
       RETURN 'B ' || line.ahead || ' ' || extract(epoch FROM held.ends - moment)
-        || CASE WHEN rng LIKE '% ' THEN ' ' || held.token ELSE '' END;
+        || CASE WHEN rng LIKE '% _%' THEN ' ' || held.token ELSE '' END;
     END IF;
   END IF;
   RETURN @attempt_locked(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, joins);

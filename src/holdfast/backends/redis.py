@@ -20,7 +20,7 @@ from holdfast.backends.redis_scripts import Scripts
 from holdfast.backends.redis_words import Keys, busy_answer, milliseconds, refusal
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
-    GRACE_SECONDS,
+    HANDED_SECONDS,
     Finding,
     Guarantee,
     Page,
@@ -84,7 +84,8 @@ class RedisBackend:
             raise Unsupported(f"{self.display} with interop=redis-py has exclusive locks only")
         channel = self._wakeups.channel if heard else "-"
         max_ttl = milliseconds(self.options.max_ttl)
-        words = f"{_MODES[mode]} {weight} {limit} {int(join)} {max_ttl} {channel}"
+        handed = milliseconds(min(HANDED_SECONDS, ttl)) if self._scripts.direct else 0
+        words = f"{_MODES[mode]} {weight} {limit} {int(join)} {max_ttl} {handed} {channel}"
         if len(self._shapes) >= KEPT_SHAPES:
             self._shapes.clear()
         shape = bulk(str(milliseconds(ttl))) + bulk(words)
@@ -152,7 +153,7 @@ class RedisBackend:
         # A ring may have been under way since before the attempt whose answer this waits on.
         if token is None or token <= last:
             return None
-        return Grant(claim, token, seconds=min(GRACE_SECONDS, claim.ttl))
+        return Grant(claim, token, seconds=min(HANDED_SECONDS, claim.ttl))
 
     def nudge(self, claim: Claim) -> None:
         self._wakeups.ring(_bell_key(claim.owner))

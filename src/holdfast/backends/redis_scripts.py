@@ -97,8 +97,9 @@ class Scripts:
     ) -> None:
         # A waiter must ask itself where a grant needs more than this hash, and where it can't be
         # told whether the waiter's door listens: on a cluster it may do so at another node.
-        direct = not (loss_protection or interop or cluster or replicas)
-        flags = (loss_protection, interop, cluster, direct)
+        self.direct = not (loss_protection or interop or cluster or replicas)
+        """Whether a release may grant to whom it wakes."""
+        flags = (loss_protection, interop, cluster, self.direct)
         values = ", ".join(str(flag).lower() for flag in flags)
         self._flags = f"local LOSS, INTEROP, CLUSTER, DIRECT = {values}\n"
         keys = ["state"] + ["foreign"] * interop

@@ -38,6 +38,9 @@ GRACE_SECONDS = 2.0
 """How long a freed name stays reserved for the first in line once it was woken."""
 IDLE_COUNTER_SECONDS = 7 * 24 * 3600.0
 """How long a token counter that nobody uses is kept; the clock floor takes over after it."""
+HANDED_SECONDS = STALE_SECONDS
+"""How long a grant lasts, or its ttl if that is shorter, that came with a wake-up, until its holder
+renews it: as long as a waiter counts as alive of whom nothing is heard."""
 QUEUE_CAP = 10_000
 """How many may stand in the line of one name; one more gets a ``Busy`` without joining it."""
 
@@ -214,8 +217,8 @@ class Backend(Protocol):
 
     async def release(self, grant: Grant) -> bool:
         """Ends the hold if it is still this owner's, and says whether it was; reserves the name
-        for the first in line for a short grace, or grants it to that one for as short a time, and
-        wakes exactly that one. One round trip."""
+        for the first in line for a short grace, or grants it to that one, for ``HANDED_SECONDS``
+        at the most, and wakes exactly that one. One round trip."""
         ...
 
     async def abandon(self, claim: Claim) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from holdfast.backends.memory import Ledger, MemoryBackend, MemoryStore, Name
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
-from holdfast.core.contract import GRACE_SECONDS, Finding, Page, Renewal, Runtime, Waiting
+from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.simulator import Node, SimRuntime, SimSignal, World
@@ -20,6 +20,8 @@ __all__ = ["Network", "SimBackend", "SimStore"]
 T = TypeVar("T")
 
 REQUEST_SECONDS = 2.0
+HANDED_SECONDS = 2.0
+"""Less than the ttls here, so that a renewal decides whether it lasts."""
 
 
 class Network:
@@ -49,7 +51,7 @@ class _Rings:
 
 
 class _GivingLedger(Ledger):
-    """Grants to whom it wakes, for as long as it would have kept the place."""
+    """Grants to whom it wakes, for as long as it takes one who waits to be well."""
 
     def tidy(self, name: Name, now: float) -> None:
         super().tidy(name, now)
@@ -57,7 +59,7 @@ class _GivingLedger(Ledger):
         for queued in woken:
             if queued.claim.mode is Mode.EXCLUSIVE:
                 grant = self.grant(name, queued.claim, now)
-                seconds = min(GRACE_SECONDS, grant.claim.ttl)
+                seconds = min(HANDED_SECONDS, grant.claim.ttl)
                 name.holds[grant.claim.owner].ends = now + seconds
                 assert isinstance(queued.signal, _RemoteSignal)
                 queued.signal.grant = grant._replace(seconds=seconds)

@@ -2,7 +2,8 @@
 -- it is held and this one joins the line, or this one was woken as the first in line. All else,
 -- and the rules that these follow, is in `state` and `attempt`.
 -- KEYS: state, then what flags add
--- ARGV: owner, label, sent µs, ttl ms, shape: mode, weight, limit, join, max ttl ms, channel
+-- ARGV: owner, label, sent µs, ttl ms, shape: mode, weight, limit, join, max ttl ms,
+-- handed ms, channel
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
@@ -30,13 +31,13 @@ if not LOSS and not INTEROP and string.sub(ARGV[5], 1, 1) == 'x' then
       call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + ARGV[4], 'xl', ARGV[2])
       return token
     end
-    local join, channel = string.match(ARGV[5], '^x 1 0 (%d) %d+ (%S+)$')
+    local join, handed, channel = string.match(ARGV[5], '^x 1 0 (%d) %d+ (%d+) (%S+)$')
     if s[3] and s[3] ~= owner and tonumber(s[4]) > now and join == '1'
       and (not s[6] or tonumber(s[6]) < QUEUE) and call('HEXISTS', KEYS[1], 'w:' .. owner) == 0
     then
       local number = string.format('%.0f', (s[11] or 0) + 1)
-      local entry = string.format('%s x 1 %.0f 0 0 %.0f %s %s', number, now, micros, channel,
-        ARGV[2])
+      local entry = string.format('%s x 1 %.0f 0 0 %.0f %s %s %s', number, now, micros,
+        handed, channel, ARGV[2])
       call('HSET', KEYS[1], 'q', number, 'l:' .. number, owner, 'w:' .. owner, entry,
         'w', (s[6] or 0) + 1, 'i', s[6] and s[10] or number)
       return {'busy', tonumber(s[6] or 0), s[4] - now + 1, 1, 0, tonumber(s[2])}

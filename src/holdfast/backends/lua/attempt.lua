@@ -21,7 +21,8 @@ end
 local function join_line(c, mine)
   if mine then
     local number, _, _, _, _, behind, since = read_wait(c.owner)
-    write_wait(c.owner, number, c.mode, c.weight, now, 0, behind, since, c.channel, c.label)
+    write_wait(c.owner, number, c.mode, c.weight, now, 0, behind, since, c.handed, c.channel,
+      c.label)
     return place_of(tonumber(number)), 1
   end
   local place = waiting
@@ -32,7 +33,7 @@ local function join_line(c, mine)
   waiting = waiting + 1
   call('HSET', state, 'v', VERSION, 'k', limit, 'q', last, 'l:' .. whole(last), c.owner)
   write_wait(c.owner, whole(last), c.mode, c.weight, now, 0, '0',
-    whole(time[1] * 1000000 + time[2]), c.channel, c.label)
+    whole(time[1] * 1000000 + time[2]), c.handed, c.channel, c.label)
   keep(0)
   return place, 1
 end
@@ -153,11 +154,12 @@ local function attempt(c)
 end
 
 local function claim(at)
-  local mode, weight, want, join, max_ttl, channel =
-    string.match(ARGV[at + 4], '^(%a) (%d+) (%d+) (%d) (%d+) (%S+)$')
+  local mode, weight, want, join, max_ttl, handed, channel =
+    string.match(ARGV[at + 4], '^(%a) (%d+) (%d+) (%d) (%d+) (%d+) (%S+)$')
   return {
     owner = ARGV[at], label = ARGV[at + 1], sent = tonumber(ARGV[at + 2]),
     ttl = tonumber(ARGV[at + 3]), mode = mode, weight = tonumber(weight), limit = want,
-    join = join == '1', max_ttl = tonumber(max_ttl), channel = channel,
+    join = join == '1', max_ttl = tonumber(max_ttl), handed = handed,
+    channel = channel,
   }
 end

@@ -16,7 +16,7 @@ end
 for from = first, waiting > 0 and last or 0, PORTION do
   for _, owner in ipairs(numbered('l:', from, math.min(from + PORTION - 1, last))) do
     if owner and #line < most then
-      local _, mode, _, refreshed, reserved, behind, since, _, label = read_wait(owner)
+      local _, mode, _, refreshed, reserved, behind, since, _, _, label = read_wait(owner)
       if refreshed + STALE >= now and (reserved == '0' or tonumber(reserved) >= now) then
         line[#line + 1] = {mode, behind, since, label}
       end

@@ -3,11 +3,11 @@
 expire()
 local here = false
 if waiting > 0 then
-  local number, mode, weight, _, reserved, _, since, channel, label = read_wait(ARGV[1])
+  local number, mode, weight, _, reserved, _, since, handed, channel, label = read_wait(ARGV[1])
   here = number and (reserved == '0' or tonumber(reserved) >= now)
   if here then
-    write_wait(ARGV[1], number, mode, weight, now, tonumber(reserved), ARGV[2], since, channel,
-      label)
+    write_wait(ARGV[1], number, mode, weight, now, tonumber(reserved), ARGV[2], since, handed,
+      channel, label)
   end
 end
 settle()

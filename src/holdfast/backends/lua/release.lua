@@ -14,25 +14,26 @@ if not INTEROP then
     local owner = call('HGET', KEYS[1], 'l:' .. s[5])
     local entry = owner and call('HGET', KEYS[1], 'w:' .. owner)
     if entry and tonumber(s[3]) > now then
-      local front, refreshed, rest, channel, label =
-        string.match(entry, '^(%d+ x 1 (%d+)) 0( %d+ %d+ (%S+) (.*))$')
+      local front, refreshed, rest, handed, channel, label =
+        string.match(entry, '^(%d+ x 1 (%d+)) 0( %d+ %d+ (%d+) (%S+) (.*))$')
       local key = owner and string.sub(redis.sha1hex(owner), 1, 16)
       if front and refreshed + STALE >= now then
-        -- Granted with the wake-up, if somebody hears it, and for no longer than a reservation:
-        -- a waiter that is well renews it, or asks for it again.
+        -- Granted with the wake-up, if somebody hears it, and for no longer than one who waits is
+        -- taken to be well without a word: who is well renews it, or asks for it again.
         local token = string.format('%.0f', math.max(s[6] + 1, time[1] * 1000000 + time[2]))
-        if DIRECT and channel ~= '-' and call('PUBLISH', channel, key .. ' ' .. token) > 0 then
+        local told = DIRECT and handed ~= '0'  -- by the options of both doors
+        if told and channel ~= '-' and call('PUBLISH', channel, key .. ' ' .. token) > 0 then
           if s[4] == '1' then
             call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5], 'w', 'i')
-            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + GRACE, 'xl', label)
+            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + handed, 'xl', label)
           else
             call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5])
-            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + GRACE, 'xl', label,
+            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + handed, 'xl', label,
               'w', s[4] - 1, 'i', s[5] + 1)
           end
           return 1
         end
-        if channel == '-' or not DIRECT and call('PUBLISH', channel, key) > 0 or CLUSTER then
+        if channel == '-' or not told and call('PUBLISH', channel, key) > 0 or CLUSTER then
           call('HDEL', KEYS[1], 'x', 'xe', 'xl')
           call('HSET', KEYS[1], 'w:' .. owner,
             front .. ' ' .. string.format('%.0f', now + GRACE) .. rest)

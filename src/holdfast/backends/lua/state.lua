@@ -131,15 +131,15 @@ end
 local function read_wait(owner)
   local entry = call('HGET', state, 'w:' .. owner)
   if entry then
-    return string.match(entry, '^(%d+) (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+    return string.match(entry, '^(%d+) (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
   end
 end
 
-local function write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, channel,
-    label)
+local function write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, handed,
+    channel, label)
   call('HSET', state, 'w:' .. owner, number .. ' ' .. mode .. ' ' .. weight .. ' '
     .. whole(refreshed) .. ' ' .. whole(reserved) .. ' ' .. behind .. ' ' .. since .. ' '
-    .. channel .. ' ' .. label)
+    .. handed .. ' ' .. channel .. ' ' .. label)
 end
 
 local function leave(owner)
@@ -189,9 +189,11 @@ local function settle(me)
   while waiting > 0 and from <= last and not full() do
     local owners = numbered('l:', from, math.min(from + size - 1, last))
     for at, owner in ipairs(owners) do
-      local here, number, mode, weight, refreshed, reserved, behind, since, channel, label = owner
+      local here, number, mode, weight, refreshed, reserved, behind, since, handed, channel, label
+        = owner
       if here then
-        number, mode, weight, refreshed, reserved, behind, since, channel, label = read_wait(owner)
+        number, mode, weight, refreshed, reserved, behind, since, handed, channel, label =
+          read_wait(owner)
         reserved = tonumber(reserved)
         here = owner == me
           or (reserved == 0 or reserved >= now) and refreshed + STALE >= now
@@ -203,7 +205,8 @@ local function settle(me)
         reserved = now + GRACE
         here = wake(owner, channel)
         if here then
-          write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, channel, label)
+          write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, handed,
+            channel, label)
         end
       end
       if here then

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.claim import Busy, Claim, Grant
-from holdfast.core.contract import GRACE_SECONDS, Guarantee
+from holdfast.core.contract import HANDED_SECONDS, Guarantee
 from holdfast.runtimes.clock import now
 from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract, in_grace
 
@@ -160,7 +160,8 @@ async def nobody_barges_in(bench: Bench) -> None:
 
 @contract.rule(FIFO, sleeps=True)
 async def who_does_not_come_is_skipped(bench: Bench) -> None:
-    """A waiter that was woken and does not come loses its turn after its grace."""
+    """A waiter that was woken and does not come loses its turn after its grace, or what it was
+    granted with the wake-up after that."""
     ours, absent, second = bench.peer(), bench.peer(), bench.peer()
     grant = await ours.take(bench.claim())
     gone = bench.claim()
@@ -168,7 +169,7 @@ async def who_does_not_come_is_skipped(bench: Bench) -> None:
     claim = bench.claim()
     assert (await second.queue(claim)).place == 1
     assert await ours.release(grant)
-    await second.get(claim, GRACE_SECONDS + SOON)
+    await second.get(claim, HANDED_SECONDS + SOON)
     assert isinstance(await absent.attempt(gone, join=False), Busy)
 
 
