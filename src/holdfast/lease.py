@@ -172,7 +172,7 @@ class LeaseBase:
         if giver is not None:
             giver._forget(self)
         hold = self._hold
-        if len(hold.handles) > 1 and hold.handled():
+        if hold.nested and hold.handled():
             hold.block = False  # what remains is a bare handle
             return False
         return True

@@ -57,3 +57,24 @@ def test_a_task_that_ended_lets_go_of_what_it_took() -> None:
 
 async def _take(lock: holdfast.AsyncLock) -> None:
     assert await lock.acquire()
+
+
+def test_a_door_forgets_what_was_released_by_another_than_who_took_it() -> None:
+    """Who took it may be gone by then: nothing of that hold is left behind."""
+    with holdfast.connect("memory://", ttl=3600) as locks:
+        for number in range(20):
+            taken: list[holdfast.Lease | None] = []
+            lock = locks.lock(f"order:{number}")
+
+            def take(
+                lock: holdfast.Lock = lock, taken: list[holdfast.Lease | None] = taken
+            ) -> None:
+                taken.append(lock.acquire())
+
+            thread = threading.Thread(target=take)
+            thread.start()
+            thread.join()
+            del thread
+            assert taken[0] is not None
+            taken[0].release()
+        assert not locks._door.mine

@@ -6,7 +6,11 @@ import threading
 import time
 import warnings
 
+import pytest
+
 import holdfast
+from holdfast.core.door import Door
+from holdfast.core.hold import MOST_DEAD_HANDLES, Hold
 from holdfast.errors import LockLost
 
 
@@ -45,3 +49,53 @@ def test_nobody_releases_somebody_elses_hold() -> None:
     assert lost.acquire(blocking=False)
     assert not lock.locked()
     locks.close()
+
+
+def test_a_hold_that_is_re_entered_as_another_thread_releases_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends with the handle that came last, and nobody else gets in before."""
+    with holdfast.connect("memory://re-entered", ttl=3600) as locks:
+        lock = locks.lock("name", reentrant=True)
+        outer = lock.acquire()
+        assert outer is not None
+        released: list[bool] = []
+        releasing = threading.Thread(target=lambda: released.append(outer.release()))
+        at_the_door, go_on = threading.Event(), threading.Event()
+        release, tidy = Door.release, Hold.tidy
+
+        async def late(door: Door, hold: Hold) -> bool | None:
+            at_the_door.set()
+            assert go_on.wait(60)
+            return await release(door, hold)
+
+        def switch(hold: Hold) -> None:
+            """As if the other thread ran between the look at the hold and the new handle."""
+            monkeypatch.setattr(Door, "release", late)
+            releasing.start()
+            assert at_the_door.wait(60)
+            monkeypatch.setattr(Door, "release", release)
+            tidy(hold)
+
+        monkeypatch.setattr(Hold, "tidy", switch)
+        with lock as inner:
+            go_on.set()
+            releasing.join()
+            assert released == [True]
+            assert inner.held
+            assert [holder.token for holder in locks.inspect("name").holders] == [inner.token]
+        assert not locks.inspect("name").holders
+
+
+def test_who_lets_go_last_ends_a_hold_that_was_re_entered_often() -> None:
+    """Also where the handles that are gone were forgotten in between."""
+    with holdfast.connect("memory://nested", ttl=3600) as locks:
+        lock = locks.lock("name", reentrant=True)
+        first = lock.acquire()
+        assert first is not None
+        for _ in range(2 * MOST_DEAD_HANDLES):
+            with lock:
+                pass
+        assert first.held
+        assert first.release() is True
+        assert not locks.inspect("name").holders

@@ -87,19 +87,26 @@ class Door:
         if not self.keep.remove(hold):
             return False
         hold.state = State.RELEASED
+        # Who re-enters makes its handle before it looks at the state, and we do the reverse: one
+        # of the two sees the other, and if both do, the keeper finds it without a handle.
+        if hold.nested and hold.handled():
+            hold.state, hold.block = State.HELD, False
+            self.keep.add(hold)
+            return False
         self.disown(hold)
         return True
 
     def disown(self, hold: Hold) -> None:
         """It no longer counts for re-entry."""
-        key = (id(hold.who()), hold.grant.claim.name)
-        if self.mine.get(key) is hold:
+        key = hold.owned_as
+        if key is not None and self.mine.get(key) is hold:
             self.mine.pop(key, None)
 
     def own(self, hold: Hold, me: Hashable) -> None:
         """It counts for re-entry by this thread or task."""
         hold.who = ref(me)
-        self.mine[id(me), hold.grant.claim.name] = hold
+        hold.owned_as = key = id(me), hold.grant.claim.name
+        self.mine[key] = hold
 
     def held_by(self, me: Hashable, name: str) -> Hold | None:
         """The newest hold of the name that this thread or task took."""
@@ -114,8 +121,7 @@ class Door:
         try:  # from before it is let go: an interrupt anywhere in here is undone
             self.releasing.add(claim.owner)
             if not self.release_local(hold):
-                self.disown(hold)
-                return False
+                return self._goes_on(hold)
             heir = self.lines.standing(claim.name)
             if heir is None:
                 ours = await self.backend.release(hold.grant)
@@ -145,6 +151,13 @@ class Door:
             hold.lose("its certain time is over" if ours else "the store had it no longer")
             return False
         return True
+
+    def _goes_on(self, hold: Hold) -> bool:
+        """Whether a hold that was not ours to end was re-entered: it ends with that handle."""
+        if hold.state is State.HELD:
+            return True
+        self.disown(hold)
+        return False
 
     async def _pass_on(self, heir: Turn, answer: object, sent: float) -> None:
         if isinstance(answer, Grant):

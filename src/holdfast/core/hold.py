@@ -80,8 +80,10 @@ class Hold:
         "grant",
         "handles",
         "longest_grace",
+        "nested",
         "on_doubt",
         "orphaned",
+        "owned_as",
         "reason",
         "renew",
         "renew_at",
@@ -102,6 +104,10 @@ class Hold:
         self.handles: list[ref[Handle]] = []
         self.who: Callable[[], Hashable] = _nobody
         """The thread or task that took it, weakly: it may end without ending the hold."""
+        self.owned_as: tuple[int, str] | None = None
+        """Under what its door finds it for re-entry: ``who`` may be gone when it ends."""
+        self.nested = False
+        """Whether it was ever re-entered, and may have several handles."""
         self.orphaned: float | None = None
         """When the keeper first saw it without a handle."""
         self.block = False

@@ -76,6 +76,7 @@ class LockBase(Entered[L]):
         if outer is not None and self._mode is not Mode.SLOTS:
             again = self._again(outer, timeout, explain)
             if again is not None:
+                again.nested = True  # before its handle is made: see Door.release_local
                 again.tidy()
                 lease = self._lease(door, again, terms.note)
                 if again.state is State.HELD:
