@@ -59,7 +59,7 @@ class Proxy:
         """Lets the server handle the next request (that contains `matching`), swallows its reply
         and resets that connection. The event is set when it has happened."""
         event = threading.Event()
-        self._set(drop=(matching, event))
+        self._pump.do(lambda: self._pump.drop_next((matching, event)))
         return event
 
     def delay(self, seconds: float) -> None:
@@ -71,7 +71,8 @@ class Proxy:
 
     def heal(self) -> None:
         """Ends everything above; open connections stay."""
-        self._set(stalled=False, holding=False, added_delay=0.0, drop=None)
+        self._set(stalled=False, holding=False, added_delay=0.0)
+        self._pump.do(lambda: self._pump.drop_next(None))
         self.accept()
 
     def close(self) -> None:

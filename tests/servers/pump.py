@@ -88,6 +88,12 @@ class Pump:
             relay.reset()
         self.relays.clear()
 
+    def drop_next(self, drop: tuple[bytes, threading.Event] | None) -> None:
+        """Which reply to drop, or none: who was to lose one and has not yet is spared."""
+        self.drop = drop
+        for relay in self.relays:
+            relay.doomed = False
+
     def _run(self) -> None:
         while not self.ending:
             with contextlib.closing(selectors.DefaultSelector()) as selector:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from servers.process import wait_until
 from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.registry import Servers
@@ -120,6 +121,22 @@ def test_a_dropped_reply_was_handled(proxy: Proxy, server: RedisServer) -> None:
         assert dropped.wait(SOON)
         assert server.ask("GET", "counter") == "1"
         assert talk(other, COUNT) == b":2\r\n"
+
+
+def test_a_reply_that_was_to_be_dropped_arrives_if_it_heals_before(
+    proxy: Proxy, server: RedisServer
+) -> None:
+    with connect(proxy) as wire:
+        talk(wire)
+        proxy.drop_next_reply()
+        server.pause()
+        wire.sendall(COUNT)
+        wait_until("the request", lambda: proxy.counts.requests == 2)
+        proxy.heal()
+        server.resume()
+        assert wire.recv(100) == b":1\r\n"
+        proxy.drop_next_reply(matching=b"INCR")
+        assert talk(wire) == PONG
 
 
 def test_delay_in_each_direction(proxy: Proxy) -> None:
