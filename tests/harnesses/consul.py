@@ -1,9 +1,9 @@
-"""``consul://``: one server with a low floor for session ttls, and a fault proxy before it."""
+"""``consul://``: one server and three, with a low floor for session ttls, and fault proxies."""
 
 from __future__ import annotations
 
-from harnesses.served import ServedHarness
-from servers.consul import ConsulServer
+from harnesses.served import ELECTION_SECONDS, EnsembleHarness, ServedHarness
+from servers.consul import ConsulServer, ConsulTrio
 from servers.process import Server
 
 __all__ = ["HARNESSES"]
@@ -22,4 +22,18 @@ class ConsulHarness(ServedHarness):
         return ConsulServer()
 
 
-HARNESSES = (ConsulHarness,)
+class ConsulThreeHarness(EnsembleHarness):
+    """Three servers. One that comes to lead gives every session its time again."""
+
+    name = "consul-three"
+    repeats = scheme = "consul"
+    ttl = ConsulHarness.ttl
+    extra_recovery = ConsulHarness.extra_recovery + 2 * ttl + ELECTION_SECONDS
+    outage_recovery = ConsulHarness.outage_recovery
+    suffix = ConsulHarness.suffix
+
+    def make_servers(self) -> ConsulTrio:
+        return ConsulTrio()
+
+
+HARNESSES = (ConsulHarness, ConsulThreeHarness)

@@ -24,6 +24,7 @@ class ValkeyHarness(RedisHarness):
     """The same on Valkey."""
 
     name = "redis-valkey"
+    repeats = "redis"
 
     def make_server(self) -> Server:
         return ValkeyServer(persist=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from harnesses.served import EnsembleHarness
 from holdfast.backends.redlock import initialise, open_store
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.testing import Harness, Knob
 from holdfast.url import parse_url
 from servers.ensemble import Ensemble
-from servers.proxy import Proxy
 from servers.redis import RedisServer
 
 __all__ = ["HARNESSES", "mark_as_new"]
@@ -24,82 +23,24 @@ def mark_as_new(url: str) -> None:
         run_now(backend.close())
 
 
-class RedlockHarness(Harness):
-    """Faults befall all nodes at once: what a minority can do to a store is tested elsewhere."""
+class RedlockHarness(EnsembleHarness):
+    """Three masters; the operator says that they are new, or have kept everything."""
 
     name = "redlock"
+    scheme = "redlock"
     ttl = 0.5
-    knobs = frozenset(Knob)
-    servers: Ensemble[RedisServer]
-    proxies: list[Proxy]
+
+    def make_servers(self) -> Ensemble[RedisServer]:
+        return Ensemble([RedisServer(persist=True) for _ in range(3)])
 
     def start(self) -> None:
-        self.servers = Ensemble([RedisServer(persist=True) for _ in range(3)])
-        try:
-            self.servers.start()
-        except BaseException:
-            self.servers.close()
-            raise
-        self.proxies = [Proxy(server) for server in self.servers.nodes]
-        self.url = f"redlock://{self.servers.hosts}"
+        super().start()
         mark_as_new(self.url)
-
-    def stop(self) -> None:
-        for proxy in self.proxies:
-            proxy.close()
-        self.servers.close()
-
-    @property
-    def proxied_url(self) -> str:
-        hosts = (f"{proxy.server.host}:{proxy.port}" for proxy in self.proxies)
-        return f"redlock://{','.join(hosts)}"
-
-    def pause(self) -> None:
-        self.servers.pause()
-
-    def resume(self) -> None:
-        self.servers.resume()
-
-    def kill(self) -> None:
-        self.servers.kill()
 
     def restart(self) -> None:
-        self.servers.start()
+        super().restart()
         # Their append-only files kept everything, and the operator says so.
         mark_as_new(self.url)
-
-    def cut(self) -> None:
-        for proxy in self.proxies:
-            proxy.cut()
-
-    def stall(self) -> None:
-        for proxy in self.proxies:
-            proxy.stall()
-
-    def unstall(self) -> None:
-        for proxy in self.proxies:
-            proxy.resume()
-
-    def hold_replies(self) -> None:
-        for proxy in self.proxies:
-            proxy.hold_replies()
-
-    def let_replies(self) -> None:
-        for proxy in self.proxies:
-            proxy.let_replies()
-
-    def drop_next_reply(self) -> None:
-        for proxy in self.proxies:
-            proxy.drop_next_reply()
-
-    def heal(self) -> None:
-        for proxy in self.proxies:
-            proxy.heal()
-        for server in self.servers.nodes:
-            if server.paused:
-                server.resume()
-        if not self.servers.alive:
-            self.restart()
 
 
 HARNESSES = (RedlockHarness,)

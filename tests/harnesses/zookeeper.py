@@ -1,22 +1,16 @@
-"""``zookeeper://``: one server with short ticks."""
+"""``zookeeper://``: one server and three, with short ticks, and a fault proxy before each."""
 
 from __future__ import annotations
 
-from harnesses.served import ServedHarness
+from harnesses.served import ELECTION_SECONDS, EnsembleHarness, ServedHarness
 from servers.process import Server
-from servers.zookeeper import ZooKeeperServer
+from servers.zookeeper import ZooKeeperServer, ZooKeeperTrio
 
 __all__ = ["HARNESSES"]
 
 TICK_MS = 200
-
-
-class _Server(ZooKeeperServer):
-    """Allows the longest ttl of the suite, with its reserve."""
-
-    def _configuration(self) -> list[str]:
-        lines = [line for line in super()._configuration() if "maxSession" not in line]
-        return [*lines, "maxSessionTimeout=120000"]
+LONGEST_MS = 120_000
+"""Allows the longest ttl of the suite, with its reserve."""
 
 
 class ZooKeeperHarness(ServedHarness):
@@ -28,7 +22,20 @@ class ZooKeeperHarness(ServedHarness):
     outage_recovery = 15.0
 
     def make_server(self) -> Server:
-        return _Server(tick_ms=TICK_MS)
+        return ZooKeeperServer(tick_ms=TICK_MS, longest_ms=LONGEST_MS)
 
 
-HARNESSES = (ZooKeeperHarness,)
+class ZooKeeperThreeHarness(EnsembleHarness):
+    """Three servers. One that comes to lead gives every session its time again."""
+
+    name = "zookeeper-three"
+    repeats = scheme = "zookeeper"
+    ttl = ZooKeeperHarness.ttl
+    extra_recovery = ZooKeeperHarness.extra_recovery + 1.5 * ttl + ELECTION_SECONDS
+    outage_recovery = ZooKeeperHarness.outage_recovery
+
+    def make_servers(self) -> ZooKeeperTrio:
+        return ZooKeeperTrio(tick_ms=TICK_MS, longest_ms=LONGEST_MS)
+
+
+HARNESSES = (ZooKeeperHarness, ZooKeeperThreeHarness)

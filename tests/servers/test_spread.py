@@ -28,6 +28,10 @@ def every_store(monkeypatch: pytest.MonkeyPatch) -> None:
             ("mysql", "mysql-advisory"),
         ),
         (
+            "tests/primitives/test_once.py::test_it[blocking-etcd-three]",
+            ("etcd", "etcd-three"),
+        ),
+        (
             "tests/backends/test_redis_wire.py::test_it[blocking]",
             ("redis", "tests/backends/test_redis_wire.py redis"),
         ),

@@ -19,13 +19,14 @@ log4j.appender.console.layout.ConversionPattern=%d{ISO8601} %-5p %c{1} %m%n
 
 
 class ZooKeeperServer(Server):
-    """One server. The shortest session is two ticks, so `tick_ms=500` allows one of a second."""
+    """One server. The shortest session is two ticks, so `tick_ms=500` allows one of a second;
+    the longest one has `longest_ms`."""
 
     name = "zookeeper"
 
-    def __init__(self, *, tick_ms: int = 500) -> None:
+    def __init__(self, *, tick_ms: int = 500, longest_ms: int = 60_000) -> None:
         super().__init__()
-        self.tick_ms = tick_ms
+        self.tick_ms, self.longest_ms = tick_ms, longest_ms
         self.quorum_port, self.election_port = self.another_port(), self.another_port()
         self.members: list[ZooKeeperServer] = [self]
 
@@ -55,7 +56,7 @@ class ZooKeeperServer(Server):
             f"clientPortAddress={self.host}",
             "initLimit=20",
             "syncLimit=10",
-            "maxSessionTimeout=60000",
+            f"maxSessionTimeout={self.longest_ms}",
             "maxClientCnxns=0",
             "4lw.commands.whitelist=*",
         ]
@@ -92,8 +93,8 @@ class ZooKeeperServer(Server):
 class ZooKeeperTrio(Trio[ZooKeeperServer]):
     """Three servers in one ensemble."""
 
-    def __init__(self, *, tick_ms: int = 500) -> None:
-        nodes = [ZooKeeperServer(tick_ms=tick_ms) for _ in range(3)]
+    def __init__(self, *, tick_ms: int = 500, longest_ms: int = 60_000) -> None:
+        nodes = [ZooKeeperServer(tick_ms=tick_ms, longest_ms=longest_ms) for _ in range(3)]
         for node in nodes:
             node.members = nodes
         super().__init__(nodes)

@@ -10,7 +10,14 @@ from holdfast.core.contract import Guarantee, Settings
 from holdfast.testing.harness import Harness, Knob
 from holdfast.url import open_store
 
-__all__ = ["GUARANTEES", "KNOBS", "expected_guarantees", "expected_knobs", "guarantees_of"]
+__all__ = [
+    "GUARANTEES",
+    "KNOBS",
+    "expected_guarantees",
+    "expected_knobs",
+    "guarantees_of",
+    "row_of",
+]
 
 _ALL_MODES = frozenset(
     {Guarantee.EXCLUSIVE, Guarantee.SHARED, Guarantee.SLOTS, Guarantee.FENCED, Guarantee.RECORDS}
@@ -46,17 +53,22 @@ KNOBS: dict[str, frozenset[Knob]] = {
 }
 
 
+def row_of(harness: Harness) -> str:
+    """By which name the tables know the store, if they do."""
+    return harness.repeats or harness.name
+
+
 def expected_guarantees(harness: Harness, declared: frozenset[Guarantee]) -> frozenset[Guarantee]:
     """What the store must declare: its row, or for a store of somebody else's what it declares."""
-    return GUARANTEES.get(harness.name, declared)
+    return GUARANTEES.get(row_of(harness), declared)
 
 
 def guarantees_of(harness: Harness) -> frozenset[Guarantee]:
     """By what the suite decides which rules apply to a running store."""
-    row = GUARANTEES.get(harness.name)
+    row = GUARANTEES.get(row_of(harness))
     return open_store(harness.url, Settings()).guarantees if row is None else row
 
 
 def expected_knobs(harness: Harness) -> frozenset[Knob]:
     """The faults that the harness must be able to cause."""
-    return KNOBS.get(harness.name, harness.knobs)
+    return KNOBS.get(row_of(harness), harness.knobs)

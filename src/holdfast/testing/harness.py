@@ -49,6 +49,8 @@ class Harness:
 
     name: ClassVar[str]
     """Its row in ``holdfast.testing.guarantees``; a name of your own for your own store."""
+    repeats: ClassVar[str] = ""
+    """The row that it is held to instead, if these are other servers of a store that is there."""
     ttl: float = 1.0
     """A short ttl that the store can honour in tests."""
     extra_recovery: float = 0.0
