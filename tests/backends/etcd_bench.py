@@ -23,7 +23,7 @@ def server(servers: Servers) -> EtcdServer:
 
 
 @pytest.fixture
-def peer(server: EtcdServer, namespace: str) -> Iterator[Callable[[], Peer]]:
+def peer(server: EtcdServer, namespace: str) -> Iterator[Callable[..., Peer]]:
     """Makes peers on it."""
     with peers(server.url, namespace) as make:
         yield make

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.aio import AsyncioRuntime
 from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.testing import Flavour
 from holdfast.url import open_store
 from holdfast.wires.http import Http, Reply
 
 __all__ = ["Counting", "Peer", "peers"]
+
+T = TypeVar("T")
 
 
 class Counting:
@@ -45,17 +50,25 @@ class Counting:
 
 
 class Peer:
-    """A store and a blocking backend with counted requests."""
+    """A store and a backend with counted requests; the blocking one, if no other is asked for."""
 
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, url: str, namespace: str, flavour: Flavour = Flavour.BLOCKING) -> None:
         self.store: Any = open_store(url, Settings(namespace=namespace))
-        backend: Any = self.store.backend(BlockingRuntime())
+        self._loop = asyncio.Runner() if flavour is Flavour.ASYNCIO else None
+        backend: Any = self.run(self._open())
         self.backend = backend
         client = backend.gateway if url.startswith("etcd") else backend.agent
         self.post = client.http = Counting(client.http)
 
+    async def _open(self) -> Any:
+        return self.store.backend(BlockingRuntime() if self._loop is None else AsyncioRuntime())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine of the backend's in its own world."""
+        return run_now(work) if self._loop is None else self._loop.run(work)
+
     def attempt(self, claim: Claim, join: bool = True) -> Grant | Busy:
-        answer: Grant | Busy = run_now(self.backend.attempt(claim, join=join))
+        answer: Grant | Busy = self.run(self.backend.attempt(claim, join=join))
         return answer
 
     def take(self, claim: Claim) -> Grant:
@@ -63,16 +76,21 @@ class Peer:
         assert isinstance(answer, Grant)
         return answer
 
+    def close(self) -> None:
+        self.run(self.backend.close())
+        if self._loop is not None:
+            self._loop.close()
+
 
 @contextmanager
-def peers(url: str, namespace: str) -> Iterator[Callable[[], Peer]]:
-    """Makes peers, and closes them in the end."""
+def peers(url: str, namespace: str) -> Iterator[Callable[..., Peer]]:
+    """Makes peers, of the flavour that is asked for, and closes them in the end."""
     made: list[Peer] = []
 
-    def make() -> Peer:
-        made.append(Peer(url, namespace))
+    def make(flavour: Flavour = Flavour.BLOCKING) -> Peer:
+        made.append(Peer(url, namespace, flavour))
         return made[-1]
 
     yield make
     for one in made:
-        run_now(one.backend.close())
+        one.close()

@@ -154,13 +154,15 @@ async def _undo(
     """The same for a claim with a request that may still arrive: what it may do is nothing."""
     doubts, names = backend.store.sessions.doubts, backend.store.names
     changes = [requests.delete(key), names.of(claim.name).next_after(order or 0)]
-    changes.append(requests.put(names.guard(session.id), b"", session.id))
+    guard = requests.put(names.guard(session.id), b"", session.id)
     try:
+        answer = await backend.gateway.post(TXN, requests.txn([], [*changes, guard]))
+    except SessionGone:
+        # What still comes for it comes in vain. The claim itself may have asked again since, with
+        # another lease.
         answer = await backend.gateway.post(TXN, requests.txn([], changes))
-    except SessionGone:  # and with it the claim's entry, and whatever still comes
-        doubts.pop(claim.owner, None)
-        return False
-    await backend.learn_guard(session)
+    else:
+        await backend.learn_guard(session)
     doubts.pop(claim.owner, None)
     await _call(backend, claim.name, answer["responses"][1])
     return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
