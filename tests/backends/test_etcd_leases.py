@@ -10,8 +10,11 @@ from backends import etcd_bench
 from backends.claims import claim_of
 from backends.http_peer import Peer
 from holdfast.claim import Busy, Grant
+from holdfast.core.contract import Renewal
 from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
+from holdfast.wires.http import Reply
 from servers.etcd import EtcdServer
 
 SOON = 60.0
@@ -49,3 +52,96 @@ def test_an_outage_that_ends_a_lease_leaves_nothing_behind(
         (),
     )
     assert not ours.store.sessions.doubts
+
+
+def _renew(one: Peer, *grants: Grant) -> Renewal:
+    renewal: Renewal = one.run(one.backend.renew(grants, [], until=now() + SOON))
+    return renewal
+
+
+def _kept(one: Peer, grant: Grant) -> None:
+    """It is renewed, bound to the lease of its ttl, and no other has become of it."""
+    renewal = _renew(one, grant)
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert [each.token for each in one.run(one.backend.look("name")).holders] == [grant.token]
+    session = one.store.sessions.current(grant.claim.ttl)
+    _, keys = one.run(one.backend.leases.time_to_live(session.id))
+    assert keys == {grant.ref.key}
+    assert one.run(one.backend.release(grant)) is True
+
+
+def _with_ttl(grant: Grant, ttl: float) -> Grant:
+    return grant._replace(claim=grant.claim._replace(ttl=ttl))
+
+
+@every_flavour
+def test_an_unanswered_change_of_the_ttl_costs_no_hold(
+    peer: Peers, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was carried out, and the next renewal has the old ttl."""
+    one = peer(flavour)
+    grant = one.take(claim_of(ttl=30.0))
+    ask = one.post.ask
+
+    async def unanswered(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        reply = await ask(line, body, until)
+        if b"ignore_value" in body:
+            raise BackendUnavailable("lost on its way back")
+        return reply
+
+    monkeypatch.setattr(one.post, "ask", unanswered)
+    assert list(_renew(one, _with_ttl(grant, 60.0)).unknown) == [grant.claim.owner]
+    monkeypatch.undo()
+    _kept(one, grant)
+
+
+@every_flavour
+def test_a_renewal_that_crosses_a_change_of_the_ttl_costs_no_hold(
+    peer: Peers, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease of the old ttl was kept alive, and lists its keys when the hold has moved on."""
+    one = peer(flavour)
+    grant = one.take(claim_of(ttl=30.0))
+    extended = _with_ttl(grant, 60.0)
+    leases = one.backend.leases
+    look = leases.time_to_live
+
+    async def late(session: str, until: float | None = None) -> object:
+        monkeypatch.undo()
+        moved = await one.backend.renew([extended], [], until=now() + SOON)
+        assert (moved.lost, moved.unknown) == ({}, {})
+        return await look(session, until)
+
+    monkeypatch.setattr(leases, "time_to_live", late)
+    renewal = _renew(one, grant)
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    _kept(one, extended)
+
+
+@every_flavour
+def test_an_old_list_of_keys_costs_no_hold(
+    peer: Peers, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that has not heard of the latest changes may tell what keys a lease has."""
+    one = peer(flavour)
+    grant = one.take(claim_of())
+
+    async def old(session: str, until: float | None = None) -> tuple[float, frozenset[str]]:
+        return 30.0, frozenset()
+
+    monkeypatch.setattr(one.backend.leases, "time_to_live", old)
+    renewal = _renew(one, grant)
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    monkeypatch.undo()
+    assert one.run(one.backend.revoke("name")) == [grant.token]
+    assert "broken" in _renew(one, grant).lost[grant.claim.owner]
+
+
+def test_many_ttls_are_changed_in_few_requests(peer: Peers) -> None:
+    """A hundred holds are looked for in one request and moved in another."""
+    one = peer(Flavour.BLOCKING)
+    grants = [one.take(claim_of(f"name {number}", ttl=30.0)) for number in range(120)]
+    one.post.asked.clear()
+    renewal = _renew(one, *(_with_ttl(grant, 60.0) for grant in grants))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert len(one.post.asked) == 5  # and the lease

@@ -1,4 +1,4 @@
-"""What is to be undone on a slow store does not keep the keeper from what is held."""
+"""What the keeper undoes: that does not keep it from what is held, nor is anything left out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from weakref import ref
 
 import pytest
 
+import holdfast
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.hold import Hold
 from holdfast.core.keep import Keep
+from holdfast.errors import LockLost
 from holdfast.testing.simulator import Node, SimRuntime, World
 
 TTL = 30.0
@@ -24,6 +26,7 @@ class SlowStore:
         self._runtime = runtime
         self.undone: list[str] = []
         self.renewed: list[float] = []
+        self.lost: dict[str, str] = {}
 
     async def abandon(self, claim: Claim) -> None:
         await self._runtime.sleep(1.0)
@@ -33,7 +36,7 @@ class SlowStore:
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
     ) -> Renewal:
         self.renewed.append(self._runtime.now())
-        return Renewal()
+        return Renewal(self.lost)
 
 
 class Handle:
@@ -72,3 +75,40 @@ def test_a_hold_is_renewed_between_two_undoings(taken: float) -> None:
     world.run(130.0)
     assert len(store.undone) == 100
     world.end()
+
+
+def test_what_the_store_calls_lost_is_undone() -> None:
+    """Once: if the store was wrong, nobody else would end what it still has."""
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    store = SlowStore(runtime)
+    store.lost = {"gone": "the store says so"}
+    slow: Any = store
+    keep = Keep(runtime, slow, "sim://")
+    handle = Handle()
+
+    async def use() -> None:
+        for owner in ("gone", "kept"):
+            hold = Hold(Grant(_claim(owner), 1), runtime.now(), True, None)
+            hold.handles.append(ref(handle))
+            keep.add(hold)
+
+    node.spawn(use(), "user")
+    node.spawn(keep.run(), "keeper")
+    world.run(60.0)
+    assert store.undone == ["gone"]
+    assert list(keep.holds) == ["kept"]
+    world.end()
+
+
+def test_what_is_found_lost_when_it_is_extended_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with holdfast.connect("memory://extended") as locks:
+        lease = locks.lock("name").acquire()
+        assert lease
+        undone: list[Claim] = []
+        monkeypatch.setattr(locks._door.keep, "undo", lambda claim, **_: undone.append(claim))
+        locks.break_lock("name", reason="a test")
+        with pytest.raises(LockLost):
+            lease.extend()
+        assert [claim.name for claim in undone] == ["name"]

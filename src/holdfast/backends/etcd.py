@@ -2,8 +2,8 @@
 
 Read in this order: ``etcd_requests`` and ``etcd_tags`` (what is stored), ``etcd_backend`` and
 ``etcd_join`` (how claims are admitted), ``etcd_leave`` (how they end, and who is next),
-``etcd_leases`` (what keeps them alive), ``etcd_wait`` and ``etcd_watch`` (how waiters are woken),
-``etcd_view`` (what people are shown).
+``etcd_leases`` and ``etcd_renew`` (what keeps them alive), ``etcd_wait`` and ``etcd_watch`` (how
+waiters are woken), ``etcd_view`` (what people are shown).
 """
 
 from __future__ import annotations

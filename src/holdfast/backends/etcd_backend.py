@@ -17,6 +17,7 @@ from holdfast.backends import etcd_view as view
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
 from holdfast.backends.etcd_join import join_line, take
 from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Leases, Place, Ref
+from holdfast.backends.etcd_renew import renew
 from holdfast.backends.etcd_wait import Waits
 from holdfast.backends.lines import Entry, Patience, Verdict
 from holdfast.backends.sessions import FRESH_SHARE, Attempt, Session
@@ -172,7 +173,7 @@ class EtcdBackend:
         self.store.handed.discard(claim.owner)
         if claim.mode is not Mode.EXCLUSIVE:
             heir = None  # whoever waits for readers or slots watches from the start
-        ref = Ref(key.decode(), session.id, session.ttl, heir)
+        ref = Ref(key.decode(), session.id, heir)
         return Grant(claim, order, slots, session.since, ref)
 
     async def _judge(
@@ -312,7 +313,7 @@ class EtcdBackend:
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
     ) -> Renewal:
-        return await self.leases.renew(grants, waits, until)
+        return await renew(self.leases, grants, waits, until)
 
     async def revoke(self, name: str) -> list[int]:
         return await view.revoke(self, name)

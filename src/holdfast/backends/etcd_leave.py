@@ -3,7 +3,7 @@
 A waiter behind another waiter does not watch it from the start: who is granted after a wait reads
 along who comes next, and its release hands the name over to that one and writes its bell, a key
 that its door watches all the time. The heir makes sure with a linearizable read. It says in its
-entry that it came only if it holds for longer than a moment (``Leases.renew``); if it did not come,
+entry that it came only if it holds for longer than a moment (``etcd_renew``); if it did not come,
 others take its place from it as from any waiter that is let in and does not come.
 
 Whatever leaves the line without calling (a lease that ran out) is noticed by the watch that every
@@ -46,7 +46,7 @@ def heir_of(found: Sequence[dict[str, str]]) -> Heir | None:
 
 
 async def release(backend: EtcdBackend, grant: Grant) -> bool:
-    store, claim, (key, _, _, heir) = backend.store, grant.claim, Ref(*grant.ref)
+    store, claim, (key, _, heir) = backend.store, grant.claim, Ref(*grant.ref)
     store.places.pop(claim.owner, None)
     store.handed.discard(claim.owner)
     if not store.tags.has(claim):
@@ -122,7 +122,7 @@ async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant |
     ):
         return None
     store.handed.add(claim.owner)
-    ref = Ref(own["key"], session.id, session.ttl, heir_of(behind))
+    ref = Ref(own["key"], session.id, heir_of(behind))
     return Grant(claim, place.order, ref=ref, seconds=min(HANDED_SECONDS, left))
 
 

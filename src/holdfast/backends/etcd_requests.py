@@ -139,6 +139,15 @@ def change(key: bytes, value: bytes) -> bytes:
     return b'{"request_put":{"key":"%b","value":"%b","ignore_lease":true}}' % (key, value)
 
 
+def bind(key: bytes, lease: str) -> bytes:
+    """Binds an entry to another lease, and changes nothing else."""
+    return b'{"request_put":{"key":"%b","ignore_value":true,"lease":"%b"}}' % (key, lease.encode())
+
+
+def read(key: bytes) -> bytes:
+    return b'{"request_range":{"key":"%b"}}' % key
+
+
 def changed_at(key: bytes, revision: int) -> bytes:
     """The key was last written at this revision."""
     return b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, revision)
@@ -288,8 +297,8 @@ def _entry(kv: dict[str, str], prefix: str) -> Entry:
         raise _foreign(prefix) from None
     order, changed = int(kv["create_revision"]), int(kv["mod_revision"])
     lease = kv.get("lease", "0")
-    read = partial(_details, kv, order, prefix)
-    return Entry(kv["key"], owner, order, changed, lease, mode, limit, read)
+    details = partial(_details, kv, order, prefix)
+    return Entry(kv["key"], owner, order, changed, lease, mode, limit, details)
 
 
 def _details(kv: dict[str, str], order: int, prefix: str) -> Details:

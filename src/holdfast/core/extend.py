@@ -25,7 +25,7 @@ async def extend(door: Door, hold: Hold, ttl: float | None) -> None:
     answer = await door.backend.renew([new], [], until=max(hold.ends, sent + 0.05))
     owner = claim.owner
     if owner in answer.lost:
-        door.keep.lose(hold, answer.lost[owner])
+        door.keep.give_up(hold, answer.lost[owner])
         raise _gone(door, hold, answer.lost[owner])
     if owner in answer.unknown:
         raise BackendUnavailable(f"{claim.name!r} could not be renewed: {answer.unknown[owner]}")

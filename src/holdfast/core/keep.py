@@ -222,6 +222,11 @@ class Keep:
         hold.lose(reason)
         return True
 
+    def give_up(self, hold: Hold, reason: str) -> None:
+        """The store says that a hold is lost; whatever it still has of it is undone."""
+        if self.lose(hold, reason):
+            self.undo(hold.grant.claim, landed=True)
+
     async def _renew_due(self) -> None:
         now = self.runtime.now()
         holds = list(self.holds.values())
@@ -278,7 +283,7 @@ class Keep:
             hold.renewing = False
             claim = grant.claim
             if claim.owner in answer.lost:
-                self.lose(hold, answer.lost[claim.owner])
+                self.give_up(hold, answer.lost[claim.owner])
             elif claim.owner in answer.unknown:
                 hold.cause = answer.unknown[claim.owner]
                 # One that was granted for a moment has less to lose time with than its ttl says.

@@ -236,6 +236,22 @@ async def extending_renews_now(bench: Bench) -> None:
 
 
 @conformance.rule()
+async def extending_may_change_the_ttl_again_and_again(bench: Bench) -> None:
+    """Other ttls in turn, longer and shorter ones, keep the hold and its token."""
+    ours, theirs = bench.door(), bench.door()
+    lease = await ours.lock("name", ttl=20).acquire()
+    assert lease is not None
+    token = lease.token
+    for ttl in (30, 40, 25, 20, 40):
+        await lease.extend(ttl=ttl)
+        assert (lease.held, lease.ttl, lease.token) == (True, ttl, token)
+        assert await theirs.lock("name").acquire(blocking=False) is None
+        assert [holder.token for holder in (await theirs.inspect("name")).holders] == [token]
+    assert await lease.release() is True
+    assert await bench.is_free(theirs, "name")
+
+
+@conformance.rule()
 async def a_decorated_function_runs_under_the_lock(bench: Bench) -> None:
     """``@locks.lock("report:{day}")``: fields come from the call's arguments."""
     ours, theirs = bench.door(), bench.door()

@@ -1,0 +1,209 @@
+"""How holds and waiters of ``etcd://`` are kept: by their leases, and looked at key by key.
+
+A lease that is kept alive lists its keys, so however many holds it has, they are two requests. That
+list may be old, and a hold whose ttl was changed may be bound to another lease, even to one that
+nobody remembers: an answer got lost, or two changed it at a time. So a hold that is not on the
+list is looked for by a linearizable read before it is given up, and bound to the lease of its
+ttl wherever it is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.backends import etcd_requests as requests
+from holdfast.backends.etcd_gateway import SessionGone
+from holdfast.backends.etcd_leases import TXN, Leases, Ref
+from holdfast.claim import Claim, Grant
+from holdfast.core.contract import Renewal, Waiting
+from holdfast.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from holdfast.backends.sessions import Session
+
+__all__ = ["renew"]
+
+PARTS_PER_REQUEST = 100
+"""etcd allows 128 operations in one transaction."""
+BROKEN = "its entry in etcd is gone: the hold was broken"
+RAN_OUT = "its etcd lease ran out or was revoked"
+
+
+async def renew(
+    leases: Leases, grants: Sequence[Grant], waits: Sequence[Waiting], until: float
+) -> Renewal:
+    """Keeps what is still there, and says what is not."""
+    work = _Renewing(leases, until)
+    for grant in grants:
+        await work.grant(grant)
+    await work.find()
+    await work.move()
+    await work.settle()
+    for waiting in waits:
+        await work.waiting(waiting)
+    return Renewal(work.lost, work.unknown, frozenset(work.forgotten), work.since)
+
+
+class _Kept(NamedTuple):
+    since: float
+    keys: frozenset[str]
+
+
+class _Renewing:
+    """One batch: a keep-alive and a list of keys per session, however many holds it has."""
+
+    def __init__(self, leases: Leases, until: float) -> None:
+        self._leases, self._until = leases, until
+        self._kept: dict[str, _Kept | str | None] = {}
+        self.lost: dict[str, str] = {}
+        self.unknown: dict[str, str] = {}
+        self.forgotten: set[str] = set()
+        self.since: float | None = None
+        self._missing: list[Grant] = []
+        self._elsewhere: list[tuple[Grant, Session]] = []
+        self._unsettled: list[Grant] = []
+
+    async def _keep(self, session_id: str) -> _Kept | str | None:
+        """What a session holds once it was kept alive; the cause if unknown; None if gone."""
+        if session_id not in self._kept:
+            self._kept[session_id] = await self._ask(session_id)
+        return self._kept[session_id]
+
+    async def _ask(self, session_id: str) -> _Kept | str | None:
+        try:
+            since = await self._leases.keep_alive(session_id, self._until)
+            if since is None:
+                return None
+            _, keys = await self._leases.time_to_live(session_id, self._until)
+        except BackendUnavailable as error:
+            return str(error)
+        self._counts_from(since)
+        return _Kept(since, keys)
+
+    def _counts_from(self, since: float) -> None:
+        self.since = since if self.since is None else min(self.since, since)
+
+    async def grant(self, grant: Grant) -> None:
+        """Looks for a hold among the keys of the session that it should be bound to."""
+        if not self._leases.store.tags.has(grant.claim):  # its key may be another's by now
+            self._lose(grant.claim, "it was released")
+            return
+        session = self._leases.sessions.current(grant.claim.ttl)
+        kept = None if session is None else await self._keep(session.id)
+        if isinstance(kept, str):
+            self.unknown[grant.claim.owner] = kept
+        elif kept is not None and Ref(*grant.ref).key in kept.keys:
+            self._found(grant)
+        else:
+            self._missing.append(grant)
+
+    def _found(self, grant: Grant) -> None:
+        if grant.claim.owner in self._leases.store.handed:
+            self._unsettled.append(grant)
+
+    async def find(self) -> None:
+        """Reads the entries of holds that are not where they should be."""
+        asked = [(g, requests.read(Ref(*g.ref).key.encode())) for g in self._missing]
+        for grant, reply in await self._each(asked):
+            kvs = reply["response_range"].get("kvs")
+            if not kvs or int(kvs[0]["create_revision"]) != grant.token:
+                self._lose(grant.claim, await self._why(grant))
+                continue
+            try:
+                session = await self._leases.session(grant.claim.ttl, self._until)
+            except BackendUnavailable as error:
+                self.unknown[grant.claim.owner] = str(error)
+                continue
+            self._counts_from(session.since)
+            if kvs[0].get("lease") == session.id:
+                self._found(grant)
+            else:
+                self._elsewhere.append((grant, session))
+
+    async def _why(self, grant: Grant) -> str:
+        """The reason for which an entry must have ended."""
+        current = self._leases.sessions.current(grant.claim.ttl)
+        granted = Ref(*grant.ref).session
+        kept = [await self._keep(granted if current is None else current.id)]
+        kept.append(await self._keep(granted))
+        return RAN_OUT if None in kept else BROKEN
+
+    async def move(self) -> None:
+        """Binds holds whose ttl was changed to the sessions of their new ttls."""
+        asked = [(grant, _moving(grant, session)) for grant, session in self._elsewhere]
+        for grant, reply in await self._each(asked):
+            if reply["response_txn"].get("succeeded"):
+                self._found(grant)
+            else:
+                self._lose(grant.claim, BROKEN)
+
+    async def settle(self) -> None:
+        """Says in their entries that what was handed over is held."""
+        store = self._leases.store
+        asked = [(grant, self._settling(grant)) for grant in self._unsettled]
+        for grant, reply in await self._each(asked):
+            if reply["response_txn"].get("succeeded"):
+                store.places.pop(grant.claim.owner, None)
+                store.handed.discard(grant.claim.owner)
+            else:
+                self._lose(grant.claim, BROKEN)
+
+    async def _each(
+        self, asked: Sequence[tuple[Grant, bytes]]
+    ) -> list[tuple[Grant, dict[str, Any]]]:
+        """What was answered to each, asked in as few transactions as etcd allows; where nothing
+        was, the outcome is unknown."""
+        answered: list[tuple[Grant, dict[str, Any]]] = []
+        for start in range(0, len(asked), PARTS_PER_REQUEST):
+            grants, parts = zip(*asked[start : start + PARTS_PER_REQUEST], strict=True)
+            try:
+                body = requests.txn([], parts)
+                answer = await self._leases.gateway.post(TXN, body, self._until)
+            except (BackendUnavailable, SessionGone) as error:
+                cause = str(error) or "a new lease ended at once"
+                self.unknown |= {grant.claim.owner: cause for grant in grants}
+                continue
+            answered += zip(grants, answer["responses"], strict=True)
+        return answered
+
+    def _settling(self, grant: Grant) -> bytes:
+        key = Ref(*grant.ref).key.encode()
+        value = requests.entry_value(grant.claim, self._leases.runtime.wall(), held=True)
+        mine = requests.created_at(key, grant.token)
+        return requests.nested([mine], [requests.change(key, value)])
+
+    def _lose(self, claim: Claim, reason: str) -> None:
+        store, owner = self._leases.store, claim.owner
+        store.places.pop(owner, None)
+        store.handed.discard(owner)
+        store.tags.retire(claim)
+        self.lost[owner] = reason
+
+    async def waiting(self, waiting: Waiting) -> None:
+        claim, store = waiting.claim, self._leases.store
+        session = self._leases.sessions.current(claim.ttl)
+        kept = None if session is None else await self._keep(session.id)
+        if isinstance(kept, str):
+            return
+        key = store.key(claim)
+        if kept is None or key.decode() not in kept.keys:
+            self.forgotten.add(claim.owner)
+            return
+        place = store.places.get(claim.owner)
+        if place is not None and place.behind != waiting.behind:
+            new = requests.entry_value(claim, place.since, held=False, behind=waiting.behind)
+            body = requests.behind(key, place.value, new)
+            try:
+                await self._leases.gateway.post(TXN, body, self._until)
+            except BackendUnavailable:
+                return  # told again with the next refresh
+            if store.places.get(claim.owner) is place:  # neither granted nor gone meanwhile
+                store.places[claim.owner] = place._replace(behind=waiting.behind, value=new)
+
+
+def _moving(grant: Grant, session: Session) -> bytes:
+    key = Ref(*grant.ref).key.encode()
+    return requests.nested(
+        [requests.created_at(key, grant.token)], [requests.bind(key, session.id)]
+    )
