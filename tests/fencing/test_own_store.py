@@ -202,6 +202,33 @@ def test_a_hold_that_was_extended(bench: Bench) -> None:
     bench.run(body)
 
 
+def test_a_permit_that_was_waited_for(bench: Bench) -> None:
+    """Its token may be younger than its place in line; the guard knows the hold all the same."""
+
+    async def body() -> None:
+        async with bench.doors() as (first, second):
+            one = await first.semaphore("s", 1).acquire()
+            waiting = asyncio.create_task(second.semaphore("s", 1).acquire())
+            await asyncio.wait([waiting], timeout=0.2)  # until it stands in line
+            guard = bench.guard(one)
+            await guard.put(bench.key, "one")
+            await one.release()
+            other = await waiting
+            assert other.token > one.token
+            for word, ttl in (("two", 20), ("three", 40)):
+                await bench.guard(other).put(bench.key, word)
+                await other.extend(ttl)
+                with pytest.raises(StaleFence, match=f"token {other.token} holds it"):
+                    await guard.put(bench.key, "late")
+            assert await bench.guard(other).get(bench.key) == b"three"
+            await first.break_lock("s", reason="a test")
+            with pytest.raises(StaleFence, match="nobody holds it now"):
+                await bench.guard(other).put(bench.key, "late")
+            await other.release()
+
+    bench.run(body)
+
+
 def test_bad_input(bench: Bench) -> None:
     async def body() -> None:
         async with bench.doors() as (door, _), door.lock("lock") as lease:

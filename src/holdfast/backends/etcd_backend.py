@@ -168,13 +168,15 @@ class EtcdBackend:
         order: int,
         slots: tuple[int, ...],
         heir: Heir | None = None,
+        token: int = 0,
     ) -> Grant:
+        """``token``, where it is not the order of arrival."""
         self.store.places.pop(claim.owner, None)
         self.store.handed.discard(claim.owner)
         if claim.mode is not Mode.EXCLUSIVE:
             heir = None  # whoever waits for readers or slots watches from the start
-        ref = Ref(key.decode(), session.id, heir)
-        return Grant(claim, order, slots, session.since, ref)
+        ref = Ref(key.decode(), order, session.id, heir)
+        return Grant(claim, token or order, slots, session.since, ref)
 
     async def _judge(
         self, at: Attempt, found: dict[str, Any], revision: int, written: tuple[bytes, float]
@@ -185,7 +187,8 @@ class EtcdBackend:
         verdict = self.store.judge(claim, line)
         own, key = verdict.own, self.store.key(claim)
         if own is not None and own.held:
-            return self.granted(claim, session, key, own.order, own.details.slots, SOMEBODY)
+            token, slots = own.details.token, own.details.slots
+            return self.granted(claim, session, key, own.order, slots, SOMEBODY, token)
         if join and own is None:
             await self.learn_guard(session, until)
             return None
@@ -229,10 +232,12 @@ class EtcdBackend:
         if not answer.get("succeeded"):
             await self.learn_guard(session, until)
             return None
-        if order:
-            return self.granted(claim, session, key, order, verdict.slots, SOMEBODY)
-        order = int(answer["header"]["revision"])
-        return self.granted(claim, session, key, order, verdict.slots)
+        settled = int(answer["header"]["revision"])
+        if not order:
+            return self.granted(claim, session, key, settled, verdict.slots)
+        # Of two that fit, the one behind may be quicker, and be gone before the other comes.
+        token = settled if claim.mode is Mode.SLOTS else order
+        return self.granted(claim, session, key, order, verdict.slots, SOMEBODY, token)
 
     async def learn_guard(self, session: Session, until: float | None = None) -> None:
         body = b'{"key":"%b"}' % self.store.names.guard(session.id)
@@ -269,14 +274,14 @@ class EtcdBackend:
         ):
             return None
         # Nobody else was in front of it, and nobody can have come in front since.
-        mine, key = Ref(*grant.ref).key.encode(), store.key(claim)
+        mine, key = Ref(*grant.ref), store.key(claim)
         value = requests.entry_value(claim, self.runtime.wall(), held=True)
         compare = [
             self.guard(session),
-            requests.created_at(mine, grant.token),
+            mine.stands(),
             requests.created_at(key, place.order),
         ]
-        changes = [requests.delete(mine), requests.put(key, value, session.id)]
+        changes = [requests.delete(mine.key.encode()), requests.put(key, value, session.id)]
         changes.append(store.names.of(claim.name).next_after(place.order))
         body = requests.txn(compare, changes)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
 from holdfast.backends.sessions import Opening, Session, whole
 from holdfast.core.contract import Runtime
@@ -35,12 +36,18 @@ SOMEBODY = Heir("", "", 0, "")
 
 
 class Ref(NamedTuple):
-    """Where a hold is: its key, and the lease it was bound to when it was granted."""
+    """Where a hold is: its key, since which revision that is its own, and the lease it was bound
+    to when it was granted."""
 
     key: str
+    order: int
     session: str
     heir: Heir | None = None
     """Whom its release calls. Nobody, if all who came behind it saw that it is a hold."""
+
+    def stands(self) -> bytes:
+        """Holds as long as the hold is there."""
+        return requests.created_at(self.key.encode(), self.order)
 
 
 class Place(NamedTuple):

@@ -46,7 +46,7 @@ def heir_of(found: Sequence[dict[str, str]]) -> Heir | None:
 
 
 async def release(backend: EtcdBackend, grant: Grant) -> bool:
-    store, claim, (key, _, heir) = backend.store, grant.claim, Ref(*grant.ref)
+    store, claim, (key, order, _, heir) = backend.store, grant.claim, Ref(*grant.ref)
     store.places.pop(claim.owner, None)
     store.handed.discard(claim.owner)
     if not store.tags.has(claim):
@@ -54,8 +54,7 @@ async def release(backend: EtcdBackend, grant: Grant) -> bool:
     sure = claim.owner not in store.sessions.doubts
     ours = sure and heir is not None and await _hand_over(backend, grant, heir)
     if not ours:
-        order = None if heir is None else grant.token
-        ours = await _delete(backend, claim, key.encode(), order)
+        ours = await _delete(backend, claim, key.encode(), None if heir is None else order)
     if ours and sure:
         store.tags.free(claim)
     else:
@@ -65,8 +64,8 @@ async def release(backend: EtcdBackend, grant: Grant) -> bool:
 
 async def _end_again(backend: EtcdBackend, grant: Grant) -> bool:
     """Ends a hold that has ended before, as far as we know: its key may be another's by now."""
-    key = Ref(*grant.ref).key.encode()
-    body = requests.txn([requests.created_at(key, grant.token)], [requests.delete(key)])
+    ref = Ref(*grant.ref)
+    body = requests.txn([ref.stands()], [requests.delete(ref.key.encode())])
     return bool((await backend.gateway.post(TXN, body)).get("succeeded"))
 
 
@@ -87,12 +86,12 @@ async def _hand_over(backend: EtcdBackend, grant: Grant, heir: Heir) -> bool:
 
 
 def _handing(backend: EtcdBackend, grant: Grant, heir: Heir) -> bytes:
-    key, next_key = Ref(*grant.ref).key.encode(), heir.key.encode()
+    ref, next_key = Ref(*grant.ref), heir.key.encode()
     bell = backend.store.names.bell(heir.session)
     return requests.txn(
-        [requests.created_at(key, grant.token), requests.changed_at(next_key, heir.changed)],
+        [ref.stands(), requests.changed_at(next_key, heir.changed)],
         [
-            requests.delete(key),
+            requests.delete(ref.key.encode()),
             requests.change(next_key, requests.handed_value(heir.value)),
             requests.ring(bell, requests.tag_of(heir.key), heir.session),
         ],
@@ -122,7 +121,7 @@ async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant |
     ):
         return None
     store.handed.add(claim.owner)
-    ref = Ref(own["key"], session.id, heir_of(behind))
+    ref = Ref(own["key"], place.order, session.id, heir_of(behind))
     return Grant(claim, place.order, ref=ref, seconds=min(HANDED_SECONDS, left))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import SessionGone
 from holdfast.backends.etcd_leases import TXN, Leases, Ref
-from holdfast.claim import Claim, Grant
+from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable
 
@@ -61,7 +61,7 @@ class _Renewing:
         self.forgotten: set[str] = set()
         self.since: float | None = None
         self._missing: list[Grant] = []
-        self._elsewhere: list[tuple[Grant, Session]] = []
+        self._elsewhere: list[tuple[Grant, bytes]] = []
         self._unsettled: list[Grant] = []
 
     async def _keep(self, session_id: str) -> _Kept | str | None:
@@ -107,7 +107,7 @@ class _Renewing:
         asked = [(g, requests.read(Ref(*g.ref).key.encode())) for g in self._missing]
         for grant, reply in await self._each(asked):
             kvs = reply["response_range"].get("kvs")
-            if not kvs or int(kvs[0]["create_revision"]) != grant.token:
+            if not kvs or int(kvs[0]["create_revision"]) != Ref(*grant.ref).order:
                 self._lose(grant.claim, await self._why(grant))
                 continue
             try:
@@ -119,7 +119,7 @@ class _Renewing:
             if kvs[0].get("lease") == session.id:
                 self._found(grant)
             else:
-                self._elsewhere.append((grant, session))
+                self._elsewhere.append((grant, _moving(grant, session, kvs[0])))
 
     async def _why(self, grant: Grant) -> str:
         """The reason for which an entry must have ended."""
@@ -131,8 +131,7 @@ class _Renewing:
 
     async def move(self) -> None:
         """Binds holds whose ttl was changed to the sessions of their new ttls."""
-        asked = [(grant, _moving(grant, session)) for grant, session in self._elsewhere]
-        for grant, reply in await self._each(asked):
+        for grant, reply in await self._each(self._elsewhere):
             if reply["response_txn"].get("succeeded"):
                 self._found(grant)
             else:
@@ -168,10 +167,9 @@ class _Renewing:
         return answered
 
     def _settling(self, grant: Grant) -> bytes:
-        key = Ref(*grant.ref).key.encode()
+        ref = Ref(*grant.ref)
         value = requests.entry_value(grant.claim, self._leases.runtime.wall(), held=True)
-        mine = requests.created_at(key, grant.token)
-        return requests.nested([mine], [requests.change(key, value)])
+        return requests.nested([ref.stands()], [requests.change(ref.key.encode(), value)])
 
     def _lose(self, claim: Claim, reason: str) -> None:
         store, owner = self._leases.store, claim.owner
@@ -202,8 +200,12 @@ class _Renewing:
                 store.places[claim.owner] = place._replace(behind=waiting.behind, value=new)
 
 
-def _moving(grant: Grant, session: Session) -> bytes:
-    key = Ref(*grant.ref).key.encode()
-    return requests.nested(
-        [requests.created_at(key, grant.token)], [requests.bind(key, session.id)]
-    )
+def _moving(grant: Grant, session: Session, kv: dict[str, str]) -> bytes:
+    """Binds a hold to another session; slots say their token then, as it was a revision so far."""
+    ref = Ref(*grant.ref)
+    key = ref.key.encode()
+    if grant.claim.mode is Mode.SLOTS:
+        moved = requests.put(key, requests.told_value(kv["value"], grant.token), session.id)
+    else:
+        moved = requests.bind(key, session.id)
+    return requests.nested([ref.stands()], [moved])

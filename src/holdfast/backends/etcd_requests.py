@@ -3,7 +3,8 @@
 Under ``<namespace>/locks/<name>/`` every claim has one key, bound to its door's etcd lease:
 ``l/w/<tag>`` for a writer, ``l/r/<tag>`` for a reader, ``s/<limit>/<tag>`` for slots. The
 kinds are ranges of their own, so one transaction can tell what it is about to join. The order
-of arrival is the key's create_revision, which is also the token.
+of arrival is the key's create_revision, which is also the token. Slots may be taken in another
+order than they were asked for, so their token is the revision of the grant.
 """
 
 from __future__ import annotations
@@ -50,12 +51,19 @@ its owner says by then that it came, or is skipped."""
 def entry_value(
     claim: Claim, since: float, *, held: bool, slots: Sequence[int] = (), behind: int = 0
 ) -> bytes:
-    """What stands in an entry: version, weight, state, behind, since, slots, label."""
-    numbers = ",".join(map(str, slots))
-    text = (
-        f"[{PROTOCOL},{claim.weight},{HELD if held else WAITING},{behind},{since:.3f},[{numbers}],"
-    )
+    """What stands in an entry: version, weight, state, behind, since, slots, token, label.
+
+    The token is 0 until slots are written again after their grant: before that it is the revision
+    of their last change."""
+    numbers, state = ",".join(map(str, slots)), HELD if held else WAITING
+    text = f"[{PROTOCOL},{claim.weight},{state},{behind},{since:.3f},[{numbers}],0,"
     return encoded(f"{text}{quoted(claim.label)}]")
+
+
+def told_value(value: str, token: int) -> bytes:
+    """What an entry of slots says that is written again: the same, and its token."""
+    *fields, _, label = json.loads(a2b_base64(value))
+    return encoded(json.dumps([*fields, token, label], separators=(",", ":")))
 
 
 def handed_value(value: str) -> bytes:
@@ -297,19 +305,20 @@ def _entry(kv: dict[str, str], prefix: str) -> Entry:
         raise _foreign(prefix) from None
     order, changed = int(kv["create_revision"]), int(kv["mod_revision"])
     lease = kv.get("lease", "0")
-    details = partial(_details, kv, order, prefix)
+    details = partial(_details, kv, changed if mode is Mode.SLOTS else order, prefix)
     return Entry(kv["key"], owner, order, changed, lease, mode, limit, details)
 
 
-def _details(kv: dict[str, str], order: int, prefix: str) -> Details:
+def _details(kv: dict[str, str], revision: int, prefix: str) -> Details:
     try:
-        version, weight, state, behind, since, slots, label = json.loads(a2b_base64(kv["value"]))
+        fields = json.loads(a2b_base64(kv["value"]))
+        version, weight, state, behind, since, slots, token, label = fields
         if version != PROTOCOL:
             raise ValueError(f"version {version}")
     except (ValueError, KeyError, TypeError):
         raise _foreign(prefix) from None
     held, given = state == HELD, state != WAITING
-    return Details(order, weight, held, given, behind, since, tuple(slots), label)
+    return Details(token or revision, weight, held, given, behind, since, tuple(slots), label)
 
 
 def _foreign(prefix: str) -> Incompatible:

@@ -60,7 +60,7 @@ async def revoke(backend: EtcdBackend, name: str) -> list[int]:
         answer = await backend.gateway.post(TXN, body)
         for entry, reply in zip(batch, answer["responses"], strict=True):
             if reply["response_txn"].get("succeeded"):
-                tokens.append(entry.order)
+                tokens.append(entry.details.token)
     if tokens:
         await call_first(backend, name)
     return tokens
@@ -108,7 +108,7 @@ async def record(backend: EtcdBackend, grant: Grant, value: str, keep_seconds: f
     lease: str = answer["ID"]
     fields = [requests.PROTOCOL, grant.token, backend.runtime.wall(), keep_seconds, value]
     text = b64encode(json.dumps(fields).encode())
-    mine = requests.created_at(Ref(*grant.ref).key.encode(), grant.token)
+    mine = Ref(*grant.ref).stands()
     keep = b'{"request_put":{"key":"%b","value":"%b","lease":"%b","prev_kv":true}}' % (
         backend.store.names.record(grant.claim.name),
         text,
@@ -149,7 +149,8 @@ async def watch(backend: EtcdBackend, name: str, seen: int | None, until: float)
         if found is None:
             return
         try:
-            tokens = [entry.order for entry in await line(backend, name) if entry.given]
+            given = [entry for entry in await line(backend, name) if entry.given]
+            tokens = [entry.details.token for entry in given]
             if max(tokens, default=None) == seen:
                 await backend.waits.fired(found, until)
         finally:

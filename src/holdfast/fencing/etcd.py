@@ -35,7 +35,7 @@ class Guard(OwnStoreGuard):
     async def _ask(self, key: str, request: bytes) -> dict[str, Any]:
         """One transaction: the hold's key is as it was when it was granted."""
         grant = self._lease._hold.grant
-        mine = requests.created_at(Ref(*grant.ref).key.encode(), grant.token)
+        mine = Ref(*grant.ref).stands()
         answer = await self._backend.gateway.post(TXN, requests.txn([mine], [request]))
         if not answer.get("succeeded"):
             raise await self._refused(key)

@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.claim import Mode
 from holdfast.core.contract import Guarantee
-from holdfast.errors import LimitMismatch
+from holdfast.errors import LimitMismatch, LockLost
 from holdfast.testing.conformance.bench import SOON, Bench, conformance, raises, within
 
 __all__: list[str] = []
@@ -78,10 +78,37 @@ async def the_limit_binds_while_in_use(bench: Bench) -> None:
 
 
 @conformance.rule(SLOTS)
+async def a_slot_outlives_changes_of_its_ttl(bench: Bench) -> None:
+    """Also one that was waited for: it is the same slot with the same token, to everybody."""
+    ours, theirs = bench.door(), bench.door()
+    first = await ours.semaphore("name", 1, ttl=20).acquire()
+    assert first is not None
+    waiting = asyncio.create_task(theirs.semaphore("name", 1, ttl=20).acquire())
+    await asyncio.wait([waiting], timeout=0.2)
+    assert await first.release() is True
+    lease = await within(SOON, waiting)
+    assert lease.token > first.token
+    for ttl in (30, 20, 40):
+        await lease.extend(ttl=ttl)
+        (holder,) = (await ours.inspect("name")).holders
+        assert (holder.token, holder.slots) == (lease.token, lease.slots)
+        assert await ours.semaphore("name", 1).acquire(blocking=False) is None
+    assert await ours.break_lock("name", reason="a test") == lease.token
+    with raises(LockLost):
+        await lease.extend()
+    again = await ours.semaphore("name", 1).acquire(timeout=SOON)
+    assert again is not None
+    assert again.token > lease.token
+    assert await again.release() is True
+
+
+@conformance.rule(SLOTS)
 async def never_more_than_fit(bench: Bench) -> None:
-    """Many tasks of several doors: no slot is held twice, everybody is served."""
+    """Many tasks of several doors: no slot is held twice, nor with a token that is not higher than
+    all it was held with before; everybody is served."""
     doors = [bench.door() for _ in range(3)]
     inside: set[int] = set()
+    highest: dict[int, int] = {}
     most = 0
 
     async def use(number: int) -> None:
@@ -92,6 +119,8 @@ async def never_more_than_fit(bench: Bench) -> None:
             async with lock as lease:
                 assert not inside & set(lease.slots)
                 inside.update(lease.slots)
+                assert all(lease.token > highest.get(slot, 0) for slot in lease.slots)
+                highest.update(dict.fromkeys(lease.slots, lease.token))
                 most = max(most, len(inside))
                 await asyncio.sleep(0.002)
                 inside.difference_update(lease.slots)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.claim import Busy, Claim, Mode
+from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import GRACE_SECONDS, Guarantee
 from holdfast.errors import LimitMismatch
 from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract
@@ -59,6 +59,35 @@ async def a_big_claim_is_not_overtaken(bench: Bench) -> None:
     assert isinstance(await third.attempt(_slots(bench), join=False), Busy)
     assert await ours.release(second)
     assert (await asyncio.wait_for(getting, SOON)).slots == (0, 1, 2)
+
+
+@contract.rule(SLOTS)
+async def tokens_of_a_slot_grow_in_the_order_of_its_holds(bench: Bench) -> None:
+    """Whoever comes late for a slot, although it waited longer, has a higher token than who had
+    that slot before it: a resource fences slot by slot."""
+    ours, first, second = bench.peer(), bench.peer(), bench.peer()
+    highest: dict[int, int] = {}
+
+    def enter(grant: Grant) -> None:
+        assert grant.slots
+        for slot in grant.slots:
+            assert grant.token > highest.get(slot, 0), f"slot {slot} was held with a higher token"
+            highest[slot] = grant.token
+
+    for _ in range(3):
+        pair = await ours.take(_slots(bench, limit=2, weight=2))
+        enter(pair)
+        early, late = _slots(bench, limit=2), _slots(bench, limit=2)
+        await first.queue(early)
+        await second.queue(late)
+        assert await ours.release(pair)
+        turns = [(first, early), (second, late)]
+        if isinstance(await second.attempt(late), Grant):  # both fit, and nobody has to come first
+            turns.reverse()
+        for peer, claim in turns:
+            grant = await peer.get(claim, ACROSS)
+            enter(grant)
+            assert await peer.release(grant)
 
 
 @contract.rule(SLOTS)
