@@ -93,7 +93,11 @@ class Waits:
         """A watch that has begun; ``None`` if the wait is over before."""
         limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
         watch = await self.watches.begin(owner, keys, ends_only, limit)
-        rung = await self.watches.rung(owner, limit)
+        try:
+            rung = await self.watches.rung(owner, limit)
+        except BaseException:  # cancelled or interrupted: nobody else knows of the watch
+            await self.watches.end(watch)
+            raise
         if watch.began is not None and not watch.broken and not watch.fired:
             return watch
         await self.watches.end(watch)
