@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sized
 from typing import Any
 
@@ -12,9 +13,12 @@ from backends import etcd_bench
 from backends.claims import claim_of
 from backends.http_peer import Peer
 from holdfast.backends import etcd_wait
+from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy
+from holdfast.core.drive import run_now
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
+from servers.process import wait_until
 
 SOON = 20.0
 LATER = 3 * SOON
@@ -65,3 +69,79 @@ def test_a_wait_that_is_cancelled_early_leaves_no_watch(
         theirs.run(theirs.backend.wait(claim, busy, now() + LATER))
     assert asked == [1]
     assert len(_open(watches)) == 0
+
+
+class Crowd:
+    """Threads of one door that wait for a name each, which another holds."""
+
+    def __init__(self, peer: Peers) -> None:
+        self.holder, self.one = peer(), peer()
+        self.watches = self.one.backend.waits.watches
+        self.held = [self.holder.take(claim_of(name)) for name in "abc"]
+        self.claims = [claim_of(name) for name in "abc"]
+        self.busies = [self.one.attempt(claim) for claim in self.claims]
+
+    def wait(self, number: int) -> threading.Thread:
+        """Begins a wait, and returns once it is under way."""
+        owner = self.one.store.tags.of(self.claims[number])
+        work = self.one.backend.wait(self.claims[number], self.busies[number], now() + LATER)
+        thread = threading.Thread(target=run_now, args=(work,))
+        thread.start()
+        wait_until("a wait", lambda: owner in self._waiting(), SOON)
+        return thread
+
+    def _waiting(self) -> set[str]:
+        """Who waits on a watch that has begun."""
+        line = self.watches._line
+        watches = [] if line is None else list(line.book._watches.values())
+        begun = {watch.owner for watch in watches if watch.began is not None}
+        return begun & set(self.watches._doorbell._waiting)
+
+
+def test_a_connection_that_ends_ends_its_own_watches(
+    peer: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told of the end comes so late that others have opened another: nobody on the old one
+    is forgotten, and nobody on the new one disturbed."""
+    crowd = Crowd(peer)
+    doorbell = crowd.watches._doorbell
+    wait = doorbell.wait
+    ended, late = threading.Event(), threading.Event()
+
+    def held_up(key: str, until: float) -> bool:
+        try:
+            rung: bool = wait(key, until)
+        except OSError:
+            ended.set()
+            late.wait(LATER)
+            raise
+        return rung
+
+    monkeypatch.setattr(doorbell, "wait", held_up)
+    first, second = crowd.wait(0), crowd.wait(1)
+    crowd.watches.distrust()
+    assert ended.wait(SOON)
+    third = crowd.wait(2)
+    late.set()
+    for thread in (first, second):
+        thread.join(SOON)
+        assert not thread.is_alive()
+    assert not any(watch.broken for watch in crowd.watches._line.book._watches.values())
+    assert third.is_alive()
+    assert run_now(crowd.holder.backend.release(crowd.held[2]))
+    third.join(SOON)
+    assert not third.is_alive()
+
+
+def test_a_watch_is_cancelled_on_its_own_connection() -> None:
+    """Numbers begin anew with every connection."""
+    old, new = Book(), Book()
+    (left, _), (kept, _) = (book.create("owner", '"key":"YQ=="', True) for book in (old, new))
+    assert left.number == kept.number
+    assert not new.cancel(left)
+    created = (
+        f'{{"result":{{"created":true,"header":{{"revision":"7"}},"watch_id":"{kept.number}"}}}}'
+    )
+    assert new.heard(created) == ["owner"]
+    assert new.cancel(kept)
+    assert new.heard(created) == []

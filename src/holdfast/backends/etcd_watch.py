@@ -76,9 +76,12 @@ class Book:
         requests = [self.cancel(self._bells.pop(old)) for old in over]
         watch, request = self.create(EVERYBODY, keys, ends_only=False)
         self._bells[session] = watch
-        return watch, [*requests, request]
+        return watch, [*filter(None, requests), request]
 
     def cancel(self, watch: Watch) -> str:
+        """What is to be sent, if anything: on another connection its number may be another's."""
+        if self._watches.get(watch.number) is not watch:
+            return ""
         self._watches.pop(watch.number, None)
         return f'{{"cancel_request":{{"watch_id":"{watch.number}"}}}}'
 
@@ -181,9 +184,21 @@ class BlockingWatches:
             raise self._servers.closed()
         line = self._line
         if line is None or self._doorbell.bell is not line:
+            self._drop()
             line = self._line = _Line(open_blocking(self._servers, PATH, until))
             self._doorbell.hang(line)
         return line
+
+    def _drop(self) -> None:
+        """Gives up a connection that is over. Under the mutex: before another one is opened, those
+        who wait on this one must know, or nobody would tell them."""
+        line, self._line = self._line, None
+        if line is not None:
+            self._tell(line)
+
+    def _tell(self, line: _Line) -> None:
+        for owner in line.book.broke():
+            self._doorbell.ring(owner)
 
     def _send(self, line: _Line, request: str, until: float) -> None:
         try:
@@ -196,24 +211,27 @@ class BlockingWatches:
         try:
             return self._doorbell.wait(owner, until)
         except (OSError, BackendUnavailable):
-            # Told to one thread only; the others' watches ended with the same connection.
-            if self._line is not None:
-                self._broke(self._line)
+            # Told to one thread only; the others' watches ended with the same connection, which
+            # somebody else may have replaced by now.
+            if self._line is not None and self._doorbell.bell is not self._line:
+                with self._opening:
+                    if self._doorbell.bell is not self._line:
+                        self._drop()
             return True
 
     def _broke(self, line: _Line) -> None:
         with self._opening:
             if self._line is line:
                 self._line = None
-        for owner in line.book.broke():
-            self._doorbell.ring(owner)
+        self._tell(line)
 
     async def end(self, watch: Watch) -> None:
         line = self._line
-        if line is None or watch.broken:
+        request = "" if line is None or watch.broken else line.book.cancel(watch)
+        if line is None or not request:
             return
         try:
-            line.web.send(line.book.cancel(watch), now() + 1.0)
+            line.web.send(request, now() + 1.0)
         except OSError:
             self._broke(line)
 

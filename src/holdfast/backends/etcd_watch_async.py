@@ -76,8 +76,9 @@ class AsyncWatches:
         return await self._doorbell.wait(owner, until)
 
     async def end(self, watch: Watch) -> None:
-        if self._web is not None and not watch.broken:
-            self._web.send(self._book.cancel(watch))
+        request = "" if watch.broken else self._book.cancel(watch)
+        if self._web is not None and request:
+            self._web.send(request)
 
     def distrust(self) -> None:
         if self._web is not None:
