@@ -13,7 +13,7 @@ import holdfast
 from backends.claims import claim_of
 from backends.consensus_bench import hold_once, somebody_waits
 from backends.http_peer import Peer, peers
-from holdfast.claim import Busy, Grant
+from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -60,7 +60,7 @@ def server(servers: Servers, kind: Kind) -> Any:
 
 
 @pytest.fixture
-def peer(server: Any, namespace: str) -> Iterator[Callable[[], Peer]]:
+def peer(server: Any, namespace: str) -> Iterator[Callable[..., Peer]]:
     with peers(server.url, namespace) as make:
         yield make
 
@@ -76,6 +76,33 @@ def test_handing_over_in_a_door_is_one_request(peer: Callable[[], Peer]) -> None
     assert isinstance(answer, Grant)
     assert answer.token > grant.token
     assert len(one.post.asked) == 1
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_nobody_is_let_in_anew_who_came_by_itself(
+    peer: Callable[[Flavour], Peer], flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its slot already, but has not left the line of its door, when another of that door
+    releases one on its behalf; and is gone when that is answered."""
+    ours, theirs = peer(flavour), peer(flavour)
+    held, other = (one.take(claim_of("name", Mode.SLOTS, limit=2)) for one in (ours, theirs))
+    claim = claim_of("name", Mode.SLOTS, limit=2)
+    assert isinstance(ours.attempt(claim), Busy)
+    assert theirs.run(theirs.backend.release(other))
+    came = ours.take(claim)
+    release = ours.backend.release
+
+    async def releases_both(grant: Grant) -> bool:
+        was_ours: bool = await release(grant)
+        assert await release(came)
+        return was_ours
+
+    monkeypatch.setattr(ours.backend, "release", releases_both)
+    was_ours, answer = ours.run(ours.backend.exchange(held, claim))
+    assert was_ours
+    assert isinstance(answer, Busy)
+    standing = theirs.run(theirs.backend.look("name"))
+    assert (standing.holders, standing.waiters) == ((), ())
 
 
 @pytest.mark.parametrize("granted", [False, True])

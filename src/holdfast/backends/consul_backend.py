@@ -266,11 +266,11 @@ class ConsulBackend:
         return True, self._granted(claim, session, int(answer[-1]["ModifyIndex"]), ())
 
     async def _in_two_steps(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        """One that stands in line is woken by the release: asked for on its behalf, it might be let
-        in anew after it came, and left, by itself."""
-        stands = claim.owner in self.store.places
+        """One that stands in line is woken by the release, or has come by itself: asked for on its
+        behalf, it might be let in anew after it left."""
+        known = claim.owner in self.store.places or claim.owner in self.store.holds
         was_ours = await self.release(grant)
-        return was_ours, Busy(0) if stands else await self.attempt(claim, join=True)
+        return was_ours, Busy(0) if known else await self.attempt(claim, join=True)
 
     async def release(self, grant: Grant) -> bool:
         claim, keys = grant.claim, self.store.names.of(grant.claim.name)

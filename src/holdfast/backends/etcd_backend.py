@@ -251,9 +251,9 @@ class EtcdBackend:
         answer: tuple[bool, Grant | Busy]
         if granted is not None:
             answer = True, granted
-        elif claim.owner in self.store.places:
-            # It stands in line, and the release wakes it: asked for on its behalf, it might be let
-            # in anew after it came, and left, by itself.
+        elif tags.knows(claim) or claim.owner in self.store.places:
+            # It stands in line, and the release wakes it, or it has come by itself: asked for on
+            # its behalf, it might be let in anew after it left.
             answer = await self.release(grant), Busy(0)
         else:
             answer = await self.release(grant), await self.attempt(claim, join=True)

@@ -50,6 +50,10 @@ class Tags:
         """Whether its key is its own: nothing has ended it yet that was answered."""
         return claim.owner in self._tags
 
+    def knows(self, claim: Claim) -> bool:
+        """Whether it has or had one: of those that ended since they were lent, for sure."""
+        return claim.owner in self._tags or claim.owner in self._retired
+
     def of(self, claim: Claim) -> str:
         """The tag that a claim has or had; one that nobody has, if it had none."""
         owner = claim.owner
