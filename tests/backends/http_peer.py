@@ -91,6 +91,8 @@ def peers(url: str, namespace: str) -> Iterator[Callable[..., Peer]]:
         made.append(Peer(url, namespace, flavour))
         return made[-1]
 
-    yield make
-    for one in made:
-        one.close()
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.close()

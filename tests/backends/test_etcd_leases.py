@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+import holdfast
 from backends import etcd_bench
 from backends.claims import claim_of
-from backends.http_peer import Peer
+from backends.http_peer import Counting, Peer
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Renewal
-from holdfast.errors import BackendUnavailable
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable, LockLost
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires.http import Reply
 from servers.etcd import EtcdServer
+from servers.process import wait_until
 
 SOON = 60.0
 server, peer = etcd_bench.server, etcd_bench.peer
@@ -145,3 +149,24 @@ def test_many_ttls_are_changed_in_few_requests(peer: Peers) -> None:
     renewal = _renew(one, *(_with_ttl(grant, 60.0) for grant in grants))
     assert (renewal.lost, renewal.unknown) == ({}, {})
     assert len(one.post.asked) == 5  # and the lease
+
+
+def test_a_lost_hold_leaves_no_doubt(server: EtcdServer, namespace: str) -> None:
+    """A request of it may still arrive, long after it was granted by another and broken."""
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        with locks.lock("warm"):
+            pass
+        door: Any = locks._door
+        gateway, doubts = door.backend.gateway, door.store.sessions.doubts
+        post = gateway.http = Counting(gateway.http)
+        post.lose = b"txn"
+        lease = locks.lock("name", timeout=SOON).acquire()
+        assert lease
+        assert len(doubts) == 1
+        assert locks.break_lock("name", reason="a test") == lease.token
+        with pytest.raises(LockLost):
+            lease.extend()
+        wait_until("it is undone", lambda: not doubts, SOON)
+        assert post.lost is not None
+        run_now(post.http.ask(*post.lost))
+        assert locks.inspect("name").holders == ()

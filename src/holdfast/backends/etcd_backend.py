@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.backends import etcd_leave as leave
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends import etcd_view as view
-from holdfast.backends.etcd_gateway import Gateway, SessionGone
+from holdfast.backends.etcd_gateway import Gateway, NoSpace, SessionGone
 from holdfast.backends.etcd_join import join_line, take
 from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Leases, Place, Ref
 from holdfast.backends.etcd_renew import renew
@@ -154,7 +154,7 @@ class EtcdBackend:
     async def send(self, at: Attempt, body: bytes) -> dict[str, Any]:
         try:
             return await self.gateway.post(TXN, body, at.until)
-        except SessionGone:
+        except (SessionGone, NoSpace, Unsupported):  # nothing was changed
             raise
         except BaseException:  # it may have been carried out, or be so later
             self.store.sessions.doubts[at.claim.owner] = at.session

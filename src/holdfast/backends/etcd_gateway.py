@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.wires.http import Http, Reply
 
-__all__ = ["Credentials", "Gateway", "SessionGone"]
+__all__ = ["Credentials", "Gateway", "NoSpace", "SessionGone"]
 
 _SIGN_IN = b"POST /v3/auth/authenticate"
 _decode = json.JSONDecoder().raw_decode  # not what may stand around it
@@ -17,6 +17,10 @@ _SERVER_TROUBLE = (408, 429, 500, 502, 503, 504)
 
 class SessionGone(Exception):
     """The lease that a request was for has ended; nothing was changed."""
+
+
+class NoSpace(BackendUnavailable):
+    """The database is full, and takes no writes but deletions; nothing was changed."""
 
 
 class Credentials:
@@ -39,7 +43,8 @@ class Gateway:
         self.display = http.servers.display
 
     async def post(self, line: bytes, body: bytes, until: float | None = None) -> dict[str, Any]:
-        """The answer's JSON. Raises ``SessionGone``, ``BackendUnavailable`` or ``Unsupported``."""
+        """The answer's JSON. Raises ``SessionGone``, ``NoSpace`` or ``Unsupported``, where nothing
+        was changed, and ``BackendUnavailable`` where that is not known."""
         known = self.credentials.tries
         if self.credentials.user and not known:
             await self._sign_in(until)
@@ -95,7 +100,8 @@ class Gateway:
         if denial:  # not worth another try, unlike a store that can't be reached
             return Unsupported(f"{self.display} {denial}")
         if reply.status in _SERVER_TROUBLE or text:
-            return BackendUnavailable(f"{self.display}: {_said(line)}: {text or reply.status}")
+            kind = NoSpace if "database space exceeded" in text else BackendUnavailable
+            return kind(f"{self.display}: {_said(line)}: {text or reply.status}")
         return self._strange(line, reply)
 
     def _denial(self, line: bytes, text: str) -> str:

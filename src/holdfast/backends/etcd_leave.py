@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends import etcd_requests as requests
-from holdfast.backends.etcd_gateway import SessionGone
+from holdfast.backends.etcd_gateway import NoSpace, SessionGone
 from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Ref
 from holdfast.backends.lines import Entry
 from holdfast.backends.sessions import Session
@@ -75,8 +75,8 @@ async def _hand_over(backend: EtcdBackend, grant: Grant, heir: Heir) -> bool:
         return False
     try:
         answer = await backend.gateway.post(TXN, _handing(backend, grant, heir))
-    except (SessionGone, ValueError):  # its lease ended, or its entry is of another version
-        return False
+    except (SessionGone, NoSpace, ValueError):
+        return False  # its lease ended, it can't be told, or its entry is of another version
     if not answer.get("succeeded"):
         return False
     # Who comes back at once finds it there.
@@ -160,6 +160,11 @@ async def _undo(
         # What still comes for it comes in vain. The claim itself may have asked again since, with
         # another lease.
         answer = await backend.gateway.post(TXN, requests.txn([], changes))
+    except NoSpace:
+        # What is there can be deleted. The guard is moved when there is space again: what still
+        # comes is refused until then.
+        await backend.gateway.post(TXN, requests.txn([], changes))
+        raise
     else:
         await backend.learn_guard(session)
     doubts.pop(claim.owner, None)
