@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.backends.lines import Details, Entry, Patience, escape, judge, unescape
+from holdfast.backends.lines import (
+    REMEMBERED,
+    Details,
+    Entry,
+    Patience,
+    escape,
+    judge,
+    unescape,
+)
 from holdfast.claim import Claim, Mode
 from holdfast.core.contract import GRACE_SECONDS
 from holdfast.errors import LimitMismatch
@@ -97,6 +105,17 @@ def test_grace_is_given_once_and_only_to_whom_it_is_due() -> None:
     assert patience.judge([second], 101.0) == (None, GRACE_SECONDS)
     assert patience.judge([first], 100.0 + GRACE_SECONDS) == (first, None)
     assert patience.judge([], 200.0) == (None, None)
+
+
+def test_a_crowd_that_came_costs_nobody_its_grace() -> None:
+    """What is forgotten of those who were waited for is the oldest, and no more than need be."""
+    patience, last = Patience(), _entry(0)
+    crowd = [_entry(order) for order in range(1, REMEMBERED + 2)]
+    patience.judge(crowd, 100.0)
+    patience.judge([last], 100.0)
+    assert patience.judge([last], 100.0 + GRACE_SECONDS) == (last, None)
+    assert patience.judge([crowd[0]], 200.0) == (None, GRACE_SECONDS)
+    assert patience.judge([crowd[-1]], 200.0) == (crowd[-1], None)
 
 
 def test_every_name_is_one_segment_and_comes_back() -> None:

@@ -6,6 +6,7 @@ For stores that keep an entry per claim, ordered by the store itself (etcd, Cons
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -171,8 +172,9 @@ class Patience:
 
     def judge(self, absent: Iterable[Entry], now: float) -> tuple[Entry | None, float | None]:
         """Whom to skip because its grace is over, or else when to look again."""
-        if len(self._since) > REMEMBERED:
-            self._since.clear()
+        while len(self._since) > REMEMBERED:  # the oldest go: who has come is among them
+            with suppress(RuntimeError):  # another thread looked in the same moment
+                self._since.pop(next(iter(self._since)), None)
         left: list[float] = []
         for entry in absent:
             since = self._since.setdefault((entry.key, entry.changed), now)
