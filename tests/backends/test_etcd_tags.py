@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -134,3 +135,38 @@ def test_a_tag_is_lent_until_it_is_given_back() -> None:
     tags.free(second)
     assert tags.given(third) == tag
     assert tags.of(second) != tag
+
+
+class Meddled(dict[str, str]):
+    """Has something done right after the first look at it."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._then: Callable[[], None] | None = then
+
+    def _looked(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        self._looked()
+        return found
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        found = super().pop(key, default)
+        self._looked()
+        return found
+
+
+@pytest.mark.parametrize("first", ["free", "retire"])
+def test_a_tag_that_two_end_at_a_time_is_nobody_s_or_another_s(first: str) -> None:
+    """Never both: whoever undoes the claim once more would meet another's entry."""
+    tags, claim, other = Tags(), claim_of(), claim_of()
+    tag = tags.given(claim)
+    second = {"free": tags.retire, "retire": tags.free}[first]
+    tags._tags = Meddled(lambda: second(claim))
+    dict.__setitem__(tags._tags, claim.owner, tag)
+    getattr(tags, first)(claim)
+    assert (tags.given(other) == tag) != (tags.of(claim) == tag)

@@ -80,10 +80,9 @@ class Tags:
 
     def retire(self, claim: Claim) -> None:
         """Its entry is gone, but something may still arrive: nobody else gets its tag."""
-        tag = self._tags.get(claim.owner)
+        tag = self._tags.pop(claim.owner, None)  # of two who end it, one has it to give away
         if tag is not None:
             self._keep(claim.owner, tag)
-            self._tags.pop(claim.owner, None)
 
     def _keep(self, owner: str, tag: str) -> None:
         self._retired[owner] = tag
