@@ -1,4 +1,4 @@
-"""Leases of etcd that end while a claim has doubts, or are changed under a hold."""
+"""Leases of etcd that end while a claim has doubts, or are changed under a hold, and renewals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backends import etcd_bench
 from backends.claims import claim_of
 from backends.http_peer import Counting, Peer
 from holdfast.claim import Busy, Grant
-from holdfast.core.contract import Renewal
+from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockLost
 from holdfast.runtimes.clock import now
@@ -139,6 +139,24 @@ def test_an_old_list_of_keys_costs_no_hold(
     monkeypatch.undo()
     assert one.run(one.backend.revoke("name")) == [grant.token]
     assert "broken" in _renew(one, grant).lost[grant.claim.owner]
+
+
+@every_flavour
+def test_who_lined_up_anew_is_refreshed_like_any_other(
+    peer: Peers, server: EtcdServer, flavour: Flavour
+) -> None:
+    """Others lost patience with it and took its place; it came back, as the last."""
+    ours, theirs = peer(flavour), peer(flavour)
+    ours.take(claim_of())
+    claim = claim_of()
+    assert isinstance(theirs.attempt(claim), Busy)
+    server.ask("/v3/kv/deleterange", {"key": theirs.store.key(claim).decode()})
+    assert isinstance(theirs.attempt(claim), Busy)
+    for behind in (3, 5):
+        refresh = theirs.backend.renew([], [Waiting(claim, behind)], until=now() + SOON)
+        assert not theirs.run(refresh).forgotten
+        (waiter,) = ours.run(ours.backend.look("name")).waiters
+        assert waiter.behind == behind
 
 
 def test_many_ttls_are_changed_in_few_requests(peer: Peers) -> None:

@@ -109,7 +109,6 @@ class EtcdBackend:
         guard = self.guard(session)
         slots = range(claim.weight) if claim.mode is Mode.SLOTS else ()
         held = requests.entry_value(claim, since, held=True, slots=slots)
-        waiting = b""
         otherwise: list[bytes] = []
         # Joining doubles what etcd has to read: it is asked for only where it may be needed.
         if keys.crowded or place is not None or not join:
@@ -135,7 +134,7 @@ class EtcdBackend:
         if not otherwise:
             return None
         found = answer["responses"][-1]["response_range"]
-        return await self._judge(at, found, revision, (waiting, since))
+        return await self._judge(at, found, revision)
 
     def _free(self, claim: Claim, key: bytes) -> list[bytes]:
         """Holds if the claim can be granted at once."""
@@ -179,7 +178,7 @@ class EtcdBackend:
         return Grant(claim, token or order, slots, session.since, ref)
 
     async def _judge(
-        self, at: Attempt, found: dict[str, Any], revision: int, written: tuple[bytes, float]
+        self, at: Attempt, found: dict[str, Any], revision: int
     ) -> Grant | Busy | None:
         claim, join, session, until = at
         keys = self.store.names.of(claim.name)
@@ -195,11 +194,10 @@ class EtcdBackend:
         if verdict.fits:
             return await self._settle(at, verdict, revision)
         if own is not None:
-            known = self.store.places.get(claim.owner)
-            value, since = (known.value, known.since) if known else written
+            value = next(kv["value"] for kv in found["kvs"] if kv["key"] == own.key).encode()
             ahead = [entry.key for entry in line if entry.order < own.order]
             front = None if len(ahead) > 1 else "".join(ahead)
-            place = Place(own.order, value, since, own.details.behind, front)
+            place = Place(own.order, value, own.details.since, own.details.behind, front)
             self.store.places[claim.owner] = place
         return await self.stay(at, verdict, "" if own is None else own.session, revision)
 
