@@ -1,0 +1,96 @@
+"""Sessions that the server ends, or the network: what is lost is told, and what is not, goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from backends import sql_bench
+from backends.sql_bench import LONG, MODES, Doors, Store, in_line, until
+from servers.proxy import Proxy
+
+pytestmark = pytest.mark.faults
+
+store, doors = sql_bench.store, sql_bench.doors
+
+
+@pytest.mark.parametrize("fault", ["killed", "dropped"])
+def test_the_keeper_sees_that_a_session_has_ended(store: Store, doors: Doors, fault: str) -> None:
+    """In advisory mode the hold ends with its connection. Nobody asks, and the next renewal is
+    minutes away: the callback runs all the same, for this door's holds and no others."""
+
+    async def body() -> None:
+        with Proxy(store.server) as proxy:
+            ours = doors.open(store.url("advisory", "ours", proxy), ttl=LONG)
+            theirs = doors.open(store.url("advisory", "theirs"), ttl=LONG)
+            reasons: list[str] = []
+            leases = [await ours.lock("name").acquire(), await ours.semaphore("few", 2).acquire()]
+            kept = await theirs.lock("kept").acquire()
+            assert kept is not None
+            for lease in leases:
+                assert lease is not None
+                lease.on_lost(reasons.append)
+            if fault == "killed":
+                await store.kill_all("ours")
+            else:
+                proxy.cut()
+            await until(lambda: len(reasons) == 2, "nobody was told")
+            for lease in leases:
+                assert lease is not None
+                assert lease.lost
+                assert await lease.release() is False
+            async with theirs.lock("name") as later, theirs.semaphore("few", 2, permits=2):
+                assert leases[0] is not None
+                assert later.token > leases[0].token
+            assert kept.held
+            assert await kept.release() is True
+
+    doors.run(body)
+
+
+def test_killed_sessions_lose_no_lease(store: Store, doors: Doors) -> None:
+    """Rows do not end with connections: the holder's are opened anew."""
+
+    async def body() -> None:
+        ours = doors.open(store.url(mark="ours"), ttl=LONG)
+        lease = await ours.lock("name").acquire()
+        assert lease is not None
+        await store.kill_all("ours")
+        await lease.extend()
+        assert lease.held
+        assert store.sessions("ours")
+        assert await lease.release() is True
+
+    doors.run(body)
+
+
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_waiter_lines_up_again(
+    store: Store, doors: Doors, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything of a waiter's is killed, twice: it is never let in by that, and the release
+    still wakes it, which nothing else does, not even a keeper that finds its place gone."""
+    monkeypatch.setattr("holdfast.core.keep.REFRESH_SECONDS", LONG)
+
+    async def body() -> None:
+        holder = doors.open(store.url(mode), ttl=LONG)
+        waiter = doors.open(store.url(mode, "waiter"), ttl=LONG)
+        lease = await holder.lock("name").acquire()
+        assert lease is not None
+        waiting = asyncio.create_task(waiter.lock("name").acquire())
+        for _ in range(2):
+            await in_line(holder)
+            await store.kill_all("waiter")
+            await until(lambda: store.sessions("waiter"), "it did not come back")
+        await in_line(holder)
+        assert not waiting.done()
+        assert lease.held
+        assert await lease.release() is True
+        taken = await waiting
+        assert taken is not None
+        assert taken.token > lease.token
+        assert await taken.release() is True
+
+    doors.run(body)
