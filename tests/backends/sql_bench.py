@@ -29,9 +29,21 @@ from servers.proxy import Proxy
 from servers.registry import Servers
 
 if TYPE_CHECKING:
-    from holdfast import AsyncLocks
+    from holdfast import AsyncLease, AsyncLock, AsyncLocks
 
-__all__ = ["LONG", "MODES", "SECONDS", "Doors", "Store", "doors", "in_line", "store", "until"]
+__all__ = [
+    "LONG",
+    "MODES",
+    "SECONDS",
+    "Doors",
+    "Store",
+    "doors",
+    "hand_over",
+    "in_line",
+    "only_woken",
+    "store",
+    "until",
+]
 
 MODES = ("lease", "advisory")
 LONG = 600.0
@@ -167,6 +179,12 @@ def doors(request: pytest.FixtureRequest, namespace: str) -> Doors:
     return Doors(request.param, namespace)
 
 
+@pytest.fixture
+def only_woken(no_recheck: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks by itself, and no keeper tells a waiter that its place is gone."""
+    monkeypatch.setattr("holdfast.core.keep.REFRESH_SECONDS", LONG)
+
+
 async def until(condition: Callable[[], object], otherwise: str) -> None:
     """Returns once the condition holds."""
 
@@ -183,3 +201,15 @@ async def in_line(door: AsyncLocks, name: str = "name", count: int = 1) -> None:
         return len((await door.inspect(name)).waiters) == count
 
     await eventually(stand, SECONDS, f"{count} did not come to stand in line for {name!r}")
+
+
+async def hand_over(held: AsyncLease, wanted: AsyncLock, looking: AsyncLocks) -> AsyncLease:
+    """Releases what is held once somebody waits for it, who gets it, with a higher token."""
+    waiting = asyncio.create_task(wanted.acquire())
+    await in_line(looking, held.name)
+    assert not waiting.done()
+    assert await held.release() is True
+    taken = await waiting
+    assert taken is not None
+    assert taken.token > held.token
+    return taken

@@ -12,7 +12,7 @@ from servers.proxy import Proxy
 
 pytestmark = pytest.mark.faults
 
-store, doors = sql_bench.store, sql_bench.doors
+store, doors, only_woken = sql_bench.store, sql_bench.doors, sql_bench.only_woken
 
 
 @pytest.mark.parametrize("fault", ["killed", "dropped"])
@@ -65,14 +65,11 @@ def test_killed_sessions_lose_no_lease(store: Store, doors: Doors) -> None:
     doors.run(body)
 
 
-@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.usefixtures("only_woken")
 @pytest.mark.parametrize("mode", MODES)
-def test_a_killed_waiter_lines_up_again(
-    store: Store, doors: Doors, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_waiter_lines_up_again(store: Store, doors: Doors, mode: str) -> None:
     """Everything of a waiter's is killed, twice: it is never let in by that, and the release
-    still wakes it, which nothing else does, not even a keeper that finds its place gone."""
-    monkeypatch.setattr("holdfast.core.keep.REFRESH_SECONDS", LONG)
+    still wakes it, which nothing else does."""
 
     async def body() -> None:
         holder = doors.open(store.url(mode), ttl=LONG)
