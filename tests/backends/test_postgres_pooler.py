@@ -1,0 +1,128 @@
+"""Lease rows through PgBouncer in transaction mode: everything works there, and waiters are woken
+where a ``listen_url`` goes round it; else they look now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends import postgres_bench, sql_bench
+from backends.sql_bench import LONG, Doors, hand_over, in_line
+from servers.postgres import PgBouncer, PostgresServer
+
+if TYPE_CHECKING:
+    from holdfast import AsyncLocks
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("only_woken")]
+
+server = postgres_bench.server
+doors, only_woken = sql_bench.doors, sql_bench.only_woken
+
+
+@pytest.fixture(params=["listens", "polls"])
+def listens(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "listens")
+
+
+@pytest.fixture
+def url(server: PostgresServer, listens: bool) -> Iterator[str]:
+    """Through a pooler that has fewer sessions than a door has connections."""
+    with PgBouncer(server, pool=2) as pooler:
+        yield pooler.url + (f"?listen_url={server.url}" if listens else "")
+
+
+def test_tokens_grow(url: str, doors: Doors) -> None:
+    """Two doors and their tasks take turns: each hold has a higher token than the one before."""
+    tokens: list[int] = []
+
+    async def work(door: AsyncLocks) -> None:
+        for _ in range(3):
+            async with door.lock("name") as lease:
+                tokens.append(lease.token)
+
+    async def body() -> None:
+        both = doors.open(url), doors.open(url)
+        async with both[0].lock("name") as lease:
+            tokens.append(lease.token)
+            working = [asyncio.create_task(work(door)) for door in both * 3]
+            await in_line(both[0], count=2)
+        await asyncio.gather(*working)
+        assert len(tokens) == 19
+        assert tokens == sorted(set(tokens))
+
+    doors.run(body)
+
+
+def test_waiters_are_woken(url: str, doors: Doors, listens: bool) -> None:
+    """To and fro: from the second time on both doors have listened before, and nothing but the
+    wake-up ends a wait, unless they poll. ``check`` says which."""
+
+    async def body() -> None:
+        ours, theirs = doors.open(url, ttl=LONG), doors.open(url, ttl=LONG)
+        lease = await ours.lock("name").acquire()
+        assert lease is not None
+        for door in (theirs, ours, theirs, ours):
+            lease = await hand_over(lease, door.lock("name"), theirs)
+            found = {finding.subject: finding.level for finding in await door.check()}
+            assert found["server"] == "ok"
+            assert found["waiting"] == ("ok" if listens else "warning")
+        assert await lease.release() is True
+
+    doors.run(body)
+
+
+def test_readers_share_and_exclude_a_writer(url: str, doors: Doors) -> None:
+    """A writer waits for the last reader, and a reader for the writer."""
+
+    async def body() -> None:
+        ours, theirs = doors.open(url, ttl=LONG), doors.open(url, ttl=LONG)
+        first = await ours.rwlock("name").read().acquire()
+        last = await theirs.rwlock("name").read().acquire(timeout=0)
+        assert first is not None
+        assert last is not None
+        assert await ours.rwlock("name").write().acquire(timeout=0) is None
+        assert await first.release() is True
+        writer = await hand_over(last, ours.rwlock("name").write(), theirs)
+        assert await theirs.rwlock("name").read().acquire(timeout=0) is None
+        reader = await hand_over(writer, theirs.rwlock("name").read(), theirs)
+        assert await reader.release() is True
+
+    doors.run(body)
+
+
+def test_slots_are_counted(url: str, doors: Doors) -> None:
+    """Two of two are taken: the third waits for a slot, and gets the one that comes free."""
+
+    async def body() -> None:
+        ours, theirs = doors.open(url, ttl=LONG), doors.open(url, ttl=LONG)
+        one = await ours.semaphore("name", 2).acquire()
+        other = await theirs.semaphore("name", 2).acquire(timeout=0)
+        assert one is not None
+        assert other is not None
+        assert {*one.slots, *other.slots} == {0, 1}
+        third = await hand_over(one, theirs.semaphore("name", 2), ours)
+        assert third.slots == one.slots
+        for lease in (other, third):
+            assert await lease.release() is True
+
+    doors.run(body)
+
+
+def test_a_job_runs_once(url: str, doors: Doors) -> None:
+    """Two doors want it done at the same time: one does it, and both have its outcome."""
+    ran: list[int] = []
+
+    def job() -> str:
+        ran.append(1)
+        return "done"
+
+    async def body() -> None:
+        both = doors.open(url), doors.open(url)
+        jobs = [asyncio.create_task(door.once("key").run(job)) for door in both * 2]
+        assert {outcome.result() for outcome in await asyncio.gather(*jobs)} == {"done"}
+        assert len(ran) == 1
+
+    doors.run(body)
