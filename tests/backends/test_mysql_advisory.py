@@ -51,21 +51,6 @@ def test_the_lock_is_the_documented_one(url: str, admin: Admin, namespace: str) 
         assert one(admin, f"SELECT IS_FREE_LOCK('{key(namespace)}')") == 1
 
 
-def test_a_killed_session_is_lost_and_told(url: str, admin: Admin, namespace: str) -> None:
-    """KILL on a holder: the keeper notices by itself, and the next one gets in with more."""
-    with holdfast.connect(url, namespace=namespace) as locks:
-        lease = locks.lock("name", ttl=600).acquire()  # its renewal is far away
-        assert lease is not None
-        told = threading.Event()
-        lease.on_lost(lambda _: told.set())
-        one(admin, f"KILL {one(admin, f'''SELECT IS_USED_LOCK('{key(namespace)}')''')}")
-        assert told.wait(60)
-        assert not lease.held
-        assert lease.release() is False
-        with locks.lock("name", timeout=10) as later:
-            assert later.token > lease.token
-
-
 @pytest.mark.parametrize("slots", [False, True])
 @pytest.mark.parametrize("kind", ["KILL", "KILL QUERY"])
 def test_a_killed_waiter_lines_up_again(

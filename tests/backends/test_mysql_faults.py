@@ -19,7 +19,6 @@ from backends.mysql_bench import (
     backend_of,
     open_admin,
     rows,
-    sessions,
     taken,
     wait_for,
 )
@@ -36,86 +35,6 @@ pytestmark = pytest.mark.faults
 server, admin = mysql_bench.server, mysql_bench.admin
 
 MODES = ["lease", "advisory"]
-
-
-def test_many_waiters_share_a_few_connections(
-    server: MySQLServer, admin: Admin, namespace: str
-) -> None:
-    """200 threads on 20 names wait over at most six connections, and all are served."""
-    url = account(server, admin)
-    locks = holdfast.connect(url, namespace=namespace)
-    served: list[int] = []
-
-    def work(number: int) -> None:
-        lease = locks.lock(f"name {number % 20}").acquire(timeout=60)
-        assert lease is not None
-        served.append(lease.token)
-        lease.release()
-
-    holds = [locks.lock(f"name {number}").acquire() for number in range(20)]
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
-    for thread in threads:
-        thread.start()
-    crowded = "SELECT COUNT(*) FROM holdfast_lock WHERE namespace = %s AND crowd <> ''"
-    wait_for(lambda: rows(admin, crowded, namespace) == [(20,)])
-    most = len(sessions(admin, url))
-    for hold in holds:
-        assert hold is not None
-        hold.release()
-    while any(thread.is_alive() for thread in threads):
-        most = max(most, len(sessions(admin, url)))
-        threading.Event().wait(0.01)
-    locks.close()
-    assert len(served) == 200
-    assert most <= 6
-
-
-def test_a_bell_that_is_killed_is_replaced(
-    server: MySQLServer, admin: Admin, namespace: str
-) -> None:
-    """KILL on everything of a waiter's: it is still called by the release."""
-    holder = holdfast.connect(server.url, namespace=namespace)
-    url = account(server, admin)
-    waiter = holdfast.connect(url, namespace=namespace)
-    lease = holder.lock("name").acquire()
-    assert lease is not None
-    tokens: list[int] = []
-
-    def wait() -> None:
-        with waiter.lock("name", timeout=60) as got:
-            tokens.append(got.token)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    for _ in range(2):
-        wait_for(lambda: sessions(admin, url, "SELECT name, IF(LOCATE%"))
-        for number in sessions(admin, url):
-            with suppress(pymysql.MySQLError):
-                rows(admin, f"KILL {number}")
-    wait_for(lambda: sessions(admin, url, "SELECT name, IF(LOCATE%"))
-    lease.release()
-    thread.join(60)
-    assert tokens[0] > lease.token
-    holder.close()
-    waiter.close()
-
-
-def test_killed_connections_lose_no_lease(
-    server: MySQLServer, admin: Admin, namespace: str
-) -> None:
-    """KILL on a holder's connections: rows do not end with connections."""
-    url = account(server, admin)
-    locks = holdfast.connect(url, namespace=namespace)
-    lease = locks.lock("name", ttl=30).acquire()
-    assert lease is not None
-    killed = sessions(admin, url)
-    for number in killed:
-        rows(admin, f"KILL {number}")
-    assert killed
-    lease.extend()
-    assert lease.held
-    assert lease.release() is True
-    locks.close()
 
 
 def test_a_waiter_whose_session_is_gone_is_skipped_at_once(
@@ -199,33 +118,6 @@ def test_a_child_uses_connections_of_its_own(server: MySQLServer, namespace: str
         assert os.waitpid(child, 0)[1] == 0
         lease.extend()
         assert lease.held
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_dark_network_ends_the_hold_in_time(
-    server: MySQLServer, namespace: str, mode: str
-) -> None:
-    """A connection that is black-holed: the holder is told by its clock, the next one gets it."""
-    proxy = Proxy(server)
-    ours = holdfast.connect(f"{proxy.url}?mode={mode}", namespace=namespace)
-    theirs = holdfast.connect(f"{server.url}?mode={mode}", namespace=namespace)
-    lost = threading.Event()
-    try:
-        lease = ours.lock("name", ttl=1.0).acquire()
-        assert lease is not None
-        lease.on_lost(lambda reason: lost.set())
-        proxy.stall()
-        later = theirs.lock("name").acquire(timeout=60)
-        assert later is not None
-        assert later.token > lease.token
-        assert not lease.held
-        assert lost.wait(60)
-        later.release()
-    finally:
-        proxy.resume()
-        ours.close()
-        theirs.close()
-        proxy.close()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -23,8 +23,6 @@ from servers.postgres import PostgresServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 
-OF_ONE = "FROM pg_stat_activity WHERE application_name = %s"
-
 server, admin = postgres_bench.server, postgres_bench.admin
 
 
@@ -32,12 +30,6 @@ def one(admin: Admin, sql: str, *parameters: object) -> object:
     row = admin.execute(sql.encode(), parameters).fetchone()
     assert row is not None
     return row[0]
-
-
-def listeners(locks: holdfast.Locks) -> set[int]:
-    """The session on which a door listens, if it does."""
-    bell = locks._door.backend.listening._bell  # type: ignore[attr-defined]
-    return {bell._connection.pid} if bell is not None and bell.open else set()
 
 
 def test_the_schema_can_be_made_by_hand_and_again(server: PostgresServer, admin: Admin) -> None:
@@ -138,87 +130,6 @@ def test_a_hold_is_two_round_trips(server: PostgresServer, namespace: str, suffi
         proxy.close()
 
 
-def test_many_waiters_share_a_few_connections(
-    server: PostgresServer, admin: Admin, namespace: str
-) -> None:
-    """200 threads on 20 names wait over at most six connections, and all are served."""
-    name = f"waiters-{namespace}"
-    url = f"{server.url}?application_name={name}"
-    locks = holdfast.connect(url, namespace=namespace)
-    count = f"SELECT count(*) {OF_ONE}"
-    most = 0
-    served: list[int] = []
-
-    def work(number: int) -> None:
-        with locks.lock(f"name {number % 20}", timeout=60) as lease:
-            served.append(lease.token)
-
-    holds = [locks.lock(f"name {number}").acquire() for number in range(20)]
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(200)]
-    for thread in threads:
-        thread.start()
-    waiting = "SELECT count(*) FROM holdfast.waiter WHERE namespace = %s"
-    while one(admin, waiting, namespace) != 20:
-        threading.Event().wait(0.01)
-    most = max(most, int(str(one(admin, count, name))))
-    for hold in holds:
-        assert hold is not None
-        hold.release()
-    while any(thread.is_alive() for thread in threads):
-        most = max(most, int(str(one(admin, count, name))))
-        threading.Event().wait(0.01)
-    locks.close()
-    assert len(served) == 200
-    assert most <= 6
-
-
-def test_a_listener_that_is_killed_is_replaced(
-    server: PostgresServer, admin: Admin, namespace: str
-) -> None:
-    """pg_terminate_backend on everything of a waiter's: it is still woken by the release."""
-    name = f"waiter-{namespace}"
-    holder = holdfast.connect(server.url, namespace=namespace)
-    waiter = holdfast.connect(f"{server.url}?application_name={name}", namespace=namespace)
-    lease = holder.lock("name").acquire()
-    assert lease is not None
-    tokens: list[int] = []
-
-    def wait() -> None:
-        with waiter.lock("name", timeout=60) as taken:
-            tokens.append(taken.token)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    kill = f"SELECT count(pg_terminate_backend(pid, 5000)) {OF_ONE}"
-    heard: set[int] = set()
-    for number in range(3):
-        while len(heard | listeners(waiter)) <= number:
-            threading.Event().wait(0.01)
-        heard |= listeners(waiter)
-        assert number == 2 or one(admin, kill, name) != 0
-    lease.release()
-    thread.join(60)
-    assert tokens[0] > lease.token
-    holder.close()
-    waiter.close()
-
-
-def test_killed_connections_lose_no_lease(
-    server: PostgresServer, admin: Admin, namespace: str
-) -> None:
-    """pg_terminate_backend on a holder's connections: rows do not end with connections."""
-    name = f"holder-{namespace}"
-    locks = holdfast.connect(f"{server.url}?application_name={name}", namespace=namespace)
-    lease = locks.lock("name", ttl=30).acquire()
-    assert lease is not None
-    kill = f"SELECT count(pg_terminate_backend(pid, 5000)) {OF_ONE}"
-    assert one(admin, kill, name) != 0
-    lease.extend()
-    assert lease.held
-    assert lease.release() is True
-    locks.close()
-
-
 def test_idle_names_are_purged(server: PostgresServer, admin: Admin, namespace: str) -> None:
     """Rows that nobody used for a week go, in bounded steps; tokens still grow."""
     with holdfast.connect(server.url, namespace=namespace) as locks:
@@ -264,19 +175,6 @@ def test_a_wrong_password_is_not_told(servers: Servers, namespace: str) -> None:
     locks.close()
     with holdfast.connect(server.url, namespace=namespace) as right, right.lock("name") as lease:
         assert lease.held
-
-
-def test_tls_is_verified(servers: Servers, namespace: str) -> None:
-    """sslmode and the rest of libpq's options are handed on."""
-    server = servers.of(PostgresServer, tls=True)
-    with holdfast.connect(server.url, namespace=namespace) as locks, locks.lock("name") as lease:
-        assert lease.held
-        assert any(finding.detail == "TLS" for finding in locks.check())
-    distrustful = server.url.split("?")[0] + "?sslmode=verify-full&sslrootcert=system"
-    stranger = holdfast.connect(distrustful, namespace=namespace, patience=0.2)
-    with pytest.raises(BackendUnavailable, match=r"(?i)certificate|SSL"):
-        stranger.lock("name").acquire()
-    stranger.close()
 
 
 def test_a_default_of_repeatable_read_does_no_harm(server: PostgresServer, namespace: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -106,68 +105,6 @@ def test_a_session_ends_with_its_server(own_server: PostgresServer, namespace: s
         assert lease.lost
         with locks.lock("name") as again:
             assert again.token > lease.token
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_dark_network_ends_the_hold_in_time(
-    server: PostgresServer, namespace: str, mode: str
-) -> None:
-    """A connection that is black-holed: the holder is told by its clock, the next one gets it."""
-    proxy = Proxy(server)
-    ours = holdfast.connect(f"{proxy.url}?mode={mode}", namespace=namespace)
-    theirs = holdfast.connect(f"{server.url}?mode={mode}", namespace=namespace)
-    lost = threading.Event()
-    try:
-        lease = ours.lock("name", ttl=1.0).acquire()
-        assert lease is not None
-        lease.on_lost(lambda reason: lost.set())
-        proxy.stall()
-        taken = theirs.lock("name").acquire(timeout=20)
-        assert taken is not None
-        assert taken.token > lease.token
-        assert not lease.held
-        assert lost.wait(20)
-        taken.release()
-    finally:
-        proxy.resume()
-        ours.close()
-        theirs.close()
-        proxy.close()
-
-
-def test_a_pooler_of_transactions_works_with_lease_rows(
-    server: PostgresServer, namespace: str
-) -> None:
-    """Everything but LISTEN goes through PgBouncer; with ``listen_url`` waiters are woken."""
-    with PgBouncer(server, pool=2) as pooler:
-        for listen, level in ((f"?listen_url={server.url}", "ok"), ("", "warning")):
-            locks = holdfast.connect(pooler.url + listen, namespace=namespace)
-            tokens: list[int] = []
-
-            def work(locks: holdfast.Locks = locks, tokens: list[int] = tokens) -> None:
-                for _ in range(3):
-                    with locks.lock("name", timeout=60) as lease:
-                        tokens.append(lease.token)
-
-            threads = [threading.Thread(target=work) for _ in range(4)]
-            with locks.lock("name"):
-                for thread in threads:
-                    thread.start()
-            other = holdfast.connect(pooler.url + listen, namespace=namespace)
-            with other.lock("name", timeout=60) as lease:
-                tokens.append(lease.token)
-            for thread in threads:
-                thread.join()
-            assert len(set(tokens)) == 13
-            found = {finding.subject: finding.level for finding in other.check()}
-            held = other.lock("held").acquire()
-            assert locks.lock("held").acquire(timeout=1) is None
-            assert held is not None
-            held.release()
-            assert {f.subject: f.level for f in locks.check()}["waiting"] == level
-            assert found["server"] == "ok"
-            other.close()
-            locks.close()
 
 
 def test_a_pooler_of_transactions_is_refused_for_advisory_locks(
