@@ -13,7 +13,7 @@ from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.hold import Hold
 from holdfast.core.keep import Keep
-from holdfast.errors import LockLost
+from holdfast.errors import BackendUnavailable, LockLost
 from holdfast.testing.simulator import Node, SimRuntime, World
 
 TTL = 30.0
@@ -28,7 +28,7 @@ class SlowStore:
         self.renewed: list[float] = []
         self.lost: dict[str, str] = {}
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         await self._runtime.sleep(1.0)
         self.undone.append(claim.owner)
 
@@ -112,3 +112,72 @@ def test_what_is_found_lost_when_it_is_extended_is_undone(monkeypatch: pytest.Mo
         with pytest.raises(LockLost):
             lease.extend()
         assert [claim.name for claim in undone] == ["name"]
+
+
+class HungStore(SlowStore):
+    """Answers nothing, and is given up when its caller says so, or after five seconds."""
+
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        await self._hang(until)
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        await self._hang(until)
+        raise AssertionError
+
+    async def _hang(self, until: float | None) -> None:
+        left = 5.0 if until is None else min(5.0, until - self._runtime.now())
+        await self._runtime.sleep(max(0.0, left))
+        raise BackendUnavailable("it hangs")
+
+
+def _hung() -> tuple[World, Node, SimRuntime, Keep]:
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    hung: Any = HungStore(runtime)
+    return world, node, runtime, Keep(runtime, hung, "sim://")
+
+
+@pytest.mark.parametrize("dropped", [0.0, 1.5, 2.9, 3.2])
+def test_doubt_and_loss_are_told_in_time_while_something_is_undone(dropped: float) -> None:
+    """An undoing that hangs holds the keeper up no longer than a hold can bear."""
+    world, node, runtime, keep = _hung()
+    handle, told = Handle(), []
+
+    async def use() -> None:
+        hold = Hold(Grant(_claim("kept")._replace(ttl=5.0), 1), runtime.now(), True, None)
+        hold.handles.append(ref(handle))
+        hold.on_doubt = lambda reason: told.append(("doubt", runtime.now() - hold.doubtful_at))
+        hold.callbacks.append(lambda reason: told.append(("loss", runtime.now() - hold.ends)))
+        hold.tell = lambda callback, reason: callback(reason)  # type: ignore[assignment]
+        keep.add(hold)
+        await runtime.sleep(dropped)
+        for number in range(3):
+            keep.undo(_claim(f"dropped {number}"), landed=True)
+
+    node.spawn(use(), "user")
+    node.spawn(keep.run(), "keeper")
+    world.run(30.0)
+    assert [what for what, _ in told] == ["doubt", "loss"]
+    assert all(late <= 0.06 for _, late in told), told
+    world.end()
+
+
+def test_the_end_of_a_door_waits_once_for_a_store_that_hangs() -> None:
+    """However much it holds."""
+    world, node, runtime, keep = _hung()
+    took: list[float] = []
+
+    async def close() -> None:
+        for number in range(8):
+            keep.add(Hold(Grant(_claim(f"{number}"), 1), runtime.now(), True, None))
+        began = runtime.now()
+        await keep.finish()
+        took.append(runtime.now() - began)
+
+    node.spawn(close(), "user")
+    world.run(120.0)
+    assert took == [pytest.approx(5.0)]
+    world.end()

@@ -177,9 +177,9 @@ def test_an_heir_whose_exchange_was_not_answered_is_undone(monkeypatch: pytest.M
         await self.runtime.sleep(3.0)
         raise BackendUnavailable("sim://: no answer in time")
 
-    async def noted(self: SimBackend, claim: Claim) -> None:
+    async def noted(self: SimBackend, claim: Claim, *, until: float | None = None) -> None:
         undone.append((world.time, claim.owner))
-        await abandon(self, claim)
+        await abandon(self, claim, until=until)
 
     async def hold_and_release() -> None:
         hold = await acquire(door, first, Ask(None, explain=False))

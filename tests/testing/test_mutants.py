@@ -124,7 +124,7 @@ def nobody_is_skipped(patch: Patch) -> None:
 
 @mutant("line.abandoning_leaves_no_trace")
 def abandoning_forgets_the_line(patch: Patch) -> None:
-    async def abandon(self: MemoryBackend, claim: Claim) -> None:
+    async def abandon(self: MemoryBackend, claim: Claim, *, until: float | None = None) -> None:
         name, _ = self._name(claim.name)
         name.holds.pop(claim.owner, None)
 
@@ -133,7 +133,7 @@ def abandoning_forgets_the_line(patch: Patch) -> None:
 
 @mutant("line.abandoning_a_hold_lets_the_next_in")
 def abandoning_forgets_the_hold(patch: Patch) -> None:
-    async def abandon(self: MemoryBackend, claim: Claim) -> None:
+    async def abandon(self: MemoryBackend, claim: Claim, *, until: float | None = None) -> None:
         name, _ = self._name(claim.name)
         name.line.pop(claim.owner, None)
 

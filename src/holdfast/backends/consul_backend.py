@@ -286,20 +286,20 @@ class ConsulBackend:
         self._over(claim)
         return ours
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         keys = self.store.names.of(claim.name)
-        await self._move_guard(claim)
+        await self._move_guard(claim, until)
         ends = [keys.entry(claim), keys.mark(claim.owner)]
-        await self.agent.txn(requests.txn(*map(requests.delete, ends)))
+        await self.agent.txn(requests.txn(*map(requests.delete, ends)), until=until)
         if claim.mode is Mode.SLOTS:
-            await self._delete_slots(claim)
+            await self._delete_slots(claim, until)
         self._over(claim)
 
     def _over(self, claim: Claim) -> None:
         self.store.forgotten(claim.owner)
         self.store.sessions.doubts.pop(claim.owner, None)
 
-    async def _move_guard(self, claim: Claim) -> None:
+    async def _move_guard(self, claim: Claim, until: float | None = None) -> None:
         """If a request for this claim may still be on its way, it shall arrive in vain."""
         session = self.store.sessions.doubts.get(claim.owner)
         if session is None:
@@ -307,17 +307,19 @@ class ConsulBackend:
         guard = self.store.names.guard(session.id)
         value = requests.plain(f"{self.runtime.now()}")  # only a change moves the index
         with suppress(SessionGone):  # and with it the claim's entry, and whatever still comes
-            answer = await self.agent.txn(requests.txn(requests.lock(guard, value, session.id)))
+            body = requests.txn(requests.lock(guard, value, session.id))
+            answer = await self.agent.txn(body, until=until)
             session.generation = int(answer[0]["ModifyIndex"])
 
-    async def _delete_slots(self, claim: Claim) -> None:
+    async def _delete_slots(self, claim: Claim, until: float | None) -> None:
         """The slots of an entry that is gone: no new ones can be taken for it."""
         keys = self.store.names.of(claim.name)
-        found = await self.agent.txn(requests.txn(requests.tree(keys.encoded)), line=READ)
+        body = requests.txn(requests.tree(keys.encoded))
+        found = await self.agent.txn(body, line=READ, until=until)
         value = requests.plain(claim.owner).decode()
         slots = [kv["Key"].encode() for kv in found if kv["Value"] == value]
         if slots:
-            await self.agent.txn(requests.txn(*map(requests.delete, slots)))
+            await self.agent.txn(requests.txn(*map(requests.delete, slots)), until=until)
 
     # Waiting, keeping, looking, ending: see the modules they are in.
 

@@ -297,8 +297,8 @@ class EtcdBackend:
     async def release(self, grant: Grant) -> bool:
         return await leave.release(self, grant)
 
-    async def abandon(self, claim: Claim) -> None:
-        await leave.abandon(self, claim)
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        await leave.abandon(self, claim, until)
 
     # Waiting, keeping, looking, ending: see the modules they are in.
 

@@ -125,50 +125,61 @@ async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant |
     return Grant(claim, place.order, ref=ref, seconds=min(HANDED_SECONDS, left))
 
 
-async def abandon(backend: EtcdBackend, claim: Claim) -> None:
+async def abandon(backend: EtcdBackend, claim: Claim, until: float | None = None) -> None:
     place = backend.store.places.pop(claim.owner, None)
     backend.store.handed.discard(claim.owner)
     order = None if place is None else place.order
-    await _delete(backend, claim, backend.store.key(claim), order)
+    await _delete(backend, claim, backend.store.key(claim), order, until)
     backend.store.tags.retire(claim)
 
 
-async def _delete(backend: EtcdBackend, claim: Claim, key: bytes, order: int | None) -> bool:
+async def _delete(
+    backend: EtcdBackend,
+    claim: Claim,
+    key: bytes,
+    order: int | None,
+    until: float | None = None,
+) -> bool:
     """Calls who comes next, if the claim stands there since ``order`` and others knew it waits."""
     names, session = backend.store.names, backend.store.sessions.doubts.get(claim.owner)
     if session is not None:
-        return await _undo(backend, claim, key, session, order)
+        return await _undo(backend, claim, key, session, order, until)
     if order is None:
-        answer = await backend.gateway.post(DELETE, b'{"key":"%b"}' % key)
+        answer = await backend.gateway.post(DELETE, b'{"key":"%b"}' % key, until)
         return bool(answer.get("deleted"))
     changes = [requests.delete(key), names.of(claim.name).next_after(order)]
-    answer = await backend.gateway.post(TXN, requests.txn([], changes))
-    await _call(backend, claim.name, answer["responses"][1])
+    answer = await backend.gateway.post(TXN, requests.txn([], changes), until)
+    await _call(backend, claim.name, answer["responses"][1], until)
     return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
 
 
 async def _undo(
-    backend: EtcdBackend, claim: Claim, key: bytes, session: Session, order: int | None
+    backend: EtcdBackend,
+    claim: Claim,
+    key: bytes,
+    session: Session,
+    order: int | None,
+    until: float | None,
 ) -> bool:
     """The same for a claim with a request that may still arrive: what it may do is nothing."""
     doubts, names = backend.store.sessions.doubts, backend.store.names
     changes = [requests.delete(key), names.of(claim.name).next_after(order or 0)]
     guard = requests.put(names.guard(session.id), b"", session.id)
     try:
-        answer = await backend.gateway.post(TXN, requests.txn([], [*changes, guard]))
+        answer = await backend.gateway.post(TXN, requests.txn([], [*changes, guard]), until)
     except SessionGone:
         # What still comes for it comes in vain. The claim itself may have asked again since, with
         # another lease.
-        answer = await backend.gateway.post(TXN, requests.txn([], changes))
+        answer = await backend.gateway.post(TXN, requests.txn([], changes), until)
     except NoSpace:
         # What is there can be deleted. The guard is moved when there is space again: what still
         # comes is refused until then.
-        await backend.gateway.post(TXN, requests.txn([], changes))
+        await backend.gateway.post(TXN, requests.txn([], changes), until)
         raise
     else:
-        await backend.learn_guard(session)
+        await backend.learn_guard(session, until)
     doubts.pop(claim.owner, None)
-    await _call(backend, claim.name, answer["responses"][1])
+    await _call(backend, claim.name, answer["responses"][1], until)
     return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
 
 
@@ -189,12 +200,14 @@ async def call_first(backend: EtcdBackend, name: str) -> None:
     await _call(backend, name, answer["responses"][0])
 
 
-async def _call(backend: EtcdBackend, name: str, reply: dict[str, Any]) -> None:
+async def _call(
+    backend: EtcdBackend, name: str, reply: dict[str, Any], until: float | None = None
+) -> None:
     names = backend.store.names
     for first in requests.line_of(reply["response_range"], names.of(name).prefix):
         if not first.given:
             ring = requests.ring(names.bell(first.session), first.owner, first.session)
             try:
-                await backend.gateway.post(TXN, requests.txn([], [ring]))
+                await backend.gateway.post(TXN, requests.txn([], [ring]), until)
             except (SessionGone, BackendUnavailable):
                 return  # if it is still there, it looks by itself in a moment

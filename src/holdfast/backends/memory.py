@@ -236,7 +236,7 @@ class MemoryBackend:
         self.ledger.tidy(name, now)
         return was_ours
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         with self.ledger.mutex:
             name, now = self._name(claim.name)
             name.holds.pop(claim.owner, None)

@@ -330,14 +330,17 @@ class AdvisoryBackend(AdvisoryView):
         (freed,) = reply.results[0].rows
         return freed.count(b"1") == len(freed)
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         patience = now() + self._seconds
+        if until is not None:
+            patience = min(patience, until)
         while claim.owner in self.sessions.asking and now() < patience:
             await self.runtime.sleep(0.005)  # behind whoever asks for it just now
         self._nudged.discard(claim.owner)
         session = self.sessions.by_owner.pop(claim.owner, None)
         if session is not None:
             try:
+                session.until = patience
                 await self._leave(session, claim)
             except BackendUnavailable:
                 self.sessions.lose(claim.owner, session)
@@ -345,14 +348,14 @@ class AdvisoryBackend(AdvisoryView):
                 self.sessions.lose(claim.owner, session)
                 raise
         if claim.owner in self.sessions.doomed:
-            await self._end_doomed(claim.owner)
+            await self._end_doomed(claim.owner, patience)
 
     async def _leave(self, session: Session, claim: Claim) -> None:
         """Ends what a session has or waits for, and keeps the session."""
         own = session_lock(session.connection.tag)
         if session.owed:  # killed between its statements it may never be answered
-            session.until = now() + RECHECK_SECONDS
-            await self.wire.request(b"KILL QUERY IS_USED_LOCK(%s)" % own)
+            session.until = min(session.until, now() + RECHECK_SECONDS)
+            await self.wire.request(b"KILL QUERY IS_USED_LOCK(%s)" % own, until=session.until)
         sql = b"SELECT RELEASE_ALL_LOCKS() >= 0, GET_LOCK(%s, 0)" % own
         (left,) = await self.ask(session, sql)
         if left.rows[0] != (b"1", b"1"):

@@ -277,9 +277,9 @@ class LeaseBackend(Rows):
             gone = {bell for bell, hung in zip(bells, found.rows[0], strict=True) if hung is None}
             await self._change(name, lambda state: state.skip(gone))
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         self._standing.pop(claim.owner, None)
-        await self._change(claim.name, lambda state: state.abandon(claim.owner), claim.owner)
+        await self._change(claim.name, lambda state: state.abandon(claim.owner), claim.owner, until)
         self.listening.forget_ring(claim.owner)
 
     async def revoke(self, name: str) -> list[int]:

@@ -307,14 +307,17 @@ class AdvisoryBackend(SharedBackend):
         slots = f"{{{','.join(map(str, grant.slots))}}}".encode()
         return self.statements.free_slots, (self.namespace, claim.name.encode(), key, slots, token)
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         patience = now() + self._seconds
+        if until is not None:
+            patience = min(patience, until)
         while claim.owner in self.sessions.asking and now() < patience:
             await self.runtime.sleep(0.005)  # behind whoever asks for it just now
         self._nudged.discard(claim.owner)
         session = self.sessions.by_owner.pop(claim.owner, None)
         if session is not None:
             try:
+                session.until = patience
                 await self._leave(session)
             except BackendUnavailable:
                 self.sessions.lose(claim.owner, session)
@@ -323,7 +326,7 @@ class AdvisoryBackend(SharedBackend):
                 raise
         self.listening.forget_ring(ring(claim.owner).decode())
         if claim.owner in self.sessions.doomed:
-            await self._end_doomed(claim.owner)
+            await self._end_doomed(claim.owner, patience)
 
     async def _leave(self, session: Session) -> None:
         """Ends what a session has or waits for, and keeps the session."""
@@ -331,7 +334,7 @@ class AdvisoryBackend(SharedBackend):
             await self._ask(session, self._freeing(session.grant))  # it rings who is next
         elif session.owed:
             parameters = (b"%d" % session.connection.pid,)
-            await self.wire.request((self.statements.cancel, parameters))
+            await self.wire.request((self.statements.cancel, parameters), until=session.until)
         await self._ask(session, (self.statements.leave, ()))
         self.sessions.give_back(session)
 

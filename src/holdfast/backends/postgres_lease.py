@@ -176,10 +176,10 @@ class LeaseBackend(SharedBackend):
             await self._purge()
         return first_value(answer) == b"t"
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         self._standing.pop(claim.owner, None)
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
-        await self.wire.request((self.statements.abandon, parameters), claim.owner)
+        await self.wire.request((self.statements.abandon, parameters), claim.owner, until)
         self.listening.forget_ring(ring(claim.owner).decode())
 
     async def _purge(self, until: float | None = None) -> None:

@@ -214,18 +214,18 @@ class RedisBackend:
         # As with a release: a first one that did arrive has ended what was ours.
         return reply[0] == 1 or not sure, self._answer(claim, reply[1], heard)
 
-    async def abandon(self, claim: Claim) -> None:
-        await self._abandon(claim)
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        await self._abandon(claim, until)
 
-    async def _abandon(self, claim: Claim) -> bool:
+    async def _abandon(self, claim: Claim, until: float | None = None) -> bool:
         script = self._scripts.abandon
         start, key = self._keys.start(script, claim.name)
         sent = bulk(str(int(self._wall() * 1_000_000)))
         command = Command(script, f"{start}{bulk(claim.owner)}{sent}".encode(), key)
         try:
-            was = self._flag(await self._requests.one(command, again=False))
+            was = self._flag(await self._requests.one(command, until, again=False))
         except LinkBroken as error:
-            await self._requests.again(command, error)
+            await self._requests.again(command, error, until)
             was = True
         self._doubtful.pop(claim.owner, None)
         return was

@@ -42,15 +42,15 @@ class Requests:
         patience = min(REPLICATION_SECONDS, options.access.request_seconds / 2)
         self._wait = pack("WAIT", options.replicas, milliseconds(patience))
 
-    async def one(self, command: Command, *, again: bool = True) -> Any:
+    async def one(self, command: Command, until: float | None = None, *, again: bool = True) -> Any:
         """Sends one command and answers its reply."""
         try:
-            reply = await self.call(command.packed, command.key)
+            reply = await self.call(command.packed, command.key, until)
         except LinkBroken as error:
             if not again:
                 raise
-            return await self.again(command, error)
-        return await self.amend(command, reply) if type(reply) is Refused else reply
+            return await self.again(command, error, until)
+        return await self.amend(command, reply, until) if type(reply) is Refused else reply
 
     async def again(self, command: Command, error: LinkBroken, until: float | None = None) -> Any:
         """Sends a command once more if the server had closed its connection."""

@@ -296,14 +296,14 @@ class RedlockBackend(Keeping, Looking):
                 self._asking.pop(claim.owner, None)
         return was_ours, Busy(0, self.runtime.between(*SPLIT_SECONDS))
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         script, channel = self._scripts.abandon, self.channel(claim.name)
         self._won.pop(claim.owner, None)
         self._patience.forget(claim.owner)
         self.store.leave(channel, _bell_key(claim.owner), self)
         sent = str(int(self.runtime.wall() * 1_000_000))
         packed = self._packed(script, claim.name, claim.owner, sent, channel)
-        asked = await self._ask(script, packed, self._half)
+        asked = await self._ask(script, packed, self._half, until=until)
         if asked.answered() < self._quorum:
             raise self._fleet.unavailable(asked.answers)
         check_round(asked.answers, self.display)

@@ -249,8 +249,9 @@ class SqliteBackend:
             await self._do_chores()
         return bool(freed)
 
-    async def abandon(self, claim: Claim) -> None:
-        await self._change(self._space + claim.name, lambda line: line.abandon(claim.owner))
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        name, by = self._space + claim.name, NEVER if until is None else until
+        await self._change(name, lambda line: line.abandon(claim.owner), until=by)
         self._quiet(claim)
 
     async def revoke(self, name: str) -> list[int]:

@@ -50,7 +50,7 @@ class Ending(Trips):
             ending.append(Delete(parent))  # fails while somebody is there
         return key, ending
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         entry = self.store.entries.pop(claim.owner, None)
         key = entry.key if entry is not None else math.ceil(claim.ttl)
         known = self.store.sessions.get(key)
@@ -58,24 +58,26 @@ class Ending(Trips):
             return  # nothing was ever sent
         # Should this fail, the session's thread goes on trying for as long as there is a session.
         self.store.debts[claim.owner] = Debt(key, claim, 0.0)
-        session = await self.ready(key)
+        session = await self.ready(key, until)
         parent = self.store.parent(claim.name)
         listing = Listing(parent)
         asks: list[Ask] = [Sync(parent), listing]
         if entry is not None and entry.path and claim.mode is not Mode.SLOTS:
             asks.insert(0, Delete(entry.path))
-        await self.ask(session, *asks)
+        await self.ask(session, *asks, until=until)
         if listing.error is None:
             line = Line(listing.value, self.where(claim.name))
-            await self._delete(session, parent, line.of_owner(digest(claim.owner)))
+            await self._delete(session, parent, line.of_owner(digest(claim.owner)), until)
         self.store.debts.pop(claim.owner, None)
 
-    async def _delete(self, session: Session, parent: str, places: Sequence[Place]) -> list[int]:
+    async def _delete(
+        self, session: Session, parent: str, places: Sequence[Place], until: float | None = None
+    ) -> list[int]:
         """Deletes claims with whatever slots they have; the tokens of those that were there."""
         reads = [Read(f"{parent}/{place.node}") for place in places]
         if not reads:
             return []
-        await self.ask(session, *reads)
+        await self.ask(session, *reads, until=until)
         ends: dict[int, Ask] = {}
         for place, read in zip(places, reads, strict=True):
             if read.error is None:
@@ -83,7 +85,7 @@ class Ending(Trips):
                 token = token_of(place.mode, data, read.value[1])
                 ends[token] = deletion(parent, read.path, data.slots)
         if ends:
-            await self.ask(session, *ends.values())
+            await self.ask(session, *ends.values(), until=until)
         return [token for token, end in ends.items() if was_ours(end)]
 
     async def revoke(self, name: str) -> list[int]:

@@ -221,9 +221,10 @@ class Backend(Protocol):
         at the most, and wakes exactly that one. One round trip."""
         ...
 
-    async def abandon(self, claim: Claim) -> None:
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         """Leaves no trace of the claim, held or waiting, and wakes whom that lets in.
-        Ordered behind the claim's own earlier requests over the same backend."""
+        Ordered behind the claim's own earlier requests over the same backend. Given up at
+        ``until`` if that is sooner than ``request_seconds``: the keeper has holds to look after."""
         ...
 
     async def revoke(self, name: str) -> list[int]:

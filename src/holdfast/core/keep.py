@@ -24,6 +24,10 @@ LINGER_SECONDS = 5.0
 """How long an idle keeper stays planned, so that a busy loop of short holds never wakes it."""
 UNDO_RETRY_SECONDS = (1.0, 3.0)
 """While the store can't be reached it is tried again so often, as long as it takes."""
+LEAST_UNDO_SECONDS = 1.0
+"""An undoing may take so long, although a hold is to be renewed meanwhile."""
+FINISH_SECONDS = 5.0
+"""How long the end of a door waits for a store that hangs, however much is to be released."""
 UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 """An unknown outcome is undone at once and again later: a request may land after its undoing."""
 
@@ -306,14 +310,17 @@ class Keep:
         due.sort(key=lambda item: item[1].times)  # what may still be held comes before repeats
         pressing = min((hold.next_at() for hold in list(self.holds.values())), default=NEVER)
         for owner, undo in due:
-            await self._undo_one(owner, undo)
-            # A store that is slow must not keep us from a hold, nor from one that came meanwhile.
+            # A store that is slow must not keep us from a hold, nor from one that came meanwhile;
+            # one that hangs gets a moment, but not beyond the time to tell that a hold is doubtful.
+            now = self.runtime.now()
+            patience = min(self._patience(now), max(pressing, now + LEAST_UNDO_SECONDS))
+            await self._undo_one(owner, undo, patience)
             if min([pressing, *self.plans]) <= self.runtime.now():
                 return
 
-    async def _undo_one(self, owner: str, undo: Undo) -> None:
+    async def _undo_one(self, owner: str, undo: Undo, until: float) -> None:
         try:
-            await self.backend.abandon(undo.claim)
+            await self.backend.abandon(undo.claim, until=until)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
             log.debug("undoing %r on %s: %s", undo.claim.name, self.display, error)
             again = self.runtime.now() + self.runtime.between(*UNDO_RETRY_SECONDS)
@@ -356,10 +363,16 @@ class Keep:
             self.undoing[claim.owner] = Undo(claim, 0.0, 0, landed=True)
         undos = list(self.undoing.values())
         self.undoing.clear()
+        until = self.runtime.now() + FINISH_SECONDS
+        failure: Exception | None = None
         for undo in undos:
             try:
-                await self.backend.abandon(undo.claim)
+                if failure is not None and self.runtime.now() >= until:
+                    raise failure  # it hangs: not as long again for each
+                await self.backend.abandon(undo.claim, until=until)
+                until = self.runtime.now() + FINISH_SECONDS
             except Exception as error:  # noqa: BLE001 - the others are to be released too
+                failure = error
                 # Whether it ever arrived nobody knows, and its caller was told so.
                 tell = log.warning if undo.landed else log.debug
                 tell("could not release %r on %s: %s", undo.claim.name, self.display, error)

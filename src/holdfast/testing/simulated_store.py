@@ -187,8 +187,8 @@ class SimBackend:
     async def release(self, grant: Grant) -> bool:
         return await self._call(lambda: self._inner.release(grant))
 
-    async def abandon(self, claim: Claim) -> None:
-        await self._call(lambda: self._inner.abandon(claim))
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        await self._call(lambda: self._inner.abandon(claim), until=until)
 
     async def revoke(self, name: str) -> list[int]:
         return await self._call(lambda: self._inner.revoke(name))

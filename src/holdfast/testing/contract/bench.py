@@ -92,8 +92,8 @@ class Peer:
     async def release(self, grant: Grant) -> bool:
         return await self.run(self.backend.release(grant))
 
-    async def abandon(self, claim: Claim) -> None:
-        await self.run(self.backend.abandon(claim))
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        await self.run(self.backend.abandon(claim, until=until))
 
     async def revoke(self, name: str) -> list[int]:
         return await self.run(self.backend.revoke(name))

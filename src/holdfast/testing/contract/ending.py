@@ -113,6 +113,35 @@ async def a_stalled_store_is_unavailable(bench: Bench) -> None:
     await _again(peer, bench.claim("after"))
 
 
+@contract.rule(knobs=[Knob.STALL])
+async def an_undoing_is_given_up_when_it_must_be(bench: Bench) -> None:
+    """The keeper has holds to look after: a store that hangs gets no more of its time."""
+    peer = bench.peer(proxied=True, request=10 * SOON)
+    claim = bench.claim()
+    await peer.take(claim)
+    bench.harness.stall()
+    try:
+        began = now()
+        with suppress(BackendUnavailable):  # where a hold ends with its connection it is gone
+            await peer.abandon(claim, until=now() + REQUEST)
+        assert now() - began < REQUEST + SOON
+    finally:
+        bench.harness.unstall()
+    await _undone(peer, claim)
+    await _again(peer, bench.claim())
+
+
+async def _undone(peer: Peer, claim: Claim) -> None:
+    """Undoes until the store has done so."""
+    deadline = now() + SOON
+    while True:
+        try:
+            return await peer.abandon(claim, until=now() + SOON)
+        except BackendUnavailable:
+            assert now() < deadline, "the store was not reached again"
+            await asyncio.sleep(0.05)
+
+
 @contract.rule(knobs=[Knob.KILL])
 async def a_restarted_server_goes_on(bench: Bench) -> None:
     """After the server died and came back, requests work and tokens still grow."""
