@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,17 +14,24 @@ from holdfast.core.contract import Settings
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
+from holdfast.testing.doors import open_door
+from holdfast.testing.workers import Workers
 from holdfast.url import open_store
+from holdfast.wires.redis import key_slot
 from holdfast.wires.redis_aio_bell import AsyncBell
 from holdfast.wires.redis_blocking_bell import BlockingBell
 from servers.redis import RedisServer
+from servers.redis_cluster import ClusterNode, RedisCluster
 
 __all__ = [
     "LONGEST_SECONDS",
+    "Slot",
     "blocking_and_asyncio",
     "channels",
     "client_peer",
     "connections",
+    "cut_off",
+    "doors",
     "keys",
     "listening",
     "over",
@@ -68,6 +75,22 @@ def over(
             await bench.close()
 
     asyncio.run(run())
+
+
+@asynccontextmanager
+async def doors(
+    url: str, flavour: Flavour, count: int = 1, **options: Any
+) -> AsyncIterator[list[Any]]:
+    """Doors to one store, with the words of the asyncio ones; closed at the end."""
+    workers = Workers()
+    opened = [open_door(url, flavour, workers.run, **options) for _ in range(count)]
+    try:
+        async with asyncio.timeout(2 * LONGEST_SECONDS):
+            yield opened
+    finally:
+        for door in opened:
+            await door.close()
+        workers.close()
 
 
 def client_peer(bench: Bench, client: Any, scheme: str = "redis") -> Peer:
@@ -142,6 +165,43 @@ async def replicated(server: RedisServer) -> None:
         return any(mark in line for line in info.values())
 
     await until(followed)
+
+
+def cut_off(master: RedisServer) -> None:
+    """From here on no replica hears of anything; the master goes on as before."""
+    master.ask("ACL", "SETUSER", "default", "-psync", "-sync")
+    master.ask("CLIENT", "KILL", "TYPE", "replica")
+
+
+class Slot:
+    """A slot that moves from one node of a cluster to another, step by step."""
+
+    def __init__(self, cluster: RedisCluster, key: str) -> None:
+        self.number = str(key_slot(key))
+        row = key_slot(key) * len(cluster.masters) // 16_384
+        owners = [*cluster.masters[row - 1 : row + 1], *cluster.masters]
+        self.source = next(node for node in owners if self._keys(node))
+        self.target = next(node for node in cluster.masters if node is not self.source)
+        self._cluster = cluster
+
+    def _keys(self, node: ClusterNode) -> list[str]:
+        reply = node.ask("CLUSTER", "GETKEYSINSLOT", self.number, "100")
+        assert isinstance(reply, list)
+        return [str(key) for key in reply]
+
+    def begin(self) -> None:
+        self.target.ask("CLUSTER", "SETSLOT", self.number, "IMPORTING", self.source.id)
+        self.source.ask("CLUSTER", "SETSLOT", self.number, "MIGRATING", self.target.id)
+
+    def move(self, *keys: str) -> None:
+        """Moves these keys, or all that are left."""
+        for key in keys or self._keys(self.source):
+            target = (self.target.host, str(self.target.port), key, "0", "5000")
+            assert self.source.ask("MIGRATE", *target) == "OK"
+
+    def end(self) -> None:
+        for node in (self.target, *self._cluster.masters):
+            node.ask("CLUSTER", "SETSLOT", self.number, "NODE", self.target.id)
 
 
 def swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:

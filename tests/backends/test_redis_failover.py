@@ -8,8 +8,8 @@ then the later token is the higher one, and the fence refuses the earlier. Nobod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import pytest
 
 from backends.redis_bench import (
     blocking_and_asyncio,
+    cut_off,
+    doors,
     listening,
     replicated,
     swallow_messages,
@@ -27,7 +29,6 @@ from holdfast.core.contract import GRACE_SECONDS
 from holdfast.errors import StaleFence
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
-from holdfast.testing.doors import open_door
 from holdfast.testing.processes import Process
 from servers.redis import RedisServer
 from servers.redis_sentinel import SentinelTrio
@@ -46,12 +47,6 @@ def trio() -> Iterator[SentinelTrio]:
         yield trio
 
 
-def _cut_off(master: RedisServer) -> None:
-    """From here on no replica hears of anything; the master goes on as before."""
-    master.ask("ACL", "SETUSER", "default", "-psync", "-sync")
-    master.ask("CLIENT", "KILL", "TYPE", "replica")
-
-
 def _last_token(server: RedisServer, namespace: str) -> int:
     return int(str(server.ask("HGET", f"{namespace}:{{name}}", "t") or 0))
 
@@ -60,28 +55,11 @@ async def _replicate_or_not(trio: SentinelTrio, kept: bool) -> None:
     """The hold and the line are on the replica; what comes from here on is ``kept`` or not."""
     await replicated(trio.master)
     if not kept:
-        _cut_off(trio.master)
+        cut_off(trio.master)
 
 
 async def _knows(trio: SentinelTrio, namespace: str, token: int) -> None:
     await until(lambda: _last_token(trio.replicas[0], namespace) >= token)
-
-
-@asynccontextmanager
-async def _doors(
-    trio: SentinelTrio, namespace: str, flavour: Flavour, count: int
-) -> AsyncIterator[list[Any]]:
-    async def apart(work: Callable[[], Any]) -> Any:
-        return await asyncio.to_thread(work)
-
-    doors = [
-        open_door(trio.url, flavour, apart, namespace=namespace, ttl=TTL) for _ in range(count)
-    ]
-    try:
-        yield doors
-    finally:
-        for door in doors:
-            await door.close()
 
 
 async def _hand_over(trio: SentinelTrio, namespace: str, held: Any, heir: Any) -> Any:
@@ -114,7 +92,8 @@ def test_a_turn_that_is_not_confirmed(
     """It ends by its own clock unless the new master has it; the next holder comes later."""
 
     async def main() -> None:
-        async with _doors(trio, namespace, flavour, 3) as (ours, theirs, third):
+        options = {"namespace": namespace, "ttl": TTL}
+        async with doors(trio.url, flavour, 3, **options) as (ours, theirs, third):
             turn, before = await _turn(trio, namespace, ours, theirs, kept)
             if kept:
                 await _knows(trio, namespace, turn.token)
@@ -202,7 +181,7 @@ def test_a_wake_up_that_never_comes(
     swallow_messages(monkeypatch)
 
     async def main() -> None:
-        async with _doors(trio, namespace, flavour, 3) as (ours, *others):
+        async with doors(trio.url, flavour, 3, namespace=namespace, ttl=TTL) as (ours, *others):
             held = await ours.lock("name").acquire()
             coming = []
             for number, door in enumerate(others, 1):

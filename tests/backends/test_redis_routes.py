@@ -12,7 +12,7 @@ import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
 
-from backends.redis_bench import blocking_and_asyncio, client_peer, over, replicated
+from backends.redis_bench import Slot, blocking_and_asyncio, client_peer, over, replicated
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Settings, Waiting
 from holdfast.errors import BackendUnavailable
@@ -20,9 +20,8 @@ from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
-from holdfast.wires.redis import key_slot
 from servers.redis import RedisServer
-from servers.redis_cluster import ClusterNode, RedisCluster
+from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
 from servers.registry import Servers
 
@@ -235,42 +234,6 @@ def test_a_failover_during_a_hold_and_a_wait(flavour: Flavour, fault: str) -> No
 @blocking_and_asyncio
 def test_cluster(servers: Servers, flavour: Flavour) -> None:
     over(servers.of(RedisCluster).url, flavour, _everything)
-
-
-class Slot:
-    """A slot that moves from one node of a cluster to another, step by step."""
-
-    def __init__(self, cluster: RedisCluster, key: str) -> None:
-        self.number = str(key_slot(key))
-        row = key_slot(key) * len(cluster.masters) // 16_384
-        owners = [*cluster.masters[row - 1 : row + 1], *cluster.masters]
-        self.source = next(node for node in owners if self._has(node))
-        self.target = next(node for node in cluster.masters if node is not self.source)
-        self._cluster = cluster
-
-    def _has(self, node: ClusterNode) -> bool:
-        return bool(_reply(node, "CLUSTER", "GETKEYSINSLOT", self.number, "1"))
-
-    def begin(self) -> None:
-        self.target.ask("CLUSTER", "SETSLOT", self.number, "IMPORTING", self.source.id)
-        self.source.ask("CLUSTER", "SETSLOT", self.number, "MIGRATING", self.target.id)
-
-    def move(self) -> None:
-        """Moves all of its keys."""
-        words = ("CLUSTER", "GETKEYSINSLOT", self.number, "100")
-        for key in _reply(self.source, *words):
-            target = (self.target.host, str(self.target.port), str(key), "0", "5000")
-            assert self.source.ask("MIGRATE", *target) == "OK"
-
-    def end(self) -> None:
-        for node in (self.target, *self._cluster.masters):
-            node.ask("CLUSTER", "SETSLOT", self.number, "NODE", self.target.id)
-
-
-def _reply(node: ClusterNode, *words: str) -> list[object]:
-    reply = node.ask(*words)
-    assert isinstance(reply, list)
-    return list(reply)
 
 
 @blocking_and_asyncio

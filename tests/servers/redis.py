@@ -14,6 +14,7 @@ class RedisServer(Server):
     """`redis-server` with nothing on disk unless asked; `persist` turns on the append-only file.
 
     `users` are ACL lines ("alice on >secret ~* &* +@all"), `arguments` further command-line ones.
+    `tls` may be a certificate that several servers share.
     """
 
     name = "redis"
@@ -23,7 +24,7 @@ class RedisServer(Server):
         *,
         persist: bool = False,
         replica_of: "RedisServer | None" = None,
-        tls: bool = False,
+        tls: bool | Certificate = False,
         password: str | None = None,
         users: Sequence[str] = (),
         arguments: Sequence[str] = (),
@@ -35,7 +36,7 @@ class RedisServer(Server):
         self.users = list(users)
         self.arguments = list(arguments)
         self.socket = self.folder / "redis.sock"
-        self.tls: Certificate | None = make_certificate(self.folder) if tls else None
+        self.tls = make_certificate(self.folder) if tls is True else tls or None
 
     def binary(self) -> Path:
         return program("redis-server", "redis-server")
@@ -48,9 +49,8 @@ class RedisServer(Server):
         # A master would wait five seconds for more replicas before it sends the first its data.
         words += ["--repl-diskless-sync-delay", "0"]
         if self.tls:
-            words += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
-            words += ["--tls-cert-file", self.tls.certificate, "--tls-key-file", self.tls.key]
-            words += ["--tls-ca-cert-file", self.tls.certificate]
+            words += ["--port", "0", "--tls-port", str(self.port)]
+            words += [word for key, value in self.tls.words for word in (f"--{key}", value)]
         else:
             words += ["--port", str(self.port)]
         if self.replica_of:
@@ -65,12 +65,13 @@ class RedisServer(Server):
         try:
             return self.ask("PING") == "PONG"
         except RedisError as error:
-            # Asking for a password is an answer; loading a file is not yet one.
+            # Asking for a login is an answer; loading a file is not yet one.
             return str(error).startswith("NOAUTH")
 
     def ask(self, *words: str) -> Reply:
-        """Asks the server something, as the default user without a password."""
-        return ask(self.host, self.port, *words, trust=self.tls.certificate if self.tls else None)
+        """Asks the server something, as the default user."""
+        trust = self.tls.certificate if self.tls else None
+        return ask(self.host, self.port, *words, trust=trust, password=self.password)
 
     def url_at(self, port: int) -> str:
         scheme = "rediss" if self.tls else "redis"

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from functools import partial
+from urllib.parse import quote
 
 from servers.ensemble import Ensemble
 from servers.process import wait_until
 from servers.redis import RedisServer
+from servers.tls import Certificate
 
 _SLOTS = 16_384
 
@@ -13,11 +15,18 @@ _SLOTS = 16_384
 class ClusterNode(RedisServer):
     name = "redis-cluster"
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        tls: bool | Certificate = False,
+        password: str | None = None,
+    ) -> None:
+        super().__init__(tls=tls, password=password)
         self.bus_port = self.another_port()
         self.arguments += ["--cluster-enabled", "yes", "--cluster-port", str(self.bus_port)]
         self.arguments += ["--cluster-config-file", "nodes.conf", *arguments]
+        self.arguments += ["--tls-cluster", "yes"] if tls else []
 
     @property
     def id(self) -> str:
@@ -27,15 +36,32 @@ class ClusterNode(RedisServer):
 class RedisCluster(Ensemble[ClusterNode]):
     """Three masters; `replicas` is the number of replicas of each."""
 
-    def __init__(self, *, masters: int = 3, replicas: int = 0, timeout_ms: int = 2000) -> None:
+    def __init__(
+        self,
+        *,
+        masters: int = 3,
+        replicas: int = 0,
+        timeout_ms: int = 2000,
+        tls: bool = False,
+        password: str | None = None,
+    ) -> None:
         arguments = ["--cluster-node-timeout", str(timeout_ms)]
-        super().__init__([ClusterNode(arguments) for _ in range(masters * (1 + replicas))])
+        first = ClusterNode(arguments, tls=tls, password=password)
+        self.tls = first.tls
+        others = (
+            ClusterNode(arguments, tls=self.tls or False, password=password)
+            for _ in range(1, masters * (1 + replicas))
+        )
+        super().__init__([first, *others])
         self.masters = self.nodes[:masters]
         self.replicas = self.nodes[masters:]
 
     @property
     def url(self) -> str:
-        return f"redis+cluster://{self.hosts}"
+        password = self.nodes[0].password
+        login = f":{quote(password, safe='')}@" if password else ""
+        trust = f"?tls=on&ssl_ca_certs={self.tls.certificate}" if self.tls else ""
+        return f"redis+cluster://{login}{self.hosts}{trust}"
 
     def wait_ready(self) -> None:
         super().wait_ready()

@@ -12,11 +12,21 @@ class RedisError(Exception):
     """The server's own error reply."""
 
 
-def ask(host: str, port: int, *words: str, trust: Path | None = None, seconds: float = 2) -> Reply:
+def ask(
+    host: str,
+    port: int,
+    *words: str,
+    trust: Path | None = None,
+    password: str | None = None,
+    seconds: float = 2,
+) -> Reply:
     """Sends one command on a connection of its own and gives its reply."""
     with socket.create_connection((host, port), timeout=seconds) as plain:
         wire = _secure(plain, trust) if trust else plain
         with wire, wire.makefile("rb") as replies:
+            if password:
+                wire.sendall(_pack(("AUTH", password)))
+                _read(replies)
             wire.sendall(_pack(words))
             return _read(replies)
 

@@ -12,6 +12,17 @@ class Certificate:
     certificate: Path
     key: Path
 
+    @property
+    def words(self) -> list[tuple[str, str]]:
+        """What Redis is told of it, whether server or sentinel."""
+        return [
+            ("tls-cert-file", str(self.certificate)),
+            ("tls-key-file", str(self.key)),
+            ("tls-ca-cert-file", str(self.certificate)),
+            ("tls-auth-clients", "no"),
+            ("tls-replication", "yes"),
+        ]
+
 
 def make_certificate(folder: Path) -> Certificate:
     """Writes a self-signed certificate for 127.0.0.1 and localhost into the folder, once."""

@@ -196,7 +196,9 @@ class SentinelRoute:
                 self._sentinels.remove(sentinel)
                 self._sentinels.insert(0, sentinel)
                 return Address(reply[0].decode(), int(reply[1]))
-            failures.append(f"the sentinel at {sentinel} knows no master {self._service!r}")
+            refused = isinstance(reply, Refused)
+            says = f"refuses: {reply}" if refused else f"knows no master {self._service!r}"
+            failures.append(f"the sentinel at {sentinel} {says}")
         raise BackendUnavailable(f"no sentinel names a master: {'; '.join(failures)}")
 
     async def bell(self, channel: str, until: float) -> Any:
