@@ -1,30 +1,23 @@
-"""What a Redis store promises on request: loss protection, replicas, no eviction, redis-py."""
+"""What a Redis store promises on request: loss protection, replicas, no eviction."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-import threading
 from collections.abc import Iterator
 
 import pytest
-import redis
-from redis.lock import Lock as RedisPyLock
 
 from backends.redis_bench import blocking_and_asyncio, over
 from holdfast.backends.redis import RedisBackend, initialise
-from holdfast.claim import Busy, Grant, Mode
-from holdfast.core.contract import Guarantee, Settings
-from holdfast.core.drive import run_now
-from holdfast.errors import GuaranteeNotMet, Unsupported
-from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.claim import Busy, Grant
+from holdfast.core.contract import Settings
+from holdfast.errors import GuaranteeNotMet
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
 from servers.process import wait_until
 from servers.redis import RedisServer
-from servers.redis_cluster import RedisCluster
 from servers.registry import Servers
 
 PROTECTED = "?loss_protection=on&max_ttl=3"
@@ -213,140 +206,3 @@ def test_a_server_that_may_evict_locks_is_refused(servers: Servers, flavour: Fla
 
     over(server.url, flavour, refused)
     over(f"{server.url}?allow_eviction=on", flavour, allowed)
-
-
-INTEROP = "?interop=redis-py"
-
-
-def _name() -> str:
-    """Verbatim names ignore the namespace."""
-    return f"old-{secrets.token_hex(6)}"
-
-
-@blocking_and_asyncio
-def test_redis_py_and_holdfast_exclude_each_other(servers: Servers, flavour: Flavour) -> None:
-    server = servers.of(RedisServer)
-    client = redis.Redis(server.host, server.port)
-
-    async def body(bench: Bench) -> None:
-        name = _name()
-        old = RedisPyLock(client, name, timeout=30, blocking=False)
-        peer = bench.peer()
-        assert old.acquire()
-        claim = bench.claim(name)
-        assert (await peer.queue(claim)).retry_seconds == pytest.approx(0.1)
-        old.release()
-        grant = await peer.take(claim)
-        assert client.get(name) == grant.claim.owner.encode()
-        assert not old.acquire()
-        assert (await peer.renew([grant])).lost == {}
-        assert await peer.release(grant)
-        assert old.acquire()
-        old.release()
-        with pytest.raises(Unsupported, match="exclusive locks only"):
-            await peer.attempt(bench.claim(name, Mode.SHARED))
-
-    over(server.url + INTEROP, flavour, body)
-    client.close()
-
-
-@blocking_and_asyncio
-def test_a_hold_that_redis_py_took_over_is_lost(servers: Servers, flavour: Flavour) -> None:
-    server = servers.of(RedisServer)
-
-    async def body(bench: Bench) -> None:
-        name = _name()
-        peer = bench.peer()
-        grant = await peer.take(bench.claim(name))
-        server.ask("SET", name, "somebody", "PX", "30000")
-        assert grant.claim.owner in (await peer.renew([grant])).lost
-        await peer.release(grant)
-        assert server.ask("GET", name) == "somebody"
-
-    over(server.url + INTEROP, flavour, body)
-
-
-@blocking_and_asyncio
-def test_from_redis_py_to_native_without_a_gap(servers: Servers, flavour: Flavour) -> None:
-    """Doors with and without interop see each other's holds, so a fleet can move door by door."""
-    server = servers.of(RedisServer)
-
-    async def body(bench: Bench) -> None:
-        name = _name()
-        moving = bench.peer()
-        bench.harness.url = server.url
-        native = bench.peer()
-        first = await moving.take(bench.claim(name))
-        assert isinstance(await native.attempt(bench.claim(name), join=False), Busy)
-        assert await moving.release(first)
-        second = await native.take(bench.claim(name))
-        assert second.token > first.token
-        assert isinstance(await moving.attempt(bench.claim(name), join=False), Busy)
-        assert await native.release(second)
-        assert isinstance(await moving.attempt(bench.claim(name)), Grant)
-
-    over(server.url + INTEROP, flavour, body)
-
-
-class Crowd:
-    """Threads that increment a plain integer, each under a lock of its own kind."""
-
-    def __init__(self, server: RedisServer, name: str) -> None:
-        self.inside = self.total = 0
-        self.overlaps = 0
-        self._server, self._name = server, name
-
-    def old(self, count: int) -> None:
-        client = redis.Redis(self._server.host, self._server.port)
-        for _ in range(count):
-            with RedisPyLock(client, self._name, timeout=30, sleep=0.002):
-                self._work()
-        client.close()
-
-    def new(self, count: int) -> None:
-        store = open_store(self._server.url + INTEROP, Settings())
-        backend = store.backend(BlockingRuntime())
-        bench = Bench.__new__(Bench)
-        for _ in range(count):
-            claim = Bench.claim(bench, self._name)
-            while isinstance(answer := run_now(backend.attempt(claim, join=True)), Busy):
-                run_now(backend.wait(claim, answer, now() + 0.005))
-            self._work()
-            assert run_now(backend.release(answer))
-        run_now(backend.close())
-
-    def _work(self) -> None:
-        self.inside += 1
-        self.overlaps += self.inside != 1
-        before = self.total
-        threading.Event().wait(0.0005)  # somebody else would come in here
-        self.total = before + 1
-        self.inside -= 1
-
-
-def test_no_overlap_between_redis_py_and_holdfast(servers: Servers) -> None:
-    crowd = Crowd(servers.of(RedisServer), _name())
-    kinds = [crowd.old, crowd.new] * 3
-    threads = [threading.Thread(target=kind, args=(40,)) for kind in kinds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (crowd.overlaps, crowd.total) == (0, 240)
-
-
-def test_interop_says_what_it_cannot_promise() -> None:
-    store = open_store("redis://localhost" + INTEROP, Settings())
-    missing = {Guarantee.FIFO, Guarantee.SHARED, Guarantee.SLOTS}
-    assert not store.guarantees & missing
-    assert Guarantee.FENCED in store.guarantees
-
-
-def test_interop_on_a_cluster_refuses_names_of_another_slot(servers: Servers) -> None:
-    async def body(bench: Bench) -> None:
-        peer = bench.peer()
-        assert isinstance(await peer.attempt(bench.claim(_name())), Grant)
-        with pytest.raises(Unsupported, match="redis-py"):
-            await peer.attempt(bench.claim("{user}:1"))
-
-    over(servers.of(RedisCluster).url + INTEROP, Flavour.BLOCKING, body)

@@ -19,6 +19,9 @@ __all__ = ["ClusterRoute", "Pool", "Route", "SentinelRoute", "SingleRoute", "Wir
 ATTEMPTS = 16
 """How often a command follows the slots of a cluster that is being rearranged."""
 MOVING_SECONDS = 0.05
+BATCH_SECONDS = 0.25
+"""How long a batch waits for a slot that is on its way: it has answers for others to bring."""
+_UNSETTLED = ("TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING")
 _NOT_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
 
 
@@ -244,25 +247,29 @@ class ClusterRoute:
         return self._pools.setdefault(address, self._wire.pool(address, self._greeting))
 
     async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
-        slot = key_slot(key)
         deadline = now() + self._wire.access.seconds_until(until)
+        return await self._follow(packed, key_slot(key), until, deadline)
+
+    async def _follow(self, packed: bytes, slot: int, until: float | None, deadline: float) -> Any:
+        """Goes where it is sent, and waits until the deadline for a slot that is on its way."""
         address, asking = await self._owner(slot, until), False
         reply: Any = None
-        for _ in range(ATTEMPTS):
+        sent_on = 0
+        while sent_on < ATTEMPTS:
             reply = await self._ask(address, packed, asking, until)
             if type(reply) is not Refused:
                 return reply
-            code, asking = reply.code, False
-            if code == "MOVED":
-                address = _target(reply, address)
-                self._owners[slot : slot + 1] = [address] if self._owners else []
-            elif code == "ASK":
-                address, asking = _target(reply, address), True
-            elif code in ("TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING") and now() < deadline:
+            code = reply.code
+            if code in ("MOVED", "ASK"):
+                sent_on += 1
+                address, asking = _target(reply, address), code == "ASK"
+                if not asking:
+                    self._owners[slot : slot + 1] = [address] if self._owners else []
+            elif code in _UNSETTLED and now() < deadline:
                 await self._wire.sleep(MOVING_SECONDS)
                 if code != "TRYAGAIN":
                     self._owners = []
-                    address = await self._owner(slot, until)
+                    address, asking = await self._owner(slot, until), False
             else:
                 return reply
         raise BackendUnavailable(f"the cluster does not settle who has slot {slot}: {reply}")
@@ -296,8 +303,15 @@ class ClusterRoute:
                 replies[index] = reply
         for index, reply in enumerate(replies):
             if isinstance(reply, Refused) and reply.code in ("MOVED", "ASK", "TRYAGAIN"):
-                replies[index] = await self.call(commands[index], keys[index], until)
+                replies[index] = await self._followed(commands[index], keys[index], until)
         return replies
+
+    async def _followed(self, packed: bytes, key: str, until: float | None) -> Any:
+        """Where one slot is stuck on its way, all others of a batch are answered all the same."""
+        try:
+            return await self._follow(packed, key_slot(key), until, now() + BATCH_SECONDS)
+        except BackendUnavailable as error:
+            return error
 
     async def alone(
         self, commands: Sequence[bytes], key: str, until: float | None = None
