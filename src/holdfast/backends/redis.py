@@ -17,7 +17,7 @@ from holdfast.backends.redis_options import Options, read_options
 from holdfast.backends.redis_probe import findings
 from holdfast.backends.redis_requests import Command, Requests
 from holdfast.backends.redis_scripts import Scripts
-from holdfast.backends.redis_words import Keys, busy_answer, milliseconds, refusal
+from holdfast.backends.redis_words import Excuses, Keys, busy_answer, milliseconds, refusal
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     HANDED_SECONDS,
@@ -56,7 +56,7 @@ class RedisBackend:
         self._wire: Any = wire(store.options.access, store.connections)
         self._wakeups: Any = self._wire.wakeups(self._keys.channel(secrets.token_hex(8)))
         self._shapes: dict[tuple[Mode, int, int, float, bool, int], str] = {}
-        self._replicas = store.options.replicas
+        self._replicas, self._excuses = store.options.replicas, Excuses()
         self._requests = Requests(self._wire, store.options, self._moved)
         self._call, self._now = self._requests.call, self._requests.now
         self._behind = self._requests.behind
@@ -147,6 +147,7 @@ class RedisBackend:
     # ---- waiting
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+        self._excuses.tell(claim, busy)
         heard, last = busy.ref
         bell = self._requests.route.bell
         token = await self._wakeups.wait(_bell_key(claim.owner), heard, until, bell)

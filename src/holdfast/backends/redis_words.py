@@ -8,12 +8,12 @@ from urllib.parse import quote, unquote
 
 from holdfast.backends.redis_scripts import Script
 from holdfast.claim import Busy, Claim
-from holdfast.core import admit
+from holdfast.core import admit, log
 from holdfast.core.contract import QUEUE_CAP
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.wires.redis import Refused, bulk
 
-__all__ = ["Keys", "busy_answer", "escape", "milliseconds", "refusal", "unescape"]
+__all__ = ["Excuses", "Keys", "busy_answer", "escape", "milliseconds", "refusal", "unescape"]
 
 KEPT_NAMES = 4096
 _FULL, _JOINED = 2, 1
@@ -104,6 +104,18 @@ def busy_answer(claim: Claim, reply: Any, store: str, heard: int) -> Busy:
             "may have lost holds (loss_protection; `holdfast init` marks a new one as new)"
         )
     return Busy(place, retry / 1000 if retry >= 0 else None, (heard, token), reason)
+
+
+class Excuses:
+    """Tells the log why a store grants nothing: once for all names that wait because of it."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def tell(self, claim: Claim, busy: Busy) -> None:
+        if busy.reason and busy.reason != self._told:
+            self._told = busy.reason
+            log.warning("waiting for %r: %s", claim.name, busy.reason)
 
 
 def refusal(reply: Any, store: str) -> HoldfastError:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.backends.redis_scripts import Script
-from holdfast.backends.redis_words import milliseconds
+from holdfast.backends.redis_words import Excuses, milliseconds
 from holdfast.backends.redlock_answers import SPLIT_SECONDS, busy, check_round, rearranged
 from holdfast.backends.redlock_keep import Keeping
 from holdfast.backends.redlock_look import Looking
@@ -74,7 +74,7 @@ class RedlockBackend(Keeping, Looking):
         """Owners that hold: an attempt of theirs that fails undoes nothing."""
         self._seen: dict[str, int] = {}
         self._courtesy: dict[str, float] = {}
-        self._patience = Patience(runtime)
+        self._patience, self._excuses = Patience(runtime), Excuses()
         self._channels: dict[str, str] = {}
 
     def _new_wakeups(self) -> Any:
@@ -240,6 +240,7 @@ class RedlockBackend(Keeping, Looking):
         return channel
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        self._excuses.tell(claim, busy)
         await self._wakeups.wait(self.channel(claim.name), _bell_key(claim.owner), until)
 
     def nudge(self, claim: Claim) -> None:
