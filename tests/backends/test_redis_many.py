@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import holdfast
-from backends.redis_bench import connections, scripts_run, somebody_rests
+from backends.redis_bench import (
+    blocking_and_asyncio,
+    connections,
+    doors,
+    scripts_run,
+    somebody_rests,
+    until,
+)
+from holdfast.testing import Flavour
 from servers.process import wait_until
+from servers.proxy import Proxy
 from servers.redis import RedisServer
 
 MANY = 1000
@@ -49,26 +59,44 @@ def test_a_thousand_tasks_take_few_requests_and_connections(server: RedisServer)
     assert most[0] <= 6
 
 
-def test_a_thousand_holds_are_renewed_in_one_batch(server: RedisServer) -> None:
-    """By one thread, over one connection: one script call each, all in a few writes."""
+def _renew_all(door: Any) -> None:
+    """Lets the keeper renew everything now, as if a third of the ttl had passed."""
+    keep = door._keeper.keep
+    for hold in keep.holds.values():
+        hold.renew_at = 0.0
+    keep.plan(0.0)
+
+
+def _renewed(door: Any) -> bool:
+    """Whether it has, and every answer is there."""
+    return all(hold.renew_at > 0.0 for hold in door._keeper.keep.holds.values())
+
+
+@blocking_and_asyncio
+def test_a_thousand_holds_are_renewed_in_one_batch(server: RedisServer, flavour: Flavour) -> None:
+    """By one thread, over one connection: one script call each, and many before the first reply, so
+    that all of them take four round trips."""
     before = set(threading.enumerate())
-    with holdfast.connect(server.url, ttl=30) as locks:
-        leases = [locks.lock(f"name:{number}").acquire() for number in range(MANY)]
-        threads = {thread.name for thread in set(threading.enumerate()) - before}
-        assert {name for name in threads if name.startswith("holdfast")} == {"holdfast-keeper"}
-        asked = scripts_run(server)
-        keep = locks._keeper.keep
-        batches: list[int] = []
-        renew = keep.backend.renew
 
-        async def counted(grants: list[object], *args: object, **words: object) -> object:
-            batches.append(len(grants))
-            return await renew(grants, *args, **words)  # type: ignore[arg-type]
+    async def main(proxy: Proxy) -> None:
+        async with doors(proxy.url, flavour, ttl=600) as (door,):
+            leases = [await door.lock(f"name:{number}").acquire() for number in range(MANY)]
+            threads = {thread.name for thread in set(threading.enumerate()) - before}
+            assert {name for name in threads if name.startswith("holdfast")} == {"holdfast-keeper"}
+            _renew_all(door)  # from here on it is connected, and the server knows the script
+            await until(lambda: _renewed(door))
+            asked = scripts_run(server)
+            proxy.reset_counts()
+            proxy.hold_replies()
+            try:
+                _renew_all(door)
+                await until(lambda: scripts_run(server) >= asked + MANY / 4)
+                assert not _renewed(door)
+            finally:
+                proxy.let_replies()
+            await until(lambda: _renewed(door))
+            assert (scripts_run(server) - asked, proxy.counts.connections) == (MANY, 0)
+            assert all([await lease.release() for lease in leases])
 
-        keep.backend.renew = counted  # type: ignore[method-assign, assignment]
-        for hold in keep.holds.values():
-            hold.renew_at = 0.0  # as if a third of the ttl had passed
-        keep.plan(0.0)
-        wait_until("the renewals", lambda: scripts_run(server) >= asked + MANY)
-        assert batches == [MANY]
-        assert all(lease is not None and lease.release() for lease in leases)
+    with Proxy(server) as proxy:
+        asyncio.run(main(proxy))
