@@ -8,10 +8,11 @@ is stored and ``wires.zookeeper`` for what makes a hold certain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from holdfast.backends.zookeeper_end import Ending, was_ours
+from holdfast.backends.zookeeper_entry import Entry, Node
 from holdfast.backends.zookeeper_line import (
     SEQUENCE_LIMIT,
     Line,
@@ -26,12 +27,12 @@ from holdfast.backends.zookeeper_line import (
 from holdfast.backends.zookeeper_look import Looking, token_of
 from holdfast.backends.zookeeper_records import Recording
 from holdfast.backends.zookeeper_renew import Renewing
-from holdfast.backends.zookeeper_store import Entry, ZooKeeperStore
+from holdfast.backends.zookeeper_store import ZooKeeperStore
 from holdfast.backends.zookeeper_url import read_options
 from holdfast.backends.zookeeper_wait import Queueing
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import QUEUE_CAP, Runtime, Settings
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
 from holdfast.url import Url
 from holdfast.wires.zookeeper import NEVER, Session
 from holdfast.wires.zookeeper_asks import (
@@ -50,6 +51,9 @@ from holdfast.wires.zookeeper_asks import (
 __all__ = ["ZooKeeperBackend", "open_store"]
 
 TRIES = 8
+MOMENT_SECONDS = 0.01
+"""For another thread of this door that is at the same claim."""
+Answer = TypeVar("Answer", Grant | Busy, Grant | Busy | None)
 _SEQUENCE_LIMIT = f"{SEQUENCE_LIMIT:010}"
 GONE_NAME = "the name's node vanished again and again"
 
@@ -78,177 +82,207 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        entry = self.attend(claim)
+        entry, attendance = self.attend(claim)
         try:
             session = await self.ready(entry.key, until)
-            return await self._attempt(Attempt(session, entry, join, until))
+            answer = await self._attempt(Attempt(session, entry, join, until))
+            if not join and type(answer) is Busy:
+                self.store.entries.pop(claim.owner, None)
+            return answer
+        except (LimitMismatch, Incompatible, Unsupported):
+            if entry.node is None or entry.node.over:
+                self.store.entries.pop(claim.owner, None)
+            raise
         finally:
-            entry.attended = self.runtime.now()
+            attendance.left = self.runtime.now()
 
     async def _attempt(self, at: Attempt, *before: Ask) -> Grant | Busy:
-        entry = at.entry
-        if entry.path and entry.session != at.session.id:
-            entry.reset()  # it went with its session
-        elif entry.asked and not entry.path:
-            await self._find(at)
-        if entry.path:
-            answer = await self._stand(at, *before)
+        entry, node = at.entry, at.entry.node
+        if node is not None and node.session == at.session.id and not node.over:
+            answer = await self._stand(at, node, *before)
             if answer is not None:
                 return answer
-            before = ()
-        if at.anew:
-            entry.reset()
-            return await self._enter(at, *before)
-        if before:
+        elif before:
             await self.ask(at.session, *before)
+        if at.anew:
+            return await self._alone(at, lambda: self._enter(at, node))
         self.wake(entry)
         return Busy(0)
 
-    async def _enter(self, at: Attempt, *before: Ask) -> Grant | Busy:
+    async def _alone(self, at: Attempt, work: Callable[[], Awaitable[Answer]]) -> Answer | Busy:
+        """What one attempt at a claim does at a time: to make its node, or to take its slots."""
+        maker = at.entry.maker
+        if maker.get(0) is at:
+            return await work()
+        try:
+            if maker.setdefault(0, at) is not at:
+                return Busy(0, MOMENT_SECONDS)
+            return await work()
+        finally:
+            if maker.get(0) is at:
+                maker.clear()
+
+    async def _enter(self, at: Attempt, gone: Node | None) -> Grant | Busy:
         """Makes a node and decides by the line that it finds itself in."""
         session, entry, until = at.session, at.entry, at.until
         claim = entry.claim
+        known = self.store.entries.setdefault(claim.owner, entry)
+        if known is not entry or entry.node is not gone:
+            return Busy(0, MOMENT_SECONDS)  # another thread has just made one
+        self._leave_behind(entry, gone)
+        self.store.debts.forgive(claim.owner)
+        if entry.asked:
+            found = entry.node = await self._find(at)
+            answer = None if found is None else await self._stand(at, found)
+            if answer is not None:
+                return answer
+            self._leave_behind(entry, found)
         parent = self.store.parent(claim.name)
         prefix = f"{parent}/{entry_prefix(claim)}"
         data = write_data(NodeData(entry.key, 0, (), 0, claim.label))
-        self.store.entries[claim.owner] = entry
-        self.store.debts.pop(claim.owner, None)
-        entry.asked = True
         for _ in range(TRIES):
             create, listing = Create(prefix, data, self.store.acl), Listing(parent)
             sent = self.runtime.now()
-            await self.ask(session, *before, create, listing, until=until)
+            entry.asked = True
+            await self.ask(session, create, listing, until=until)
+            entry.asked = False
             if create.error is None:
                 path, stat = create.value
-                entry.stand(path, stat.ephemeral_owner, stat.czxid)
+                node = entry.node = Node(path, stat.ephemeral_owner, stat.czxid)
                 session.clock = stat.ctime / 1000, sent
-                since = session.since(sent, entry.session)
+                since = session.since(sent, node.session)
                 if since == NEVER:
                     raise BackendUnavailable(f"{self.store.display}: the session has just ended")
-                answer = await self._decide(at, listing.value, since)
+                answer = await self._decide(at, node, listing.value, since)
                 if answer is not None:
                     return answer
-            before = ()
+                self._leave_behind(entry, node)
             await self.make(session, parent, until=until)
         raise BackendUnavailable(f"{self.store.display}: {GONE_NAME}: {claim.name!r}")
 
-    async def _stand(self, at: Attempt, *before: Ask) -> Grant | Busy | None:
+    def _leave_behind(self, entry: Entry, gone: Node | None) -> None:
+        if gone is not None:
+            gone.end()
+            entry.past |= {gone.path}
+
+    async def _stand(self, at: Attempt, node: Node, *before: Ask) -> Grant | Busy | None:
         """Looks again from the place that it has; ``None`` if it has none any more."""
         session, entry, until = at.session, at.entry, at.until
         parent = self.store.parent(entry.claim.name)
         sent = self.runtime.now()
         # A recent proof is enough for a grant; an old one is renewed in the same trip.
-        fresh = sent - session.proven < entry.key / 6 and entry.grant is None
-        preview, entry.preview = entry.preview, None
+        fresh = sent - session.proven < entry.key / 6 and node.grant is None
+        preview, node.preview = node.preview, None
         if preview is not None and fresh and not before and preview.usable(session, sent):
-            since = session.proven_since(entry.session)
-            return await self._decide(at, preview.listing.value, since)
-        first: Ask = Sync(parent) if fresh else Multi([Check(entry.path)])
+            since = session.proven_since(node.session)
+            return await self._decide(at, node, preview.listing.value, since)
+        first: Ask = Sync(parent) if fresh else Multi([Check(node.path)])
         listing = Listing(parent)
         await self.ask(session, *before, first, listing, until=until)
         if listing.error is not None or (isinstance(first, Multi) and first.failed):
             return None
-        number = entry.session
+        number = node.session
         since = session.proven_since(number) if fresh else session.since(sent, number)
-        return await self._decide(at, listing.value, since)
+        return await self._decide(at, node, listing.value, since)
 
-    async def _find(self, at: Attempt) -> None:
-        """A create was not answered: adopts the node that it may have made in this session."""
+    async def _find(self, at: Attempt) -> Node | None:
+        """A create was not answered: the node that it may have made in this session."""
         session, entry, until = at.session, at.entry, at.until
         entry.unsure = True
         parent = self.store.parent(entry.claim.name)
         listing = Listing(parent)
         await self.ask(session, Sync(parent), listing, until=until)
         if listing.error is not None:
-            return
+            return None
         line = Line(listing.value, self.where(entry.claim.name))
         reads = [Read(f"{parent}/{p.node}") for p in line.of_owner(digest(entry.claim.owner))]
         if reads:
             await self.ask(session, *reads, until=until)
         for read in reads:
-            if read.error is None and read.value[1].ephemeral_owner == session.id:
-                entry.stand(read.path, session.id, read.value[1].czxid)
-                return
+            known = read.path in entry.past
+            if not known and read.error is None and read.value[1].ephemeral_owner == session.id:
+                return Node(read.path, session.id, read.value[1].czxid)
+        return None
 
     # Deciding
 
-    async def _decide(self, at: Attempt, nodes: list[str], since: float) -> Grant | Busy | None:
+    async def _decide(
+        self, at: Attempt, node: Node, nodes: list[str], since: float
+    ) -> Grant | Busy | None:
         entry = at.entry
-        if since == NEVER or self.store.entries.get(entry.claim.owner) is not entry:
+        if since == NEVER or node.over:
             return None  # its session has ended, or nobody had come for it in time
-        front = front_of(entry.node, nodes) if entry.claim.mode is Mode.EXCLUSIVE else None
+        front = front_of(node.name, nodes) if entry.claim.mode is Mode.EXCLUSIVE else None
         if front is None:
-            return await self._decide_by_line(at, nodes, since)
+            return await self._decide_by_line(at, node, nodes, since)
         if not front:
-            return self._grant(entry, entry.token, (), since)
-        if at.join and len(front) <= QUEUE_CAP and entry.node[-10:] < _SEQUENCE_LIMIT:
+            return self._grant(entry, node, node.token, (), since)
+        if at.join and len(front) <= QUEUE_CAP and node.name[-10:] < _SEQUENCE_LIMIT:
             return Busy(len(front) - 1, ref=(entry.key, front[-1]))
-        return await self._decide_by_line(at, nodes, since)
+        return await self._decide_by_line(at, node, nodes, since)
 
     async def _decide_by_line(
-        self, at: Attempt, nodes: list[str], since: float
+        self, at: Attempt, node: Node, nodes: list[str], since: float
     ) -> Grant | Busy | None:
         entry = at.entry
         try:
             line = Line(nodes, self.where(entry.claim.name))
-            index = line.index(entry.node)
+            index = line.index(node.name)
             if index is None:
                 return None
             line.check(entry.claim, index, self.store.display)
         except BaseException:
-            await self._withdraw(at)
+            await self._withdraw(at, node)
             raise
-        doubles = line.others_of(digest(entry.claim.owner), entry.node)
+        # Nodes that an unanswered create has left: another that stands comes after this one's end.
+        doubles = line.others_of(digest(entry.claim.owner), node.name)
         if doubles:
             await self._drop(at, doubles)
         if index < line.admitted:
             if entry.claim.mode is Mode.SLOTS:
-                return await self._take_slots(at, line, since)
-            return self._grant(entry, entry.token, (), since)
-        return await self._busy(at, line, index)
+                return await self._alone(at, lambda: self._take_slots(at, node, line, since))
+            return self._grant(entry, node, node.token, (), since)
+        return await self._busy(at, node, line, index)
 
     async def _drop(self, at: Attempt, doubles: Sequence[str]) -> None:
-        """Deletes nodes of the same owner that an unanswered create has left."""
         parent = self.store.parent(at.entry.claim.name)
         await self.ask(
             at.session, *(Delete(f"{parent}/{node}") for node in doubles), until=at.until
         )
 
-    def _grant(self, entry: Entry, token: int, slots: tuple[int, ...], since: float) -> Grant:
-        ref = (entry.key, entry.session, entry.path)
+    def _grant(
+        self, entry: Entry, node: Node, token: int, slots: tuple[int, ...], since: float
+    ) -> Grant | None:
+        """Lets it in, unless its node was given up in this moment."""
+        ref = (entry.key, node.session, node.path)
         grant = Grant(entry.claim, token, slots, since, ref)
-        entry.ends = since + entry.claim.ttl
-        entry.grant = grant
-        return grant
+        return grant if node.hold(grant, since + entry.claim.ttl) else None
 
-    async def _take_slots(self, at: Attempt, line: Line, since: float) -> Grant | Busy | None:
+    async def _take_slots(
+        self, at: Attempt, node: Node, line: Line, since: float
+    ) -> Grant | Busy | None:
         """Takes the lowest free slots. The zxid of that is the token: per slot it only grows."""
         session, entry, until = at.session, at.entry, at.until
-        if entry.grant is not None:
-            return self._grant(entry, entry.grant.token, entry.grant.slots, since)
-        if entry.taking:
-            return Busy(0, 0.01)  # another thread of this door is at it
-        entry.taking = True
-        try:
-            for _ in range(TRIES):
-                grant = await self._try_slots(at, line)
-                if grant is not None:
-                    return grant
-                read, listing = Read(entry.path), Listing(self.store.parent(entry.claim.name))
-                await self.ask(session, read, listing, until=until)
-                if read.error is not None or listing.error is not None:
-                    return None
-                data, stat = read_data(read.value[0]), read.value[1]
-                if data.slots:  # an earlier try was not answered, but done
-                    token = token_of(Mode.SLOTS, data, stat)
-                    return self._grant(entry, token, data.slots, since)
-                entry.version = stat.version
-                line = Line(listing.value, self.where(entry.claim.name))
-            return Busy(0, 0.05)
-        finally:
-            entry.taking = False
+        grant = node.grant
+        if grant is not None:
+            return self._grant(entry, node, grant.token, grant.slots, since)
+        for _ in range(TRIES):
+            grant = await self._try_slots(at, node, line)
+            if grant is not None or node.over:
+                return grant
+            read, listing = Read(node.path), Listing(self.store.parent(entry.claim.name))
+            await self.ask(session, read, listing, until=until)
+            if read.error is not None or listing.error is not None:
+                return None
+            data, stat = read_data(read.value[0]), read.value[1]
+            if data.slots:  # an earlier try was not answered, but done
+                token = token_of(Mode.SLOTS, data, stat)
+                return self._grant(entry, node, token, data.slots, since)
+            node.version = stat.version
+            line = Line(listing.value, self.where(entry.claim.name))
+        return Busy(0, 0.05)
 
-    async def _try_slots(self, at: Attempt, line: Line) -> Grant | None:
+    async def _try_slots(self, at: Attempt, node: Node, line: Line) -> Grant | None:
         session, entry, until = at.session, at.entry, at.until
         slots = line.free_slots(entry.claim.weight, entry.claim.limit)
         if len(slots) < entry.claim.weight:
@@ -257,78 +291,69 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         data = write_data(NodeData(entry.key, 0, slots, 0, entry.claim.label))
         parts = [Ephemeral(f"{parent}/{slot_name(slot)}", b"", acl) for slot in slots]
         # With its version, so that of two tries of which one was not answered one is done.
-        multi = Multi([Write(entry.path, data, entry.version), *parts])
+        multi = Multi([Write(node.path, data, node.version), *parts])
         sent = self.runtime.now()
         await self.ask(session, multi, until=until)
         if multi.failed:
             return None
-        return self._grant(entry, multi.value[0].mzxid, slots, session.since(sent, entry.session))
+        since = session.since(sent, node.session)
+        return self._grant(entry, node, multi.value[0].mzxid, slots, since)
 
-    async def _busy(self, at: Attempt, line: Line, index: int) -> Busy:
+    async def _busy(self, at: Attempt, node: Node, line: Line, index: int) -> Busy:
         entry = at.entry
         place = index - line.admitted
         if not at.join:
-            await self._withdraw(at)
+            await self._withdraw(at, node)
             return Busy(place)
         if place >= QUEUE_CAP:
-            await self._withdraw(at)
+            await self._withdraw(at, node)
             return Busy(place, 1.0, reason=f"{QUEUE_CAP} already wait for {entry.claim.name!r}")
         if not 0 <= line.sequence(index) < SEQUENCE_LIMIT:
-            await self._withdraw(at)
+            await self._withdraw(at, node)
             reason = f"the line of {entry.claim.name!r} starts over"
             return Busy(place, self.runtime.between(0.05, 0.2), reason=reason)
         return Busy(place, ref=(entry.key, line.before(index)))
 
-    async def _withdraw(self, at: Attempt) -> None:
-        self.store.entries.pop(at.entry.claim.owner, None)
-        await self.ask(at.session, Delete(at.entry.path), until=at.until)
+    async def _withdraw(self, at: Attempt, node: Node) -> None:
+        if node.end():
+            await self.ask(at.session, Delete(node.path), until=at.until)
 
     # Waiting
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
         began = self.runtime.now()
         entry = await self.queue(claim, busy, until)
-        preview = None if entry is None else entry.preview
+        node = None if entry is None else entry.node
         session = None if entry is None else self.store.sessions.get(entry.key)
-        if entry is None or preview is None or session is None:
+        if entry is None or node is None or node.preview is None or session is None:
             return None
         # What the look has found is what an attempt would find. A wait that has lasted leaves it
         # to one: certain time would count from before the wait.
-        now, brief = self.runtime.now(), entry.key / 6
-        if now - began > brief or now - session.proven > brief or entry.grant is not None:
+        now, brief, preview = self.runtime.now(), entry.key / 6, node.preview
+        if now - began > brief or now - session.proven > brief or node.grant is not None:
             return None
-        since = session.proven_since(entry.session)
+        since = session.proven_since(node.session)
         first = claim.mode is Mode.EXCLUSIVE and preview.usable(session, now)
-        if since == NEVER or not first or front_of(entry.node, preview.listing.value) != []:
+        if since == NEVER or not first or front_of(node.name, preview.listing.value) != []:
             return None
-        entry.preview = None
-        return self._grant(entry, entry.token, (), since)
+        node.preview = None
+        return self._grant(entry, node, node.token, (), since)
 
     # Ending
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         key, ending = self.ending(grant)
+        # One that is known may have been served meanwhile by its own thread, and have released
+        # it: nobody would come for another place. If it still waits, it lines up itself.
         known = self.store.entries.get(claim.owner)
-        waits = known is not None and known.attended is None  # and says when it no longer does
-        entry = self.store.entry(claim, self.runtime.now())
-        self.attend(claim)
-        try:
-            session = await self.ready(key)
-            # One that has a place may have been served meanwhile by its own thread, and have
-            # released it: nobody would come for another. If it still waits, it lines up itself.
-            anew = not entry.path
-            if entry.key != key or (entry.asked and not entry.path):
-                if ending:
-                    await self.ask(session, *ending)
-                at = Attempt(await self.ready(entry.key), entry, True, None, anew)
-                answer = await self._attempt(at)
-            else:
-                at = Attempt(session, entry, True, None, anew)
-                answer = await self._attempt(at, *ending)
-            return bool(ending) and was_ours(ending[0]), answer
-        finally:
-            if not waits:
-                entry.attended = self.runtime.now()
+        entry = known or self.store.entry(claim, self.runtime.now())
+        session, before = await self.ready(key), ending
+        if entry.key != key:
+            if ending:
+                await self.ask(session, *ending)
+            session, before = await self.ready(entry.key), []
+        answer = await self._attempt(Attempt(session, entry, True, None, known is None), *before)
+        return bool(ending) and was_ours(ending[0]), answer
 
     # The end
 

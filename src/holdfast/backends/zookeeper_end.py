@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from holdfast.backends.zookeeper_debts import Debt, deletion
 from holdfast.backends.zookeeper_line import SEQUENCE_LIMIT, Line, Place, digest, read_data
 from holdfast.backends.zookeeper_look import token_of
-from holdfast.backends.zookeeper_store import Debt, deletion
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.wires.zookeeper import Session
@@ -36,11 +36,14 @@ class Ending(Trips):
         """The key of the hold's session, and what ends it: nothing if the session has."""
         key, number, path = grant.ref
         entry = self.store.entries.pop(grant.claim.owner, None)
-        if entry is not None and entry.grant is not None:
-            key, number = entry.key, entry.session
-            if entry.unsure:
+        node = None if entry is None else entry.node
+        if entry is not None and node is not None:
+            node.end()
+            if node.path == path:
+                key, number = entry.key, node.session
+            if entry.unsure or node.path != path:
                 late = self.runtime.now() + 2 * self.store.settings.request_seconds
-                self.store.debts[grant.claim.owner] = Debt(key, grant.claim, late)
+                self.store.debts.owe(Debt(key, grant.claim, late))
         session = self.store.sessions.get(key)
         if session is None or session.id != number:
             return key, []
@@ -52,23 +55,26 @@ class Ending(Trips):
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         entry = self.store.entries.pop(claim.owner, None)
+        node = None if entry is None else entry.node
+        if node is not None:
+            node.end()
         key = entry.key if entry is not None else math.ceil(claim.ttl)
         known = self.store.sessions.get(key)
         if known is None or not known.used:
             return  # nothing was ever sent
         # Should this fail, the session's thread goes on trying for as long as there is a session.
-        self.store.debts[claim.owner] = Debt(key, claim, 0.0)
+        debt = self.store.debts.owe(Debt(key, claim, 0.0))
         session = await self.ready(key, until)
         parent = self.store.parent(claim.name)
         listing = Listing(parent)
         asks: list[Ask] = [Sync(parent), listing]
-        if entry is not None and entry.path and claim.mode is not Mode.SLOTS:
-            asks.insert(0, Delete(entry.path))
+        if node is not None and claim.mode is not Mode.SLOTS:
+            asks.insert(0, Delete(node.path))
         await self.ask(session, *asks, until=until)
         if listing.error is None:
             line = Line(listing.value, self.where(claim.name))
             await self._delete(session, parent, line.of_owner(digest(claim.owner)), until)
-        self.store.debts.pop(claim.owner, None)
+        self.store.debts.settled(debt)
 
     async def _delete(
         self, session: Session, parent: str, places: Sequence[Place], until: float | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from holdfast.backends.zookeeper_entry import Entry, Node
 from holdfast.backends.zookeeper_line import NodeData, write_data
 from holdfast.backends.zookeeper_move import ENDED, Moving
-from holdfast.backends.zookeeper_store import Entry
 from holdfast.claim import Grant
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable
@@ -28,9 +28,9 @@ class _Batch:
     def __init__(self, key: int, session: Session) -> None:
         self.key, self.session = key, session
         self.grants: list[Grant] = []
-        self.held: list[Entry] = []
-        """What is known of the grants, one by one: not in pairs, since there may be many."""
-        self.waits: list[tuple[Waiting, Entry]] = []
+        self.held: list[Node] = []
+        """The nodes of the grants, one by one: not in pairs, since there may be many."""
+        self.waits: list[tuple[Waiting, Entry, Node]] = []
         self.sent = 0.0
         self.number = 0
         self.checks: list[tuple[list[str], Checks]] = []
@@ -38,8 +38,8 @@ class _Batch:
         self.call: Call | None = None
 
     def paths(self) -> list[str]:
-        held = [entry.path for entry in self.held]
-        return held + [entry.path for _, entry in self.waits]
+        held = [node.path for node in self.held]
+        return held + [node.path for _, _, node in self.waits]
 
 
 def _portions(paths: Sequence[str]) -> Iterator[list[str]]:
@@ -95,16 +95,17 @@ class Renewing(Moving):
         batches: dict[int, _Batch] = {}
         for grant in grants:
             entry = await self._placed(grant, answer, until)
-            if entry is not None:
+            if entry is not None and entry.node is not None:
                 batch = self._batch(batches, entry)
                 batch.grants.append(grant)
-                batch.held.append(entry)
+                batch.held.append(entry.node)
         for waiting in waits:
             found = self.store.entries.get(waiting.claim.owner)
-            if found is None or not found.path:
+            node = None if found is None else found.node
+            if found is None or node is None or node.over:
                 answer.forgotten.add(waiting.claim.owner)
             else:
-                self._batch(batches, found).waits.append((waiting, found))
+                self._batch(batches, found).waits.append((waiting, found, node))
         return list(batches.values())
 
     def _batch(self, batches: dict[int, _Batch], entry: Entry) -> _Batch:
@@ -116,20 +117,22 @@ class Renewing(Moving):
         """The hold's entry, on a session that lasts long enough for its ttl."""
         owner = grant.claim.owner
         entry = self.store.entries.get(owner)
-        if entry is None or entry.grant is None:
+        node = None if entry is None else entry.node
+        if entry is None or node is None or node.grant is None:
             answer.lost[owner] = GONE
             return None
         try:
-            if entry.moving:
-                await self.find_session(entry, until)
+            if node.moving:
+                await self.find_session(entry, node, until)
             if grant.claim.ttl > entry.key:
-                await self.move(entry, grant.claim, until)
+                await self.move(entry, node, grant, until)
         except BackendUnavailable as error:
             answer.unknown[owner] = str(error)
             return None
         session = self.store.sessions.get(entry.key)
-        if session is None or session.id != entry.session:
+        if session is None or session.id != node.session:
             answer.lost[owner] = ENDED
+            node.end()
             self.store.entries.pop(owner, None)
             return None
         return entry
@@ -156,27 +159,27 @@ class Renewing(Moving):
         since = session.since(batch.sent, batch.number)
         if since != NEVER:
             answer.starts.append(since)
-        for grant, entry in zip(batch.grants, batch.held, strict=True):
-            self._keep(session, grant, entry, since, gone, answer)
+        for grant, node in zip(batch.grants, batch.held, strict=True):
+            self._keep(session, grant, node, since, gone, answer)
         await self._refresh(session, batch.waits, gone, answer.forgotten, until)
 
     def _keep(
         self,
         session: Session,
         grant: Grant,
-        entry: Entry,
+        node: Node,
         since: float,
         gone: set[str],
         answer: _Answer,
     ) -> None:
         owner = grant.claim.owner
-        entry.ends = since + grant.claim.ttl
-        if since == NEVER or session.id != entry.session:
+        if since == NEVER or session.id != node.session:
             answer.lost[owner] = ENDED
-        elif entry.path in gone or self.store.entries.get(owner) is not entry:
+        elif node.path in gone or not node.hold(grant, since + grant.claim.ttl):
             answer.lost[owner] = GONE  # the latter: given up in this moment
         else:
             return
+        node.end()
         self.store.entries.pop(owner, None)
 
     async def _missing(self, session: Session, paths: list[str], until: float) -> set[str]:
@@ -191,25 +194,24 @@ class Renewing(Moving):
     async def _refresh(
         self,
         session: Session,
-        waits: Sequence[tuple[Waiting, Entry]],
+        waits: Sequence[tuple[Waiting, Entry, Node]],
         gone: set[str],
         forgotten: set[str],
         until: float,
     ) -> None:
-        told: list[tuple[Entry, Write]] = []
-        for (claim, behind), entry in waits:
-            standing = self.store.entries.get(claim.owner) is entry
-            if not standing or entry.path in gone or entry.session != session.id:
+        told: list[tuple[Node, Write]] = []
+        for (claim, behind), entry, node in waits:
+            if node.over or node.path in gone or node.session != session.id:
                 forgotten.add(claim.owner)
                 continue
             entry.refreshed = self.runtime.now()
-            if entry.behind != behind and entry.grant is None and not entry.taking:
+            if entry.behind != behind and node.grant is None and not entry.maker:
                 # It wakes the one behind for nothing: only when there is something to tell.
                 entry.behind = behind
                 data = write_data(NodeData(entry.key, behind, (), 0, claim.label))
-                told.append((entry, Write(entry.path, data)))
+                told.append((node, Write(node.path, data)))
         if told:
             await self.ask(session, *(write for _, write in told), until=until)
-        for entry, write in told:
+        for node, write in told:
             if write.error is None:
-                entry.version = write.value.version
+                node.version = write.value.version

@@ -10,120 +10,26 @@ from __future__ import annotations
 import math
 import threading
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import NoNodeError
-
-from holdfast.backends.zookeeper_line import Line, digest, encode_name, read_data, slot_name
-from holdfast.claim import Claim, Grant
-from holdfast.core.contract import (
-    GRACE_SECONDS,
-    STALE_SECONDS,
-    Guarantee,
-    Runtime,
-    Settings,
-)
+from holdfast.backends.zookeeper_debts import Debt, Debts
+from holdfast.backends.zookeeper_entry import Entry, Node
+from holdfast.backends.zookeeper_line import Line, encode_name
+from holdfast.claim import Claim
+from holdfast.core.contract import Guarantee, Runtime, Settings
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.runtimes import clock
 from holdfast.wires.zookeeper import Options, Session
-from holdfast.wires.zookeeper_asks import Ask, Delete, Listing, Multi, Read, pack_acl
+from holdfast.wires.zookeeper_asks import Listing, pack_acl
 
 if TYPE_CHECKING:
     from holdfast.backends.zookeeper import ZooKeeperBackend
-    from holdfast.backends.zookeeper_wait import Preview
-    from holdfast.wires.zookeeper_calls import Wake
 
-__all__ = ["Debt", "Entry", "ZooKeeperStore", "deletion"]
+__all__ = ["ZooKeeperStore"]
 
 SERVICE_TTL = 10
 """The ttl of the session that only looks: it holds nothing."""
 GOODBYE_SECONDS = 1.0
-
-
-class Entry:
-    """One claim's node, as far as this process knows."""
-
-    __slots__ = (
-        "asked",
-        "attended",
-        "behind",
-        "claim",
-        "ends",
-        "grant",
-        "key",
-        "moving",
-        "node",
-        "path",
-        "preview",
-        "refreshed",
-        "session",
-        "signal",
-        "taking",
-        "token",
-        "unsure",
-        "version",
-    )
-
-    def __init__(self, claim: Claim, key: int, now: float) -> None:
-        self.claim, self.key = claim, key
-        self.asked = False
-        """Whether its create was sent: until the path is known there may or may not be a node."""
-        self.unsure = False
-        """Whether a create was ever not answered: it may still make a node."""
-        self.refreshed = now
-        self.attended: float | None = None
-        """When the last attempt or wait for it ended; ``None`` during one."""
-        self.behind = 0
-        self.taking = False
-        self.signal: Wake | None = None
-        """What a wait for it waits for."""
-        self.reset()
-
-    def reset(self) -> None:
-        """It has no node any more."""
-        self.path = self.node = ""
-        self.session = 0
-        self.token = 0
-        self.version = 0
-        """Of the node's data, as far as known."""
-        self.moving = 0
-        """The key of the session that an unanswered request moves it to."""
-        self.grant: Grant | None = None
-        self.ends = math.inf
-        """Until when its last renewal keeps it, once it is granted."""
-        self.preview: Preview | None = None
-
-    def stand(self, path: str, session: int, token: int) -> None:
-        """It has one."""
-        self.path, self.node = path, path[path.rindex("/") + 1 :]
-        self.session, self.token = session, token
-
-    def forsaken(self, now: float) -> bool:
-        """Whether nobody keeps it any more."""
-        if self.grant is not None:
-            return now > self.ends
-        return now > self.refreshed + STALE_SECONDS
-
-    def unattended(self, now: float) -> bool:
-        """Whether nobody would come if it were its turn."""
-        left = self.attended
-        return self.grant is None and left is not None and now > left + GRACE_SECONDS
-
-
-class Debt(NamedTuple):
-    """A claim that is to leave no node, in the session of this key."""
-
-    key: int
-    claim: Claim
-    until: float
-    """Until then a late request of its own may still make one."""
-
-
-def deletion(parent: str, path: str, slots: tuple[int, ...]) -> Ask:
-    """The end of one claim: its node, and its slots with it."""
-    if not slots:
-        return Delete(path)
-    return Multi([Delete(path), *(Delete(f"{parent}/{slot_name(slot)}") for slot in slots)])
 
 
 class ZooKeeperStore:
@@ -153,10 +59,10 @@ class ZooKeeperStore:
         self.acl = pack_acl(options.acl)
         self.sessions: dict[int, Session] = {}
         self.entries: dict[str, Entry] = {}
-        self.debts: dict[str, Debt] = {}
         self.records_purged = -math.inf
         self.parent = lru_cache(maxsize=1024)(self._parent)
         """The node whose children are the line of a name."""
+        self.debts = Debts(self.parent)
         self._mutex = threading.Lock()
         self._users = 0
         self._tasks = False
@@ -189,7 +95,7 @@ class ZooKeeperStore:
             session.forget()
         self.sessions = {}
         self.entries = {}
-        self.debts = {}
+        self.debts = Debts(self.parent)
 
     def session(self, key: int) -> Session:
         """The session for a ttl of so many seconds, opened if need be; 0 for one to look with."""
@@ -217,11 +123,11 @@ class ZooKeeperStore:
         return f"{self.root}/locks/{encode_name(name)}"
 
     def entry(self, claim: Claim, now: float) -> Entry:
-        """What is known of a claim's node, made if it is new."""
+        """What is known of a claim, made if it is new."""
         entry = self.entries.get(claim.owner)
         if entry is None:
             entry = Entry(claim, math.ceil(claim.ttl), now)
-            self.entries[claim.owner] = entry
+            entry = self.entries.setdefault(claim.owner, entry)
         return entry
 
     # On the session's own thread
@@ -230,60 +136,45 @@ class ZooKeeperStore:
         """Deletes what nobody keeps, and who does not come although it is its turn."""
         # There may be many, at every heartbeat: no tuple for each, no call for those that are kept.
         for entry in list(self.entries.values()):
-            kept = entry.grant is not None and now <= entry.ends
-            if kept or entry.session != session.id or not entry.path:
+            node = entry.node
+            if node is None or node.session != session.id:
                 continue
-            owner = entry.claim.owner
-            if entry.forsaken(now):
-                self.entries.pop(owner, None)
-                if not entry.forsaken(now):
-                    self.entries[owner] = entry  # it was renewed in this moment
-                    continue
-                if entry.signal is not None:
-                    entry.signal.set()
-                slots = entry.grant.slots if entry.grant is not None else ()
-                session.send(deletion(self.parent(entry.claim.name), entry.path, slots))
-            elif entry.unattended(now):
-                self._call_up(session, owner, entry)
-        for owner, debt in list(self.debts.items()):
+            term = node.term
+            if term.over or (term.grant is not None and now <= term.ends):
+                continue
+            if self._drop(entry, node, now):
+                continue
+            if term.grant is None and entry.unattended(now):
+                self._call_up(session, entry, node)
+        for debt in self.debts.all():
             if self.sessions.get(debt.key) is session:
-                self._settle(session, owner, debt)
+                self.debts.settle(session, debt)
 
-    def _call_up(self, session: Session, owner: str, entry: Entry) -> None:
+    def _drop(self, entry: Entry, node: Node, now: float, *, its_turn: bool = False) -> Debt | None:
+        """Ends a node that nobody keeps or comes for."""
+        if not node.end(lambda term: entry.kept(term, now, its_turn=its_turn)):
+            return None
+        if entry.signal is not None:
+            entry.signal.set()  # should somebody wait for it after all
+        return self.debts.owe(Debt(entry.key, entry.claim, 0.0, node.path))
+
+    def _call_up(self, session: Session, entry: Entry, node: Node) -> None:
+        """Takes its place from one that does not come, if it is its turn."""
         parent = self.parent(entry.claim.name)
 
         def answered(ask: Any) -> None:
-            its_turn = ask.error is None and _is_its_turn(entry, ask.value, parent)
-            if its_turn and self.entries.pop(owner, None) is entry:
-                session.send(Delete(entry.path))
+            if ask.error is None and _is_its_turn(node, ask.value, parent):
+                debt = self._drop(entry, node, clock.now(), its_turn=True)
+                if debt is not None:
+                    self.debts.settle(session, debt)
 
         session.send(Listing(parent).then(answered))
 
-    def _settle(self, session: Session, owner: str, debt: Debt) -> None:
-        """Ends a claim that could not be abandoned when it should have been."""
-        parent = self.parent(debt.claim.name)
 
-        def read(ask: Any) -> None:
-            if ask.error is None:
-                slots = read_data(ask.value[0]).slots
-                session.send(deletion(parent, ask.path, slots))
-
-        def listed(ask: Any) -> None:
-            nodes = ask.value if ask.error is None else []
-            own = [node for node in nodes if f".{digest(owner)}." in node]
-            answered = ask.error is None or isinstance(ask.error, NoNodeError)
-            if answered and not own and clock.now() >= debt.until:
-                self.debts.pop(owner, None)
-            for node in own:
-                session.send(Read(f"{parent}/{node}").then(read))
-
-        session.send(Listing(parent).then(listed))
-
-
-def _is_its_turn(entry: Entry, nodes: list[str], where: str) -> bool:
+def _is_its_turn(node: Node, nodes: list[str], where: str) -> bool:
     try:
         line = Line(nodes, where)
     except Incompatible:
         return False
-    index = line.index(entry.node)
-    return index is not None and index < line.admitted and entry.unattended(clock.now())
+    index = line.index(node.name)
+    return index is not None and index < line.admitted

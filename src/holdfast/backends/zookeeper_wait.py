@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from holdfast.backends.zookeeper_entry import Attendance, Entry, Node
 from holdfast.backends.zookeeper_line import Line
-from holdfast.backends.zookeeper_store import Entry
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Busy, Claim
 from holdfast.errors import BackendUnavailable, Incompatible
@@ -40,14 +40,14 @@ class Preview(NamedTuple):
 class Queueing(Trips):
     """The part of the backend that waits."""
 
-    def attend(self, claim: Claim) -> Entry:
-        """An attempt begins: somebody is there for the claim."""
+    def attend(self, claim: Claim) -> tuple[Entry, Attendance]:
+        """An attempt of its owner begins: somebody is there for the claim."""
         entry = self.store.entry(claim, self.runtime.now())
-        entry.attended = None
+        entry.attendance = attendance = Attendance()
         if entry.signal is None or entry.signal.is_set():
             # Made before the first request: a nudge from here on is kept for the wait.
             entry.signal = self.wake_up()
-        return entry
+        return entry, attendance
 
     def nudge(self, claim: Claim) -> None:
         entry = self.store.entries.get(claim.owner)
@@ -62,32 +62,34 @@ class Queueing(Trips):
     async def queue(self, claim: Claim, busy: Busy, until: float) -> Entry | None:
         """Waits where the claim stands; the entry, if it may have been woken with a look."""
         entry = self.store.entries.get(claim.owner)
-        wake = None if entry is None else entry.signal
-        if entry is None or wake is None or busy.ref is None:
+        node, wake = (None, None) if entry is None else (entry.node, entry.signal)
+        if entry is None or node is None or wake is None or busy.ref is None:
             pause = self.runtime.between(0.005, 0.02)
             await self.runtime.sleep(max(0.0, min(pause, until - self.runtime.now())))
             return None
-        entry.attended = None
+        entry.attendance = attendance = Attendance()
         try:
-            await self._queue(entry, wake, busy.ref[1], until)
+            await self._queue(entry, node, wake, busy.ref[1], until)
         except BackendUnavailable:
             # No spinning while the store is away: the attempt that follows waits for it.
             await self.runtime.sleep(self.runtime.between(0.01, 0.05))
         finally:
-            entry.attended = self.runtime.now()
+            attendance.left = self.runtime.now()
         return entry
 
-    async def _queue(self, entry: Entry, wake: Wake, front: str | None, until: float) -> None:
+    async def _queue(
+        self, entry: Entry, node: Node, wake: Wake, front: str | None, until: float
+    ) -> None:
         session = await self.ready(entry.key, until)
         parent = self.store.parent(entry.claim.name)
         path = parent if front is None else f"{parent}/{front}"
-        look = _Look(session, entry, parent, wake, self.runtime.now)
+        look = _Look(session, node, parent, wake, self.runtime.now)
         session.watch(path, look.send)
         try:
             if front is not None:
                 session.send(Read(path, watch=True).then(look.unless_set))
             else:
-                session.send(Listing(path, watch=True).then(_if_free(entry, wake.set)))
+                session.send(Listing(path, watch=True).then(_if_free(node, wake.set)))
             await self.listen(session, wake, until)
         finally:
             session.unwatch(path, look.send)
@@ -97,12 +99,12 @@ class _Look:
     """What is sent as soon as the one in front has gone, by whoever reads that. It is made before:
     then there are others to wait for."""
 
-    __slots__ = ("_entry", "_listing", "_now", "_sent", "_session", "_sync", "_wake")
+    __slots__ = ("_listing", "_node", "_now", "_sent", "_session", "_sync", "_wake")
 
     def __init__(
-        self, session: Session, entry: Entry, parent: str, wake: Wake, now: Callable[[], float]
+        self, session: Session, node: Node, parent: str, wake: Wake, now: Callable[[], float]
     ) -> None:
-        self._session, self._entry, self._wake, self._now = session, entry, wake, now
+        self._session, self._node, self._wake, self._now = session, node, wake, now
         self._sync, self._listing = Sync(parent), Listing(parent).then(self._answered)
         self._sent = 0.0
 
@@ -119,11 +121,11 @@ class _Look:
             self.send()
 
     def _answered(self, ask: Ask) -> None:
-        self._entry.preview = Preview(self._sent, self._session.id, self._listing)
+        self._node.preview = Preview(self._sent, self._session.id, self._listing)
         self._wake.set()
 
 
-def _if_free(entry: Entry, wake: Callable[[], None]) -> Callable[[Any], None]:
+def _if_free(node: Node, wake: Callable[[], None]) -> Callable[[Any], None]:
     """The first in line for slots watches all that hold, and looks whether it fits by now."""
 
     def answered(ask: Ask) -> None:
@@ -132,7 +134,7 @@ def _if_free(entry: Entry, wake: Callable[[], None]) -> Callable[[Any], None]:
         except Incompatible:
             wake()
             return
-        index = line.index(entry.node)
+        index = line.index(node.name)
         if index is None or index < line.admitted:
             wake()
 

@@ -1,0 +1,149 @@
+"""The node of a claim on ZooKeeper: there is one, and it goes when its place is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
+
+from backends import zookeeper_bench
+from backends.claims import claim_of
+from backends.redis_bench import blocking_and_asyncio, over, until
+from backends.zookeeper_bench import TTL, QuickServer, nodes_of
+from holdfast.backends.zookeeper import MOMENT_SECONDS
+from holdfast.backends.zookeeper_debts import Debt
+from holdfast.claim import Busy, Grant
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from holdfast.testing.contract import Bench
+from holdfast.url import open_store
+from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper_asks import Ask, Create, Delete, Exists
+from servers.process import wait_until
+
+SOON = 60.0
+server = zookeeper_bench.server
+
+
+@blocking_and_asyncio
+def test_one_makes_the_node_of_a_claim(
+    server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes while another lines it up does not do so a second time: the one of two nodes would
+    be deleted for the other, whoever was let in by it."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        grant = await ours.take(bench.claim())
+        in_front, heir = bench.claim(), bench.claim()
+        await theirs.queue(in_front)
+        send = Session.send
+        kept: list[Ask] = []
+
+        def keep_back(session: Session, *asks: Ask) -> None:
+            if isinstance(asks[0], Create):
+                monkeypatch.undo()
+                kept.extend(asks)
+            else:
+                send(session, *asks)
+
+        monkeypatch.setattr(Session, "send", keep_back)
+        exchanging = asyncio.create_task(ours.exchange(grant, heir))
+        await until(lambda: bool(kept))
+        assert await ours.queue(heir) == Busy(0, MOMENT_SECONDS)
+        (session,) = ours.store.sessions.values()  # type: ignore[attr-defined]
+        send(session, *kept)
+        was_ours, answer = await exchanging
+        assert was_ours
+        assert isinstance(answer, Busy)
+        assert await ours.queue(heir) == answer
+        standing = await theirs.look("name")
+        assert (len(standing.holders), len(standing.waiters)) == (1, 1)
+
+    over(server.url, flavour, body)
+
+
+@pytest.fixture
+def backend(server: QuickServer, namespace: str) -> Iterator[Any]:
+    made = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
+    yield made
+    run_now(made.close())
+
+
+def _lose(monkeypatch: pytest.MonkeyPatch, kind: type[Ask]) -> list[Sequence[Ask]]:
+    """The next request of a kind does not arrive."""
+    send = Session.send
+    lost: list[Sequence[Ask]] = []
+
+    def lose_one(session: Session, *asks: Ask) -> None:
+        if not lost and isinstance(asks[0], kind):
+            lost.append(asks)
+            for ask in asks:
+                ask.set_exception(ConnectionLoss())
+        else:
+            send(session, *asks)
+
+    monkeypatch.setattr(Session, "send", lose_one)
+    return lost
+
+
+def test_a_place_is_given_up_although_that_is_not_answered(
+    backend: Any, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind it would wait for as long as there is a session."""
+    held = run_now(backend.attempt(claim_of(ttl=TTL), join=True))
+    claim = claim_of(ttl=2)
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Busy)
+    lost = _lose(monkeypatch, Delete)
+    backend.store.entries[claim.owner].refreshed = -math.inf
+    path = f"/{namespace}/locks/name"
+    wait_until("its end", lambda: len(nodes_of(kazoo, path)) == 1, SOON)
+    assert lost
+    assert run_now(backend.release(held))
+
+
+def test_a_place_that_was_given_up_is_not_found_again(
+    backend: Any, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has ended it may be about to delete it still."""
+    held = run_now(backend.attempt(claim_of(ttl=TTL), join=True))
+    claim = claim_of(ttl=TTL)
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Busy)
+    entry = backend.store.entries[claim.owner]
+    entry.refreshed, ended = -math.inf, entry.node.path
+    (session,) = backend.store.sessions.values()
+    _lose(monkeypatch, Delete)
+    backend.store.tidy(session, now())
+    monkeypatch.undo()
+    _lose(monkeypatch, Create)
+    with pytest.raises(BackendUnavailable):
+        run_now(backend.attempt(claim, join=True))
+    assert ended.rpartition("/")[2] in nodes_of(kazoo, f"/{namespace}/locks/name")
+    run_now(backend.attempt(claim, join=True))
+    assert entry.node.path != ended
+    assert run_now(backend.release(held))
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
+
+
+def test_who_comes_back_is_owed_nothing(backend: Any) -> None:
+    """The session's thread may be about to delete all that an owner has left."""
+    claim = claim_of(ttl=TTL)
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
+    run_now(backend.abandon(claim))
+    (session,) = backend.store.sessions.values()
+    debt = backend.store.debts.owe(Debt(TTL, claim, 0.0))
+    grant = run_now(backend.attempt(claim, join=True))
+    backend.store.debts.settle(session, debt)
+    run_now(backend.ask(session, Exists("/")))  # behind the listing, and then behind the read
+    run_now(backend.ask(session, Exists("/")))
+    renewal = run_now(backend.renew([grant], [], until=now() + SOON))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
