@@ -10,25 +10,29 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
+import holdfast
 from backends import zookeeper_bench
 from backends.claims import claim_of
 from backends.redis_bench import blocking_and_asyncio, over, until
 from backends.zookeeper_bench import TTL, QuickServer, nodes_of
+from holdfast.backends import zookeeper_entry
 from holdfast.backends.zookeeper_entry import Node, Term
 from holdfast.backends.zookeeper_wait import _Look
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract.bench import ACROSS, Bench, Peer
-from holdfast.testing.doors import open_door
+from holdfast.testing.doors import open_door, run_here
 from holdfast.testing.workers import Workers
 from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_asks import Ask
+from servers.process import wait_until
 
 SOON = 60.0
 server = zookeeper_bench.server
@@ -46,12 +50,12 @@ def give_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
                 answered(look, ask)
                 return
             monkeypatch.undo()
-            wake, look._wake = look._wake, threading.Event()
+            called, look._called = look._called, threading.Event()
             answered(look, ask)
             (entry,) = store.entries.values()
             entry.refreshed = -math.inf
             store.tidy(look._session, now())
-            wake.set()
+            called.set()
 
         monkeypatch.setattr(_Look, "_answered", answered_and_given_up)
 
@@ -185,6 +189,47 @@ def test_an_exchange_is_no_attendance(
         assert (await waiting or await ours.get(claim)).token > taken.token
 
     over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_who_is_called_and_does_not_come_is_skipped(
+    server: QuickServer, namespace: str, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread or its event loop is busy, and its keeper goes on to refresh its place."""
+    monkeypatch.setattr(zookeeper_entry, "GRACE_SECONDS", 0.2)
+    unwatch = Session.unwatch
+    passed, got = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        door = open_door(server.url, flavour, run_here, namespace=namespace, ttl=5)
+        async with door as locks, locks.lock("name", timeout=SOON):
+            got.set()
+
+    waiter = threading.Thread(target=lambda: asyncio.run(hold()))
+
+    def late(session: Session, path: str, signal: Callable[[], None]) -> None:
+        if threading.current_thread() is waiter:
+            passed.wait(SOON)
+        unwatch(session, path, signal)
+
+    monkeypatch.setattr(Session, "unwatch", late)
+    with (
+        holdfast.connect(server.url, namespace=namespace, ttl=TTL) as first,
+        holdfast.connect(server.url, namespace=namespace, ttl=TTL) as last,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with first.lock("name"):
+            waiter.start()
+            wait_until("a waiter", lambda: len(first.inspect("name").waiters) == 1, SOON)
+            behind = pool.submit(last.lock("name", timeout=SOON).acquire)
+            wait_until("another", lambda: len(first.inspect("name").waiters) == 2, SOON)
+        lease = behind.result(SOON)
+        assert not got.is_set()
+        passed.set()
+        assert lease
+        lease.release()
+        assert got.wait(SOON)
+        waiter.join(SOON)
 
 
 # The rule itself, without a server.

@@ -8,7 +8,7 @@ attempt decides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.backends.zookeeper_entry import Attendance, Entry, Node
 from holdfast.backends.zookeeper_line import Line
@@ -83,36 +83,49 @@ class Queueing(Trips):
         session = await self.ready(entry.key, until)
         parent = self.store.parent(entry.claim.name)
         path = parent if front is None else f"{parent}/{front}"
-        look = _Look(session, node, parent, wake, self.runtime.now)
+        called = _Called(entry.attendance, wake, self.runtime.now)
+        look = _Look(session, node, parent, called)
         session.watch(path, look.send)
         try:
             if front is not None:
                 session.send(Read(path, watch=True).then(look.unless_set))
             else:
-                session.send(Listing(path, watch=True).then(_if_free(node, wake.set)))
+                session.send(Listing(path, watch=True).then(look.if_free))
             await self.listen(session, wake, until)
         finally:
             session.unwatch(path, look.send)
+
+
+class _Called:
+    """Ends a wait. From then on somebody ought to come: how long that may take counts from here,
+    also where its thread or its loop is busy with something else."""
+
+    __slots__ = ("_attendance", "_wake", "now")
+
+    def __init__(self, attendance: Attendance, wake: Wake, now: Callable[[], float]) -> None:
+        self._attendance, self._wake, self.now = attendance, wake, now
+
+    def set(self) -> None:
+        self._attendance.left = self.now()
+        self._wake.set()
 
 
 class _Look:
     """What is sent as soon as the one in front has gone, by whoever reads that. It is made before:
     then there are others to wait for."""
 
-    __slots__ = ("_listing", "_node", "_now", "_sent", "_session", "_sync", "_wake")
+    __slots__ = ("_called", "_listing", "_node", "_sent", "_session", "_sync")
 
-    def __init__(
-        self, session: Session, node: Node, parent: str, wake: Wake, now: Callable[[], float]
-    ) -> None:
-        self._session, self._node, self._wake, self._now = session, node, wake, now
+    def __init__(self, session: Session, node: Node, parent: str, called: _Called) -> None:
+        self._session, self._node, self._called = session, node, called
         self._sync, self._listing = Sync(parent), Listing(parent).then(self._answered)
         self._sent = 0.0
 
     def send(self) -> None:
         if not self._session.up:
-            self._wake.set()
+            self._called.set()
         elif not self._sent:
-            self._sent = self._now()
+            self._sent = self._called.now()
             self._session.send(self._sync, self._listing)
 
     def unless_set(self, ask: Ask) -> None:
@@ -120,22 +133,17 @@ class _Look:
         if ask.error is not None:
             self.send()
 
-    def _answered(self, ask: Ask) -> None:
-        self._node.preview = Preview(self._sent, self._session.id, self._listing)
-        self._wake.set()
-
-
-def _if_free(node: Node, wake: Callable[[], None]) -> Callable[[Any], None]:
-    """The first in line for slots watches all that hold, and looks whether it fits by now."""
-
-    def answered(ask: Ask) -> None:
+    def if_free(self, ask: Ask) -> None:
+        """The first in line for slots watches all that hold, and looks whether it fits by now."""
         try:
             line = Line(ask.value or (), "")
         except Incompatible:
-            wake()
+            self._called.set()
             return
-        index = line.index(node.name)
+        index = line.index(self._node.name)
         if index is None or index < line.admitted:
-            wake()
+            self._called.set()
 
-    return answered
+    def _answered(self, ask: Ask) -> None:
+        self._node.preview = Preview(self._sent, self._session.id, self._listing)
+        self._called.set()
