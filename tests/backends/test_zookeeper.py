@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
 import holdfast
 from backends import zookeeper_bench
 from backends.claims import claim_of
 from backends.zookeeper_bench import QuickServer, nodes_of
 from holdfast.backends import zookeeper, zookeeper_end
+from holdfast.backends.zookeeper_wait import _Look
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
@@ -64,6 +66,28 @@ def test_a_woken_waiter_makes_no_trip(
     assert trips == []
     run_now(ours.close())
     run_now(theirs.close())
+
+
+def test_a_look_at_what_may_be_old_lets_nobody_in(
+    server: QuickServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server was to catch up before it, and did not."""
+    store = open_store(server.url, Settings(namespace=namespace))
+    backend, claim, send = store.backend(BlockingRuntime()), claim_of(), _Look.send
+
+    def fail(look: _Look) -> None:
+        look._sync.error = NoNodeError()
+        send(look)
+
+    grant = run_now(backend.attempt(claim_of(), join=True))
+    assert isinstance(grant, Grant)
+    busy = run_now(backend.attempt(claim, join=True))
+    assert isinstance(busy, Busy)
+    assert run_now(backend.release(grant))
+    monkeypatch.setattr(_Look, "send", fail)
+    assert run_now(backend.wait(claim, busy, now() + SOON)) is None
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
+    run_now(backend.close())
 
 
 def test_an_heir_that_has_come_and_gone_is_not_lined_up_again(

@@ -145,5 +145,6 @@ class _Look:
             self._called.set()
 
     def _answered(self, ask: Ask) -> None:
-        self._node.preview = Preview(self._sent, self._session.id, self._listing)
+        if self._sync.error is None:  # else the listing may be an old one
+            self._node.preview = Preview(self._sent, self._session.id, self._listing)
         self._called.set()
