@@ -1,4 +1,4 @@
-"""An interrupt at a line of choice."""
+"""An interrupt, or a signal's handler, at a line of choice."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-__all__ = ["lines_of", "torn_at"]
+__all__ = ["handled_at", "lines_of", "torn_at"]
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def torn_at(code: Any, line: int, work: Callable[[], object]) -> None:
     """Interrupts the work as it comes to a line of a function, once."""
+    with suppress(KeyboardInterrupt):
+        handled_at(code, line, work, _interrupt)
+
+
+def handled_at(
+    code: Any, line: int, work: Callable[[], object], handle: Callable[[], object]
+) -> None:
+    """Calls a handler in the middle of the work, as it comes to a line of a function, once."""
     hit = False
 
     def local(frame: FrameType, event: str, _: object) -> Any:
         nonlocal hit
         if event == "line" and frame.f_lineno == line and not hit:
             hit = True
-            raise KeyboardInterrupt
+            handle()
         return local
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -28,8 +40,7 @@ def torn_at(code: Any, line: int, work: Callable[[], object]) -> None:
 
     sys.settrace(trace)
     try:
-        with suppress(KeyboardInterrupt):
-            work()
+        work()
     finally:
         sys.settrace(None)
 

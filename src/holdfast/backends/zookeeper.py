@@ -364,7 +364,7 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
         if self._closed:
             return
         self._closed = True
-        await self.say_goodbye(self.store.leave())
+        await self.say_goodbye(self.store.leave(self))
 
 
 def open_store(url: Url, settings: Settings) -> ZooKeeperStore:

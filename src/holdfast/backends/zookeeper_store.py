@@ -8,7 +8,7 @@ session's thread deletes at every heartbeat what nobody renews, refreshes or com
 from __future__ import annotations
 
 import math
-import threading
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -63,34 +63,34 @@ class ZooKeeperStore:
         self.parent = lru_cache(maxsize=1024)(self._parent)
         """The node whose children are the line of a name."""
         self.debts = Debts(self.parent)
-        self._mutex = threading.Lock()
-        self._users = 0
+        self._users: set[int] = set()
+        """Which backends are open: the last one to leave ends the sessions."""
         self._tasks = False
 
     def backend(self, runtime: Runtime) -> ZooKeeperBackend:
         from holdfast.backends.zookeeper import ZooKeeperBackend
 
-        self._users += 1
         if not runtime.blocking:
             self._tasks = True  # which don't read: kazoo's thread does, for all
             for session in list(self.sessions.values()):
                 session.reader.shared = False
-        return ZooKeeperBackend(self, runtime)
+        backend = ZooKeeperBackend(self, runtime)
+        self._users.add(id(backend))
+        return backend
 
-    def leave(self) -> list[Session]:
+    def leave(self, backend: ZooKeeperBackend) -> list[Session]:
         """A backend is closed; the last one gets the sessions to end."""
-        with self._mutex:
-            self._users -= 1
-            if self._users > 0:
-                return []
-            sessions = list(self.sessions.values())
-            self.sessions.clear()
-        self.entries.clear()
+        self._users.discard(id(backend))
+        sessions: list[Session] = []
+        while self.sessions and not self._users:
+            with suppress(KeyError):
+                sessions.append(self.sessions.popitem()[1])
+        if not self._users:
+            self.entries.clear()
         return sessions
 
     def forget(self) -> None:
         """In a forked child. kazoo's clients are dropped without a word: they hang there."""
-        self._mutex = threading.Lock()
         for session in self.sessions.values():
             session.forget()
         self.sessions = {}
@@ -100,21 +100,32 @@ class ZooKeeperStore:
     def session(self, key: int) -> Session:
         """The session for a ttl of so many seconds, opened if need be; 0 for one to look with."""
         session = self.sessions.get(key)
-        if session is not None and session.wanted:
-            return session
-        with self._mutex:
-            if self._users <= 0:
-                raise BackendUnavailable(f"{self.display} was closed")
-            session = self.sessions.get(key)
-            if session is None or not session.wanted:
-                known = [s.floor for s in self.sessions.values() if s.floor is not None]
-                floor = known[0] if known else None
-                ttl = key or SERVICE_TTL
-                session = Session(self.options, ttl, floor, self.tidy, tasks=self._tasks)
-                session.looks_only = key == 0
-                self.sessions[key] = session
+        if session is None or not session.wanted:
+            self._check()
+            # No mutex: a signal's handler may come at any point, and want a session itself.
+            session = self._made(key, session)
+            try:
+                self._check()  # once more: the last one to leave may not have seen it
+            except BackendUnavailable:
+                self.sessions.pop(key, None)
+                raise
         session.open()
         return session
+
+    def _check(self) -> None:
+        if not self._users:
+            raise BackendUnavailable(f"{self.display} was closed")
+
+    def _made(self, key: int, dead: Session | None) -> Session:
+        """A session instead of none, or of a dead one: the same for all who want one."""
+        floors = [s.floor for s in list(self.sessions.values()) if s.floor is not None]
+        floor = floors[0] if floors else None
+        made = Session(self.options, key or SERVICE_TTL, floor, self.tidy, tasks=self._tasks)
+        made.looks_only = key == 0
+        if dead is None:
+            return self.sessions.setdefault(key, made)
+        self.sessions[key] = made = dead.after.setdefault(0, made)
+        return made
 
     def lines(self) -> str:
         return f"{self.root}/locks"

@@ -15,9 +15,8 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +38,7 @@ from holdfast.wires.zookeeper_calls import BlockingCall, Call
 from holdfast.wires.zookeeper_handler import Handler
 from holdfast.wires.zookeeper_kazoo import Client, Quiet, drop, make_client, say_goodbye, submit
 from holdfast.wires.zookeeper_reader import Reader
+from holdfast.wires.zookeeper_watches import Signal, Watches
 
 __all__ = ["NEVER", "Chores", "Options", "Session"]
 
@@ -95,37 +95,47 @@ class Session:
         self.looks_only = False
         """Whether it holds nothing, so that any timeout will do."""
         self.dead = False
-        self.watching: dict[str, dict[Callable[[], None], None]] = {}
+        self.watching = Watches()
+        self.after: dict[int, Session] = {}
+        """The one that has taken the place of a dead one, under the key 0."""
         self.reader = Reader(shared=options.tls is None and not tasks)
         self._chores = chores
         self._marks: deque[float] = deque(maxlen=KEPT_MARKS)
         self._base = NEVER
         self._beat_at = self._up_at = 0.0
         self._beating: tuple[Ask, float] | None = None
-        self._arrivals: dict[Callable[[], None], None] = {}
+        self._arrivals: dict[Signal, None] = {}
         self._log = Quiet()
         self._client: Client | None = None
-        self._mutex = threading.Lock()
+        self._opener: dict[int, object] = {}
+        """Who opens it, under the key 0: one does."""
         self._process = os.getpid()
 
     # Opening and ending
 
     def open(self) -> None:
-        """Starts to connect. Returns at once."""
-        with self._mutex:
-            if self._client is not None:
-                return
-            seconds = self.options.request_seconds
-            patience = max(0.2, min(seconds, self.ttl) / 2)
-            self._client = make_client(
-                self,
-                Handler(patience, self.options.tls, self.reader),
-                self._log,
-                hosts=self.options.hosts,
-                timeout=max(self.ttl, 1.0),
-                **self.options.client,
-            )
-            self._client.start_async()
+        """Starts to connect, unless another is at it. Returns at once."""
+        me = object()
+        try:
+            if self._opener.setdefault(0, me) is me:
+                self._start()
+        finally:
+            if self._client is None and self._opener.get(0) is me:
+                del self._opener[0]
+
+    def _start(self) -> None:
+        patience = max(0.2, min(self.options.request_seconds, self.ttl) / 2)
+        self._client = make_client(
+            self,
+            Handler(patience, self.options.tls, self.reader),
+            self._log,
+            hosts=self.options.hosts,
+            timeout=max(self.ttl, 1.0),
+            **self.options.client,
+        )
+        self._client.start_async()
+        if self.dead:  # closed in this moment
+            say_goodbye(self._client, 0.0)
 
     def close(self, seconds: float) -> None:
         """Ends the session at once, as far as the server can be reached."""
@@ -185,7 +195,7 @@ class Session:
         self._base, self._beat_at, self._beating = began, began, None
         self.up = not self.refusal
         self.used = self.used or self.up
-        self._ring(self._arrivals)
+        self._ring(list(self._arrivals))
 
     def disconnected(self, *, ended: bool) -> None:
         if self.up:
@@ -199,15 +209,14 @@ class Session:
             if client is not None and state != "EXPIRED_SESSION":
                 self.denied = state == "AUTH_FAILED"
                 self._end()
-        for watchers in list(self.watching.values()):
-            self._ring(watchers)
+        self._ring(self.watching.all())
 
     def _end(self) -> None:
         self.dead = True
-        self._ring(self._arrivals)
+        self._ring(list(self._arrivals))
 
-    def _ring(self, signals: dict[Callable[[], None], None]) -> None:
-        for signal in list(signals):
+    def _ring(self, signals: Iterable[Signal]) -> None:
+        for signal in signals:
             with suppress(RuntimeError):  # an event loop that was closed in this moment
                 signal()
 
@@ -259,7 +268,7 @@ class Session:
 
     # Requests
 
-    def arrival(self, signal: Callable[[], None]) -> bool:
+    def arrival(self, signal: Signal) -> bool:
         """Calls the signal once it is connected or dead; false if it is so already."""
         self._arrivals[signal] = None
         if self.up or self.dead:
@@ -267,7 +276,7 @@ class Session:
             return False
         return True
 
-    def leave(self, signal: Callable[[], None]) -> None:
+    def leave(self, signal: Signal) -> None:
         self._arrivals.pop(signal, None)
 
     def check(self) -> None:
@@ -346,21 +355,14 @@ class Session:
     # Watches
 
     def happened(self, path: str) -> None:
-        watchers = self.watching.get(path)
-        if watchers:
-            self._ring(watchers)
+        self._ring(self.watching.of(path))
 
-    def watch(self, path: str, signal: Callable[[], None]) -> None:
+    def watch(self, path: str, signal: Signal) -> None:
         """Calls the signal at every event of this node, and when the connection breaks."""
-        with self._mutex:
-            self.watching.setdefault(path, {})[signal] = None
+        self.watching.add(path, signal)
 
-    def unwatch(self, path: str, signal: Callable[[], None]) -> None:
-        with self._mutex:
-            watchers = self.watching.get(path, {})
-            watchers.pop(signal, None)
-            if not watchers:
-                self.watching.pop(path, None)
+    def unwatch(self, path: str, signal: Signal) -> None:
+        self.watching.remove(path, signal)
 
 
 Chores = Callable[[Session, float], None]
