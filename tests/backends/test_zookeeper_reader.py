@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import holdfast
 from backends import zookeeper_bench
-from backends.zookeeper_bench import TTL, QuickServer, session_of
-from hazards.tearing import handled_at, lines_of, torn_at
-from holdfast.backends.zookeeper_store import ZooKeeperStore
-from holdfast.errors import BackendUnavailable
-from holdfast.wires.zookeeper import Session
+from backends.zookeeper_bench import TTL, hold, session_of
+from hazards.tearing import lines_of, torn_at
 from holdfast.wires.zookeeper_asks import Ask, Exists
+from holdfast.wires.zookeeper_calls import BlockingCall
 from holdfast.wires.zookeeper_connection import Connection
+from holdfast.wires.zookeeper_handler import Handler
 from holdfast.wires.zookeeper_reader import Reader
-from holdfast.wires.zookeeper_watches import Watches
 from servers.process import wait_until
 
 SOON = 60.0
@@ -33,18 +28,7 @@ READING = [
     *lines_of(Reader._take_in),
 ]
 TAKING = [*lines_of(Connection.read), *lines_of(Connection._take), *lines_of(Ask.take)]
-server, locks = zookeeper_bench.server, zookeeper_bench.locks
-
-
-@pytest.fixture
-def others(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
-        yield door
-
-
-def _hold(locks: holdfast.Locks, name: str) -> int:
-    with locks.lock(name, timeout=SOON) as lease:
-        return lease.token
+server, locks, others = zookeeper_bench.server, zookeeper_bench.locks, zookeeper_bench.others
 
 
 @pytest.mark.parametrize(
@@ -58,10 +42,10 @@ def test_a_reader_that_is_torn(
     """Others get their answers all the same, in the same session, and so does it."""
     session = session_of(locks, TTL)
     number = session.id
-    torn_at(getattr(owner, name).__code__, line, lambda: _hold(locks, "name"))
+    torn_at(getattr(owner, name).__code__, line, lambda: hold(locks, "name"))
     with ThreadPoolExecutor(1) as pool:
-        token = pool.submit(_hold, locks, "name").result(SOON)
-    assert _hold(locks, "name") > token
+        token = pool.submit(hold, locks, "name").result(SOON)
+    assert hold(locks, "name") > token
     assert session.id == number
 
 
@@ -70,129 +54,66 @@ def test_one_who_waits_reads_for_all(locks: holdfast.Locks, others: holdfast.Loc
     session = session_of(locks, TTL)
     with ThreadPoolExecutor(5) as pool:
         with others.lock("name"):
-            waiting = pool.submit(_hold, locks, "name")
+            waiting = pool.submit(hold, locks, "name")
             wait_until("a waiter", lambda: len(others.inspect("name").waiters) == 1, SOON)
-            served = [pool.submit(_hold, locks, f"other{n % 4}") for n in range(40)]
+            served = [pool.submit(hold, locks, f"other{n % 4}") for n in range(40)]
             assert len({future.result(SOON) for future in served}) == 40
         assert waiting.result(SOON) > 0
     assert session.reader._reading == {}
     assert session.reader._waiting == {}
 
 
-def test_a_handler_of_signals_may_use_locks(locks: holdfast.Locks, others: holdfast.Locks) -> None:
-    """It keeps the thread that reads from reading: kazoo's thread takes over."""
-    session_of(locks, TTL)
-    tokens: list[int] = []
-    held = others.lock("name").acquire()
-    assert held
-    waits = threading.Event()
-
-    def interrupt() -> None:
-        wait_until("a waiter", lambda: len(others.inspect("name").waiters) == 1, SOON)
-        waits.set()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-
-    def handle(*_: object) -> None:
-        tokens.append(_hold(locks, "other"))
-        held.release()
-
-    before = signal.signal(signal.SIGUSR1, handle)
-    try:
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        tokens.append(_hold(locks, "name"))
-        thread.join(SOON)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert waits.is_set()
-    assert len(tokens) == 2
-
-
-Step = tuple[type[object], str, int]
-WATCHING: list[Step] = [
-    *((Session, *step) for step in [*lines_of(Session.watch), *lines_of(Session.unwatch)]),
-    *((Watches, *step) for step in [*lines_of(Watches.add), *lines_of(Watches.remove)]),
-]
-OPENING: list[Step] = [
-    *((Session, *step) for step in lines_of(Session.open)),
-    *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore.session)),
-    *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore._made)),
-]
-
-
-def _in_a_thread(work: Callable[[], object]) -> None:
-    """So that one that hangs fails the test, and no more."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(SOON)
-    assert not thread.is_alive()
-
-
-@pytest.mark.parametrize(("owner", "name", "line"), WATCHING)
-def test_a_handler_waits_where_its_thread_was_to_wait(
-    locks: holdfast.Locks, others: holdfast.Locks, owner: type[object], name: str, line: int
-) -> None:
-    """For another lock of the same session, at any step: both get what they wait for."""
+def test_nobody_reads_a_connection_that_broke(locks: holdfast.Locks) -> None:
+    """Not one either who took the reader's place in that moment: there may be another by then, on
+    which hands are being shaken."""
     session = session_of(locks, TTL)
-    held = {each: others.lock(each).acquire() for each in ("name", "other")}
-    got: list[str] = []
+    reader, readers = session.reader, list[threading.Thread]()
+    read, wire = reader.read, reader._wire
 
-    def hold(each: str) -> None:
-        lease = held[each]
-        assert lease
-        turn = threading.Thread(target=_once_awaited, args=(others, each, lease.release))
-        turn.start()
-        _hold(locks, each)
-        got.append(each)
-        turn.join(SOON)
+    class Breaking(dict[int, object]):
+        def setdefault(self, key: int, value: object = None) -> object:
+            reader_of_all = super().setdefault(key, value)
+            if reader_of_all is value and isinstance(value, BlockingCall) and reader._wire:
+                reader.detach()
+            return reader_of_all
 
-    code = getattr(owner, name).__code__
-    _in_a_thread(lambda: handled_at(code, line, lambda: hold("name"), lambda: hold("other")))
-    assert got[-1] == "name"
-    assert not session.watching
-    for lease in held.values():
-        assert lease
-        lease.release()
+    def note() -> bool:
+        readers.append(threading.current_thread())
+        return read()
 
-
-def _once_awaited(locks: holdfast.Locks, name: str, then: Callable[[], object]) -> None:
-    wait_until("a waiter", lambda: len(locks.inspect(name).waiters) == 1, SOON)
-    then()
+    reader._reading, reader.read = Breaking(), note
+    assert hold(locks, "name") > 0
+    assert reader._wire is None
+    assert readers
+    assert threading.current_thread() not in readers
+    reader._reading, reader.read, reader._wire = {}, read, wire
 
 
-@pytest.mark.parametrize(("owner", "name", "line"), OPENING)
-def test_a_handler_opens_the_session_that_its_thread_was_to_open(
-    locks: holdfast.Locks, owner: type[object], name: str, line: int
-) -> None:
-    """There is one session after that; a handler that comes too late for its own is told."""
+def test_kazoo_keeps_its_place_while_it_reads() -> None:
+    """What it has begun to take in is for it to end: it leaves nothing to others in between."""
+    left: list[int] = []
 
-    def handle() -> None:
-        with suppress(BackendUnavailable), locks.lock("other", timeout=0.2):
-            pass
+    class Places(dict[int, object]):
+        def __delitem__(self, key: int) -> None:
+            left.append(key)
+            super().__delitem__(key)
 
-    code = getattr(owner, name).__code__
-    _in_a_thread(lambda: handled_at(code, line, lambda: _hold(locks, "name"), handle))
-    store: Any = locks._door.store
-    (session,) = store.sessions.values()
-    assert session.up
-    assert _hold(locks, "name") > 0
-    assert store.sessions == {TTL: session}
+    class Pending:
+        unread = 1
 
+        def pending(self) -> int:
+            return self.unread
 
-def test_several_watch_one_node() -> None:
-    """Each is told until it leaves, whichever came first."""
-    watches = Watches()
-    signals = [threading.Event() for _ in range(3)]
-    for signal_ in signals:
-        watches.add("/node", signal_.set)
-    watches.add("/another", signals[0].set)
-    for left in (signals, signals[1:], signals[2:], []):
-        assert watches.of("/node") == [each.set for each in left]
-        if left:
-            watches.remove("/node", left[0].set)
-    assert watches.all() == watches.of("/another") == [signals[0].set]
-    watches.remove("/another", signals[0].set)
-    assert not watches
+    reader, wire = Reader(shared=True), Pending()
+    handler = Handler(1.0, None, reader)
+    handler.listener, handler.queue = cast("Any", object()), lambda: [1]
+    reader._reading = Places()
+    assert reader.take()
+    assert handler.select([wire, "bell"], [], []) == ([wire], [], [])
+    assert not left
+    wire.unread = 0
+    assert handler.select([wire, "bell"], [], []) == (["bell"], [], [])
+    assert left == [0]
 
 
 def test_kazoo_reads_what_nobody_waits_for(locks: holdfast.Locks) -> None:

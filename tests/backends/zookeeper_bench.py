@@ -29,8 +29,10 @@ __all__ = [
     "QuickServer",
     "SaslServer",
     "SecureServer",
+    "hold",
     "locks",
     "nodes_of",
+    "others",
     "server",
     "session_of",
 ]
@@ -66,6 +68,19 @@ def server(servers: Servers) -> QuickServer:
 def locks(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
     with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
         yield door
+
+
+@pytest.fixture
+def others(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
+    """Another process's door."""
+    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
+        yield door
+
+
+def hold(locks: holdfast.Locks, name: str) -> int:
+    """Waits for a name and lets it go again; the token."""
+    with locks.lock(name, timeout=60.0) as lease:
+        return lease.token
 
 
 class SecureServer(QuickServer):

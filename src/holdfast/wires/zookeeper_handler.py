@@ -185,9 +185,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         wire = rlist[0]
         if len(rlist) == 1 or self.listener is None:
             return (rlist if wire.pending() else self._wait(rlist, timeout)), [], []
-        self.reader.leave()
         if wire.pending() and self.reader.take():
-            return [wire], [], []
+            return [wire], [], []  # the rest of what it has begun to read: nobody comes in between
+        self.reader.leave()
         if self.queue():
             return rlist[1:], [], []  # the rest of a pipeline
         return self._idle(rlist, timeout), [], []

@@ -180,6 +180,10 @@ class Reader:
     def _read_until(self, call: BlockingCall, until: float) -> None:
         """Reads until it is answered, or until the rest is kazoo's."""
         wire, poll = self._wire, self._poll
+        if wire is None:  # the connection broke in this moment
+            self._resign(call)
+            self._call_kazoo()
+            return
         while not call.answered and (left := until - now()) > 0:
             call.stir = self._stir
             found = () if call.answered else poll.poll(min(left, LONGEST_WAIT_SECONDS) * 1000)
@@ -192,7 +196,7 @@ class Reader:
                 self._call_kazoo()
                 return
 
-    def _take_in(self, call: BlockingCall, wire: Socket | None) -> bool:
+    def _take_in(self, call: BlockingCall, wire: Socket) -> bool:
         """Whether to go on reading."""
         goes_on = False
         try:
@@ -203,8 +207,7 @@ class Reader:
         except BaseException as error:
             # There is no telling any more what was read. kazoo's thread finds the end of the
             # connection, and tells all who wait for an answer.
-            if wire is not None:
-                wire.shut()
+            wire.shut()
             if not isinstance(error, OSError) or error.errno is None:
                 self._call_kazoo()
                 raise  # an interrupt
