@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import NoneType
+from typing import Any, cast
 
 import pytest
 from kazoo.client import KazooClient
@@ -17,17 +18,17 @@ from backends.redis_bench import blocking_and_asyncio, over, until
 from backends.zookeeper_bench import TTL, QuickServer, nodes_of
 from holdfast.backends.zookeeper import MOMENT_SECONDS
 from holdfast.backends.zookeeper_debts import Debt
-from holdfast.claim import Busy, Grant
-from holdfast.core.contract import Settings
+from holdfast.claim import Busy, Grant, Mode
+from holdfast.core.contract import Settings, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
-from holdfast.testing.contract import Bench
+from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
 from holdfast.wires.zookeeper import Session
-from holdfast.wires.zookeeper_asks import Ask, Create, Delete, Exists
+from holdfast.wires.zookeeper_asks import Ask, Create, Delete, Exists, Multi, Write
 from servers.process import wait_until
 
 SOON = 60.0
@@ -68,6 +69,89 @@ def test_one_makes_the_node_of_a_claim(
         assert await ours.queue(heir) == answer
         standing = await theirs.look("name")
         assert (len(standing.holders), len(standing.waiters)) == (1, 1)
+
+    over(server.url, flavour, body)
+
+
+class Kept:
+    """Requests of some sessions that are kept back until somebody lets them go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._send = Session.send
+        self._asks: dict[Session, tuple[Ask, ...]] = {}
+        self._kinds: dict[Session, type[Ask]] = {}
+        monkeypatch.setattr(Session, "send", lambda session, *asks: self._sent(session, asks))
+
+    def next_of(self, peer: Peer, kind: type[Ask]) -> Session:
+        """Keeps back the next request of a kind, in a peer's only session."""
+        (session,) = peer.store.sessions.values()  # type: ignore[attr-defined]
+        self._kinds[session] = kind
+        return cast("Session", session)
+
+    def _sent(self, session: Session, asks: tuple[Ask, ...]) -> None:
+        if isinstance(asks[0], self._kinds.get(session, NoneType)):
+            del self._kinds[session]
+            self._asks[session] = asks
+        else:
+            self._send(session, *asks)
+
+    async def let_go(self, session: Session) -> None:
+        await until(lambda: session in self._asks)
+        self._send(session, *self._asks[session])
+
+    async def has(self, session: Session) -> None:
+        await until(lambda: session in self._asks)
+
+
+@blocking_and_asyncio
+def test_slots_that_are_taken_as_their_claim_is_ended_end_with_it(
+    server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ends it has seen none yet; they would be taken for as long as there is a session."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        for peer in (ours, theirs):
+            await peer.release(await peer.take(bench.claim("another")))
+        kept = Kept(monkeypatch)
+        claim, other = (bench.claim("name", Mode.SLOTS, limit=1) for _ in range(2))
+        taking, ending = kept.next_of(ours, Multi), kept.next_of(theirs, Delete)
+        attempt = asyncio.create_task(ours.attempt(claim))
+        await kept.has(taking)
+        revoke = asyncio.create_task(theirs.revoke("name"))
+        await kept.has(ending)
+        await kept.let_go(taking)
+        grant = await attempt
+        assert isinstance(grant, Grant)
+        await kept.let_go(ending)
+        assert await revoke == [grant.token]
+        assert await ours.release(grant) is False
+        assert (await theirs.get(other)).slots == (0,)
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_who_tells_how_many_wait_behind_it_keeps_its_slots(
+    server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the same data, which may say so by the time it is written."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        held = await theirs.take(bench.claim("name", Mode.SLOTS, limit=1))
+        claim = bench.claim("name", Mode.SLOTS, limit=1)
+        await ours.queue(claim)
+        kept = Kept(monkeypatch)
+        telling = kept.next_of(ours, Write)
+        renewal = asyncio.create_task(ours.renew([], [Waiting(claim, 3)]))
+        await kept.has(telling)
+        assert await theirs.release(held)
+        grant = await ours.get(claim)
+        await kept.let_go(telling)
+        assert (await renewal).forgotten == frozenset()
+        (holder,) = (await theirs.look("name")).holders
+        assert (holder.token, holder.slots) == (grant.token, (0,))
 
     over(server.url, flavour, body)
 

@@ -15,7 +15,7 @@ from holdfast.backends.zookeeper_line import digest, read_data, slot_name
 from holdfast.claim import Claim, Mode
 from holdfast.runtimes import clock
 from holdfast.wires.zookeeper import Session
-from holdfast.wires.zookeeper_asks import Ask, Delete, Listing, Multi, Read
+from holdfast.wires.zookeeper_asks import ANY_VERSION, Ask, Delete, Listing, Multi, Read
 
 __all__ = ["Debt", "Debts", "deletion"]
 
@@ -31,11 +31,13 @@ class Debt(NamedTuple):
     """The one node that is meant, where its owner may line up anew; else all that it has."""
 
 
-def deletion(parent: str, path: str, slots: tuple[int, ...]) -> Ask:
-    """The end of one claim: its node, and its slots with it."""
+def deletion(parent: str, path: str, slots: tuple[int, ...], version: int = ANY_VERSION) -> Ask:
+    """The end of one claim: its node, and its slots with it. Who has read which slots it has names
+    the version that said so: it may be taking others."""
     if not slots:
-        return Delete(path)
-    return Multi([Delete(path), *(Delete(f"{parent}/{slot_name(slot)}") for slot in slots)])
+        return Delete(path, version)
+    ends = [Delete(f"{parent}/{slot_name(slot)}") for slot in slots]
+    return Multi([Delete(path, version), *ends])
 
 
 class Debts:
@@ -99,7 +101,7 @@ class Debts:
                     self._deleted(debt, ask)
             # A node that its owner has made since was read after that had been forgiven.
             elif self._owed.get(debt.claim.owner) is debt:
-                slots = read_data(ask.value[0]).slots
-                session.send(deletion(self._parent(debt.claim.name), path, slots))
+                slots, version = read_data(ask.value[0]).slots, ask.value[1].version
+                session.send(deletion(self._parent(debt.claim.name), path, slots, version))
 
         session.send(Read(path).then(read))

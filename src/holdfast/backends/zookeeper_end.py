@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from kazoo.exceptions import BadVersionError
+
 from holdfast.backends.zookeeper_debts import Debt, deletion
 from holdfast.backends.zookeeper_line import SEQUENCE_LIMIT, Line, Place, digest, read_data
 from holdfast.backends.zookeeper_look import token_of
@@ -16,10 +18,19 @@ from holdfast.wires.zookeeper_asks import Ask, Delete, Listing, Multi, Read, Syn
 __all__ = ["Ending", "was_ours"]
 
 
+TRIES = 8
+
+
 def was_ours(ending: Ask) -> bool:
     if isinstance(ending, Multi):
         return not ending.failed
     return ending.error is None
+
+
+def _changed(ending: Ask) -> bool:
+    """Whether a node has taken slots, or said something else, since it was read."""
+    results = ending.value if isinstance(ending, Multi) else [ending.error]
+    return any(isinstance(result, BadVersionError) for result in results)
 
 
 class Ending(Trips):
@@ -80,19 +91,23 @@ class Ending(Trips):
         self, session: Session, parent: str, places: Sequence[Place], until: float | None = None
     ) -> list[int]:
         """Deletes claims with whatever slots they have; the tokens of those that were there."""
-        reads = [Read(f"{parent}/{place.node}") for place in places]
-        if not reads:
-            return []
-        await self.ask(session, *reads, until=until)
-        ends: dict[int, Ask] = {}
-        for place, read in zip(places, reads, strict=True):
-            if read.error is None:
-                data = read_data(read.value[0])
-                token = token_of(place.mode, data, read.value[1])
-                ends[token] = deletion(parent, read.path, data.slots)
-        if ends:
-            await self.ask(session, *ends.values(), until=until)
-        return [token for token, end in ends.items() if was_ours(end)]
+        tokens: list[int] = []
+        for _ in range(TRIES):
+            reads = [Read(f"{parent}/{place.node}") for place in places]
+            if not reads:
+                break
+            await self.ask(session, *reads, until=until)
+            ends: list[tuple[Place, int, Ask]] = []
+            for place, read in zip(places, reads, strict=True):
+                if read.error is None:
+                    data, stat = read_data(read.value[0]), read.value[1]
+                    end = deletion(parent, read.path, data.slots, stat.version)
+                    ends.append((place, token_of(place.mode, data, stat), end))
+            if ends:
+                await self.ask(session, *(end for _, _, end in ends), until=until)
+            tokens += [token for _, token, end in ends if was_ours(end)]
+            places = [place for place, _, end in ends if _changed(end)]
+        return tokens
 
     async def revoke(self, name: str) -> list[int]:
         session = await self.looking()

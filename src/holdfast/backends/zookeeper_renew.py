@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from holdfast.backends.zookeeper_entry import Entry, Node
 from holdfast.backends.zookeeper_line import NodeData, write_data
 from holdfast.backends.zookeeper_move import ENDED, Moving
-from holdfast.claim import Grant
+from holdfast.claim import Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable
 from holdfast.wires.zookeeper import NEVER, Session
-from holdfast.wires.zookeeper_asks import Checks, Exists, Write
+from holdfast.wires.zookeeper_asks import ANY_VERSION, Checks, Exists, Write
 from holdfast.wires.zookeeper_calls import Call
 
 __all__ = ["Renewing"]
@@ -209,7 +209,9 @@ class Renewing(Moving):
                 # It wakes the one behind for nothing: only when there is something to tell.
                 entry.behind = behind
                 data = write_data(NodeData(entry.key, behind, (), 0, claim.label))
-                told.append((node, Write(node.path, data)))
+                # By the time that it is written it may say which slots the claim has taken.
+                version = node.version if claim.mode is Mode.SLOTS else ANY_VERSION
+                told.append((node, Write(node.path, data, version)))
         if told:
             await self.ask(session, *(write for _, write in told), until=until)
         for node, write in told:

@@ -19,6 +19,7 @@ from kazoo.security import ACL
 from holdfast.wires.zookeeper_calls import Call
 
 __all__ = [
+    "ANY_VERSION",
     "Ask",
     "Check",
     "Checks",
