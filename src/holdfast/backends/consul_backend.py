@@ -312,14 +312,22 @@ class ConsulBackend:
             session.generation = int(answer[0]["ModifyIndex"])
 
     async def _delete_slots(self, claim: Claim, until: float | None) -> None:
-        """The slots of an entry that is gone: no new ones can be taken for it."""
-        keys = self.store.names.of(claim.name)
-        body = requests.txn(requests.tree(keys.encoded))
-        found = await self.agent.txn(body, line=READ, until=until)
+        """The slots of an entry that is gone: no new ones can be taken for it. But those that it
+        had may be gone, too, and somebody else's."""
+        tree = requests.txn(requests.tree(self.store.names.of(claim.name).encoded))
         value = requests.plain(claim.owner).decode()
-        slots = [kv["Key"].encode() for kv in found if kv["Value"] == value]
-        if slots:
-            await self.agent.txn(requests.txn(*map(requests.delete, slots)), until=until)
+        for _ in range(TRIES):
+            found = await self.agent.txn(tree, line=READ, until=until)
+            ends = [
+                requests.delete_same(kv["Key"].encode(), int(kv["ModifyIndex"]))
+                for kv in found
+                if kv["Value"] == value
+            ]
+            if not ends:
+                return
+            with suppress(Refused):
+                await self.agent.txn(requests.txn(*ends), until=until)
+                return
 
     # Waiting, keeping, looking, ending: see the modules they are in.
 

@@ -26,6 +26,7 @@ __all__ = ["look", "probe", "recall", "record", "revoke", "survey", "watch"]
 SWEEP_SHARE = 0.02
 """How often writing a record also looks for some whose time is over."""
 SWEPT = 32
+TRIES = 8
 
 
 class _Terms(NamedTuple):
@@ -66,17 +67,30 @@ async def _terms(backend: ConsulBackend, entries: Iterable[Entry]) -> dict[str, 
 
 async def revoke(backend: ConsulBackend, name: str) -> list[int]:
     tokens: list[int] = []
-    keys = backend.store.names.of(name)
-    for entry in await backend.line(name):
-        if not entry.held:
-            continue
-        key = entry.key.encode()
-        ends = [key, keys.mark(entry.owner), *map(keys.slot, entry.details.slots)]
-        with suppress(Refused):  # it has ended by itself
-            body = requests.txn(requests.get(key), *map(requests.delete, ends))
-            await backend.agent.txn(body)
-            tokens.append(entry.details.token)
+    holders = [entry for entry in await backend.line(name) if entry.held]
+    for _ in range(TRIES):
+        changed = set()
+        for entry in holders:
+            try:
+                await backend.agent.txn(_ending(backend, name, entry))
+                tokens.append(entry.details.token)
+            except Refused as refused:
+                if 0 not in refused.failed:  # else it has ended by itself
+                    changed.add(entry.owner)
+        if not changed:
+            break
+        holders = [entry for entry in await backend.line(name) if entry.owner in changed]
     return tokens
+
+
+def _ending(backend: ConsulBackend, name: str, entry: Entry) -> bytes:
+    """Deletes an entry that is still there with the slots that it has. One that has none may be
+    taking them: not after that."""
+    keys, key = backend.store.names.of(name), entry.key.encode()
+    mark = keys.mark(entry.owner)
+    ends = [key, mark, *map(keys.slot, entry.details.slots)]
+    as_seen = [] if entry.details.settled else [requests.absent(mark)]
+    return requests.txn(requests.get(key), *as_seen, *map(requests.delete, ends))
 
 
 async def survey(backend: ConsulBackend, prefix: str, cursor: str | None, limit: int) -> Page:

@@ -1,0 +1,99 @@
+"""Slots on Consul, which are keys of their own: who ends a claim ends its slots, and no others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from backends.claims import claim_of
+from backends.http_peer import Peer, peers
+from backends.redis_bench import blocking_and_asyncio
+from holdfast.backends.consul_agent import TXN
+from holdfast.backends.consul_sessions import DESTROY
+from holdfast.claim import Claim, Mode
+from holdfast.testing import Flavour
+from holdfast.wires.http import Reply
+from servers.consul import ConsulServer
+from servers.registry import Servers
+
+SOON = 60.0
+
+
+@pytest.fixture
+def peer(servers: Servers, namespace: str) -> Iterator[Callable[[Flavour], Peer]]:
+    with peers(servers.of(ConsulServer).url, namespace) as make:
+        yield make
+
+
+def _slots(limit: int = 1) -> Claim:
+    return claim_of("name", Mode.SLOTS, 1, limit)
+
+
+def _before_write(peer: Peer, number: int, step: Callable[[], object]) -> None:
+    """Does something right before a peer's so manieth transaction from now on that writes."""
+    ask, left = peer.post.ask, [number]
+
+    async def asked(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        left[0] -= line == TXN
+        if line == TXN and left[0] == 0:
+            step()
+        return await ask(line, body, until)
+
+    peer.post.ask = asked  # type: ignore[method-assign]
+
+
+@blocking_and_asyncio
+def test_slots_that_are_taken_as_their_claim_is_broken_end_with_it(
+    peer: Callable[[Flavour], Peer], flavour: Flavour
+) -> None:
+    """Whoever breaks it has seen none yet; nobody else could have them for as long as there is a
+    session."""
+    ours, theirs = peer(flavour), peer(flavour)
+    for one in (ours, theirs):
+        one.run(one.backend.release(one.take(claim_of("another"))))
+    seen, taken = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        seen.set()
+        assert taken.wait(SOON)
+
+    with ThreadPoolExecutor(1) as pool:
+        breaking = []
+
+        def see() -> None:
+            breaking.append(pool.submit(theirs.run, theirs.backend.revoke("name")))
+            assert seen.wait(SOON)
+
+        _before_write(theirs, 1, pause)
+        _before_write(ours, 2, see)  # the first one joins the line
+        grant = ours.take(_slots())
+        taken.set()
+        assert breaking[0].result(SOON) == [grant.token]
+    assert ours.run(ours.backend.release(grant)) is False
+    assert theirs.take(_slots()).slots == (0,)
+
+
+@blocking_and_asyncio
+def test_a_slot_of_somebody_else_is_not_abandoned(
+    peer: Callable[[Flavour], Peer], flavour: Flavour
+) -> None:
+    """One that was ours when we looked: its session has ended, and another took it."""
+    ours, theirs, others = (peer(flavour) for _ in range(3))
+    claim = _slots(2)
+    (slot,) = ours.take(claim).slots
+    (session,) = ours.store.sessions.all()
+    taken: list[tuple[int, ...]] = []
+
+    def take() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            line = DESTROY + session.id.encode()
+            pool.submit(theirs.run, theirs.backend.agent.ask(line)).result(SOON)
+            taken.append(pool.submit(theirs.take, _slots(2)).result(SOON).slots)
+
+    _before_write(ours, 2, take)  # the first one deletes the entry
+    ours.run(ours.backend.abandon(claim))
+    assert taken == [(slot,)]
+    assert others.take(_slots(2)).slots == (1 - slot,)
