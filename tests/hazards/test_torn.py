@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hazards.tearing import lines_of, torn_at
+from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import BlockingDoorbell
 from holdfast.wires.redis import Access, LinkBroken
@@ -89,6 +89,73 @@ def test_an_interrupt_ends_a_bell_for_all() -> None:
     another.theirs.send(b"follower ")
     assert doorbell.wait("follower", now() + SOON)
     doorbell.close()
+
+
+def test_a_bell_that_breaks_ends_all_waits() -> None:
+    """One of them is told why; the others would hear nothing any more."""
+    bell, doorbell = Bell(), BlockingDoorbell()
+    doorbell.hang(bell)
+    told: list[object] = []
+
+    def broken() -> list[str]:
+        raise OSError("gone")
+
+    def wait(key: str) -> None:
+        try:
+            told.append(doorbell.wait(key, now() + 2 * SOON))
+        except OSError:
+            told.append("gone")
+
+    bell.read = broken  # type: ignore[method-assign]
+    waits = [threading.Thread(target=wait, args=(key,), daemon=True) for key in ("one", "other")]
+    for thread in waits:
+        thread.start()
+    until = now() + SOON
+    while len(doorbell._waiting) < len(waits) and now() < until:
+        pass
+    bell.theirs.send(b"x")
+    for thread in waits:
+        thread.join(SOON)
+    assert sorted(told, key=str) == [True, "gone"]
+    doorbell.close()
+
+
+def test_a_bell_that_comes_too_late_is_closed() -> None:
+    """Whoever made it did not know that all is over."""
+    bell, doorbell = Bell(), BlockingDoorbell()
+    doorbell.close()
+    doorbell.hang(bell)
+    assert doorbell.bell is None
+    assert bell.fileno() == -1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        step
+        for each in ("hang", "ring", "_ring", "wait", "_leave", "_listen", "close")
+        for step in lines_of(getattr(BlockingDoorbell, each))
+    ],
+)
+def test_a_signal_handler_may_wait_in_the_middle_of_anything(name: str, line: int) -> None:
+    """It waits for its own time, not for its own thread; and who was about to wait is rung."""
+    bell, doorbell = Bell(), BlockingDoorbell()
+    rung: list[bool] = []
+
+    def work() -> None:
+        doorbell.hang(bell)
+        doorbell.ring("leader")
+        rung.append(doorbell.wait("leader", now() + SOON))
+        bell.theirs.send(b"leader ")
+        rung.append(doorbell.wait("leader", now() + SOON))
+        doorbell.close()
+
+    def handle() -> None:
+        doorbell.wait("handler", now() + 0.002)
+
+    handled_at(getattr(BlockingDoorbell, name).__code__, line, work, handle)
+    assert rung == [True, True]
 
 
 @pytest.mark.parametrize(("name", "line"), [*lines_of(Room.take), *lines_of(Room.call)])

@@ -69,7 +69,8 @@ class BlockingDoorbell:
     """Waits of many threads on one bell."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        # Re-entrant: a signal handler may wait or ring in the middle of what its thread does here.
+        self._mutex = threading.RLock()
         self._waiting: dict[str, _Waiter] = {}
         self._kept: dict[str, None] = {}
         self._led = False
@@ -90,9 +91,12 @@ class BlockingDoorbell:
         return self._bell
 
     def hang(self, bell: Bell) -> None:
-        """Installs a source. Rings that came before it are lost: attempt again afterwards."""
+        """Installs a source. Rings that came before it are lost: attempt again afterwards. One
+        that comes after ``close`` is closed, too."""
         with self._mutex:
-            old, self._bell, self._torn = self._bell, bell, False
+            old: Bell | None = bell
+            if not self._closed:
+                old, self._bell, self._torn = self._bell, bell, False
         if old is not None:
             old.close()
         self._stir()
@@ -108,7 +112,7 @@ class BlockingDoorbell:
         waiter = self._waiting.get(key)
         if waiter is None:
             if key == EVERYBODY:
-                return any(list(map(self._ring, self._waiting)))
+                return any(list(map(self._ring, list(self._waiting))))
             self._kept[key] = None
             if len(self._kept) > KEPT_RINGS:
                 del self._kept[next(iter(self._kept))]
@@ -131,10 +135,10 @@ class BlockingDoorbell:
         waiter = _Waiter()
         try:  # an interrupt at any point must not leave the others without a listener
             with self._mutex:
+                self._waiting[key] = waiter  # first: a ring from here on is not kept any more
                 if key in self._kept or self._closed:
                     self._kept.pop(key, None)
                     return True
-                self._waiting[key] = waiter
                 if self._led:
                     waiter.event = threading.Event()
                 else:
@@ -206,6 +210,7 @@ class BlockingDoorbell:
             if self._bell is bell:
                 self._bell = None
                 self._torn = not isinstance(error, Exception)
+                self._ring(EVERYBODY)  # the error goes to one of them, and the others hear nothing
         bell.close()
 
     def _drain(self) -> None:
