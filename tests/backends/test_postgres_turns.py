@@ -251,29 +251,6 @@ def test_an_older_waiter_is_rung_as_ever(server: PostgresServer, namespace: str)
     over(server.url, Flavour.BLOCKING, body)
 
 
-@pytest.mark.faults
-@blocking_and_asyncio
-def test_a_turn_is_on_disk_before_it_is_told(flavour: Flavour) -> None:
-    """kill -9 of a server that flushes by itself only seldom: what was told is there again."""
-    lazy = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
-    with PostgresServer(settings=lazy) as server:
-
-        async def body(bench: Bench) -> None:
-            giver, grant = await held(bench)
-            theirs, claim = bench.peer(), bench.claim()
-            busy = await stand(theirs, claim)
-            assert await giver.release(grant)
-            brought = await theirs.wait(claim, busy, now() + SECONDS)
-            assert brought is not None
-            server.kill()
-            server.start()
-            with psycopg.connect(server.url) as connection:
-                rows = connection.execute("SELECT token, (holders[1]).owner FROM holdfast.lock")
-                assert rows.fetchall() == [(brought.token, claim.owner)]
-
-        over(server.url, flavour, body)
-
-
 _WAITS = """
 import sys, holdfast
 locks = holdfast.connect(sys.argv[1], namespace=sys.argv[2])

@@ -30,23 +30,21 @@ BEGIN
   END IF;
   was := r;
   moment := clock_timestamp();
-  IF r.crowded THEN
-    -- Somebody may follow, whose grant is then on disk and all before it: no need to wait twice.
-    PERFORM set_config('synchronous_commit', 'off', true);
-    IF cardinality(r.holders) = 1 AND (r.holders[1]).owner = own THEN
-      SELECT q.owner, q.mode, q.reserved, q.bell, q.ring INTO next_one FROM @waiter q
-        WHERE q.namespace = ns AND q.name = nm AND %fresh% ORDER BY q.place LIMIT 1;
-      IF next_one.mode = 'exclusive' THEN  -- the usual way: one goes and one comes
-        IF next_one.reserved IS NULL THEN
-          UPDATE @waiter q SET reserved = moment + interval '%grace% s'
-            WHERE q.owner = next_one.owner;
-          IF next_one.owner <> heir THEN
-            PERFORM pg_notify(next_one.bell, split_part(next_one.ring, ' ', 1));
-          END IF;
+  IF r.crowded AND cardinality(r.holders) = 1 AND (r.holders[1]).owner = own THEN
+    SELECT q.owner, q.mode, q.reserved, q.bell, q.ring INTO next_one FROM @waiter q
+      WHERE q.namespace = ns AND q.name = nm AND %fresh% ORDER BY q.place LIMIT 1;
+    IF next_one.mode = 'exclusive' THEN  -- the usual way: one goes and one comes
+      -- Whose grant will be on disk and all before it: no need to wait twice.
+      PERFORM set_config('synchronous_commit', 'off', true);
+      IF next_one.reserved IS NULL THEN
+        UPDATE @waiter q SET reserved = moment + interval '%grace% s'
+          WHERE q.owner = next_one.owner;
+        IF next_one.owner <> heir THEN
+          PERFORM pg_notify(next_one.bell, split_part(next_one.ring, ' ', 1));
         END IF;
-        UPDATE @lock l SET holders = '{}', used = moment WHERE l.namespace = ns AND l.name = nm;
-        RETURN (r.holders[1]).ends > moment;
       END IF;
+      UPDATE @lock l SET holders = '{}', used = moment WHERE l.namespace = ns AND l.name = nm;
+      RETURN (r.holders[1]).ends > moment;
     END IF;
   END IF;
   FOR i IN 1 .. cardinality(r.holders) LOOP
@@ -56,6 +54,11 @@ BEGIN
     END IF;
   END LOOP;
   r := @tidy(r, heir, moment);
+  -- Nothing of ours has ended, or somebody comes for it: here, too, there is nothing to wait for.
+  IF NOT ours OR r.crowded AND EXISTS (SELECT FROM @waiter q
+      WHERE q.namespace = ns AND q.name = nm AND q.reserved >= moment) THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
   IF r IS DISTINCT FROM was THEN
     UPDATE @lock l SET holders = r.holders, crowded = r.crowded, used = moment
       WHERE l.namespace = ns AND l.name = nm;
@@ -125,8 +128,13 @@ CREATE OR REPLACE FUNCTION @exchange(
 LANGUAGE plpgsql AS $$
 DECLARE
   ours boolean := @free(ns, nm, old, own);
+  freed text := current_setting('synchronous_commit');
+  answer text := @attempt(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, true);
 BEGIN
-  RETURN ours::integer || ' ' || @attempt(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, true);
+  IF freed <> 'off' AND current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', freed, true);  -- no grant brings the release along
+  END IF;
+  RETURN ours::integer || ' ' || answer;
 END $$;
 
 CREATE OR REPLACE FUNCTION @abandon(ns text, nm text, own text) RETURNS void

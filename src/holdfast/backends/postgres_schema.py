@@ -19,7 +19,7 @@ __all__ = ["PROTOCOL", "REVISION", "Schema", "schema_sql"]
 
 PROTOCOL = 1
 """Grows when versions can't exclude each other any more. Kept for every namespace."""
-REVISION = 5
+REVISION = 6
 """Grows with every change of the functions that older versions can live with."""
 _WORDS = {
     "cap": str(QUEUE_CAP),
