@@ -16,10 +16,11 @@ from holdfast.claim import Busy, Claim, Grant
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
+from holdfast.testing.contract.bench import SOON
 from servers.postgres import PostgresServer
 from servers.registry import Servers
 
-__all__ = ["Admin", "admin", "bells", "held", "over", "server", "stand"]
+__all__ = ["Admin", "admin", "bells", "held", "listens_by", "over", "server", "stand"]
 
 Admin = psycopg.Connection[tuple[object, ...]]
 
@@ -58,8 +59,15 @@ def over(url: str, flavour: Flavour, body: Callable[[Bench], Awaitable[None]]) -
 
 async def stand(peer: Peer, claim: Claim) -> Busy:
     """In line, where it can be woken: the first wait only begins to listen."""
-    await peer.wait(claim, await peer.queue(claim), now())
+    busy = await peer.queue(claim)
+    await peer.wait(claim, busy, listens_by(busy))
     return await peer.queue(claim)
+
+
+def listens_by(busy: Busy) -> float:
+    """Until when to wait to begin to listen: that may take its time, but later waits must not."""
+    _, heard = busy.ref
+    return now() if heard else now() + SOON
 
 
 async def held(bench: Bench, name: str = "name", *, waited: bool = False) -> tuple[Peer, Grant]:

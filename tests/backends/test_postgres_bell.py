@@ -1,7 +1,8 @@
-"""The connection on which a blocking door listens, and over which it asks while nobody waits."""
+"""The connection on which a door listens; the blocking one asks over it while nobody waits."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -12,15 +13,18 @@ import pytest
 
 from backends import postgres_bench
 from backends.claims import claim_of
-from backends.postgres_bench import Admin
+from backends.postgres_bench import Admin, listens_by, over
 from holdfast.backends.postgres_lease import LeaseBackend
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
 from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
+from servers.process import wait_until
 
 SECONDS = 60.0
 
@@ -58,7 +62,8 @@ def queue(backend: Backend, claim: Claim) -> Busy:
 
 def stand(backend: Backend, claim: Claim) -> Busy:
     """In line, where it can be woken: the first wait only begins to listen."""
-    assert run_now(backend.wait(claim, queue(backend, claim), now())) is None
+    busy = queue(backend, claim)
+    assert run_now(backend.wait(claim, busy, listens_by(busy))) is None
     return queue(backend, claim)
 
 
@@ -175,6 +180,65 @@ def test_it_may_end_while_somebody_waits(
     assert run_now(theirs.release(held))
     run_now(ours.wait(claim, busy, now() + SECONDS))
     take(ours, claim)
+
+
+def test_all_who_wait_look_again_when_it_ends(
+    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+) -> None:
+    """Not just the one who listens for them: it may be granted its name, and never wait again."""
+    told: list[str] = []
+
+    def wait(claim: Claim, busy: Busy) -> None:
+        run_now(ours.wait(claim, busy, now() + 2 * SECONDS))
+        told.append(claim.name)
+
+    names = ["one", "other"]
+    for name in names:
+        take(theirs, claim_of(name))
+    claims = [claim_of(name) for name in names]
+    stand(ours, claims[0])
+    work = [(claim, queue(ours, claim)) for claim in claims]
+    waits = [threading.Thread(target=wait, args=each, daemon=True) for each in work]
+    for thread in waits:
+        thread.start()
+    wait_until("both", lambda: len(ours.listening._made._waiting) == 2)  # type: ignore[attr-defined]
+    end(admin, namespace)
+    for thread in waits:
+        thread.join(SECONDS)
+    assert sorted(told) == names
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("broken", [False, True], ids=["hung", "hung anew"])
+def test_a_ring_from_before_it_was_hung_is_not_waited_for(
+    server: PostgresServer, admin: Admin, flavour: Flavour, broken: bool
+) -> None:
+    """By another thread or task of the door: who was told to wait before that asks again."""
+
+    async def body(bench: Bench) -> None:
+        url = f"{server.url}?application_name={bench.namespace}"
+        settings = Settings(namespace=bench.namespace)
+        ours, theirs = Peer(open_store(url, settings), flavour, bench.workers), bench.peer()
+        try:
+            one, other = [await theirs.take(bench.claim(name)) for name in ("one", "other")]
+            hangs, late = bench.claim("one"), bench.claim("other")
+            if broken:
+                await ours.wait(hangs, await ours.queue(hangs), now() + SECONDS)
+            told, busy = await ours.queue(hangs), await ours.queue(late)
+            if broken:
+                end(admin, bench.namespace)
+            assert await theirs.release(other)
+            listening, hung = ours.backend.listening, 1 + broken  # type: ignore[attr-defined]
+            async with asyncio.timeout(SECONDS):
+                while listening.hung != hung:
+                    await ours.wait(hangs, told, now() + SECONDS)
+                await ours.wait(late, busy, now() + 2 * SECONDS)
+            await ours.take(late)
+            assert await theirs.release(one)
+        finally:
+            await ours.close()
+
+    over(server.url, flavour, body)
 
 
 def test_a_signal_handler_may_wait_in_the_middle_of_a_request(

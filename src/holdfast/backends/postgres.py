@@ -9,7 +9,6 @@ from holdfast.backends.postgres_lease import LeaseBackend, LeaseStatements
 from holdfast.backends.postgres_schema import schema_sql
 from holdfast.backends.postgres_shared import Wire
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
-from holdfast.runtimes.clock import now
 from holdfast.url import Url, parse_url
 from holdfast.wires.postgres import Connection, Sessions
 from holdfast.wires.sql_wire import make_wire
@@ -53,9 +52,8 @@ class _Common:
     def _dial(self, by: float) -> Connection:
         raise NotImplementedError
 
-    def _listen(self, channel: str) -> Connection:
-        until = now() + self._settings.request_seconds
-        return self._dialler.listen(self._listen_address, channel, until)
+    def _listen(self, channel: str, by: float) -> Connection:
+        return self._dialler.listen(self._listen_address, channel, by)
 
     def _wire(self, runtime: Runtime) -> Wire:
         return make_wire(runtime, self._dial, self._settings, self.display)

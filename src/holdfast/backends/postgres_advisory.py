@@ -65,7 +65,7 @@ class AdvisoryBackend(SharedBackend):
         self._name, self._dial, self._seconds = settings.namespace, dial, settings.request_seconds
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
-        self.listening = make_listening(runtime, listen, channel)
+        self.listening = make_listening(runtime, listen, channel, settings.request_seconds)
         self._keep = Keeping(sessions, self.talk, statements, self.namespace)
         self._noted: dict[int, int] = {}
         self._nudged: set[str] = set()
@@ -195,8 +195,9 @@ class AdvisoryBackend(SharedBackend):
             if claim.mode is not Mode.SLOTS:
                 return await self._come(session, claim, told)
             session.turn = True
+        heard = self.listening.hung
         answer = await self._take(session, claim, join=True)
-        return Busy(0, RECHECK_SECONDS) if isinstance(answer, Busy) else answer
+        return Busy(0, RECHECK_SECONDS, heard) if isinstance(answer, Busy) else answer
 
     async def _come(self, session: Session, claim: Claim, told: PGresult) -> Grant | Busy | None:
         """The turn of one who waited for the key: what it was granted then."""
@@ -227,7 +228,7 @@ class AdvisoryBackend(SharedBackend):
         if session is None:
             return
         if session.turn:
-            await self.listening.wait(ring(claim.owner).decode(), until)
+            await self.listening.wait(ring(claim.owner).decode(), until, busy.ref)
         elif session.owed:
             await self.talk.idle(session, until)
 

@@ -79,7 +79,9 @@ class LeaseBackend(SharedBackend):
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
         shared = None if listens_apart else wire
-        self.listening = make_listening(runtime, listen, channel, shared, statements.ready)
+        self.listening = make_listening(
+            runtime, listen, channel, settings.request_seconds, shared, statements.ready
+        )
         self._purged_counters_to = b""
         self._standing: dict[str, bool] = {}
         self._crowded: dict[str, bool] = {}
@@ -96,6 +98,7 @@ class LeaseBackend(SharedBackend):
         if stands or claim.name in self._crowded:
             joins = join and claim.mode is Mode.EXCLUSIVE
             statement = self.statements.join if joins else self.statements.attempt_again
+        heard = self.listening.hung
         answer = await self.wire.request((statement, parameters), claim.owner, until)
         self._until_purge -= 1
         told = self._answered(claim, first_value(answer))
@@ -103,9 +106,9 @@ class LeaseBackend(SharedBackend):
             if stands:
                 return told._replace(ref=True)
             self._crowded.pop(claim.name, None)
-        else:
-            self._note(claim, join)
-        return told
+            return told
+        self._note(claim, join)
+        return told._replace(ref=(told.ref, heard))
 
     def _note(self, claim: Claim, stands: bool) -> None:
         if len(self._crowded) >= MOST_HINTS:
@@ -131,9 +134,10 @@ class LeaseBackend(SharedBackend):
         )
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
-        token = await self.listening.wait(ring(claim.owner).decode(), until)
+        last, heard = busy.ref
+        token = await self.listening.wait(ring(claim.owner).decode(), until, heard)
         # A ring may have been under way since before the attempt whose answer this waits on.
-        if token is None or busy.ref is None or token <= busy.ref:
+        if token is None or last is None or token <= last:
             return None
         self._standing.pop(claim.owner, None)
         return Grant(claim, token, ref=True, seconds=min(HANDED_SECONDS, claim.ttl))
@@ -146,10 +150,13 @@ class LeaseBackend(SharedBackend):
             return await self.release(grant), await self.attempt(claim, join=True)
         namespace, name, *asked = self._asked(claim)
         parameters = (namespace, name, grant.claim.owner.encode(), *asked)
+        heard = self.listening.hung
         answer = await self.wire.request((self.statements.exchange, parameters), claim.owner)
         ours, rest = first_value(answer).split(b" ", 1)
         told = self._answered(claim, rest)
-        return ours == b"1", told._replace(ref=True) if isinstance(told, Grant) else told
+        return ours == b"1", told._replace(
+            ref=True if isinstance(told, Grant) else (told.ref, heard)
+        )
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float

@@ -1,12 +1,14 @@
 """Waiting for a ring: over a LISTEN connection, or by looking now and then where there is none.
 
 The first wait opens the connection, or listens on one that is there, and returns at once, so that
-the attempt which follows is made with the bell already hung. When it breaks, those who wait try
-again at once.
+the attempt which follows is made with the bell already hung. So does a wait for what was asked
+before this bell hung: its ring may have come when nobody listened. When the bell breaks, those who
+wait try again at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -18,6 +20,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.wires.in_thread import in_thread
+from holdfast.wires.opening import Opening, look_by, open_by
 from holdfast.wires.postgres import Connection
 from holdfast.wires.postgres_listen import AsyncListener, ListenBell, SharedBell
 from holdfast.wires.postgres_statement import Request
@@ -25,8 +28,6 @@ from holdfast.wires.sql_blocking import BlockingWire
 
 __all__ = ["Listen", "Listening", "make_listening"]
 
-POLL_SECONDS = (0.2, 0.5)
-"""How often a waiter looks where notifications can't reach it."""
 MEND_SECONDS = (0.1, 0.4)
 """The pause after a bell broke."""
 SHARING_SECONDS = 1.0
@@ -41,9 +42,12 @@ class Listening(Protocol):
         """How waiters are woken, for ``probe``."""
         ...
 
-    async def wait(self, key: str, until: float) -> int | None:
+    hung: int
+    """How many bells have been hung so far."""
+
+    async def wait(self, key: str, until: float, heard: int | None) -> int | None:
         """Returns when rung or by ``until``, maybe early; with the token, if the ring brought a
-        grant."""
+        grant. ``heard`` is what ``hung`` was before the store was asked, if that is known."""
         ...
 
     def ring(self, key: str) -> None: ...
@@ -52,20 +56,25 @@ class Listening(Protocol):
     def close(self) -> None: ...
 
 
-Listen = Callable[[str], Connection]
-"""Opens a connection that listens to a channel; one through a pooler does not."""
+Listen = Callable[[str, float], Connection]
+"""Opens a connection that listens to a channel by then; one through a pooler does not listen."""
 
 
 def make_listening(
-    runtime: Runtime, listen: Listen, channel: str, wire: object = None, ready: bytes = b""
+    runtime: Runtime,
+    listen: Listen,
+    channel: str,
+    seconds: float,
+    wire: object = None,
+    ready: bytes = b"",
 ) -> Listening:
-    """By the world that it is for. A blocking one may listen on a connection of the wire's, and
-    says there what makes it ``ready`` to ask as well."""
+    """By the world that it is for; ``seconds`` is how long it may take to open a connection. A
+    blocking one may listen on a connection of the wire's, and says there what makes it ``ready``
+    to ask as well."""
     if not runtime.blocking:
-        return AsyncListening(runtime, listen, channel)
-    return BlockingListening(
-        runtime, listen, channel, wire if isinstance(wire, BlockingWire) else None, ready
-    )
+        return AsyncListening(runtime, listen, channel, seconds)
+    shared = wire if isinstance(wire, BlockingWire) else None
+    return BlockingListening(runtime, listen, channel, seconds, shared, ready)
 
 
 def _finding(deaf: bool) -> Finding:
@@ -83,19 +92,22 @@ class BlockingListening:
         runtime: Runtime,
         listen: Listen,
         channel: str,
+        seconds: float,
         wire: BlockingWire[Request, PGresult] | None,
         ready: bytes,
     ) -> None:
         self._runtime, self._listen, self._channel = runtime, listen, channel
-        self._wire, self._ready = wire, ready
+        self._seconds, self._wire, self._ready = seconds, wire, ready
         self._closed = False
         self._reset()
 
     def _reset(self) -> None:
+        self.hung = 0
         self._made: BlockingDoorbell | None = None
+        self._making = threading.RLock()
         self._bell: ListenBell | None = None
         self._waiting: dict[str, None] = {}
-        self._making = threading.Lock()
+        self._opening = Opening()
         self._deaf = False
 
     def _doorbell(self) -> BlockingDoorbell:
@@ -103,27 +115,32 @@ class BlockingListening:
         doorbell = self._made
         if doorbell is None:
             with self._making:
-                doorbell = self._made = self._made or BlockingDoorbell()
+                made = BlockingDoorbell()
+                if self._made is None:  # nor has a signal handler made one meanwhile
+                    self._made = made
+                else:
+                    made.discard()
+                doorbell = self._made
         return doorbell
 
     @property
     def detail(self) -> Finding:
         return _finding(self._deaf)
 
-    async def wait(self, key: str, until: float) -> int | None:
+    async def wait(self, key: str, until: float, heard: int | None) -> int | None:
         if self._closed:
             return None
         doorbell = self._doorbell()
         self._waiting[key] = None
         try:
             bell = self._hung(doorbell)
-            if bell is None and not self._deaf:
-                await self._hang(doorbell, until)
+            if bell is None:
+                await self._without(doorbell, key, until)
                 return None
-            if self._deaf:
-                until = min(until, self._runtime.now() + self._runtime.between(*POLL_SECONDS))
+            if heard != self.hung and heard is not None:
+                return None
             doorbell.wait(key, until)
-            return None if bell is None else bell.tokens.pop(key, None)
+            return bell.tokens.pop(key, None)
         except (BackendUnavailable, OSError):
             await self._pause(until)
             return None
@@ -134,24 +151,35 @@ class BlockingListening:
         bell = self._bell
         return bell if bell is not None and doorbell.bell is bell and bell.open else None
 
-    async def _hang(self, doorbell: BlockingDoorbell, until: float) -> None:
-        broken = False
-        with self._making:
-            if self._hung(doorbell) is not None:
-                return
-            try:
-                bell = self._share(doorbell) or self._new_bell()
-                if bell is not None:
-                    self._bell = bell
-                    doorbell.hang(bell)
-                self._deaf = bell is None
-            except BackendUnavailable:
-                broken = True
-        doorbell.ring(EVERYBODY)  # what was rung while it was broken is lost
-        if broken:
-            await self._pause(until)
+    async def _without(self, doorbell: BlockingDoorbell, key: str, until: float) -> None:
+        """Hangs the bell; or looks for itself, where another one does or there can be none."""
+        place = None if self._deaf else self._opening.begin()
+        if place is None:
+            doorbell.wait(key, look_by(until))
+            return
+        began = now()
+        try:
+            if self._hung(doorbell) is None:
+                self._hang(doorbell, open_by(until, self._seconds))
+        except BackendUnavailable:
+            self._opening.failed(began)
+            raise
+        finally:
+            self._opening.end(place)
+            if self._closed:
+                doorbell.close()
+        doorbell.ring(EVERYBODY)  # what was rung while there was none is lost
 
-    def _share(self, doorbell: BlockingDoorbell) -> ListenBell | None:
+    def _hang(self, doorbell: BlockingDoorbell, by: float) -> None:
+        bell = self._share(doorbell, by) or self._new_bell(by)
+        if bell is None:
+            self._deaf = True
+            return
+        self.hung += 1  # before anybody can wait on it
+        self._bell = bell
+        doorbell.hang(bell)
+
+    def _share(self, doorbell: BlockingDoorbell, by: float) -> ListenBell | None:
         """Listens on a connection of the wire's, which goes on answering while nobody waits."""
         connection = None if self._wire is None else self._wire.detach()
         if self._wire is None or not isinstance(connection, Connection):
@@ -161,14 +189,14 @@ class BlockingListening:
                 connection.close()
                 return None
             listen = f'LISTEN "{self._channel}"; '.encode()
-            connection.script(listen + self._ready, now() + SHARING_SECONDS)
+            connection.script(listen + self._ready, min(by, now() + SHARING_SECONDS))
         except BackendUnavailable:
             return None
         self._wire.shared = bell = SharedBell(connection, doorbell, self._waiting)
         return bell
 
-    def _new_bell(self) -> ListenBell | None:
-        connection = self._listen(self._channel)
+    def _new_bell(self, by: float) -> ListenBell | None:
+        connection = self._listen(self._channel, by)
         if connection.pooled:
             connection.close()
             return None
@@ -205,46 +233,62 @@ class BlockingListening:
 class AsyncListening:
     """For the tasks of one loop."""
 
-    def __init__(self, runtime: Runtime, listen: Listen, channel: str) -> None:
+    def __init__(self, runtime: Runtime, listen: Listen, channel: str, seconds: float) -> None:
         self._runtime, self._listen, self._channel = runtime, listen, channel
+        self._seconds = seconds
+        self._closed = False
         self._reset()
 
     def _reset(self) -> None:
+        self.hung = 0
         self._doorbell = AsyncDoorbell()
         self._listener: AsyncListener | None = None
-        self._hanging = False
+        self._opening = Opening()
         self._deaf = False
 
     @property
     def detail(self) -> Finding:
         return _finding(self._deaf)
 
-    async def wait(self, key: str, until: float) -> int | None:
+    async def wait(self, key: str, until: float, heard: int | None) -> int | None:
+        if self._closed:
+            return None
         if self._listener is not None and not self._listener.open:
             self._listener = None
             await self._pause(until)
-        if self._listener is None and not self._deaf and not self._hanging:
-            await self._hang(until)
+        if self._listener is None:
+            await self._without(key, until)
             return None
-        if self._deaf:
-            until = min(until, self._runtime.now() + self._runtime.between(*POLL_SECONDS))
+        if heard != self.hung and heard is not None:
+            return None
         await self._doorbell.wait(key, until)
         return self._listener.tokens.pop(key, None) if self._listener is not None else None
 
-    async def _hang(self, until: float) -> None:
-        self._hanging = True
+    async def _without(self, key: str, until: float) -> None:
+        """Hangs the bell; or looks for itself, where another one does or there can be none."""
+        place = None if self._deaf else self._opening.begin()
+        if place is None:
+            await self._doorbell.wait(key, look_by(until))
+            return
+        began = now()
         try:
-            made = await in_thread(lambda: self._listen(self._channel), Connection.close)
-            if made.pooled:
-                made.close()
-                self._deaf = True
-            else:
-                self._listener = AsyncListener(made, self._doorbell)
-        except BackendUnavailable:
+            await self._hang(open_by(until, self._seconds))
+        except (BackendUnavailable, TimeoutError):
+            self._opening.failed(began)
             await self._pause(until)
         finally:
-            self._hanging = False
+            self._opening.end(place)
             self._doorbell.ring_all()  # they attempt again, now that the bell hangs or not
+
+    async def _hang(self, by: float) -> None:
+        async with asyncio.timeout(by - now()):  # a host's name may take longer to be looked up
+            made = await in_thread(lambda: self._listen(self._channel, by), Connection.close)
+        if made.pooled or self._closed:
+            made.close()
+            self._deaf = made.pooled
+            return
+        self.hung += 1
+        self._listener = AsyncListener(made, self._doorbell)
 
     async def _pause(self, until: float) -> None:
         left = until - self._runtime.now()
@@ -265,6 +309,7 @@ class AsyncListening:
             listener.forget()
 
     def close(self) -> None:
+        self._closed = True
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -125,6 +125,7 @@ class AsyncWire(Generic[Request, Answer]):
         self._opening = 0
         self._starved: deque[asyncio.Future[None]] = deque()
         self._orphans: dict[str, asyncio.Future[None]] = {}
+        self._closed = False
 
     async def request(
         self, request: Request, owner: str = "", until: float | None = None
@@ -171,7 +172,8 @@ class AsyncWire(Generic[Request, Answer]):
         try:
             connection = await in_thread(lambda: self._dial(until), lambda made: made.close())
             line = _Line(connection, self)
-            self._all.add(line)
+            if not self._closed:
+                self._all.add(line)
             return line
         finally:
             self._opening -= 1
@@ -204,7 +206,8 @@ class AsyncWire(Generic[Request, Answer]):
             line.connection.forget()
 
     async def close(self) -> None:
-        """Closes what is idle now, and what is in use when it comes back."""
+        """Closes what is idle now, and what is in use, or opened later, when it comes back."""
+        self._closed = True
         self._all.clear()
         while self._idle:
             self._idle.pop().end()

@@ -39,7 +39,8 @@ class BlockingWire(Generic[Request, Answer]):
         self._idle: list[Connection[Request, Answer]] = []
         # Weak: an interrupt between two lines may lose one, which then closes by itself.
         self._all: WeakSet[Connection[Request, Answer]] = WeakSet()
-        self._home = object()
+        self._home = self._ours = object()
+        """Where connections come back to, and where ours are from: nowhere after ``close``."""
         self._opening = 0
         self._starved = 0
         self.shared: Shared[Request, Answer] | None = None
@@ -91,7 +92,7 @@ class BlockingWire(Generic[Request, Answer]):
                 self._starved -= 1
         try:
             connection = self._dial(until)
-            connection.home = self._home
+            connection.home = self._ours
             self._all.add(connection)
             return connection
         finally:
@@ -134,7 +135,7 @@ class BlockingWire(Generic[Request, Answer]):
             connection.forget()
 
     async def close(self) -> None:
-        """Closes what is idle now, and what is in use when it comes back."""
+        """Closes what is idle now, and what is in use, or opened later, when it comes back."""
         self._home = object()
         while self._idle:
             self._idle.pop().close()

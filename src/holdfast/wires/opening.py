@@ -1,0 +1,51 @@
+"""Who opens the bell that many wait for: one of them, and the others don't wait for that one.
+
+It may take seconds where the network is dark. Who comes meanwhile has a time of its own to keep;
+and it may be the very thread that opens the bell, in a signal handler, which would wait for itself
+for ever. So whoever finds no bell, and can't open it, looks for itself now and then.
+"""
+
+from __future__ import annotations
+
+import random
+
+from holdfast.runtimes.clock import now
+from holdfast.wires.room import Place, Room
+
+__all__ = ["Opening", "look_by", "open_by"]
+
+LOOK_SECONDS = (0.2, 0.5)
+"""How often a waiter looks where no bell reaches it."""
+LEAST_OPENING_SECONDS = 0.5
+"""A bell gets so long to open also for a wait that is shorter: the next one needs it."""
+
+
+def open_by(until: float, seconds: float) -> float:
+    """By when a bell is to be open, for one who waits until then; ``seconds`` at the most."""
+    moment = now()
+    return min(moment + seconds, max(until, moment + LEAST_OPENING_SECONDS))
+
+
+def look_by(until: float) -> float:
+    """When one who waits until then looks for itself."""
+    return min(until, now() + random.uniform(*LOOK_SECONDS))
+
+
+class Opening:
+    """The right to open it, which one has at a time. No interrupt loses it."""
+
+    def __init__(self) -> None:
+        self._room = Room(1)
+        self._not_before = 0.0
+
+    def begin(self) -> Place | None:
+        """The right, for as long as somebody has it; nothing while another one does, or rests."""
+        return self._room.take() if now() >= self._not_before else None
+
+    def end(self, place: Place) -> None:
+        self._room.free(place)
+
+    def failed(self, since: float) -> None:
+        """It was tried in vain: nobody tries again for as long as that took."""
+        moment = now()
+        self._not_before = moment + (moment - since)

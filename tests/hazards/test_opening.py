@@ -1,0 +1,223 @@
+"""To begin to listen for wake-ups takes its time: nobody but who does it has to wait for that, a
+signal handler in its own thread least of all; and it ends in time, and with the door."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import holdfast
+from harnesses import harness_classes
+from holdfast.backends import postgres, postgres_listen
+from holdfast.core.contract import Settings
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour, Harness
+from holdfast.testing.contract import Bench, Peer
+from holdfast.url import open_store
+from servers.process import wait_until
+from servers.proxy import Proxy
+
+SOON = 30.0
+LONG = 200.0
+"""How long something may take that has no deadline of its own: far longer than ``SOON``."""
+
+OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
+    "postgres": ((postgres_listen.BlockingListening, "_share"), (postgres.LeaseStore, "_listen")),
+}
+"""What a door begins to listen with: the blocking one, the asyncio one."""
+
+both = pytest.mark.parametrize("flavour", list(Flavour))
+
+
+def stores(*names: str) -> pytest.MarkDecorator:
+    """These stores in turn."""
+    chosen = [name for name in names if name in harness_classes()]
+    return pytest.mark.parametrize("harness", chosen, indirect=True)
+
+
+def on(harness: Harness, flavour: Flavour, body: Callable[[Bench], Awaitable[None]]) -> None:
+    """Runs a test's body with a bench of its own."""
+
+    async def run() -> None:
+        bench = Bench(harness, flavour)
+        try:
+            await body(bench)
+        finally:
+            await bench.close()
+
+    asyncio.run(run())
+
+
+class Gate:
+    """Keeps the first who begins to listen from going on, until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, store: str, flavour: Flavour) -> None:
+        self._came, self._open = threading.Event(), threading.Event()
+        kind, name = OPENERS[store][flavour is Flavour.ASYNCIO]
+        real = getattr(kind, name)
+        waits = flavour is Flavour.ASYNCIO and asyncio.iscoroutinefunction(real)
+
+        def begin(*args: Any) -> Any:
+            if self._came.is_set():
+                return real(*args)
+            self._came.set()
+            if waits:
+                return self._later(real, args)
+            assert self._open.wait(LONG)
+            return real(*args)
+
+        monkeypatch.setattr(kind, name, begin)
+
+    async def _later(self, real: Any, args: Any) -> Any:
+        await asyncio.to_thread(self._open.wait, LONG)
+        return await real(*args)
+
+    async def come(self) -> None:
+        """Returns when somebody is kept."""
+        assert await asyncio.to_thread(self._came.wait, SOON)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@both
+@stores("postgres")
+def test_nobody_waits_for_whoever_begins_to_listen(
+    harness: Harness, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look for themselves meanwhile, and find that a name is free."""
+    gate = Gate(monkeypatch, harness.name, flavour)
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        one, other = [await theirs.take(bench.claim(name)) for name in ("one", "other")]
+        begins = asyncio.create_task(ours.get(bench.claim("one"), LONG))
+        try:
+            await gate.come()
+            claim = bench.claim("other")
+            busy = await ours.queue(claim)
+            async with asyncio.timeout(SOON):
+                await ours.wait(claim, busy, now() + LONG)
+                assert await theirs.release(other)
+                assert (await ours.get(claim, SOON)).token > other.token
+            assert not begins.done()
+        finally:
+            gate.open()
+        assert await theirs.release(one)
+        async with asyncio.timeout(SOON):
+            assert (await begins).token > one.token
+
+    on(harness, flavour, body)
+
+
+@contextmanager
+def overlooking(proxy: Proxy) -> Iterator[None]:
+    """Who is connected goes on; who connects hears nothing."""
+    pump = proxy._pump
+    listener = pump.listener
+    pump.do(lambda: setattr(pump, "listener", None))
+    try:
+        yield
+    finally:
+        pump.do(lambda: setattr(pump, "listener", listener))
+
+
+@both
+@stores("postgres")
+def test_who_begins_to_listen_keeps_its_own_time(harness: Any, flavour: Flavour) -> None:
+    """Where the one who should answer is silent, and a request might take minutes."""
+
+    async def body(bench: Bench) -> None:
+        url = harness.proxied_url
+        if harness.name == "postgres":  # which listens on what is connected, if it can
+            url = f"{harness.url}?listen_url={quote(url, safe='')}"
+        settings = Settings(namespace=bench.namespace, request_seconds=LONG)
+        ours = Peer(open_store(url, settings), flavour, bench.workers)
+        try:
+            await bench.peer().take(bench.claim())
+            claim = bench.claim()
+            busy = await ours.queue(claim)
+            with overlooking(harness.proxies[0]):
+                began = now()
+                await ours.wait(claim, busy, began + 0.3)
+                assert now() - began < LONG / 10
+                await ours.abandon(claim)
+        finally:
+            await ours.close()
+
+    on(harness, flavour, body)
+
+
+@both
+@stores("postgres")
+def test_a_door_that_is_closed_meanwhile_keeps_no_connection(
+    harness: Any, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the one that would have listened, nor that of a claim that is undone."""
+    gate = Gate(monkeypatch, harness.name, flavour)
+    before = harness.proxies[0].open_connections
+
+    async def body(bench: Bench) -> None:
+        ours, claim = bench.peer(proxied=True), bench.claim()
+        await bench.peer().take(bench.claim())
+
+        async def wait() -> None:
+            await ours.wait(claim, await ours.queue(claim), now() + LONG)
+            await ours.abandon(claim)
+
+        waits = asyncio.create_task(wait())
+        try:
+            await gate.come()
+            await ours.close()
+        finally:
+            gate.open()
+        async with asyncio.timeout(SOON):
+            await waits
+            left = lambda: harness.proxies[0].open_connections <= before  # noqa: E731
+            await asyncio.to_thread(wait_until, "the end", left, SOON)
+
+    on(harness, flavour, body)
+
+
+@pytest.mark.timeout(90)
+@stores("postgres")
+def test_a_signal_handler_may_wait_while_its_thread_begins_to_listen(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for itself, until its own time is over, and does not wait for its own thread."""
+    struck = threading.Event()
+    told: list[object] = []
+    kind, name = OPENERS[harness.name][0]
+    real = getattr(kind, name)
+
+    def begin(*args: Any) -> Any:
+        if not struck.is_set():
+            struck.set()
+            signal.raise_signal(signal.SIGUSR1)
+        return real(*args)
+
+    with holdfast.connect(harness.url) as ours, holdfast.connect(harness.url) as theirs:
+        one, other = theirs.lock("one").acquire(), theirs.lock("other").acquire()
+        assert one is not None
+        assert other is not None
+
+        def handle(*_: object) -> None:
+            told.append(ours.lock("other").acquire(timeout=0.3))
+            assert one.release()
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        monkeypatch.setattr(kind, name, begin)
+        try:
+            with ours.lock("one", timeout=SOON) as lease:
+                assert lease.token > one.token
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            other.release()
+    assert told == [None]
