@@ -14,6 +14,7 @@ import pytest
 from backends import postgres_bench
 from backends.claims import claim_of
 from backends.postgres_bench import Admin, listens_by, over
+from hazards.tearing import lines_of, torn_at
 from holdfast.backends.postgres_lease import LeaseBackend
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Backend, Settings
@@ -23,6 +24,7 @@ from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
+from holdfast.wires.postgres_listen import SharedBell
 from servers.postgres import PostgresServer
 from servers.process import wait_until
 
@@ -239,6 +241,31 @@ def test_a_ring_from_before_it_was_hung_is_not_waited_for(
             await ours.close()
 
     over(server.url, flavour, body)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [*lines_of(SharedBell.request), *lines_of(SharedBell._ask)]
+)
+def test_an_interrupt_of_a_request_loses_no_ring(
+    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str, name: str, line: int
+) -> None:
+    """One that comes with the answer; nor does it leave the connection open in the end."""
+    held = take(theirs, claim_of())
+    claim = claim_of()
+    busy = stand(ours, claim)
+    bell = ours.listening._bell  # type: ignore[attr-defined]
+    assert run_now(theirs.release(held))
+    wait_until("the ring", bell._connection.stirs)
+    torn_at(getattr(SharedBell, name).__code__, line, lambda: run_now(ours.look("name")))
+    waits = threading.Thread(
+        target=lambda: run_now(ours.wait(claim, busy, now() + 2 * SECONDS)), daemon=True
+    )
+    waits.start()
+    waits.join(SECONDS)
+    assert not waits.is_alive()
+    take(ours, claim)
+    run_now(ours.close())
+    wait_until("the end", lambda: not sessions(admin, namespace))
 
 
 def test_a_signal_handler_may_wait_in_the_middle_of_a_request(

@@ -13,7 +13,7 @@ from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
 
 from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
-from holdfast.wires.postgres import Connection
+from holdfast.wires.postgres import Connection, Refused
 from holdfast.wires.postgres_statement import Request
 
 __all__ = ["AsyncListener", "ListenBell", "SharedBell"]
@@ -84,7 +84,7 @@ class SharedBell(ListenBell):
         self._doorbell, self._waiting = doorbell, waiting
         self._reading = threading.Lock()
         # Whoever takes the connection out of here has it. An interrupt in that moment may lose it:
-        # it then goes on listening, and requests go elsewhere.
+        # it then goes on listening until the end, and requests go elsewhere.
         self._idle = [connection]
         self._closed = False
 
@@ -109,6 +109,11 @@ class SharedBell(ListenBell):
         try:
             with self._reading:
                 return self._ask(connection, request, until)
+        except Refused:
+            raise
+        except BaseException:  # an interrupt may have lost a ring: who waits for it asks again
+            connection.close()
+            raise
         finally:
             self._idle.append(connection)
             if self._closed:
@@ -129,8 +134,8 @@ class SharedBell(ListenBell):
     def close(self) -> None:
         """Now, or when who asks over it is done."""
         self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        if self._idle or not self._reading.locked():
+            self._connection.close()
 
 
 class AsyncListener:
