@@ -38,7 +38,7 @@ def line_up(backend: Backend, asked: Claim) -> Busy:
         answer = run_now(backend.attempt(asked, join=True))
         assert isinstance(answer, Busy)
         told = answer
-        run_now(backend.wait(asked, told, 0.0))
+        run_now(backend.wait(asked, told, 0.0 if told.ref[0] else now() + 60))
     return told
 
 
@@ -77,7 +77,7 @@ def test_a_bell_is_told_of_in_one_request(server: MySQLServer, namespace: str) -
         for backend, wanted, busy in zip(waiters, asked, first, strict=True):
             assert isinstance(busy, Busy)
             assert busy.ref[0] == ""
-            run_now(backend.wait(wanted, busy, 0.0))  # hangs the bell
+            run_now(backend.wait(wanted, busy, now() + 60))  # hangs the bell
         for place in (1, 0, 2):
             proxy.reset_counts()
             told = run_now(waiters[place].attempt(asked[place], join=True))
@@ -236,7 +236,7 @@ def test_a_call_that_a_resting_bell_did_not_hear_is_not_lost(
     held = [taken(theirs, claim_of(name)) for name in ("one", "other")]
     first_told = run_now(ours.attempt(one, join=True))
     assert isinstance(first_told, Busy)
-    run_now(ours.wait(one, first_told, 0.0))  # hangs the bell, no more
+    run_now(ours.wait(one, first_told, now() + 60))  # hangs the bell, no more
     told, busy = (run_now(ours.attempt(claim, join=True)) for claim in (one, other))
     assert isinstance(told, Busy)
     assert isinstance(busy, Busy)

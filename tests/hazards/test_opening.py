@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from harnesses import harness_classes
-from holdfast.backends import postgres, postgres_listen
+from holdfast.backends import mysql_listen, postgres, postgres_listen
 from holdfast.core.contract import Settings
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour, Harness
@@ -29,6 +29,7 @@ LONG = 200.0
 """How long something may take that has no deadline of its own: far longer than ``SOON``."""
 
 OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
+    "mysql": ((mysql_listen.Hanger, "hang"),) * 2,
     "postgres": ((postgres_listen.BlockingListening, "_share"), (postgres.LeaseStore, "_listen")),
 }
 """What a door begins to listen with: the blocking one, the asyncio one."""
@@ -88,7 +89,7 @@ class Gate:
 
 
 @both
-@stores("postgres")
+@stores("mysql", "postgres")
 def test_nobody_waits_for_whoever_begins_to_listen(
     harness: Harness, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +131,7 @@ def overlooking(proxy: Proxy) -> Iterator[None]:
 
 
 @both
-@stores("postgres")
+@stores("mysql", "postgres")
 def test_who_begins_to_listen_keeps_its_own_time(harness: Any, flavour: Flavour) -> None:
     """Where the one who should answer is silent, and a request might take minutes."""
 
@@ -156,7 +157,7 @@ def test_who_begins_to_listen_keeps_its_own_time(harness: Any, flavour: Flavour)
 
 
 @both
-@stores("postgres")
+@stores("mysql", "postgres")
 def test_a_door_that_is_closed_meanwhile_keeps_no_connection(
     harness: Any, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +188,7 @@ def test_a_door_that_is_closed_meanwhile_keeps_no_connection(
 
 
 @pytest.mark.timeout(90)
-@stores("postgres")
+@stores("mysql", "postgres")
 def test_a_signal_handler_may_wait_while_its_thread_begins_to_listen(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ the bell already hung. When it breaks, those who wait try again at once, with an
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import threading
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.wires.in_thread import in_thread
 from holdfast.wires.mysql import Connection
 from holdfast.wires.mysql_bell import AsyncBell, Listen, SleepBell
+from holdfast.wires.opening import Opening, look_by, open_by
+from holdfast.wires.room import Place
 
 __all__ = ["SLEEP_SECONDS", "Hanger", "Listening", "make_listening"]
 
@@ -43,23 +46,23 @@ class Hanger:
         self, greet: Callable[[float], Connection], galera: Callable[[], bool],
         statements: LeaseStatements, seconds: float,
     ) -> None:  # fmt: skip
-        self._greet, self._galera, self._seconds = greet, galera, seconds
+        self._greet, self._galera, self.seconds = greet, galera, seconds
         self._statements = statements
         self.quiet = False
         """Whether calls are found by looking, not by being stirred."""
 
-    def hang(self) -> tuple[str, SleepBell]:
-        """A bell, and the name by which it is called."""
-        bell, until = secrets.token_hex(12), now() + self._seconds
+    def hang(self, until: float) -> tuple[str, SleepBell]:
+        """A bell by then, and the name by which it is called."""
+        bell = secrets.token_hex(12)
         connection = self._greet(until)
         keeper: Connection | None = None
         try:
             self.quiet = self._galera() or not _got(connection, bell_lock(bell), until)
             if self.quiet:
-                return bell, SleepBell(connection, self._listen_quietly(bell), self._seconds)
+                return bell, SleepBell(connection, self._listen_quietly(bell), self.seconds)
             keeper = self._greet(until)
             _got(keeper, still_lock(bell), until)
-            return bell, SleepBell(connection, self._listen(bell), self._seconds, keeper)
+            return bell, SleepBell(connection, self._listen(bell), self.seconds, keeper)
         except BaseException:
             connection.close()
             if keeper is not None:
@@ -134,7 +137,8 @@ class BlockingListening:
     def _reset(self) -> None:
         self.bell = ""
         self._made: BlockingDoorbell | None = None
-        self._making = threading.Lock()
+        self._making = threading.RLock()
+        self._opening = Opening()
 
     @property
     def begun(self) -> int:
@@ -146,18 +150,23 @@ class BlockingListening:
         doorbell = self._made
         if doorbell is None:
             with self._making:
-                doorbell = self._made = self._made or BlockingDoorbell()
+                made = BlockingDoorbell()
+                if self._made is None:  # nor has a signal handler made one meanwhile
+                    self._made = made
+                else:
+                    made.discard()
+                doorbell = self._made
         return doorbell
 
     async def wait(self, key: str, name: str, until: float, told: str, begun: int) -> None:
         if self._closed:
             return
         doorbell = self._doorbell()
-        bell = doorbell.bell
-        if bell is None or (isinstance(bell, SleepBell) and bell.stalled(now())):
-            await self._hang(doorbell, until)
+        bell = self._hung(doorbell)
+        if bell is None:
+            await self._without(doorbell, key, until)
             return
-        if told != self.bell or not isinstance(bell, SleepBell):
+        if told != self.bell:
             return
         try:
             if bell.enter(key, name, begun):
@@ -168,20 +177,35 @@ class BlockingListening:
         finally:
             bell.leave(key)
 
-    async def _hang(self, doorbell: BlockingDoorbell, until: float) -> None:
-        broken = False
-        with self._making:
-            bell = doorbell.bell
-            if isinstance(bell, SleepBell) and not bell.stalled(now()):
-                return
-            try:
-                self.bell, made = self._hanger.hang()
-                doorbell.hang(made)
-            except BackendUnavailable:
-                broken = True
-        doorbell.ring(EVERYBODY)  # what was called while it was broken is lost
-        if broken:
+    def _hung(self, doorbell: BlockingDoorbell) -> SleepBell | None:
+        bell = doorbell.bell
+        return bell if isinstance(bell, SleepBell) and not bell.stalled(now()) else None
+
+    async def _without(self, doorbell: BlockingDoorbell, key: str, until: float) -> None:
+        """Hangs the bell, or looks for itself where another one does."""
+        try:
+            place = self._opening.begin()
+            if place is None:
+                doorbell.wait(key, look_by(until))
+            else:
+                self._open(place, doorbell, until)
+        except (BackendUnavailable, OSError):
             await _pause(self._runtime, until)
+
+    def _open(self, place: Place, doorbell: BlockingDoorbell, until: float) -> None:
+        began = now()
+        try:
+            if self._hung(doorbell) is None:
+                self.bell, made = self._hanger.hang(open_by(until, self._hanger.seconds))
+                doorbell.hang(made)
+        except BackendUnavailable:
+            self._opening.failed(began)
+            raise
+        finally:
+            self._opening.end(place)
+            if self._closed:
+                doorbell.close()
+        doorbell.ring(EVERYBODY)  # what was called while there was none is lost
 
     def ring(self, key: str) -> None:
         if self._made is not None:  # else nobody has waited yet, and the first wait is none
@@ -210,28 +234,29 @@ class AsyncListening:
 
     def __init__(self, runtime: Runtime, hanger: Hanger) -> None:
         self._runtime, self._hanger = runtime, hanger
+        self._closed = False
         self._reset()
 
     def _reset(self) -> None:
         self.bell = ""
         self._doorbell = AsyncDoorbell()
         self._hung: AsyncBell | None = None
-        self._hanging = False
+        self._opening = Opening()
 
     @property
     def begun(self) -> int:
         return 0 if self._hung is None else self._hung.begun
 
     async def wait(self, key: str, name: str, until: float, told: str, begun: int) -> None:
+        if self._closed:
+            return
         hung = self._hung
         if hung is not None and (not hung.open or hung.stalled(now())):
             self._hung = None
             hung.close()
             await _pause(self._runtime, until)
-        if self._hung is None and not self._hanging:
-            await self._hang(until)
-        elif self._hung is None:  # somebody else hangs it just now
-            await self._doorbell.wait(key, until)
+        if self._hung is None:
+            await self._without(key, until)
         elif told == self.bell:
             await self._wait(self._hung, key, name, until, begun)
 
@@ -244,16 +269,32 @@ class AsyncListening:
         finally:
             hung.leave(key)
 
-    async def _hang(self, until: float) -> None:
-        self._hanging = True
+    async def _without(self, key: str, until: float) -> None:
+        """Hangs the bell, or looks for itself where another one does."""
+        place = self._opening.begin()
+        if place is None:
+            await self._doorbell.wait(key, look_by(until))
+            return
+        began = now()
         try:
-            self.bell, bell = await in_thread(self._hanger.hang, lambda made: made[1].close())
-            self._hung = AsyncBell(bell, self._doorbell)
-        except BackendUnavailable:
+            await self._hang(open_by(until, self._hanger.seconds))
+        except (BackendUnavailable, TimeoutError):
+            self._opening.failed(began)
             await _pause(self._runtime, until)
         finally:
-            self._hanging = False
+            self._opening.end(place)
             self._doorbell.ring_all()  # they attempt again, now that the bell hangs or not
+
+    async def _hang(self, by: float) -> None:
+        async with asyncio.timeout(by - now()):  # a host's name may take longer to be looked up
+            name, bell = await in_thread(
+                lambda: self._hanger.hang(by), lambda made: made[1].close()
+            )
+        if self._closed:
+            bell.close()
+            return
+        self.bell = name
+        self._hung = AsyncBell(bell, self._doorbell)
 
     def ring(self, key: str) -> None:
         self._doorbell.ring(key)
@@ -268,6 +309,7 @@ class AsyncListening:
             hung.forget()
 
     def close(self) -> None:
+        self._closed = True
         if self._hung is not None:
             self._hung.close()
             self._hung = None

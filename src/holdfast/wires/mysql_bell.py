@@ -50,7 +50,8 @@ class SleepBell:
         """With the one that only keeps what the other one sleeps on."""
         self._waiting: dict[str, str] = {}
         """The names for which somebody waits, by key; empty for one who was rung."""
-        self._mutex = threading.Lock()
+        # Re-entrant: a signal handler may wait in the middle of what its thread does here.
+        self._mutex = threading.RLock()
         self._sleeps = False
         self._since = 0.0
         self.begun = 0
@@ -58,8 +59,8 @@ class SleepBell:
 
     def _sleep(self) -> None:
         names = set(self._waiting.values()) - {""}
-        self._sleeps = bool(names)
-        if names:
+        if names and not self._sleeps:
+            self._sleeps = True
             self._since = now()
             self.begun += 1
             self._connection.send(self._listen.request(names))
@@ -104,6 +105,7 @@ class SleepBell:
         names = [name or b"" for name, what in told if what == b"called"]
         killed = killed or any(what == b"1" for _, what in told)  # it was cut short
         with self._mutex:
+            self._sleeps = False
             if killed and len(self._waiting) == 1:  # it can be for nobody else
                 names = [name.encode() for name in self._waiting.values()]
             keys = self._called({name.decode() for name in names})
