@@ -21,6 +21,7 @@ from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
+from holdfast.wires import datagram, redis_wire, redlock_aio_bell, redlock_bell
 from servers.process import wait_until
 from servers.proxy import Proxy
 
@@ -31,6 +32,9 @@ LONG = 200.0
 OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
     "mysql": ((mysql_listen.Hanger, "hang"),) * 2,
     "postgres": ((postgres_listen.BlockingListening, "_share"), (postgres.LeaseStore, "_listen")),
+    "redis": ((redis_wire.BlockingWire, "bell"), (redis_wire.AsyncWire, "bell")),
+    "redlock": ((redlock_bell.NameBell, "__init__"), (redlock_aio_bell.AsyncNameBell, "wire")),
+    "sqlite": ((datagram.Folder, "bind"),) * 2,
 }
 """What a door begins to listen with: the blocking one, the asyncio one."""
 
@@ -89,7 +93,7 @@ class Gate:
 
 
 @both
-@stores("mysql", "postgres")
+@stores("mysql", "postgres", "redis", "redlock")
 def test_nobody_waits_for_whoever_begins_to_listen(
     harness: Harness, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +135,7 @@ def overlooking(proxy: Proxy) -> Iterator[None]:
 
 
 @both
-@stores("mysql", "postgres")
+@stores("mysql", "postgres", "redis")
 def test_who_begins_to_listen_keeps_its_own_time(harness: Any, flavour: Flavour) -> None:
     """Where the one who should answer is silent, and a request might take minutes."""
 
@@ -157,7 +161,7 @@ def test_who_begins_to_listen_keeps_its_own_time(harness: Any, flavour: Flavour)
 
 
 @both
-@stores("mysql", "postgres")
+@stores("mysql", "postgres", "redis")
 def test_a_door_that_is_closed_meanwhile_keeps_no_connection(
     harness: Any, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +192,7 @@ def test_a_door_that_is_closed_meanwhile_keeps_no_connection(
 
 
 @pytest.mark.timeout(90)
-@stores("mysql", "postgres")
+@stores("mysql", "postgres", "redis", "redlock", "sqlite")
 def test_a_signal_handler_may_wait_while_its_thread_begins_to_listen(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

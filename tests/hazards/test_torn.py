@@ -9,9 +9,11 @@ import threading
 import pytest
 
 from hazards.tearing import handled_at, lines_of, torn_at
+from holdfast.core.drive import run_now
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import BlockingDoorbell
 from holdfast.wires.redis import Access, LinkBroken
+from holdfast.wires.redis_blocking_bell import BlockingWakeups
 from holdfast.wires.redlock import Fleet
 from holdfast.wires.redlock_blocking import BlockingFan
 from holdfast.wires.room import Room
@@ -25,6 +27,7 @@ class Bell:
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair()
         self._ours.setblocking(False)
+        self.tokens: dict[str, int] = {}
 
     def fileno(self) -> int:
         return self._ours.fileno()
@@ -156,6 +159,36 @@ def test_a_signal_handler_may_wait_in_the_middle_of_anything(name: str, line: in
 
     handled_at(getattr(BlockingDoorbell, name).__code__, line, work, handle)
     assert rung == [True, True]
+
+
+@pytest.mark.parametrize(("name", "line"), lines_of(BlockingWakeups._subscribe))
+def test_who_is_torn_as_it_subscribes_leaves_that_to_others(name: str, line: int) -> None:
+    """They need not look for themselves for ever."""
+    made: list[Bell] = []
+
+    async def subscribe(channel: str, until: float) -> Bell:
+        made.append(Bell())
+        return made[-1]
+
+    wakeups = BlockingWakeups("channel")
+
+    def wait(until: float) -> object:
+        return run_now(wakeups.wait("key", wakeups.hearing, until, subscribe))  # type: ignore[arg-type]
+
+    torn_at(getattr(BlockingWakeups, name).__code__, line, lambda: wait(now() + SOON))
+
+    def listen() -> None:
+        until = now() + SOON
+        while not wakeups.hearing and now() < until:
+            wait(until)
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    thread.join(2 * SOON)
+    assert wakeups.hearing
+    run_now(wakeups.close())
+    for bell in made:  # one that was torn off is nobody's
+        bell.close()
 
 
 @pytest.mark.parametrize(("name", "line"), [*lines_of(Room.take), *lines_of(Room.call)])

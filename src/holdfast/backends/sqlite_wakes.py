@@ -40,7 +40,8 @@ class Wakes:
         self._doorbell: BlockingDoorbell | AsyncDoorbell | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retry_at = 0.0 if supported() else float("inf")
-        self._mutex = threading.Lock()
+        # Re-entrant: a signal handler may wait in the middle of what its thread does here.
+        self._mutex = threading.RLock()
 
     def _make_folder(self, path: str) -> None:
         try:
@@ -77,6 +78,9 @@ class Wakes:
             self._retry_at = self._runtime.now() + REBIND_SECONDS
             log.warning("no wake-ups in %s, waiting by polling: %s", self._folder.path, error)
             return ""
+        if self._bell is not None:  # a signal handler was faster
+            bell.close()
+            return self._bell.address
         if self._runtime.blocking:
             if not isinstance(self._doorbell, BlockingDoorbell):
                 self._doorbell = BlockingDoorbell()
@@ -168,7 +172,7 @@ class Wakes:
 
     def forget(self) -> None:
         """In a forked child: the sockets and the loop are the parent's."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         bell, self._bell = self._bell, None
         doorbell, self._doorbell = self._doorbell, None
         self._loop = None

@@ -216,6 +216,7 @@ class AsyncPool:
         self._idle: list[AsyncLink] = []
         self._opening = asyncio.Lock()
         self._lanes = asyncio.Semaphore(limit)
+        self._closed = False
 
     def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]:
         """Sends one command, and brings its reply. ``key`` is for topologies that route by it."""
@@ -237,10 +238,14 @@ class AsyncPool:
         return (await self.calls([packed], until))[0]
 
     async def _fresh_call(self, packed: bytes) -> Any:
+        if self._closed:
+            return (await self.alone([packed]))[0]
         return await (await self._connect()).request(packed)
 
     async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
         """Sends many commands at once and brings their replies, in order, all by ``until``."""
+        if self._closed:
+            return await self.alone(commands, until)
         replies: list[Any] = []
         seconds = self.access.seconds_until(until)
         try:
@@ -273,6 +278,8 @@ class AsyncPool:
                 link.close()
                 raise
             self._idle.append(link)
+            if self._closed:
+                self.reset()
             return replies
 
     async def _connect(self) -> AsyncLink:
@@ -280,6 +287,8 @@ class AsyncPool:
             link = self._link
             if link is None or link.broken is not None:
                 link = self._link = await self._open()
+            if self._closed:
+                self.reset()  # it is asked for again, and then has a connection to itself
             return link
 
     async def _open(self) -> AsyncLink:
@@ -308,4 +317,6 @@ class AsyncPool:
         self._lanes = asyncio.Semaphore(self._limit)
 
     async def close(self) -> None:
+        """Closes all connections: what is asked for after that has one to itself, until then."""
+        self._closed = True
         self.reset()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import AsyncDoorbell
+from holdfast.wires.opening import Opening, look_by, open_by
 from holdfast.wires.redis import (
     INCOMPLETE,
     Access,
@@ -21,7 +23,7 @@ from holdfast.wires.redis import (
     unreachable,
 )
 from holdfast.wires.redis_aio import Wired
-from holdfast.wires.redis_blocking_bell import LEAST_OPENING_SECONDS, take_down
+from holdfast.wires.redis_blocking_bell import take_down
 
 __all__ = ["AsyncBell", "AsyncWakeups"]
 
@@ -105,7 +107,7 @@ class AsyncWakeups:
         """Which subscription is live, counted from 1; 0 while there is none."""
         self._count = 0
         self._doorbell = AsyncDoorbell()
-        self._opening = asyncio.Lock()
+        self._opening = Opening()
         self._bell: AsyncBell | None = None
         self._closed = False
 
@@ -120,8 +122,9 @@ class AsyncWakeups:
         the subscription that is live now was live (``heard``): its wake-up may have come before.
         Answers the token, if the ring brought a grant.
         """
-        if not self.hearing:
-            await self._subscribe(until, subscribe)
+        if not self.hearing and not await self._subscribe(until, subscribe):
+            await self._doorbell.wait(key, look_by(until))
+            return None
         bell = self._bell
         if bell is None or not heard or heard != self.hearing:
             return None
@@ -130,21 +133,28 @@ class AsyncWakeups:
 
     async def _subscribe(
         self, until: float, subscribe: Callable[[str, float], Awaitable[AsyncBell]]
-    ) -> None:
+    ) -> bool:
+        """Whether there is a subscription now; there is none yet while another one subscribes."""
+        place = self._opening.begin()
+        if place is None:
+            return False
+        began = now()
         try:
-            async with self._opening:
-                if not self.hearing:
-                    by = max(until, now() + LEAST_OPENING_SECONDS)
-                    bell = await subscribe(self.channel, by)
-                    bell.hang(self._doorbell.ring, self._lost)
-                    if self._closed:
-                        bell.close()
-                    elif not bell.closing:
-                        self._count += 1
-                        self._bell, self.hearing = bell, self._count
+            bell = await subscribe(self.channel, open_by(until, inf))
+            bell.hang(self._doorbell.ring, self._lost)
+            if self._closed:
+                bell.close()
+            elif not bell.closing:
+                self._count += 1
+                self._bell, self.hearing = bell, self._count
         except BackendUnavailable:
             # The next attempt says what is wrong, if anything is; until then nobody spins.
-            await asyncio.sleep(max(0.0, min(until - now(), random.uniform(0.2, 0.5))))
+            self._opening.failed(began)
+            return False
+        finally:
+            self._opening.end(place)
+        self._doorbell.ring_all()  # those who look for themselves need not any more
+        return True
 
     def _lost(self, bell: AsyncBell) -> None:
         if self._bell is bell:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import EVERYBODY, LONGEST_WAIT_SECONDS, BlockingDoorbell
+from holdfast.wires.doorbell import EVERYBODY, BlockingDoorbell
+from holdfast.wires.opening import Opening, look_by, open_by
 from holdfast.wires.redis import LinkBroken, Refused, pack
 from holdfast.wires.redis_blocking import BlockingLink
 
-__all__ = ["LEAST_OPENING_SECONDS", "BlockingBell", "BlockingWakeups", "take_down"]
+__all__ = ["BlockingBell", "BlockingWakeups", "take_down"]
 
-LEAST_OPENING_SECONDS = 0.5
-"""A subscription gets so long to open also for a wait that is shorter: the next one needs it."""
 KEPT_TOKENS = 4096
 
 
@@ -75,9 +74,8 @@ class BlockingWakeups:
         """Which subscription is live, counted from 1; 0 while there is none."""
         self._count = 0
         self._doorbell = BlockingDoorbell()
-        self._opening = threading.Lock()
+        self._opening = Opening()
         self._bell: BlockingBell | None = None
-        self._closed = False
 
     async def wait(
         self,
@@ -90,12 +88,13 @@ class BlockingWakeups:
         the subscription that is live now was live (``heard``): its wake-up may have come before.
         Answers the token, if the ring brought a grant.
         """
-        if not self.hearing:
-            await self._subscribe(until, subscribe)
-        bell = self._bell
-        if bell is None or not heard or heard != self.hearing:
-            return None
         try:
+            if not self.hearing and not await self._subscribe(until, subscribe):
+                self._doorbell.wait(key, look_by(until))
+                return None
+            bell = self._bell
+            if bell is None or not heard or heard != self.hearing:
+                return None
             self._doorbell.wait(key, until)
             return bell.tokens.pop(key, None)
         except (LinkBroken, OSError):
@@ -105,24 +104,26 @@ class BlockingWakeups:
 
     async def _subscribe(
         self, until: float, subscribe: Callable[[str, float], Awaitable[BlockingBell]]
-    ) -> None:
-        if not self._opening.acquire(timeout=max(0.0, min(until - now(), LONGEST_WAIT_SECONDS))):
-            return
+    ) -> bool:
+        """Whether there is a subscription now; there is none yet while another one subscribes."""
+        place = self._opening.begin()
+        if place is None:
+            return False
+        began = now()
         try:
             if not self.hearing:
-                self._bell = await subscribe(
-                    self.channel, max(until, now() + LEAST_OPENING_SECONDS)
-                )
+                self._bell = await subscribe(self.channel, open_by(until, inf))
                 self._doorbell.hang(self._bell)
-                if self._closed:
-                    self._bell.close()
                 self._count += 1
                 self.hearing = self._count
         except BackendUnavailable:
             # The next attempt says what is wrong, if anything is; until then nobody spins.
-            time.sleep(max(0.0, min(until - now(), random.uniform(0.2, 0.5))))
+            self._opening.failed(began)
+            return False
         finally:
-            self._opening.release()
+            self._opening.end(place)
+        self._doorbell.ring(EVERYBODY)  # those who look for themselves need not any more
+        return True
 
     def ring(self, key: str) -> None:
         self._doorbell.ring(key)
@@ -139,5 +140,4 @@ class BlockingWakeups:
         self._doorbell.discard()
 
     async def close(self) -> None:
-        self._closed = True
         self._doorbell.close()

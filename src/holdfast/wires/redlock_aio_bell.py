@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import AsyncDoorbell
+from holdfast.wires.opening import Opening, look_by
 from holdfast.wires.redis import INCOMPLETE, Access, new_reader, pack
 from holdfast.wires.redis_aio import Wired
 from holdfast.wires.redlock import CONNECT_SECONDS, Fleet, Node
@@ -60,7 +61,7 @@ class AsyncNameWakeups:
         self._access, self._fleet = access, fleet
         self._listeners = Listeners()
         self._doorbell = AsyncDoorbell()
-        self._opening = asyncio.Lock()
+        self._opening = Opening()
         self._bell: AsyncNameBell | None = None
         self._closed = False
 
@@ -92,31 +93,41 @@ class AsyncNameWakeups:
             bell.send("SUBSCRIBE", channel)
         if new and self._listeners.is_live(channel):
             return
-        if await self._doorbell.wait(key, until):
+        if await self._doorbell.wait(key, until if bell is not None else look_by(until)):
             await asyncio.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
 
     async def _open(self, until: float) -> None:
-        async with self._opening:
-            for node in self._fleet.nodes:
-                if self._bell is not None:
-                    return
-                if node.down or now() >= until:
-                    continue
-                bell = AsyncNameBell(node, self._heard, self._lost)
-                try:
-                    await bell.wire(self._access, node.address, now() + CONNECT_SECONDS)
-                except BackendUnavailable as error:
-                    node.failed(error)
-                    continue
-                if self._closed:
-                    bell.close()
-                    return
-                if not bell.closing:
-                    self._bell = bell
-                    return
-        if self._bell is None:
-            # The next attempt says what is wrong; until then nobody spins.
-            await asyncio.sleep(max(0.0, min(until - now(), random.uniform(0.2, 0.5))))
+        """Listens to a node, unless another one is about to."""
+        place = self._opening.begin()
+        if place is None:
+            return
+        began = now()
+        try:
+            if not await self._hang(until):
+                # The next attempt says what is wrong; until then nobody spins.
+                self._opening.failed(began)
+                return
+        finally:
+            self._opening.end(place)
+        self._doorbell.ring_all()  # those who look for themselves need not any more
+
+    async def _hang(self, until: float) -> bool:
+        for node in self._fleet.nodes:
+            if node.down or now() >= until:
+                continue
+            bell = AsyncNameBell(node, self._heard, self._lost)
+            try:
+                await bell.wire(self._access, node.address, now() + CONNECT_SECONDS)
+            except BackendUnavailable as error:
+                node.failed(error)
+                continue
+            if self._closed:
+                bell.close()
+                return True
+            if not bell.closing:
+                self._bell = bell
+                return True
+        return False
 
     def _heard(self, message: Any) -> None:
         if type(message) is list:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import LONGEST_WAIT_SECONDS, BlockingDoorbell
+from holdfast.wires.doorbell import EVERYBODY, BlockingDoorbell
+from holdfast.wires.opening import Opening, look_by
 from holdfast.wires.redis import Access, LinkBroken, pack
 from holdfast.wires.redis_blocking import BlockingLink
 from holdfast.wires.redlock import CONNECT_SECONDS, Fleet, Node
@@ -136,9 +137,10 @@ class BlockingNameWakeups:
         self._access, self._fleet = access, fleet
         self._listeners = Listeners()
         self._doorbell = BlockingDoorbell()
-        self._changing = threading.Lock()
+        # Re-entrant: a signal handler may wait, or leave, in the middle of what its thread does.
+        self._changing = threading.RLock()
+        self._opening = Opening()
         self._bell: NameBell | None = None
-        self._closed = False
 
     def listens(self, channel: str, index: int) -> bool:
         """Whether this backend is among those whom that node counts as listening."""
@@ -160,7 +162,7 @@ class BlockingNameWakeups:
         if new and self._listeners.is_live(channel):
             return
         try:
-            rung = self._doorbell.wait(key, until)
+            rung = self._doorbell.wait(key, until if self._bell is not None else look_by(until))
         except (LinkBroken, OSError):
             self._drop()
             time.sleep(random.uniform(0.01, 0.1))
@@ -169,25 +171,38 @@ class BlockingNameWakeups:
             time.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
 
     def _join(self, channel: str, key: str, until: float) -> bool:
-        if not self._changing.acquire(timeout=max(0.0, min(until - now(), LONGEST_WAIT_SECONDS))):
-            return False
-        try:
+        with self._changing:
             new = self._listeners.join(channel, key)
             if self._bell is not None and self._bell.node.down:
                 self._drop()
-            if self._bell is None:
-                self._open(until)
-            if self._bell is not None and not self._listeners.is_known(channel):
-                self._listeners.asked(channel)
-                self._bell.send("SUBSCRIBE", channel)
-        except LinkBroken:
-            self._drop()
-            return True
-        finally:
-            self._changing.release()
+        if self._bell is None:
+            self._open(until)
+        with self._changing:
+            try:
+                if self._bell is not None and not self._listeners.is_known(channel):
+                    self._listeners.asked(channel)
+                    self._bell.send("SUBSCRIBE", channel)
+            except LinkBroken:
+                self._drop()
+                return True
         return new
 
     def _open(self, until: float) -> None:
+        """Listens to a node, unless another one is about to."""
+        place = self._opening.begin()
+        if place is None:
+            return
+        began = now()
+        try:
+            if self._bell is None and not self._hang(until):
+                # The next attempt says what is wrong; until then nobody spins.
+                self._opening.failed(began)
+                return
+        finally:
+            self._opening.end(place)
+        self._doorbell.ring(EVERYBODY)  # those who look for themselves need not any more
+
+    def _hang(self, until: float) -> bool:
         for node in self._fleet.nodes:
             if node.down or now() >= until:
                 continue
@@ -198,11 +213,8 @@ class BlockingNameWakeups:
                 continue
             self._bell = bell
             self._doorbell.hang(bell)
-            if self._closed:
-                bell.close()
-            return
-        # The next attempt says what is wrong; until then nobody spins.
-        time.sleep(max(0.0, min(until - now(), random.uniform(0.2, 0.5))))
+            return True
+        return False
 
     def _drop(self) -> None:
         self._bell = None
@@ -230,5 +242,4 @@ class BlockingNameWakeups:
         self._doorbell.discard()
 
     async def close(self) -> None:
-        self._closed = True
         self._doorbell.close()
