@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.backends.redis_keep import Keeping
 from holdfast.backends.redis_look import Survey, read_standing
 from holdfast.backends.redis_options import Options, read_options
 from holdfast.backends.redis_probe import findings
@@ -24,10 +25,8 @@ from holdfast.core.contract import (
     Finding,
     Guarantee,
     Page,
-    Renewal,
     Runtime,
     Settings,
-    Waiting,
 )
 from holdfast.errors import Unsupported
 from holdfast.url import Url
@@ -40,17 +39,19 @@ _MODES = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 LOOK_CAP = 1000
 """How many holders and waiters of one name are shown."""
 KEPT_SHAPES = 1024
+KEPT_OWNERS = 4096
 SIXTEEN_DIGITS = 10**15
 """Microseconds since the epoch have so many, from 2001 to 2286."""
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 
 
-class RedisBackend:
+class RedisBackend(Keeping):
     """Admits claims in scripts on the server."""
 
     def __init__(self, store: RedisStore, runtime: Runtime) -> None:
         self.options, self.display, self.runtime = store.options, store.display, runtime
         self._doubtful, self._wall = store.doubtful, runtime.wall
+        self._waiters = store.waiters
         self._keys, self._scripts = store.keys, store.scripts
         wire = BlockingWire if runtime.blocking else AsyncWire
         self._wire: Any = wire(store.options.access, store.connections)
@@ -122,9 +123,7 @@ class RedisBackend:
 
     def _doubt(self, claim: Claim) -> None:
         """An attempt of this owner may still arrive: its release will see to that."""
-        self._doubtful[claim.owner] = None
-        while len(self._doubtful) > KEPT_SHAPES:
-            self._doubtful.pop(next(iter(self._doubtful)), None)
+        _note(self._doubtful, claim.owner)
 
     async def _replicated(
         self, claim: Claim, command: Command, heard: int, until: float | None
@@ -136,7 +135,9 @@ class RedisBackend:
             raise
         answer = self._answer(claim, reply, heard)
         if short and isinstance(answer, Grant):
-            return await self._undo(claim, short, heard)
+            answer = await self._undo(claim, short, heard)
+        if isinstance(answer, Busy):
+            _note(self._waiters, claim.owner)
         return answer
 
     async def _undo(self, claim: Claim, short: str, heard: int) -> Busy:
@@ -165,6 +166,8 @@ class RedisBackend:
         claim = grant.claim
         if self._doubtful and claim.owner in self._doubtful:
             return await self._abandon(claim)
+        if self._waiters:
+            self._waiters.pop(claim.owner, None)
         script = self._scripts.release
         start, key = script.starts.get(claim.name) or self._keys.start(script, claim.name)
         words = f"{start}${len(claim.owner)}\r\n{claim.owner}\r\n"
@@ -194,8 +197,8 @@ class RedisBackend:
         return reply == 1
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        if self._replicas or grant.claim.owner in self._doubtful:
-            return await self.release(grant), await self.attempt(claim, join=True)
+        if self._replicas:
+            return await self._in_two_steps(grant, claim)
         script = self._scripts.exchange
         start, key = self._keys.start(script, claim.name)
         heard: int = self._wakeups.hearing
@@ -212,8 +215,17 @@ class RedisBackend:
             reply = await self._requests.amend(command, reply)
         if type(reply[0]) is not int:
             raise refusal(reply, self.display)
+        if self._doubtful and grant.claim.owner in self._doubtful:
+            await self._abandon(grant.claim)  # also what may still arrive of it
         # As with a release: a first one that did arrive has ended what was ours.
         return reply[0] == 1 or not sure, self._answer(claim, reply[1], heard)
+
+    async def _in_two_steps(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        """One that waits comes by itself, woken by the release. Asked for on its behalf, it would
+        get once more what it may have by then, and would lose it if replicas are late now."""
+        waits = claim.owner in self._waiters
+        was_ours = await self.release(grant)
+        return was_ours, Busy(0) if waits else await self.attempt(claim, join=True)
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         await self._abandon(claim, until)
@@ -229,6 +241,7 @@ class RedisBackend:
             await self._requests.again(command, error, until)
             was = True
         self._doubtful.pop(claim.owner, None)
+        self._waiters.pop(claim.owner, None)
         return was
 
     async def revoke(self, name: str) -> list[int]:
@@ -238,37 +251,6 @@ class RedisBackend:
         if reply and type(reply[0]) is not int:
             raise refusal(reply, self.display)
         return list(reply)
-
-    # ---- keeping
-
-    async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
-    ) -> Renewal:
-        batch = [self._renewal(grant.claim) for grant in grants]
-        batch += [self._refreshing(claim, behind) for claim, behind in waits]
-        replies = await self._requests.many(batch, until)
-        lost: dict[str, str] = {}
-        unknown: dict[str, str] = {}
-        for grant, reply in zip(grants, replies, strict=False):
-            if type(reply) is not int:
-                unknown[grant.claim.owner] = str(refusal(reply, self.display))
-            elif reply == 0:
-                lost[grant.claim.owner] = "it ran out or was broken, and is no longer stored"
-        answers = zip(waits, replies[len(grants) :], strict=True)
-        forgotten = frozenset(waiting.claim.owner for waiting, reply in answers if reply == 0)
-        return Renewal(lost, unknown, forgotten)
-
-    def _renewal(self, claim: Claim) -> Command:
-        script = self._scripts.renew
-        start, key = self._keys.start(script, claim.name)
-        words = f"{bulk(claim.owner)}{bulk(str(int(claim.ttl * 1000)))}"
-        return Command(script, f"{start}{words}".encode(), key)
-
-    def _refreshing(self, claim: Claim, behind: int) -> Command:
-        script = self._scripts.refresh
-        start, key = self._keys.start(script, claim.name)
-        words = f"{bulk(claim.owner)}{bulk(str(behind))}"
-        return Command(script, f"{start}{words}".encode(), key)
 
     # ---- looking
 
@@ -337,6 +319,13 @@ class RedisBackend:
         await self._requests.route.close()
 
 
+def _note(owners: dict[str, None], owner: str) -> None:
+    """Remembers one more, and forgets the oldest of very many."""
+    owners[owner] = None
+    while len(owners) > KEPT_OWNERS:
+        owners.pop(next(iter(owners)), None)
+
+
 def _bell_key(owner: str) -> str:
     """By what a waiter is rung: not its owner, which anybody who listens would learn."""
     return hashlib.sha1(owner.encode(), usedforsecurity=False).hexdigest()[:16]
@@ -353,6 +342,8 @@ class RedisStore:
         self.options, self.display = options, options.display
         self.connections = settings.connections
         self.doubtful: dict[str, None] = {}
+        self.waiters: dict[str, None] = {}
+        """With ``replicas``: who was told to wait, and so comes again by itself."""
         self.longest_ttl = options.max_ttl if loss_protection else LONGEST_TTL_SECONDS
         self.keys = Keys(settings.namespace, cluster=options.cluster)
         self.scripts = Scripts(

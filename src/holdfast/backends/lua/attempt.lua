@@ -75,11 +75,26 @@ local function grant(c, mine)
   return taken
 end
 
--- A retry whose first answer was lost gets the same grant again, with its ttl renewed.
+-- What redis-py's Lock sees. It wakes nobody, so its holds are looked at again soon.
+local function taken_elsewhere(c)
+  if call('SET', KEYS[2], c.owner, 'NX', 'PX', c.ttl) then return nil end
+  if call('GET', KEYS[2]) == c.owner then
+    call('PEXPIRE', KEYS[2], c.ttl)
+    return nil
+  end
+  local left = call('PTTL', KEYS[2])
+  return left >= 0 and math.min(left + 1, FOREIGN) or FOREIGN
+end
+
+-- A retry whose first answer was lost gets the same grant again, with its ttl renewed; unless what
+-- redis-py's Lock sees of it has become another's.
 local function again(c)
   if x == c.owner then
+    if INTEROP and taken_elsewhere(c) then
+      drop(c.owner)
+      return nil
+    end
     call('HSET', state, 'xe', now + c.ttl)
-    if INTEROP then call('PEXPIRE', KEYS[2], c.ttl) end
     keep(c.ttl)
     return token
   end
@@ -104,17 +119,6 @@ local function barred_until(max_ttl)
     return now + max_ttl
   end
   return tonumber(seen[2]) > now and tonumber(seen[2]) or nil
-end
-
--- What redis-py's Lock sees. It wakes nobody, so its holds are looked at again soon.
-local function taken_elsewhere(c)
-  if call('SET', KEYS[2], c.owner, 'NX', 'PX', c.ttl) then return nil end
-  if call('GET', KEYS[2]) == c.owner then
-    call('PEXPIRE', KEYS[2], c.ttl)
-    return nil
-  end
-  local left = call('PTTL', KEYS[2])
-  return left >= 0 and math.min(left + 1, FOREIGN) or FOREIGN
 end
 
 local function abandoned(c)
