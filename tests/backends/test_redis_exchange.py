@@ -83,12 +83,10 @@ def test_replicas_that_were_late_leave_an_heir_to_itself(
     over(_replicated(replica), flavour, body)
 
 
+@pytest.mark.usefixtures("no_recheck")
 @blocking_and_asyncio
-def test_a_door_with_replicas_hands_over(
-    replica: RedisServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_door_with_replicas_hands_over(replica: RedisServer, flavour: Flavour) -> None:
     """The release of one wakes the next: nobody has to look by itself."""
-    monkeypatch.setattr("holdfast.core.acquire.RECHECK_SECONDS", (300.0, 301.0))
 
     async def main() -> None:
         workers = Workers()

@@ -39,7 +39,7 @@ class Keeping:
             await self._renew(batch, until, lost, unknown)
         writers = [waiting.claim for waiting in waits if waiting.claim.mode is Mode.EXCLUSIVE]
         if writers:
-            await self._intend(writers)
+            await self._intend(writers, until)
         return Renewal(lost, unknown)
 
     async def _renew(
@@ -83,7 +83,7 @@ class Keeping:
         words = (claim.owner, claim.label, ttl, str(grant.token), shape)
         return f"{start}{''.join(map(bulk, words))}".encode()
 
-    async def _intend(self, claims: Sequence[Claim]) -> None:
+    async def _intend(self, claims: Sequence[Claim], until: float) -> None:
         """Waiting writers keep new readers out; nobody needs the answers."""
         script = self._scripts.intend
         for at in range(0, len(claims), BATCH):
@@ -91,8 +91,8 @@ class Keeping:
             for claim in claims[at : at + BATCH]:
                 start, _ = self._keys.start(script, claim.name)
                 commands.append(f"{start}{bulk(claim.owner)}".encode())
-            self_full = [script.in_full(command) for command in commands]
-            await self._fan.post(Request(commands, self_full.__getitem__, wait_for_all))
+            in_full = [script.in_full(command) for command in commands]
+            await self._fan.post(Request(commands, in_full.__getitem__, wait_for_all), until)
 
     async def initialise(self) -> str:
         """Marks the nodes' data as whole, so that loss protection does not wait."""

@@ -60,7 +60,8 @@ class RedlockScripts:
         self.begin = Script(_text("begin"), ("run",), 0)
 
         votes = (self.grant, self.raises, self.renew, self.release, self.undo, self.abandon)
-        self.prepare = tuple(pack("SCRIPT", "LOAD", script.text) for script in votes)
+        prepared = (*votes, self.intend)
+        self.prepare = tuple(pack("SCRIPT", "LOAD", script.text) for script in prepared)
         """What every new connection is sent: a node that is not waited for, as the others have
         decided already, is not asked a second time. It must know the scripts, or has no vote."""
 

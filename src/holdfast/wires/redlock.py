@@ -9,6 +9,7 @@ the background.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ class Node:
 
 
 class Fleet:
-    """All nodes of a store."""
+    """All nodes of a store, as all backends of a door know them."""
 
     def __init__(
         self,
@@ -68,6 +69,15 @@ class Fleet:
         self.display, self._allow_eviction = display, allow_eviction
         self.greeting = (PING, *prepare)
         """What every new connection is sent; the reply to the first is judged."""
+        self.renew_locks()
+
+    def renew_locks(self) -> None:
+        """At first, and in a forked child, where its parent's may be locked for ever."""
+        # Entered directly: the condition's own way in is Python code, and an interrupt in there
+        # leaves it locked for ever.
+        self.mutex = threading.RLock()
+        self.tried = threading.Condition(self.mutex)
+        """Told when a node that was down has been tried, whichever backend of the door did so."""
 
     def spare(self, node: Node) -> bool:
         """Whether there is a majority without it: then nobody waits long for it."""

@@ -99,10 +99,10 @@ class AsyncFan:
         if not round_.decided() and round_.answered() >= quorum and ends > now():
             pending.done = asyncio.get_running_loop().create_future()
 
-    async def post(self, request: Request) -> None:
-        """Sends it to all nodes that can be reached, and waits for nothing."""
+    async def post(self, request: Request, until: float | None = None) -> None:
+        """Sends it to all nodes that can be reached, and waits for no answer."""
         round_ = Round(request, len(self._lanes))
-        await self._ready(round_, now() + self.access.request_seconds)
+        await self._ready(round_, now() + self.access.seconds_until(until))
         pending = _Pending(round_)
         pending.stop()
         for index in round_.waiting.copy():

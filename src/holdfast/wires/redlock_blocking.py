@@ -116,15 +116,8 @@ class BlockingFan:
         self.access, self.fleet, self._limit = access, fleet, limit
         self._total = len(fleet.nodes)
         self._idle: list[Bundle] = []
+        self._room = Room(limit)
         self._closed = False
-        self._renew_locks()
-
-    def _renew_locks(self) -> None:
-        self._room = Room(self._limit)
-        # Entered directly: the condition's own way in is Python code, and an interrupt in there
-        # leaves it locked for ever.
-        self._mutex = threading.RLock()
-        self._tried = threading.Condition(self._mutex)
 
     async def ask(self, request: Request, until: float | None = None) -> Round:
         """Sends it to all nodes; returns when their answers are enough, or no more will come."""
@@ -137,12 +130,13 @@ class BlockingFan:
         finally:
             self._give(bundle)
 
-    async def post(self, request: Request) -> None:
-        """Sends it to all nodes that can be reached, and waits for nothing."""
-        bundle = self._take(None)
+    async def post(self, request: Request, until: float | None = None) -> None:
+        """Sends it to all nodes that can be reached, and waits for no answer and no majority."""
+        bundle = self._take(until)
         try:
             round_ = Round(request, self._total)
-            self._ready(bundle, round_, now() + self.access.request_seconds)
+            deadline = now() + self.access.seconds_until(until)
+            self._ready(bundle, round_, deadline, decides=False)
             for index in round_.waiting.copy():
                 self._send(bundle, index, round_, request.packed, None)
             self._owe(bundle, round_)
@@ -186,7 +180,9 @@ class BlockingFan:
                 link.since = link.since if link.owed else now()
                 link.owed += 1
 
-    def _ready(self, bundle: Bundle, round_: Round, until: float | None) -> None:
+    def _ready(
+        self, bundle: Bundle, round_: Round, until: float | None, *, decides: bool = True
+    ) -> None:
         """Reads what was owed, drops what broke or hangs, and opens what is missing."""
         for index in bundle.readable(0):
             link = bundle.links[index]
@@ -197,7 +193,7 @@ class BlockingFan:
                 bundle.drop(index)
         self._drop_hung(bundle)
         wanted = range(self._total) if round_.request.only is None else round_.request.only
-        if self.fleet.up() < self.fleet.quorum:
+        if decides and self.fleet.up() < self.fleet.quorum:
             self._wait_for_some(until)
         for index in wanted:
             link = bundle.links[index] or self._reach(bundle, index, round_, until)
@@ -248,7 +244,7 @@ class BlockingFan:
 
     def _revive(self, node: Node, *, now_: bool = False) -> None:
         """Tries in the background whether a node is back."""
-        with self._mutex:
+        with self.fleet.mutex:
             if node.reviving or not node.down or (not now_ and now() < node.retry_at):
                 return
             node.reviving = True
@@ -271,19 +267,19 @@ class BlockingFan:
             node.failed(error)
         finally:
             node.reviving = False
-            with self._mutex:
-                self._tried.notify_all()
+            with self.fleet.mutex:
+                self.fleet.tried.notify_all()
 
     def _wait_for_some(self, until: float | None) -> None:
         """Too few are left to decide anything: all that are down are tried now."""
         ends = time.monotonic() + self.access.seconds_until(until)
         for node in self.fleet.nodes:
             self._revive(node, now_=True)
-        with self._mutex:
+        with self.fleet.mutex:
             while self.fleet.up() < self.fleet.quorum and any(
                 node.reviving for node in self.fleet.nodes
             ):
-                if not self._tried.wait(ends - time.monotonic()):
+                if not self.fleet.tried.wait(ends - time.monotonic()):
                     return
 
     def _send(
@@ -381,7 +377,8 @@ class BlockingFan:
                 if link is not None:
                     link.forget()
         self._idle = []
-        self._renew_locks()
+        self._room = Room(self._limit)
+        self.fleet.renew_locks()
         for node in self.fleet.nodes:
             node.reviving = False
 
