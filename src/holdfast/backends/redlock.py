@@ -215,7 +215,7 @@ class RedlockBackend(Keeping, Looking):
         nodes = range(len(self._fleet.nodes))
 
         def undo(answers: list[Any]) -> tuple[bytes, Sequence[int]] | None:
-            if count(answers) + len(raised) >= self._quorum:
+            if count(answers) + len(raised) >= self._quorum or claim.owner in self._won:
                 return None
             return self._undoing(claim, sent, self.channel(claim.name)), nodes
 

@@ -21,6 +21,9 @@ PROTOCOL = "redlock 1"
 RUN_KEY = "holdfast:redlock:run"
 """Where a node keeps which run of it holds whole data: one for all namespaces, as a server loses
 all of them together."""
+RELEASED_BYTES = 2000
+"""How much is spent on readers that were released: some sixty owners, the newest. A renewal that
+comes later than that brings one back for no longer than its ttl."""
 
 _FOLDER = Path(__file__).with_name("lua")
 
@@ -81,4 +84,5 @@ _CONSTANTS = f"""\
 local VERSION, INTENT = '{PROTOCOL}', {_milliseconds(STALE_SECONDS)}
 local KEEP, DAY = {_milliseconds(IDLE_COUNTER_SECONDS)}, {_milliseconds(DAY_SECONDS)}
 local REMEMBER, REMEMBER_BYTES = {_milliseconds(REMEMBER_SECONDS)}, {REMEMBER_BYTES}
+local RELEASED_BYTES = {RELEASED_BYTES}
 """

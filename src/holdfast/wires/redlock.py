@@ -32,11 +32,14 @@ PING = pack("INFO")
 class Node:
     """One master, and what is known of its health; shared by all backends of a door."""
 
-    __slots__ = ("address", "cause", "down", "failures", "retry_at", "reviving", "run")
+    __slots__ = ("address", "cause", "down", "failures", "fit", "retry_at", "reviving", "run")
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self.down = self.reviving = False
+        self.fit = False
+        """Whether it was found fit to vote once. If it is not to begin with, whoever asks is told;
+        if it is no longer, it counts as down: the others go on without."""
         self.cause = ""
         self.failures = 0
         self.retry_at = 0.0
@@ -91,6 +94,7 @@ class Fleet:
         """Looks at what a new connection says of its server; raises where it can't be a vote."""
         if not isinstance(reply, bytes):
             if isinstance(reply, Refused) and reply.code == "NOPERM":
+                node.fit = True
                 return
             raise BackendUnavailable(f"redis at {node.address} refuses INFO: {reply}")
         lines = reply.decode(errors="replace").splitlines()
@@ -107,15 +111,17 @@ class Fleet:
                 "use noeviction, or say ?allow_eviction=on"
             )
         self._tell_apart(node, info.get("run_id", ""))
+        node.fit = True
 
     def _tell_apart(self, node: Node, run: str) -> None:
-        node.run = run
+        node.run = ""  # of two that are the same, the other one may vote
         for other in self.nodes:
             if other is not node and run and other.run == run:
                 raise GuaranteeNotMet(
                     f"{node.address} and {other.address} are the same server: "
                     f"{self.display} needs independent masters"
                 )
+        node.run = run
 
     def unavailable(self, answers: Sequence[Any]) -> BackendUnavailable:
         """The error for a round that too few nodes have answered."""

@@ -261,11 +261,11 @@ class AsyncFan:
                 link = await AsyncLink.open(self.access, node.address)
                 replies = [link.request(command) for command in self.fleet.greeting]
                 self.fleet.judge(node, (await asyncio.gather(*replies))[0])
-        except (BackendUnavailable, TimeoutError) as error:
+        except (HoldfastError, TimeoutError) as error:
+            known = node.fit or node.down
+            if not (known or isinstance(error, BackendUnavailable | TimeoutError)):
+                raise
             node.failed(error if str(error) else f"redis at {node.address} does not answer")
-        except HoldfastError as error:
-            node.failed(error)
-            raise
         else:
             node.worked()
             # Else another task was faster, or it comes after the end.

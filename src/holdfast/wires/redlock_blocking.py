@@ -220,7 +220,9 @@ class BlockingFan:
             return None
         try:
             link = self._connect(node, until)
-        except BackendUnavailable as error:
+        except HoldfastError as error:
+            if not (node.fit or isinstance(error, BackendUnavailable)):
+                raise
             node.failed(error)
             round_.answers[index] = error
             return None

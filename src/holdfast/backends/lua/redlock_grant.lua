@@ -73,14 +73,14 @@ end
 
 if abandoned(owner, sent) then return {'gone'} end
 if x == owner and mode == 'x' then
-  call('HSET', key, 'xe', now + ttl, 'xs', sent)
+  call('HSET', key, 'xe', now + ttl, 'xs', math.max(sent, tonumber(s[13] or 0)))
   keep(ttl)
   return {1, token, '-', ''}
 end
 local mine = holds[owner]
 if mode == 'n' then survey_slots() end
-if mine and start then
-  mine.ends, mine.sent = now + ttl, sent
+if mine and (start or mode == 's') then
+  mine.ends, mine.sent = now + ttl, math.max(sent, mine.sent)
   write(owner, mine)
   keep(ttl)
   return {1, mine.token, mine.slots, map}

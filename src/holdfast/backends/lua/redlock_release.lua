@@ -12,7 +12,7 @@ local function is_over()
     if field == 'h:' .. owner then return true end
   end
   if mode == 'x' then return c > to end
-  if mode == 's' then return superseded > to end
+  if mode == 's' then return superseded > to or released(owner) end
   for slot in string.gmatch(slots, '%d+') do
     if tonumber(call('HGET', key, 't:' .. slot) or 0) > to then return true end
   end
@@ -22,7 +22,6 @@ end
 -- A renewal of it that is still under way must not bring it back here.
 local function pass_by()
   raise(to + 1)
-  if mode == 's' then call('HSET', key, 'q', to + 1) end
   for slot in string.gmatch(slots, '%d+') do call('HSET', key, 't:' .. slot, to + 1) end
   keep(0)
 end
@@ -36,6 +35,10 @@ if drop(owner, to) then
 elseif not is_over() then
   was = 2
   pass_by()
+end
+if mode == 's' then
+  local known = call('HGET', key, 'o') or ' '
+  call('HSET', key, 'o', ' ' .. owner .. string.sub(known, 1, RELEASED_BYTES))
 end
 if reader and count > 0 then return was end
 return was + 4 * wake(ARGV[3])

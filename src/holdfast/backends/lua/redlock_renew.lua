@@ -1,6 +1,8 @@
 -- Extends a hold, or takes it back where this node forgot it or never had it, unless somebody was
 -- admitted here since. ARGV: owner, label, ttl ms, token, shape: mode, limit, slots.
 -- Answers 1, or 0 if it is another's or superseded.
+-- Its token is no lower than the stamp of the attempt that won, so it serves as one: an earlier
+-- attempt of the owner's may still be undone here.
 local owner, label, ttl, to = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local mode, want, slots = string.match(ARGV[5], '^(%a) (%d+) (%S+)$')
 
@@ -8,7 +10,7 @@ local function free()
   if x or abandoned(owner, 0) then return false end
   if mode == 'x' then return count == 0 and c <= to end
   if count > 0 and limit ~= want then return false end
-  if mode == 's' then return superseded <= to end
+  if mode == 's' then return superseded <= to and not released(owner) end
   for _, hold in pairs(holds) do
     for slot in string.gmatch(hold.slots, '%d+') do
       if string.find(',' .. slots .. ',', ',' .. slot .. ',', 1, true) then return false end
@@ -22,19 +24,20 @@ end
 
 if x == owner then
   call('HSET', key, 'xe', now + ttl)
-  if token ~= to then call('HSET', key, 'xt', to) end
+  if token ~= to then call('HSET', key, 'xt', to, 'xs', to) end
 elseif holds[owner] then
   local hold = holds[owner]
-  hold.ends, hold.token = now + ttl, to
+  hold.ends, hold.token, hold.sent = now + ttl, to, to
   write(owner, hold)
 elseif not free() then
   return 0
 elseif mode == 'x' then
   c = math.max(c, to)
-  take_alone(owner, now + ttl, to, 0, label)
+  take_alone(owner, now + ttl, to, to, label)
 else
   call('HSET', key, 'v', VERSION, 'k', want)
-  take(owner, {mode = mode, ends = now + ttl, token = to, sent = 0, slots = slots, label = label})
+  take(owner, {mode = mode, ends = now + ttl, token = to, sent = to, slots = slots,
+    label = label})
 end
 raise(to)
 keep(ttl)

@@ -7,5 +7,6 @@ for owner, hold in pairs(holds) do
   found[#found + 1], owners[#owners + 1] = {digest(owner), hold.token}, owner
 end
 for _, owner in ipairs(owners) do drop(owner, last) end
+if #owners > 0 then call('HSET', key, 'q', c) end  -- as if by a writer: no reader goes on
 wake(ARGV[1])
 return found

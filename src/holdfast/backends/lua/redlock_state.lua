@@ -1,6 +1,6 @@
 -- What one node of a Redlock store knows about a name: one hash.
 --   v protocol version   c counter: no token from here was higher   e when the key runs out
---   q below this a reader is superseded   k limit (0: a lock)
+--   q below this a reader is superseded, by a writer   k limit (0: a lock)
 --   x xe xt xl   the exclusive holder: owner, end, token, label
 --   xs xa        which attempt of its it was, and since when
 --   n            how many other holds there are
@@ -8,6 +8,7 @@
 --   t:<slot>     a slot's last token
 --   i ie         a waiting writer, and until when it keeps new readers out
 --   g d          owners that were abandoned, and until when they are remembered
+--   o            readers that were released, the newest of them
 local call = redis.call
 local key, time = KEYS[1], call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
@@ -85,7 +86,8 @@ local function take_alone(owner, its_end, its_token, sent, label)
   if s[10] == owner then call('HDEL', key, 'i', 'ie') end
 end
 
--- Ends a hold for good: a renewal of it that is still under way finds a higher counter.
+-- Ends a hold for good: a renewal of it that is still under way finds a higher counter. Readers
+-- share theirs, so of them it has to be remembered who is gone: others go on, and are healed.
 local function drop(owner, its_token)
   if s[3] == owner then
     raise(math.max(token, its_token) + 1)
@@ -98,7 +100,6 @@ local function drop(owner, its_token)
   if not hold then return false end
   local last = math.max(hold.token, its_token) + 1
   raise(last)
-  if last > superseded then call('HSET', key, 'q', last) end
   for slot in string.gmatch(hold.slots, '%d+') do call('HSET', key, 't:' .. slot, last) end
   call('HDEL', key, 'h:' .. owner)
   holds[owner] = nil
@@ -119,6 +120,11 @@ local function abandoned(owner, sent)
   local known, mark = call('HGET', key, 'g') or '', ' ' .. owner .. '@'
   local at = string.find(known, mark, 1, true)
   return at and sent <= tonumber(string.match(known, '^%d+', at + #mark))
+end
+
+-- Whether a reader was released here. As many are known as a renewal may be late behind.
+local function released(owner)
+  return string.find(call('HGET', key, 'o') or '', ' ' .. owner .. ' ', 1, true)
 end
 
 local function digest(owner) return string.sub(redis.sha1hex(owner), 1, 16) end
