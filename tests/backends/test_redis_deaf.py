@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 
 import holdfast
-from backends.redis_bench import somebody_rests, swallow_messages
+from backends.redis_bench import over, somebody_rests, swallow_messages
 from harnesses.redlock import mark_as_new
+from holdfast.core.drive import run_now
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from holdfast.testing.contract import Bench
 from holdfast.wires.redlock_bell import Listeners
 from servers.ensemble import Ensemble
 from servers.process import wait_until
 from servers.redis import RedisServer
+from servers.registry import Servers
 
 
 @pytest.fixture(params=["redis", "redlock"])
@@ -91,3 +98,40 @@ def test_a_deaf_waiter_finds_out_async(store: Store) -> None:
             assert await waiting > held.token
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_a_new_subscription_leaves_nobody_behind(servers: Servers, late: bool) -> None:
+    """One is about to wait as the subscription that would have told it is replaced by another,
+    before or after it has sat down: what was told in between it must see for itself."""
+    server = servers.of(RedisServer)
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        backend: Any = peer.backend
+        wakeups, subscribe = backend._wakeups, backend._requests.route.bell
+        await peer.take(bench.claim())
+        claim = bench.claim()
+        await peer.wait(claim, await peer.queue(claim), now())  # begins to listen
+        busy = await peer.queue(claim)
+        doorbell = wakeups._doorbell
+        wait = doorbell.wait
+
+        def replace() -> None:
+            if late:
+                wait_until("the waiter", lambda: bool(doorbell._waiting))
+            run_now(wakeups._subscribe(now() + 30, subscribe))
+
+        def interfere(*words: Any) -> Any:
+            wakeups.drop()
+            thread = threading.Thread(target=replace)
+            thread.start()
+            if not late:
+                thread.join()
+            return wait(*words)
+
+        doorbell.wait = interfere
+        async with asyncio.timeout(30):
+            assert await peer.wait(claim, busy, now() + 60) is None
+
+    over(server.url, Flavour.BLOCKING, body)

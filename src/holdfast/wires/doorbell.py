@@ -130,13 +130,16 @@ class BlockingDoorbell:
         """Drops a ring that was kept for somebody who will not come."""
         self._kept.pop(key, None)
 
-    def wait(self, key: str, until: float) -> bool:
-        """Whether it was rung by then. Raises what a broken bell raises, once, in one thread."""
+    def wait(self, key: str, until: float, bell: Bell | None = None) -> bool:
+        """Whether it was rung by then. Raises what a broken bell raises, once, in one thread. With
+        the bell that is to ring it, it returns at once if another hangs there by now."""
         waiter = _Waiter()
         try:  # an interrupt at any point must not leave the others without a listener
             with self._mutex:
                 self._waiting[key] = waiter  # first: a ring from here on is not kept any more
-                if key in self._kept or self._closed:
+                hangs = self._bell
+                other = bell is not None and hangs is not None and bell is not hangs
+                if other or key in self._kept or self._closed:
                     self._kept.pop(key, None)
                     return True
                 if self._led:

@@ -95,7 +95,7 @@ class BlockingWakeups:
             bell = self._bell
             if bell is None or not heard or heard != self.hearing:
                 return None
-            self._doorbell.wait(key, until)
+            self._doorbell.wait(key, until, bell)
             return bell.tokens.pop(key, None)
         except (LinkBroken, OSError):
             self.drop()
