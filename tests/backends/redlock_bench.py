@@ -1,24 +1,17 @@
-"""The masters of a Redlock store, each behind a proxy, and doors of either kind to them."""
+"""The masters of a Redlock store, each behind a proxy."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from backends.redis_bench import LONGEST_SECONDS
 from harnesses.redlock import mark_as_new
-from holdfast.testing import Flavour
-from holdfast.testing.doors import open_door
-from holdfast.testing.workers import Workers
 from servers.ensemble import Ensemble
 from servers.proxy import Proxy
 from servers.redis import RedisServer
 
-__all__ = ["KEY", "Nodes", "five", "held_by", "three", "through"]
+__all__ = ["KEY", "Nodes", "five", "held_by", "three"]
 
 KEY = "holdfast:redlock:{name}"
 
@@ -67,22 +60,3 @@ def five() -> Iterator[Nodes]:
 def held_by(node: RedisServer) -> bool:
     """Whether a node knows of an exclusive hold of the name."""
     return node.ask("HEXISTS", KEY, "x") == 1
-
-
-def through(
-    flavour: Flavour, body: Callable[..., Awaitable[None]], *urls: str, **options: Any
-) -> None:
-    """Runs a test's body with a door to each URL, all of them with the words of the asyncio one."""
-
-    async def run() -> None:
-        workers = Workers()
-        try:
-            async with asyncio.timeout(LONGEST_SECONDS), AsyncExitStack() as stack:
-                doors = [open_door(url, flavour, workers.run, **options) for url in urls]
-                for door in doors:
-                    await stack.enter_async_context(door)
-                await body(*doors)
-        finally:
-            workers.close()
-
-    asyncio.run(run())

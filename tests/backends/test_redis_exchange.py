@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 
+from backends.doors import through
 from backends.redis_bench import blocking_and_asyncio, over, until
 from holdfast.claim import Busy, Grant
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
-from holdfast.testing.doors import open_door
-from holdfast.testing.workers import Workers
 from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.registry import Servers
@@ -88,9 +88,7 @@ def test_replicas_that_were_late_leave_an_heir_to_itself(
 def test_a_door_with_replicas_hands_over(replica: RedisServer, flavour: Flavour) -> None:
     """The release of one wakes the next: nobody has to look by itself."""
 
-    async def main() -> None:
-        workers = Workers()
-        door = open_door(_replicated(replica), flavour, workers.run, namespace="ours", ttl=60)
+    async def body(door: Any) -> None:
         tokens: list[int] = []
 
         async def one() -> None:
@@ -98,12 +96,10 @@ def test_a_door_with_replicas_hands_over(replica: RedisServer, flavour: Flavour)
                 tokens.append(lease.token)
                 await until(lambda: len(tokens) == 4 or len(door._door.lines.all()) > 0)
 
-        async with asyncio.timeout(SECONDS), door:
-            await asyncio.gather(*(one() for _ in range(4)))
-        workers.close()
+        await asyncio.gather(*(one() for _ in range(4)))
         assert tokens == sorted(set(tokens))
 
-    asyncio.run(main())
+    through(flavour, body, _replicated(replica), ttl=60)
 
 
 @blocking_and_asyncio

@@ -11,8 +11,9 @@ import pytest
 
 from backends import redlock_bench
 from backends.claims import claim_of
+from backends.doors import through
 from backends.redis_bench import blocking_and_asyncio, over, scripts_run, until
-from backends.redlock_bench import Nodes, through
+from backends.redlock_bench import Nodes
 from holdfast.claim import Mode
 from holdfast.core.contract import Settings, Waiting
 from holdfast.core.drive import run_now

@@ -14,7 +14,8 @@ from holdfast.backends.redis_probe import eviction_greeting
 from holdfast.backends.redis_scripts import Script
 from holdfast.backends.redis_words import milliseconds, refusal
 from holdfast.wires.redis import LinkBroken, Refused, pack
-from holdfast.wires.redis_topology import ClusterRoute, Route, SentinelRoute, SingleRoute, Wire
+from holdfast.wires.redis_cluster import ClusterRoute
+from holdfast.wires.redis_topology import Route, SentinelRoute, SingleRoute, Wire
 
 __all__ = ["Command", "Requests"]
 
@@ -67,9 +68,13 @@ class Requests:
             if type(again) is not Refused:
                 return again
             reply = again
-        if reply.code == "READONLY":
-            self.route.refused()
+        self._look_elsewhere([reply])
         raise refusal(reply, self._display)
+
+    def _look_elsewhere(self, replies: Sequence[Any]) -> None:
+        """Where a replica answers, another may be the master by now."""
+        if any(type(reply) is Refused and reply.code == "READONLY" for reply in replies):
+            self.route.refused()
 
     async def many(self, commands: Sequence[Command], until: float | None = None) -> list[Any]:
         """All in one round trip; what the server has no script for, in one more. Error replies
@@ -90,6 +95,7 @@ class Requests:
             again = await self.route.calls(full, [keys[i] for i in unknown], until)
             for i, reply in zip(unknown, again, strict=True):
                 replies[i] = reply
+        self._look_elsewhere(replies)
         return replies
 
     async def replicated(self, command: Command, until: float | None) -> tuple[Any, str]:
@@ -98,6 +104,7 @@ class Requests:
         if type(reply) is Refused and reply.code == "NOSCRIPT":
             full = command.script.in_full(command.packed)
             reply, count = await self.route.alone([full, self._wait], command.key, until)
+        self._look_elsewhere([reply])
         for each in (reply, count):
             if type(each) is Refused:
                 raise refusal(each, self._display)

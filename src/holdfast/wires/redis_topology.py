@@ -1,4 +1,5 @@
-"""Which node a command goes to: the one server, the master that Sentinel names, or a slot's owner.
+"""Which node a command goes to: the one server, or the master that Sentinel names. The owners of
+a cluster's slots are in ``redis_cluster``.
 
 Written once over pools of either kind. A route answers error replies that are not about routing
 as ``Refused`` values; routing errors are its own business.
@@ -11,17 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.redis import SLOTS, Access, Address, Greeting, Refused, key_slot, pack
+from holdfast.wires.redis import Access, Address, Greeting, Refused, pack
+from holdfast.wires.redis_guides import Guides
 
-__all__ = ["ClusterRoute", "Pool", "Route", "SentinelRoute", "SingleRoute", "Wire"]
+__all__ = ["CallBehind", "CallNow", "Pool", "Route", "SentinelRoute", "SingleRoute", "Wire"]
 
-ATTEMPTS = 16
-"""How often a command follows the slots of a cluster that is being rearranged."""
-MOVING_SECONDS = 0.05
-BATCH_SECONDS = 0.25
-"""How long a batch waits for a slot that is on its way: it has answers for others to bring."""
-_UNSETTLED = ("TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING")
 _NOT_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
 
 
@@ -132,6 +127,7 @@ class SentinelRoute:
     ) -> None:
         self._wire, self._service, self._greeting = wire, service, greeting
         self._sentinels, self._access, self._moved = list(sentinels), sentinel_access, moved
+        self._guides = Guides()
         self._pool: Pool | None = None
         self._sure = False
         self._changing = threading.Lock()
@@ -188,21 +184,18 @@ class SentinelRoute:
 
     async def _master(self, until: float | None) -> Address:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
-        failures: list[str] = []
-        for sentinel in list(self._sentinels):
-            try:
-                (reply,) = await self._wire.once(self._access, sentinel, question, until=until)
-            except BackendUnavailable as error:
-                failures.append(str(error))
-                continue
-            if isinstance(reply, list) and len(reply) == 2:
-                self._sentinels.remove(sentinel)
-                self._sentinels.insert(0, sentinel)
-                return Address(reply[0].decode(), int(reply[1]))
-            refused = isinstance(reply, Refused)
-            says = f"refuses: {reply}" if refused else f"knows no master {self._service!r}"
-            failures.append(f"the sentinel at {sentinel} {says}")
-        raise BackendUnavailable(f"no sentinel names a master: {'; '.join(failures)}")
+        wire, access, sentinels = self._wire, self._access, self._sentinels
+        try:
+            return await self._guides.ask(wire, access, sentinels, question, self._named, until)
+        except BackendUnavailable as error:
+            raise BackendUnavailable(f"no sentinel names a master: {error}") from error
+
+    def _named(self, sentinel: Address, reply: Any) -> Address:
+        if isinstance(reply, list) and len(reply) == 2:
+            return Address(reply[0].decode(), int(reply[1]))
+        refused = isinstance(reply, Refused)
+        says = f"refuses: {reply}" if refused else f"knows no master {self._service!r}"
+        raise BackendUnavailable(f"the sentinel at {sentinel} {says}")
 
     async def bell(self, channel: str, until: float) -> Any:
         pool = self._pool if self._sure and self._pool is not None else await self._find(until)
@@ -225,171 +218,3 @@ class SentinelRoute:
     async def close(self) -> None:
         if self._pool is not None:
             await self._pool.close()
-
-
-class ClusterRoute:
-    """The owners of the slots, as any node of the cluster tells it."""
-
-    now: CallNow | None = None
-    behind: CallBehind | None = None
-
-    def __init__(self, wire: Wire, seeds: Sequence[Address], greeting: Greeting | None) -> None:
-        self._wire, self._greeting = wire, greeting
-        self._seeds = list(seeds)
-        self._pools: dict[Address, Pool] = {}
-        self._owners: list[Address | None] = []
-
-    def _pool(self, address: Address) -> Pool:
-        known = self._pools.get(address)
-        if known is not None:
-            return known
-        # Two threads may come here at once; a pool that is not used has opened nothing.
-        return self._pools.setdefault(address, self._wire.pool(address, self._greeting))
-
-    async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
-        deadline = now() + self._wire.access.seconds_until(until)
-        return await self._follow(packed, key_slot(key), until, deadline)
-
-    async def _follow(self, packed: bytes, slot: int, until: float | None, deadline: float) -> Any:
-        """Goes where it is sent, and waits until the deadline for a slot that is on its way."""
-        address, asking = await self._owner(slot, until), False
-        reply: Any = None
-        sent_on = 0
-        while sent_on < ATTEMPTS:
-            reply = await self._ask(address, packed, asking, until)
-            if type(reply) is not Refused:
-                return reply
-            code = reply.code
-            if code in ("MOVED", "ASK"):
-                sent_on += 1
-                address, asking = _target(reply, address), code == "ASK"
-                if not asking:
-                    self._owners[slot : slot + 1] = [address] if self._owners else []
-            elif code in _UNSETTLED and now() < deadline:
-                await self._wire.sleep(MOVING_SECONDS)
-                if code != "TRYAGAIN":
-                    self._owners = []
-                    address, asking = await self._owner(slot, until), False
-            else:
-                return reply
-        raise BackendUnavailable(f"the cluster does not settle who has slot {slot}: {reply}")
-
-    async def _ask(self, address: Address, packed: bytes, asking: bool, until: float | None) -> Any:
-        pool = self._pool(address)
-        try:
-            if asking:
-                return (await pool.calls([pack("ASKING"), packed], until))[1]
-            return await pool.call(packed, "", until)
-        except BackendUnavailable:
-            self._owners = []  # it may be gone for good: ask who has its slots now
-            raise
-
-    async def calls(
-        self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
-    ) -> list[Any]:
-        """One batch per node; what a node no longer has is asked for again, one by one."""
-        places: dict[Address, list[int]] = {}
-        for index, key in enumerate(keys):
-            places.setdefault(await self._owner(key_slot(key), until), []).append(index)
-        replies: list[Any] = [None] * len(commands)
-        for address, indexes in places.items():
-            try:
-                mine = [commands[index] for index in indexes]
-                batch = await self._pool(address).calls(mine, until)
-            except BackendUnavailable as error:
-                self._owners = []
-                batch = [error] * len(indexes)  # the other nodes' part is still worth it
-            for index, reply in zip(indexes, batch, strict=True):
-                replies[index] = reply
-        for index, reply in enumerate(replies):
-            if isinstance(reply, Refused) and reply.code in ("MOVED", "ASK", "TRYAGAIN"):
-                replies[index] = await self._followed(commands[index], keys[index], until)
-        return replies
-
-    async def _followed(self, packed: bytes, key: str, until: float | None) -> Any:
-        """Where one slot is stuck on its way, all others of a batch are answered all the same."""
-        try:
-            return await self._follow(packed, key_slot(key), until, now() + BATCH_SECONDS)
-        except BackendUnavailable as error:
-            return error
-
-    async def alone(
-        self, commands: Sequence[bytes], key: str, until: float | None = None
-    ) -> list[Any]:
-        slot = key_slot(key)
-        for _ in range(ATTEMPTS):
-            replies = await self._pool(await self._owner(slot, until)).alone(commands, until)
-            first = replies[0]
-            if type(first) is not Refused or first.code not in ("MOVED", "ASK", "TRYAGAIN"):
-                return replies
-            # A slot on its way elsewhere: look again until it has arrived.
-            await self._wire.sleep(MOVING_SECONDS)
-            self._owners = []
-        raise BackendUnavailable(f"the cluster does not settle who has slot {slot}")
-
-    async def _owner(self, slot: int, until: float | None = None) -> Address:
-        owners = self._owners or await self._discover(until)
-        address = owners[slot]
-        if address is None:
-            self._owners = []
-            raise BackendUnavailable(f"no node of the cluster has slot {slot}")
-        return address
-
-    async def _discover(self, until: float | None = None) -> list[Address | None]:
-        failures: list[str] = []
-        question = pack("CLUSTER", "SLOTS")
-        known = [address for address in self._pools if address not in self._seeds]
-        for seed in self._seeds + known:
-            try:
-                access = self._wire.access
-                (reply,) = await self._wire.once(access, seed, question, until=until)
-            except BackendUnavailable as error:
-                failures.append(str(error))
-                continue
-            if isinstance(reply, list) and reply:
-                owners: list[Address | None] = [None] * SLOTS
-                for first, last, master, *_ in reply:
-                    address = Address(master[0].decode() or seed.host, master[1])
-                    owners[first : last + 1] = [address] * (last + 1 - first)
-                self._owners = owners
-                await self._retire(set(owners))
-                return owners
-            failures.append(f"{seed}: {reply if isinstance(reply, Refused) else 'no slots'}")
-        raise BackendUnavailable(f"no node tells the cluster's slots: {'; '.join(failures)}")
-
-    async def _retire(self, owners: set[Address | None]) -> None:
-        """Closes the connections to nodes that have no slots any more."""
-        for address in [address for address in list(self._pools) if address not in owners]:
-            await self._pools.pop(address).close()
-
-    async def bell(self, channel: str, until: float) -> Any:
-        """A message reaches the subscribers of every node: any will do."""
-        failures: list[str] = []
-        for pool in await self.pools():
-            try:
-                return await self._wire.bell(pool.address, channel, until)
-            except BackendUnavailable as error:
-                failures.append(str(error))
-        self._owners = []
-        raise BackendUnavailable(f"no node takes a subscription: {'; '.join(failures)}")
-
-    async def pools(self) -> list[Pool]:
-        owners = self._owners or await self._discover()
-        return [self._pool(address) for address in dict.fromkeys(owners) if address]
-
-    def refused(self) -> None:
-        self._owners = []
-
-    def forget(self) -> None:
-        for pool in self._pools.values():
-            pool.forget()
-
-    async def close(self) -> None:
-        for pool in self._pools.values():
-            await pool.close()
-
-
-def _target(reply: Refused, asked: Address) -> Address:
-    """The node that ``MOVED 866 host:port`` names; an empty host means the one that was asked."""
-    host, _, port = str(reply).split(" ")[2].rpartition(":")
-    return Address(host or asked.host, int(port))

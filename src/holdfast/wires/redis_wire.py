@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from holdfast.wires.redis import Access, Address, Greeting
+from holdfast.wires.redis import Access, Address, Greeting, unreachable
 from holdfast.wires.redis_aio import AsyncLink, AsyncPool
 from holdfast.wires.redis_aio_bell import AsyncBell, AsyncWakeups
 from holdfast.wires.redis_blocking import BlockingLink, BlockingPool
@@ -66,9 +66,13 @@ class AsyncWire:
         self, access: Access, address: Address, *commands: bytes, until: float | None = None
     ) -> list[Any]:
         """Opens a connection for a few commands and closes it."""
+        seconds = access.seconds_until(until)
         link = await AsyncLink.open(access, address, until)
         try:
-            return [await link.request(command) for command in commands]
+            async with asyncio.timeout(access.seconds_until(until)):
+                return [await link.request(command) for command in commands]
+        except TimeoutError as error:
+            raise unreachable(address, error, seconds) from error
         finally:
             link.close()
 
