@@ -4,18 +4,29 @@ It goes on until a file says that it is enough."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
-import holdfast
+from holdfast.testing import Flavour
+from holdfast.testing.doors import open_door, run_here
 
 
-def main(url: str, path: str, enough: str) -> None:
-    with holdfast.connect(url, ttl=10) as locks:
-        while not Path(enough).exists():
-            with locks.lock("name", timeout=60) as lease, Path(path).open("a") as file:
-                file.write(f"{lease.token}\n")
+async def main(url: str, path: str, enough: str, flavour: str) -> None:
+    async with open_door(url, Flavour(flavour), run_here, ttl=10) as door:
+        while not _exists(enough):
+            async with door.lock("name", timeout=60) as lease:
+                _write(path, lease.token)
+
+
+def _exists(path: str) -> bool:
+    return Path(path).exists()
+
+
+def _write(path: str, token: int) -> None:
+    with Path(path).open("a") as file:
+        file.write(f"{token}\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asyncio.run(main(*sys.argv[1:]))

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
-from harnesses.redlock import mark_as_new
+from backends import redlock_bench
+from backends.doors import through
+from backends.redis_bench import blocking_and_asyncio, until
+from backends.redlock_bench import KEY, Nodes, held_by
 from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
-from servers.ensemble import Ensemble
 from servers.process import wait_until
 from servers.redis import RedisServer
 
 pytestmark = pytest.mark.faults
 
-KEY = "holdfast:redlock:{name}"
+three, five = redlock_bench.three, redlock_bench.five
 SOON = 60.0
-
-
-@pytest.fixture
-def nodes() -> Iterator[Ensemble[RedisServer]]:
-    """Five masters that keep nothing, marked as new."""
-    with Ensemble([RedisServer() for _ in range(5)]) as ensemble:
-        mark_as_new(_url(ensemble))
-        yield ensemble
-
-
-def _url(nodes: Ensemble[RedisServer]) -> str:
-    return f"redlock://{nodes.hosts}?max_ttl=30"
-
+TTL = 10.0
 
 FAULTS: dict[str, Callable[[RedisServer], None]] = {
     "killed": RedisServer.kill,
@@ -45,36 +35,13 @@ FAULTS: dict[str, Callable[[RedisServer], None]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_of_five_is_not_missed(nodes: Ensemble[RedisServer], fault: str) -> None:
+@blocking_and_asyncio
+def test_one_of_five_is_not_missed(five: Nodes, flavour: Flavour, fault: str) -> None:
     """A hold stays held, others stay out, tokens go on growing."""
-    with (
-        holdfast.connect(_url(nodes), ttl=10) as ours,
-        holdfast.connect(_url(nodes), ttl=10) as theirs,
-    ):
-        with ours.lock("name") as held:
-            FAULTS[fault](nodes.nodes[0])
-            held.extend()
-            assert theirs.lock("name").acquire(blocking=False) is None
-        tokens = [held.token]
-        for number in range(30):
-            with (ours, theirs)[number % 2].lock("name", timeout=10) as lease:
-                tokens.append(lease.token)
-        assert tokens == sorted(set(tokens))
 
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_one_of_five_is_not_missed_async(nodes: Ensemble[RedisServer], fault: str) -> None:
-    """The same through the asyncio door."""
-    asyncio.run(_not_missed(nodes, FAULTS[fault]))
-
-
-async def _not_missed(nodes: Ensemble[RedisServer], fault: Callable[[RedisServer], None]) -> None:
-    async with (
-        holdfast.connect_async(_url(nodes), ttl=10) as ours,
-        holdfast.connect_async(_url(nodes), ttl=10) as theirs,
-    ):
+    async def body(ours: Any, theirs: Any) -> None:
         async with ours.lock("name") as held:
-            fault(nodes.nodes[0])
+            FAULTS[fault](five.nodes[0])
             await held.extend()
             assert await theirs.lock("name").acquire(blocking=False) is None
         tokens = [held.token]
@@ -83,104 +50,114 @@ async def _not_missed(nodes: Ensemble[RedisServer], fault: Callable[[RedisServer
                 tokens.append(lease.token)
         assert tokens == sorted(set(tokens))
 
+    through(flavour, body, five.url, five.url, ttl=TTL)
 
-def test_a_stopped_node_is_left_out_and_comes_back(nodes: Ensemble[RedisServer]) -> None:
+
+@blocking_and_asyncio
+def test_a_stopped_node_is_left_out_and_comes_back(five: Nodes, flavour: Flavour) -> None:
     """Once it is known to hang nothing is sent there; afterwards it votes again."""
-    stopped = nodes.nodes[0]
-    with holdfast.connect(_url(nodes), ttl=10) as locks:
-        with locks.lock("name"):
+    stopped = five.nodes[0]
+
+    async def body(door: Any) -> None:
+        async with door.lock("name"):
             pass
-        node = locks._door.store.fleet.nodes[0]  # type: ignore[attr-defined]
+        node = door._door.store.fleet.nodes[0]
         stopped.pause()
-        _hold_until(locks, lambda: node.down)
+        await _hold_until(door, lambda: bool(node.down))
         stopped.resume()
-        _hold_until(locks, lambda: not node.down)
-        with locks.lock("name"):
-            wait_until("the vote", lambda: stopped.ask("HEXISTS", KEY, "x") == 1)
+        await _hold_until(door, lambda: not node.down)
+        async with door.lock("name"):
+            await until(lambda: held_by(stopped))
+
+    through(flavour, body, five.url, ttl=TTL)
 
 
 def test_a_node_comes_back_although_its_reviver_was_interrupted(
-    nodes: Ensemble[RedisServer], monkeypatch: pytest.MonkeyPatch
+    five: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the start of the thread that tries it: somebody else tries it later."""
-    stopped = nodes.nodes[0]
-    with holdfast.connect(_url(nodes), ttl=10) as locks:
+    stopped = five.nodes[0]
+    start = threading.Thread.start
+
+    def torn(thread: threading.Thread) -> None:
+        if thread.name == "holdfast-redlock-revive":
+            raise KeyboardInterrupt
+        start(thread)
+
+    def hold_until(locks: holdfast.Locks, condition: Callable[[], bool]) -> None:
+        def held() -> bool:
+            with locks.lock("name", timeout=10):
+                return condition()
+
+        wait_until("the node", held)
+
+    with holdfast.connect(five.url, ttl=TTL) as locks:
         with locks.lock("name"):
             pass
         node = locks._door.store.fleet.nodes[0]  # type: ignore[attr-defined]
-        start = threading.Thread.start
-
-        def torn(thread: threading.Thread) -> None:
-            if thread.name == "holdfast-redlock-revive":
-                raise KeyboardInterrupt
-            start(thread)
-
         stopped.pause()
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", torn)
             with pytest.raises(KeyboardInterrupt):
-                _hold_until(locks, lambda: False)
+                hold_until(locks, lambda: False)
         stopped.resume()
-        _hold_until(locks, lambda: not node.down)
+        hold_until(locks, lambda: not node.down)
 
 
-def _wished_for(node: RedisServer) -> bool:
-    return node.ask("HEXISTS", KEY, "i") == 1
+async def _hold_until(door: Any, condition: Callable[[], bool]) -> None:
+    """Takes the name and gives it back, over and over: it is bounded by the test's own time."""
+    over = False
+    while not over:
+        async with door.lock("name", timeout=10):
+            over = condition()
 
 
-def _hold_until(locks: holdfast.Locks, condition: Callable[[], bool]) -> None:
-    def held() -> bool:
-        with locks.lock("name", timeout=10):
-            return condition()
-
-    wait_until("the node", held)
-
-
-def test_a_renewal_heals_a_wiped_node(nodes: Ensemble[RedisServer]) -> None:
+@blocking_and_asyncio
+def test_a_renewal_heals_a_wiped_node(five: Nodes, flavour: Flavour) -> None:
     """A node that forgot a hold gets it back; who was superseded does not."""
-    wiped = nodes.nodes[0]
-    with holdfast.connect(_url(nodes), ttl=10) as locks, locks.lock("name") as lease:
-        wiped.wipe()
+    wiped = five.nodes[0]
 
-        def healed() -> bool:
-            lease.extend()
-            return wiped.ask("HGET", KEY, "xt") == str(lease.token)
+    async def body(door: Any) -> None:
+        async with door.lock("name") as lease:
+            wiped.wipe()
+            while wiped.ask("HGET", KEY, "xt") != str(lease.token):
+                await lease.extend()
+            wiped.ask("HDEL", KEY, "x", "xe", "xt", "xl", "xs", "xa")
+            wiped.ask("HSET", KEY, "c", str(lease.token + 1))
+            await lease.extend()
+            assert not held_by(wiped)
 
-        wait_until("the healing", healed)
-        wiped.ask("HDEL", KEY, "x", "xe", "xt", "xl", "xs", "xa")
-        wiped.ask("HSET", KEY, "c", str(lease.token + 1))
-        lease.extend()
-        assert wiped.ask("HEXISTS", KEY, "x") == 0
+    through(flavour, body, five.url, ttl=TTL)
 
 
-def test_readers_and_slots_survive_a_wiped_node(nodes: Ensemble[RedisServer]) -> None:
+@blocking_and_asyncio
+def test_readers_and_slots_survive_a_wiped_node(five: Nodes, flavour: Flavour) -> None:
     """What a majority holds is held: no writer gets in, no slot is given twice."""
-    with (
-        holdfast.connect(_url(nodes), ttl=10) as locks,
-        holdfast.connect(_url(nodes)) as others,
-        locks.rwlock("name").read(),
-        locks.semaphore("slots", 2) as mine,
-    ):
-        nodes.nodes[0].wipe()
-        nodes.nodes[1].kill()
-        assert others.rwlock("name").write().acquire(blocking=False) is None
-        with others.semaphore("slots", 2, timeout=5) as other:
-            assert not set(mine.slots) & set(other.slots)
-            assert others.semaphore("slots", 2).acquire(blocking=False) is None
+
+    async def body(ours: Any, theirs: Any) -> None:
+        async with ours.rwlock("name").read(), ours.semaphore("slots", 2) as mine:
+            five.nodes[0].wipe()
+            five.nodes[1].kill()
+            assert await theirs.rwlock("name").write().acquire(blocking=False) is None
+            async with theirs.semaphore("slots", 2, timeout=5) as other:
+                assert not set(mine.slots) & set(other.slots)
+                assert await theirs.semaphore("slots", 2).acquire(blocking=False) is None
+
+    through(flavour, body, five.url, five.url, ttl=TTL)
 
 
-@pytest.mark.parametrize("flavour", list(Flavour))
-def test_the_wish_of_a_killed_writer_ends(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
+@blocking_and_asyncio
+def test_the_wish_of_a_killed_writer_ends(five: Nodes, flavour: Flavour) -> None:
     """It keeps readers out for a writer's sake, and must not outlive one that is gone."""
-    writer = Process(_url(nodes), flavour, ttl=10)
+    writer = Process(five.url, flavour, ttl=TTL)
     try:
         with (
-            holdfast.connect(_url(nodes), ttl=10) as ours,
-            holdfast.connect(_url(nodes), ttl=10) as theirs,
+            holdfast.connect(five.url, ttl=TTL) as ours,
+            holdfast.connect(five.url, ttl=TTL) as theirs,
             ours.rwlock("name").read() as first,
         ):
             writer.send("acquire", name="name")
-            wait_until("the wish", lambda: all(map(_wished_for, nodes.nodes)))
+            wait_until("the wish", lambda: all(map(_wished_for, five.nodes)))
             assert theirs.rwlock("name").read().acquire(blocking=False) is None
             writer.kill()
             with theirs.rwlock("name", timeout=SOON).read():
@@ -189,39 +166,39 @@ def test_the_wish_of_a_killed_writer_ends(nodes: Ensemble[RedisServer], flavour:
         writer.close()
 
 
-def test_two_wiped_nodes_of_three_let_nobody_in() -> None:
+def _wished_for(node: RedisServer) -> bool:
+    return node.ask("HEXISTS", KEY, "i") == 1
+
+
+@blocking_and_asyncio
+def test_two_wiped_nodes_of_three_let_nobody_in(three: Nodes, flavour: Flavour) -> None:
     """The quarantine keeps a majority that forgot from electing a second holder."""
-    with Ensemble([RedisServer() for _ in range(3)]) as nodes:
-        mark_as_new(_url(nodes))
-        with (
-            holdfast.connect(_url(nodes), ttl=10) as ours,
-            holdfast.connect(_url(nodes), ttl=10) as theirs,
-        ):
-            lease = ours.lock("name", renew=False).acquire()
-            assert lease is not None
-            for node in nodes.nodes[:2]:
-                node.wipe()
-            assert theirs.lock("name").acquire(timeout=1) is None
-            assert lease.held
-            lease.release()
+
+    async def body(ours: Any, theirs: Any) -> None:
+        lease = await ours.lock("name", renew=False).acquire()
+        for node in three.nodes[:2]:
+            node.wipe()
+        assert await theirs.lock("name").acquire(timeout=1) is None
+        assert lease.held
+        await lease.release()
+
+    through(flavour, body, three.url, three.url, ttl=TTL)
 
 
-def test_tokens_grow_under_contention_and_faults(
-    nodes: Ensemble[RedisServer], tmp_path: Path
-) -> None:
-    """Four processes, and one node after the other that goes and comes back."""
+def test_tokens_grow_under_contention_and_faults(five: Nodes, tmp_path: Path) -> None:
+    """Four processes, two of each kind, and one node after the other that goes and comes back."""
     path, enough = tmp_path / "tokens", tmp_path / "enough"
     script = Path(__file__).with_name("redlock_contender.py")
-    words = [sys.executable, str(script), _url(nodes), str(path), str(enough)]
-    workers = [subprocess.Popen(words) for _ in range(4)]
+    words = [sys.executable, str(script), five.url, str(path), str(enough)]
+    workers = [subprocess.Popen([*words, flavour]) for flavour in Flavour for _ in range(2)]
     try:
         wait_until("the first holds", path.exists)
-        nodes.nodes[0].wipe()
-        nodes.nodes[1].pause()
+        five.nodes[0].wipe()
+        five.nodes[1].pause()
         _wait_for_more(path)
-        nodes.nodes[1].resume()
+        five.nodes[1].resume()
         _wait_for_more(path)
-        nodes.nodes[2].kill()
+        five.nodes[2].kill()
         _wait_for_more(path)
         enough.touch()
         assert [worker.wait(60) for worker in workers] == [0] * 4
