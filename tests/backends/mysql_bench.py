@@ -5,24 +5,35 @@ Fixtures are taken over by name: ``server, admin = mysql_bench.server, mysql_ben
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import secrets
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import pymysql
 import pytest
 
-from holdfast.claim import Claim, Grant
+from backends.claims import claim_of
+from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
+from holdfast.runtimes.aio import AsyncioRuntime
 from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
 from holdfast.url import open_store
+from holdfast.wires.mysql_bell import SleepBell
+from holdfast.wires.mysql_protocol import quoted
 from servers.mysql import MySQLServer
 from servers.registry import Servers
 
 Admin = Any
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -57,6 +68,18 @@ def rows(admin: Admin, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         return found
 
 
+def one(admin: Admin, sql: str) -> Any:
+    """The first value of the first row, if there is one."""
+    found = rows(admin, sql)
+    return found[0][0] if found else None
+
+
+def key(namespace: str, name: str = "name", part: str = "") -> str:
+    """The named lock of a name in advisory mode, or of a part of it."""
+    digest = hashlib.sha256(f"{namespace}\0{name}".encode()).hexdigest()
+    return f"hf:{digest[:48]}{part}"
+
+
 def account(server: MySQLServer, admin: Admin, rights: str = "", on: str = "") -> str:
     """A URL with an account of its own: its connections can be told from all others."""
     name = f"u{secrets.token_hex(4)}"
@@ -69,6 +92,15 @@ def sessions(admin: Admin, url: str, like: str = "%") -> list[int]:
     sql = "SELECT id FROM information_schema.processlist WHERE user = %s AND"
     sql += " COALESCE(info, '') LIKE %s"
     return [row[0] for row in rows(admin, sql, urlsplit(url).username, like)]
+
+
+def asleep(admin: Admin, url: str, names: Iterable[str]) -> int:
+    """The number of the request with which a session of an account sleeps for all these names; 0
+    if none does."""
+    sql = "SELECT query_id, info FROM information_schema.processlist WHERE user = %s"
+    sleeping = rows(admin, f"{sql} AND state = 'User lock'", urlsplit(url).username)
+    wanted = [quoted(name.encode()).decode() for name in names]
+    return next((n for n, info in sleeping if all(name in info for name in wanted)), 0)
 
 
 def wait_for(condition: Any) -> None:
@@ -87,3 +119,83 @@ def taken(backend: Backend, asked: Claim) -> Grant:
     answer = run_now(backend.attempt(asked, join=True))
     assert isinstance(answer, Grant)
     return answer
+
+
+class Peer:
+    """A backend of either world, asked from the test's own thread."""
+
+    def __init__(self, url: str, namespace: str, flavour: Flavour) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        if flavour is Flavour.ASYNCIO:
+            self._thread.start()
+            wait_for(lambda: self._loop)
+        runtime = BlockingRuntime() if self._loop is None else AsyncioRuntime()
+        self.backend = open_store(url, Settings(namespace=namespace)).backend(runtime)
+        self.listening: Any = getattr(self.backend, "listening", None)
+
+    def _serve(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._loop.run_forever()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """In a thread or a task of its own."""
+        if self._loop is not None:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(run_now(work))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return future
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.begin(work).result(60)
+
+    def take(self, name: str = "name") -> Grant:
+        """A hold that needs no renewal."""
+        grant = self.do(self.backend.attempt(claim_of(name, ttl=600.0), join=True))
+        assert isinstance(grant, Grant)
+        return grant
+
+    def stand(self, asked: Claim) -> Busy:
+        """In line, with the bell that the first wait has hung."""
+        busy = self.do(self.backend.attempt(asked, join=True))
+        assert isinstance(busy, Busy)
+        if not self.listening.bell:
+            self.do(self.backend.wait(asked, busy, 0.0))
+            return self.stand(asked)
+        return busy
+
+    def wait(self, asked: Claim, busy: Busy) -> Future[Any]:
+        """For longer than any test."""
+        return self.begin(self.backend.wait(asked, busy, now() + 600))
+
+    @property
+    def bell(self) -> SleepBell:
+        """The one that hangs."""
+        if self._loop is None:
+            return cast("SleepBell", self.listening._made.bell)
+        return cast("SleepBell", self.listening._hung._bell)
+
+    def close(self) -> None:
+        self.do(self.backend.close())
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(60)
+
+
+@contextmanager
+def peers(namespace: str, flavour: Flavour, *urls: str) -> Iterator[list[Peer]]:
+    """Backends that are closed in the end."""
+    made = [Peer(url, namespace, flavour) for url in urls]
+    try:
+        yield made
+    finally:
+        for peer in made:
+            peer.close()

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from backends.claims import claim_of
+from backends.mysql_bench import open_admin, peers, rows
 from holdfast.errors import Unsupported
+from holdfast.testing import Flavour
 from servers.missing import ServerMissing
 from servers.mysql import MySQLServer
 from servers.ports import free_port
@@ -77,3 +80,24 @@ def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: 
             lease = got[0]
         assert lease is not None
         lease.release()
+
+
+@pytest.mark.parametrize("how", ["release", "revoke"])
+def test_who_ends_a_hold_leaves_the_line_as_it_is(
+    server: GaleraServer, namespace: str, how: str
+) -> None:
+    """Also if its own door never waited: that the others can't be found here does not mean that
+    they are gone. The first of them is called, and nobody is skipped."""
+    with peers(namespace, Flavour.BLOCKING, *[server.url] * 4) as (holder, *waiters):
+        held, asked = holder.take(), [claim_of() for _ in waiters]
+        for waiter, claim in zip(waiters, asked, strict=True):
+            waiter.stand(claim)
+        backend = holder.backend
+        work = backend.release(held) if how == "release" else backend.revoke("name")
+        assert holder.do(work)
+        with open_admin(server) as admin:
+            row = "SELECT crowd FROM holdfast_lock WHERE namespace = %s"
+            ((crowd,),) = rows(admin, row, namespace)
+    line = [entry.split(" ") for entry in crowd.decode().splitlines()]
+    assert [entry[0] for entry in line] == [claim.owner for claim in asked]
+    assert [entry[5] != "-" for entry in line] == [True, False, False]

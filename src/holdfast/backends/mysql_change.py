@@ -112,7 +112,7 @@ class Rows:
         self._note(state)
         for wake in mine:
             self.listening.ring(wake.owner)
-        if calls and not self._hanger.quiet:
+        if results[len(batch) :]:
             await self._finish_calls(state.name, bells, results[len(batch)], until)
         return None
 
@@ -121,7 +121,7 @@ class Rows:
     ) -> list[Result]:
         """One request. The calls come last in it: one that fails says that nobody is there."""
         least = len(batch)
-        if bells and not self._hanger.quiet:
+        if bells and not self._hanger.looks:
             found = b", ".join(b"IS_USED_LOCK(%s)" % bell_lock(bell) for bell in bells)
             batch = [*batch, b"SELECT " + found, _stir(bells[0])]
         return await self._request(b"; ".join(batch), least, owner, until)

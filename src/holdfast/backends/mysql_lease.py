@@ -258,12 +258,12 @@ class LeaseBackend(Rows):
         return freed.affected > 0
 
     async def _call_first(self, claim: Claim) -> bool:
-        quiet = self._hanger.quiet
-        results = await self._request(self.statements.call_first(claim, not quiet), 0, claim.owner)
+        looks = self._hanger.looks
+        results = await self._request(self.statements.call_first(claim, not looks), 0, claim.owner)
         if not results[0].affected:
             return False
         self._crowd(claim.name)
-        if len(results) == 1 and not quiet:
+        if len(results) == 1 and not looks:
             await self._skip_absent(claim.name)
         return True
 
