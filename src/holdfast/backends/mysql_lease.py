@@ -8,6 +8,7 @@ All else reads the row, decides by the rules of ``mysql_row``, and writes it (``
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 from holdfast.backends.mysql_change import REMEMBERED, Rows, Wire
@@ -18,6 +19,7 @@ from holdfast.backends.mysql_look import findings
 from holdfast.backends.mysql_notice import ask_for, told_by
 from holdfast.backends.mysql_row import State, read_state
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.core.acquire import LEAST_REQUEST_SECONDS
 from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
 from holdfast.wires.mysql_protocol import Result
 
@@ -49,12 +51,6 @@ class LeaseBackend(Rows):
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         self._until_purge -= 1
-        begun = self.listening.begun
-        answer = await self._attempt(claim, join, until)
-        # With what its wait needs to know: the bell that was told of, and how it stood before.
-        return answer if type(answer) is Grant else answer._replace(ref=(answer.ref, begun))
-
-    async def _attempt(self, claim: Claim, join: bool, until: float | None) -> Grant | Busy:
         bell, state = self.listening.bell, None
         if claim.mode is Mode.EXCLUSIVE:
             answer = await self._alone(claim, join, bell, until)
@@ -126,7 +122,13 @@ class LeaseBackend(Rows):
         self._standing[owner] = bell
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        await self.listening.wait(claim.owner, claim.name, until, *busy.ref)
+        look = partial(self._is_called, claim.name, busy.ref, until)
+        await self.listening.wait(claim.owner, claim.name, until, busy.ref, look)
+
+    async def _is_called(self, name: str, bell: str, until: float) -> bool:
+        by = max(until, self.runtime.now() + LEAST_REQUEST_SECONDS)
+        (called,) = await self._ask(self.statements.listen(bell, [name]), until=by)
+        return bool(called.rows)
 
     def nudge(self, claim: Claim) -> None:
         self.listening.ring(claim.owner)

@@ -74,11 +74,11 @@ UPDATE @lock SET version = GREATEST(version + 1, #t#), owner = '', ends = 0,
 _CALLED = """
 FROM @lock WHERE namespace = %(namespace)s AND name IN (%(names)s)
   AND LOCATE(%(word)s, crowd) > 0"""
-# Sleeps, unless somebody was called: a SELECT, since any other statement would lock the rows that
-# it looks at; and only one, since a server whose request is killed between two may never answer it.
+# Sleeps, unless somebody was called, also where the row is gone: a SELECT, as all else would lock
+# what it looks at; and only one, since a request that is killed between two may never be answered.
 _LISTEN = """
-SELECT name, IF(LOCATE(%(word)s, crowd) > 0, 'called', %(sleep)s) FROM @lock
-WHERE namespace = %(namespace)s AND name = %(names)s"""
+SELECT name, IF(LOCATE(%(word)s, crowd) > 0, 'called', %(sleep)s) FROM (SELECT 1) one
+LEFT JOIN @lock ON namespace = %(namespace)s AND name = %(names)s"""
 _LISTEN_FOR_MANY = """
 SELECT name, 'called' #called# UNION ALL
 SELECT NULL, IF(EXISTS (SELECT 1 #called#), 0, %(sleep)s)"""
@@ -344,13 +344,14 @@ class LeaseStatements:
             b"crowd": quoted(state.crowd_text()),
         }
 
-    def listen(self, bell: str, names: Iterable[str], sleep: bytes) -> bytes:
+    def listen(self, bell: str, names: Iterable[str], sleep: bytes = b"") -> bytes:
         """Tells for which of these names somebody of this bell was called, with ``called``; sleeps
-        first if there is none, and tells with 1 if that was cut short."""
+        first if there is none, if it is to, and tells with 1 if that was cut short."""
         listed = [quoted(name.encode()) for name in names]
         word = quoted(f" {bell} {CALLED}".encode())
         given = {b"names": b", ".join(listed), b"word": word, b"sleep": sleep}
-        return self._sql["listen" if len(listed) == 1 else "listen_for_many"] % given
+        how = "listen" if len(listed) == 1 else "listen_for_many"
+        return self._sql[how if sleep else "called"] % given
 
     def record(self, name: str, value: str, token: int, keep_seconds: float) -> bytes:
         """Keeps a value, ``IF_WRITTEN``."""
@@ -378,6 +379,7 @@ _TEXTS = {
     "take": _TAKE,
     "free": _FREE_IT,
     "call_first": _CALL_FIRST,
+    "called": "SELECT name, 'called' #called#",
     "listen": _LISTEN,
     "listen_for_many": _LISTEN_FOR_MANY,
     "come_first": _COME_FIRST,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock
@@ -24,7 +24,7 @@ from holdfast.wires.mysql_bell import AsyncBell, Listen, SleepBell
 from holdfast.wires.opening import Opening, look_by, open_by
 from holdfast.wires.room import Place
 
-__all__ = ["SLEEP_SECONDS", "Hanger", "Listening", "make_listening"]
+__all__ = ["SLEEP_SECONDS", "Hanger", "Listening", "Look", "make_listening"]
 
 SLEEP_SECONDS = 1.0
 """How long the bell sleeps at a time: well below the grace of somebody who was called."""
@@ -94,20 +94,18 @@ class Hanger:
         return Finding("waiting", "waiters are called on one sleeping session per door")
 
 
+Look = Callable[[], Awaitable[bool]]
+"""Whether the call has come by now."""
+
+
 class Listening(Protocol):
     """Waits that end with a call."""
 
     bell: str
     """The name of the bell that hangs; empty before."""
 
-    @property
-    def begun(self) -> int:
-        """How many sleeps the bell has begun."""
-        ...
-
-    async def wait(self, key: str, name: str, until: float, told: str, begun: int) -> None:
-        """``told`` is the bell that the store was told of: another one is not rung. ``begun`` is
-        what it was before that."""
+    async def wait(self, key: str, name: str, until: float, told: str, look: Look) -> None:
+        """``told`` is the bell that the store was told of: another one is not rung."""
         ...
 
     def ring(self, key: str) -> None: ...
@@ -140,11 +138,6 @@ class BlockingListening:
         self._making = threading.RLock()
         self._opening = Opening()
 
-    @property
-    def begun(self) -> int:
-        bell = None if self._made is None else self._made.bell
-        return bell.begun if isinstance(bell, SleepBell) else 0
-
     def _doorbell(self) -> BlockingDoorbell:
         """Made when it is first needed: a backend that never waits has none."""
         doorbell = self._made
@@ -158,7 +151,7 @@ class BlockingListening:
                 doorbell = self._made
         return doorbell
 
-    async def wait(self, key: str, name: str, until: float, told: str, begun: int) -> None:
+    async def wait(self, key: str, name: str, until: float, told: str, look: Look) -> None:
         if self._closed:
             return
         doorbell = self._doorbell()
@@ -169,9 +162,9 @@ class BlockingListening:
         if told != self.bell:
             return
         try:
-            if bell.enter(key, name, begun):
-                return
-            doorbell.wait(key, until)
+            called = bell.enter(key, name) and await look()
+            if not called and doorbell.bell is bell:
+                doorbell.wait(key, until)
         except (BackendUnavailable, OSError):
             await _pause(self._runtime, until)
         finally:
@@ -243,11 +236,7 @@ class AsyncListening:
         self._hung: AsyncBell | None = None
         self._opening = Opening()
 
-    @property
-    def begun(self) -> int:
-        return 0 if self._hung is None else self._hung.begun
-
-    async def wait(self, key: str, name: str, until: float, told: str, begun: int) -> None:
+    async def wait(self, key: str, name: str, until: float, told: str, look: Look) -> None:
         if self._closed:
             return
         hung = self._hung
@@ -258,11 +247,12 @@ class AsyncListening:
         if self._hung is None:
             await self._without(key, until)
         elif told == self.bell:
-            await self._wait(self._hung, key, name, until, begun)
+            await self._wait(self._hung, key, name, until, look)
 
-    async def _wait(self, hung: AsyncBell, key: str, name: str, until: float, begun: int) -> None:
+    async def _wait(self, hung: AsyncBell, key: str, name: str, until: float, look: Look) -> None:
         try:
-            if not hung.enter(key, name, begun):
+            called = hung.enter(key, name) and await look()
+            if not called and hung.open:
                 await self._doorbell.wait(key, until)
         except BackendUnavailable:
             await _pause(self._runtime, until)

@@ -4,9 +4,10 @@ Who calls marks for whom in the row of a name, and then kills the sleep (``KILL 
 carries no word of its own. A kill between two sleeps would be lost, so a sleep begins with a look
 at the rows of the names that are waited for: the mark is there before the kill is sent, and a
 kill after the look finds the sleep. One for somebody who was told to wait but does not yet may be
-lost, too, and no look is for its name: so whoever comes to wait, and asked before the sleep that it
-finds began, asks again instead. Sleeps are short, so where kills don't arrive the marks are still
-found in time.
+lost, too, and the look was not for its name: so whoever comes to wait, and finds the bell asleep
+for others, looks for itself. From then on a kill ends the sleep or comes before the next one, whose
+look is for its name, too. Sleeps are short, so where kills don't arrive the marks are still found
+in time.
 
 Where nobody waits any more, the bell rests.
 """
@@ -52,29 +53,24 @@ class SleepBell:
         """The names for which somebody waits, by key; empty for one who was rung."""
         # Re-entrant: a signal handler may wait in the middle of what its thread does here.
         self._mutex = threading.RLock()
-        self._sleeps = False
+        self._asleep: set[str] = set()
+        """The names for which it sleeps; none while it rests."""
         self._since = 0.0
-        self.begun = 0
-        """How many sleeps it has begun."""
 
     def _sleep(self) -> None:
         names = set(self._waiting.values()) - {""}
-        if names and not self._sleeps:
-            self._sleeps = True
+        if names and not self._asleep:
+            self._asleep = names
             self._since = now()
-            self.begun += 1
             self._connection.send(self._listen.request(names))
 
-    def enter(self, key: str, name: str, begun: int) -> bool:
-        """Somebody begins to wait, who asked when so many sleeps had ``begun``; whether it was
-        perhaps called since."""
+    def enter(self, key: str, name: str) -> bool:
+        """Somebody begins to wait; whether it was perhaps called before, and nobody looked."""
         with self._mutex:
-            if self._sleeps and begun != self.begun:
-                return True
             self._waiting[key] = name
-            if not self._sleeps:
+            if not self._asleep:
                 self._sleep()
-        return False
+            return name not in self._asleep
 
     def leave(self, key: str) -> None:
         """Somebody waits no more."""
@@ -84,7 +80,7 @@ class SleepBell:
     def stalled(self, moment: float) -> bool:
         """Whether the answer to its sleep is long overdue."""
         late = moment > self._since + self._patience
-        return self._sleeps and late and not self._connection.stirs()
+        return bool(self._asleep) and late and not self._connection.stirs()
 
     @property
     def open(self) -> bool:
@@ -105,7 +101,7 @@ class SleepBell:
         names = [name or b"" for name, what in told if what == b"called"]
         killed = killed or any(what == b"1" for _, what in told)  # it was cut short
         with self._mutex:
-            self._sleeps = False
+            self._asleep = set()
             if killed and len(self._waiting) == 1:  # it can be for nobody else
                 names = [name.encode() for name in self._waiting.values()]
             keys = self._called({name.decode() for name in names})
@@ -142,12 +138,8 @@ class AsyncBell:
     def stalled(self, moment: float) -> bool:
         return self._bell.stalled(moment)
 
-    @property
-    def begun(self) -> int:
-        return self._bell.begun
-
-    def enter(self, key: str, name: str, begun: int) -> bool:
-        return self._bell.enter(key, name, begun)
+    def enter(self, key: str, name: str) -> bool:
+        return self._bell.enter(key, name)
 
     def leave(self, key: str) -> None:
         self._bell.leave(key)
