@@ -61,7 +61,7 @@ class LeaseStore(_Common):
 
     def backend(self, runtime: Runtime) -> LeaseBackend:
         dialler, seconds = self._dialler, self._settings.request_seconds
-        hanger = Hanger(dialler.greet, lambda: dialler.galera, self._statements, seconds)
+        hanger = Hanger(dialler.greet_to_stay, lambda: dialler.galera, self._statements, seconds)
         return LeaseBackend(runtime, self._wire(runtime), hanger, self._statements, self.display)
 
 

@@ -29,6 +29,8 @@ _SESSION = (
     b"@holdfast_now=0; "
     b"SET SESSION TRANSACTION ISOLATION LEVEL %s"
 )
+IDLE_SECONDS = 2147483
+"""The most that servers on all systems take as ``wait_timeout``."""
 _FACTS = (
     b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'read_only', 'innodb_read_only', "
     b"'wsrep_on', 'log_bin', 'binlog_format')"
@@ -46,7 +48,11 @@ class Dialler:
         """Whether sessions can't find each other: they may be on different nodes."""
         self._checked = False
 
-    def greet(self, until: float) -> Connection:
+    def greet_to_stay(self, until: float) -> Connection:
+        """One that the server does not end however long it is idle."""
+        return self.greet(until, b"SET SESSION wait_timeout = %d" % IDLE_SECONDS)
+
+    def greet(self, until: float, more: bytes = b"") -> Connection:
         """A connection to a server that can be written to, with our settings."""
         connection = dial(self.address, until)
         try:
@@ -55,7 +61,8 @@ class Dialler:
             _check_server(self.address.display, facts)
             self.galera = facts.get("wsrep_on", "OFF") == "ON"
             self._refuse_galera()
-            connection.checked(connection.request(self._settings(facts), until))
+            settings = self._settings(facts) + (b"; " + more if more else b"")
+            connection.checked(connection.request(settings, until))
         except BaseException:
             connection.close()
             raise

@@ -166,6 +166,8 @@ class BlockingListening:
             if not called and doorbell.bell is bell:
                 doorbell.wait(key, until)
         except (BackendUnavailable, OSError):
+            if not bell.open:  # only we were told that it broke
+                doorbell.ring(EVERYBODY)
             await _pause(self._runtime, until)
         finally:
             bell.leave(key)
@@ -240,7 +242,7 @@ class AsyncListening:
         if self._closed:
             return
         hung = self._hung
-        if hung is not None and (not hung.open or hung.stalled(now())):
+        if hung is not None and hung.stalled(now()):
             self._hung = None
             hung.close()
             await _pause(self._runtime, until)

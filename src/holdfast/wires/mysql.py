@@ -8,6 +8,7 @@ whose caller is gone can be read to its end. The asyncio wire lets a thread open
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
 from contextlib import suppress
@@ -85,12 +86,27 @@ class Connection(sql.Connection[bytes, Reply]):
         self._outgoing = packed(request)
         self.flush()
 
+    @property
+    def sent(self) -> bool:
+        """Whether nothing is left to ``flush``."""
+        return not self._outgoing
+
+    def has_room(self, until: float) -> bool:
+        """Waits for room to send; whether there is some, or the connection broke. Unlike all else
+        here, while somebody else may look whether it ``stirs``."""
+        poll = select.poll()
+        with suppress(ValueError):  # it is closed
+            poll.register(self.fileno(), select.POLLOUT)
+            return bool(poll.poll(max(0.0, until - now()) * 1000 + 1))
+        return True
+
     def flush(self) -> bool:
-        if self._socket is None:
+        wire = self._socket  # another thread may close it
+        if wire is None:
             raise Dropped(f"{self.server}: the connection is closed")
         try:
             while self._outgoing:
-                self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+                self._outgoing = self._outgoing[wire.send(self._outgoing) :]
         except _AGAIN:
             return False
         except OSError as error:
@@ -98,9 +114,9 @@ class Connection(sql.Connection[bytes, Reply]):
         return True
 
     def collect(self) -> Reply | None:
-        while self._socket is not None:
+        while (wire := self._socket) is not None:
             try:
-                data = self._socket.recv(READ_BYTES)
+                data = wire.recv(READ_BYTES)
                 if not data:
                     raise self.dropped("it was closed")
                 reply = self._parser.feed(data)

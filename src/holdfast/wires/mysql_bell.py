@@ -47,8 +47,10 @@ class SleepBell:
         keeper: Connection | None = None,
     ) -> None:
         self._connection, self._listen, self._patience = connection, listen, patience
-        self._all = [connection] if keeper is None else [connection, keeper]
-        """With the one that only keeps what the other one sleeps on."""
+        self._keeper = keeper
+        """The one that only keeps what the other one sleeps on."""
+        self.blocks = True
+        """Whether it waits for room to send. Where it must not, ``flush`` sends the rest."""
         self._waiting: dict[str, str] = {}
         """The names for which somebody waits, by key; empty for one who was rung."""
         # Re-entrant: a signal handler may wait in the middle of what its thread does here.
@@ -64,12 +66,28 @@ class SleepBell:
             self._since = now()
             self._connection.send(self._listen.request(names))
 
+    def _send_rest(self) -> None:
+        """Sends what did not fit at once. Others may come and go meanwhile."""
+        connection, until = self._connection, self._since + self._patience
+        try:
+            while not connection.sent and not self.flush():
+                if not connection.has_room(until):
+                    raise connection.broken("no room to send")
+        except BaseException:  # nobody else sends the rest: whoever listens is told
+            connection.sever()
+            raise
+
+    def flush(self) -> bool:
+        """Sends what is left to send; whether all of it is gone."""
+        with self._mutex:
+            return self._connection.flush()
+
     def enter(self, key: str, name: str) -> bool:
         """Somebody begins to wait; whether it was perhaps called before, and nobody looked."""
         with self._mutex:
             self._waiting[key] = name
             if not self._asleep:
-                self._sleep()
+                self._sleep()  # for one name, for which there is always room
             return name not in self._asleep
 
     def leave(self, key: str) -> None:
@@ -78,9 +96,14 @@ class SleepBell:
             self._waiting.pop(key, None)
 
     def stalled(self, moment: float) -> bool:
-        """Whether the answer to its sleep is long overdue."""
-        late = moment > self._since + self._patience
-        return bool(self._asleep) and late and not self._connection.stirs()
+        """Whether it is of no more use: the server has ended one of its sessions, or the answer to
+        its sleep is long overdue."""
+        with self._mutex:
+            if not self._connection.open or (self._keeper is not None and self._keeper.stirs()):
+                return True
+            if not self._asleep:
+                return self._connection.stirs()
+            return moment > self._since + self._patience and not self._connection.stirs()
 
     @property
     def open(self) -> bool:
@@ -92,7 +115,6 @@ class SleepBell:
     def read(self) -> list[str]:
         """Who was called since. Raises ``BackendUnavailable`` when it is broken."""
         connection = self._connection
-        connection.flush()
         reply = connection.collect()
         if reply is None:
             return []
@@ -106,6 +128,8 @@ class SleepBell:
                 names = [name.encode() for name in self._waiting.values()]
             keys = self._called({name.decode() for name in names})
             self._sleep()
+        if self.blocks:
+            self._send_rest()
         return keys
 
     def _called(self, names: set[str]) -> list[str]:
@@ -114,12 +138,14 @@ class SleepBell:
         return keys
 
     def close(self) -> None:
-        for connection in self._all:
-            connection.close()
+        self._connection.close()
+        if self._keeper is not None:
+            self._keeper.close()
 
     def forget(self) -> None:
-        for connection in self._all:
-            connection.forget()
+        self._connection.forget()
+        if self._keeper is not None:
+            self._keeper.forget()
 
 
 class AsyncBell:
@@ -127,6 +153,7 @@ class AsyncBell:
 
     def __init__(self, bell: SleepBell, doorbell: AsyncDoorbell) -> None:
         self._bell, self._doorbell = bell, doorbell
+        bell.blocks = False
         self._loop = asyncio.get_running_loop()
         self._fileno = bell.fileno()
         self._loop.add_reader(self._fileno, self._readable)
@@ -139,7 +166,11 @@ class AsyncBell:
         return self._bell.stalled(moment)
 
     def enter(self, key: str, name: str) -> bool:
-        return self._bell.enter(key, name)
+        try:
+            return self._bell.enter(key, name)
+        except ConnectionError:  # the loop must not keep the number of a socket that is closed
+            self.close()
+            raise
 
     def leave(self, key: str) -> None:
         self._bell.leave(key)
@@ -148,15 +179,32 @@ class AsyncBell:
         try:
             keys = self._bell.read()
         except ConnectionError:
-            self.close()
-            self._doorbell.ring_all()
+            self._break()
             return
         for key in keys:
             self._doorbell.ring(key)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what is left to send, now or when there is room again."""
+        try:
+            gone = self._bell.flush()
+        except ConnectionError:
+            self._break()
+            return
+        if gone:
+            self._loop.remove_writer(self._fileno)
+        else:
+            self._loop.add_writer(self._fileno, self._flush)
+
+    def _break(self) -> None:
+        self.close()
+        self._doorbell.ring_all()
 
     def close(self) -> None:
         if self._fileno >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(self._fileno)
+            self._loop.remove_writer(self._fileno)
         self._fileno = -1
         self._bell.close()
 
