@@ -1,8 +1,7 @@
-"""What is peculiar to named locks on MySQL: sessions, kills, the ttl, slots, what is refused."""
+"""What is peculiar to named locks on MySQL: sessions, kills, the ttl, what is refused."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import threading
@@ -15,7 +14,7 @@ import pytest
 import holdfast
 from backends import mysql_bench
 from backends.claims import claim_of
-from backends.mysql_bench import Admin, backend_of, rows, taken, wait_for
+from backends.mysql_bench import Admin, backend_of, key, one, rows, taken, wait_for
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, LimitMismatch, Unsupported
@@ -31,16 +30,6 @@ server, admin = mysql_bench.server, mysql_bench.admin
 @pytest.fixture
 def url(server: MySQLServer) -> str:
     return f"{server.url}?mode=advisory"
-
-
-def one(admin: Admin, sql: str) -> Any:
-    found = rows(admin, sql)
-    return found[0][0] if found else None
-
-
-def key(namespace: str, name: str = "name", part: str = "") -> str:
-    digest = hashlib.sha256(f"{namespace}\0{name}".encode()).hexdigest()
-    return f"hf:{digest[:48]}{part}"
 
 
 def test_the_lock_is_the_documented_one(url: str, admin: Admin, namespace: str) -> None:
@@ -162,28 +151,20 @@ def test_a_name_changes_its_kind_when_nobody_uses_it(url: str, namespace: str) -
                 assert lease.held
 
 
-def test_a_freed_slot_is_passed_on_at_once(url: str, admin: Admin, namespace: str) -> None:
-    """Who naps for a slot is stirred by whoever frees one, a hundred times in a row."""
-    began = now()
-    with holdfast.connect(url, namespace=namespace) as ours:
-        tokens: list[int] = []
+def test_a_nudge_is_forgotten_with_the_grant(url: str, namespace: str) -> None:
+    """It was for a wait that there is not."""
+    backend: Any = backend_of(url, namespace)
+    asked, dial = claim_of(), backend._dial
 
-        def work() -> None:
-            with holdfast.connect(url, namespace=namespace) as locks:
-                for _ in range(25):
-                    with locks.semaphore("name", 2, timeout=60) as lease:
-                        tokens.append(lease.token)
+    def dial_and_nudge(until: float) -> object:
+        backend.nudge(asked)
+        assert backend._nudged == {asked.owner}
+        return dial(until)
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(set(tokens)) == 100
-        assert now() - began < 30  # each nap that nobody ends takes a second
-        standing = ours.inspect("name")
-        assert (standing.holders, standing.waiters) == ((), ())
-    assert one(admin, f"SELECT IS_FREE_LOCK('{key(namespace, part=':t')}')") == 1
+    backend._dial = dial_and_nudge
+    assert run_now(backend.release(taken(backend, asked)))
+    assert not backend._nudged
+    run_now(backend.close())
 
 
 def test_waiters_are_shown(url: str, namespace: str) -> None:

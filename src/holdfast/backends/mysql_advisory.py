@@ -5,7 +5,8 @@ and reads the answer when it comes: the server's own queue is the line. The sess
 ``wait_timeout`` is the ttl, in whole seconds, and every renewal starts it anew. It runs since the
 grant, which may be as old as the request: a grant that may be old is renewed before it is told.
 
-A session that waits has nothing that anybody else waits for: named locks know no deadlock here.
+Nobody waits in a circle: who waits for a name has nothing, and who has the turn of slots waits for
+those that have slots, who wait for nothing.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class AdvisoryBackend(AdvisoryView):
             session = self.sessions.by_owner.get(claim.owner)
             if session is not None:
                 session.until = inf
+                if session.grant is not None:
+                    self._nudged.discard(claim.owner)  # there will be no wait
 
     async def _attempt(self, claim: Claim, join: bool, until: float) -> Grant | Busy:
         session = self.sessions.by_owner.get(claim.owner)

@@ -54,7 +54,9 @@ class Slots:
     ) -> tuple[bool, int | None, list[int]]:
         """Whether the turn is ours, what the name counts as, and which slots are free."""
         slots = self._statements.slots(claim.name, range(claim.limit))
-        ask = b"SELECT 1" if queued else b"SELECT GET_LOCK(%s, 0)" % turn
+        # A nap that was killed may have ended before it gave back the lock it is found by.
+        nap = self._statements.lock(claim.name, ":n")
+        ask = b"SELECT 1, RELEASE_LOCK(%s)" % nap if queued else b"SELECT GET_LOCK(%s, 0)" % turn
         look = b"SELECT " + b", ".join(b"IS_FREE_LOCK(%s)" % lock for lock in slots)
         capacity = self._statements.capacity(claim.name)
         got, counts, flags = await self._series(session, [ask, capacity, look])

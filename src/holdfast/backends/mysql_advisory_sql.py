@@ -65,7 +65,7 @@ INSERT INTO @record SELECT %(namespace)s, %(name)s, %(value)s, %(token)d, #now#,
 ON DUPLICATE KEY UPDATE value = %(value)s, token = %(token)d, written = #now#,
   expires = #now# + %(keep)d"""
 _LOOK = """
-SELECT name, slot, capacity, token, label, since, ttl FROM @counter
+SELECT name, slot, capacity, token, label, since, ttl, session FROM @counter
 WHERE namespace = %(namespace)s AND session > 0 AND IS_USED_LOCK(#lock#) = session DIV 2
   AND IS_USED_LOCK(CONCAT('hf:hold:', session)) = session DIV 2"""
 _PAGE = """
@@ -241,13 +241,15 @@ class AdvisoryStatements:
         found by its lock; who freed one before that is seen by the look that comes first."""
         slots = self.slots(claim.name, range(claim.limit))
         free = [b"IS_FREE_LOCK(%s)" % lock for lock in slots]
-        taken = b"ELT(FIELD(0, %s), %s)" % (b", ".join(free), b", ".join(slots))
+        # None of them may be taken any more at this second look.
+        which = b", ".join(free), b", ".join(slots), slots[0]
+        taken = b"IFNULL(ELT(FIELD(0, %s), %s), %s)" % which
         wait = b"IF(GET_LOCK(@holdfast_slot := %s, %d), RELEASE_LOCK(@holdfast_slot), 0)" % (
             taken, NAP_SECONDS,
         )  # fmt: skip
         nap = self.lock(claim.name, ":n")
         # One statement, since a server whose request is killed between two may never answer it;
-        # and DO, which goes on to its end where a SELECT stops.
+        # and DO, which on MariaDB goes on to its end where a SELECT stops.
         return b"DO GET_LOCK(%s, 0), IF(%s >= %d, 0, %s), RELEASE_LOCK(%s)" % (
             nap, b" + ".join(free), claim.weight, wait, nap,
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
+from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, hold_mark
 from holdfast.backends.mysql_change import Wire
 from holdfast.backends.mysql_look import findings
 from holdfast.backends.mysql_row import MICROS
@@ -36,10 +36,9 @@ class AdvisoryView:
     async def revoke(self, name: str) -> list[int]:
         (held,) = await self._request(self.statements.look([name]))
         tokens = list(dict.fromkeys(int(row[3] or 0) for row in held.rows))
-        for row in held.rows:
-            slot = int(row[1] or 0)
-            lock = self.statements.lock(name, f":{slot}" if slot >= 0 else "")
-            await self.wire.request(b"KILL CONNECTION IS_USED_LOCK(%s)" % lock)
+        # By what only this hold has: its slots may be the next one's by the time of the kill.
+        for mark in dict.fromkeys(int(row[7] or 0) for row in held.rows):
+            await self.wire.request(b"KILL CONNECTION IS_USED_LOCK(%s)" % hold_mark(mark))
         patience = now() + ENDING_SECONDS
         while tokens and now() < patience:
             (left,) = await self._request(self.statements.look([name]))
@@ -95,7 +94,7 @@ class AdvisoryView:
 
 
 def _holders(rows: Sequence[Row]) -> tuple[tuple[Holder, ...], int]:
-    """Rows of name, slot, capacity, token, label, since and ttl; slots of one hold together."""
+    """Rows as ``look`` has them; slots of one hold together."""
     holders: dict[int, Holder] = {}
     limit = 0
     for row in rows:
