@@ -241,8 +241,8 @@ class LeaseBackend(Rows):
         """The ways out of one who has the name alone, each a single request: the likely one first.
         Where none of them fits, the row."""
         name = claim.name
-        self._leaving.names[name] = None
         try:
+            self._leaving.names[name] = None
             crowded = name in self._crowded
             if not crowded and await self._free(claim):
                 return None
