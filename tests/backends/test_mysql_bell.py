@@ -138,8 +138,8 @@ def test_a_long_request_is_sent_to_its_end(
     """The names of all who wait may be more than there is room for at once."""
     hang = Hanger.hang
 
-    def hang_with_little_room(self: Hanger) -> tuple[str, SleepBell]:
-        made = hang(self)
+    def hang_with_little_room(self: Hanger, until: float) -> tuple[str, SleepBell]:
+        made = hang(self, until)
         connection: Any = made[1]._connection
         connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         return made
@@ -169,8 +169,8 @@ def test_a_door_that_closes_leaves_no_bell_behind(
     made, closed, hang = threading.Event(), threading.Event(), Hanger.hang
     bells: list[str] = []
 
-    def hang_slowly(self: Hanger) -> tuple[str, SleepBell]:
-        bell, sleeping = hang(self)
+    def hang_slowly(self: Hanger, until: float) -> tuple[str, SleepBell]:
+        bell, sleeping = hang(self, until)
         bells.append(bell)
         made.set()
         assert closed.wait(SOON)

@@ -38,7 +38,7 @@ def line_up(backend: Backend, asked: Claim) -> Busy:
         answer = run_now(backend.attempt(asked, join=True))
         assert isinstance(answer, Busy)
         told = answer
-        run_now(backend.wait(asked, told, 0.0 if told.ref[0] else now() + 60))
+        run_now(backend.wait(asked, told, 0.0 if told.ref else now() + 60))
     return told
 
 
