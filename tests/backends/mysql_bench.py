@@ -168,7 +168,7 @@ class Peer:
         busy = self.do(self.backend.attempt(asked, join=True))
         assert isinstance(busy, Busy)
         if not self.listening.bell:
-            self.do(self.backend.wait(asked, busy, 0.0))
+            self.do(self.backend.wait(asked, busy, now() + 60))
             return self.stand(asked)
         return busy
 

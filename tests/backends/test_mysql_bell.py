@@ -18,6 +18,7 @@ from holdfast.backends.mysql_lease_sql import bell_lock
 from holdfast.backends.mysql_listen import Hanger
 from holdfast.backends.mysql_sleep import still_lock
 from holdfast.claim import Busy
+from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires.mysql import Connection
 from holdfast.wires.mysql_bell import SleepBell
@@ -66,16 +67,11 @@ def test_a_bell_without_its_keeper_is_replaced(
     with peers(namespace, flavour, server.url, server.url) as (theirs, ours):
         theirs.take()
         asked = claim_of()
-        ours.stand(asked)
-        before = ours.listening.bell
+        busy, before = ours.stand(asked), ours.listening.bell
         rows(admin, f"KILL {who(admin, before)[1]}")
-
-        def replaced() -> bool:
-            busy = ours.stand(asked)
-            ours.do(ours.backend.wait(asked, busy, 0.0))
-            return bool(ours.listening.bell != before)
-
-        wait_for(replaced)
+        wait_for(lambda: ours.bell.stalled(now()))
+        ours.wait(asked, busy).result(SOON)
+        assert ours.listening.bell != before
         assert None not in who(admin, ours.listening.bell)
 
 

@@ -49,7 +49,7 @@ def test_a_waiter_whose_session_is_gone_is_skipped_at_once(
         for _ in range(2):  # the second attempt tells of the bell that the first wait hung
             busy = run_now(backend.attempt(asked, join=True))
             assert isinstance(busy, Busy)
-            run_now(backend.wait(asked, busy, 0.0 if busy.ref[0] else now() + 60))
+            run_now(backend.wait(asked, busy, 0.0 if busy.ref else now() + 60))
     run_now(first.close())
     bell = first.listening.bell  # type: ignore[attr-defined]
     wait_for(lambda: rows(admin, f"SELECT IS_USED_LOCK('hf:bell:{bell}')") == [(None,)])

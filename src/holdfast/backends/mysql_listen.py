@@ -166,8 +166,6 @@ class BlockingListening:
             if not called and doorbell.bell is bell:
                 doorbell.wait(key, until)
         except (BackendUnavailable, OSError):
-            if not bell.open:  # only we were told that it broke
-                doorbell.ring(EVERYBODY)
             await _pause(self._runtime, until)
         finally:
             bell.leave(key)

@@ -62,8 +62,7 @@ class SleepBell:
     def _sleep(self) -> None:
         names = set(self._waiting.values()) - {""}
         if names and not self._asleep:
-            self._asleep = names
-            self._since = now()
+            self._asleep, self._since = names, now()
             self._connection.send(self._listen.request(names))
 
     def _send_rest(self) -> None:
