@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import warnings
@@ -99,3 +100,26 @@ def test_who_lets_go_last_ends_a_hold_that_was_re_entered_often() -> None:
         assert first.held
         assert first.release() is True
         assert not locks.inspect("name").holders
+
+
+def test_a_hold_that_is_just_being_lost_is_not_released() -> None:
+    """The keeper takes it away, then says so, and then marks it: who lets go of it meanwhile is
+    told that it was no longer its own."""
+    said: list[bool] = []
+    with holdfast.connect("memory://") as locks:
+        lease = locks.lock("name").acquire()
+        assert lease is not None
+        release = lease.release
+
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if record.getMessage().startswith("lost"):
+                    said.append(release())
+
+        handler = Handler()
+        logging.getLogger("holdfast").addHandler(handler)
+        try:
+            assert locks._door.keep.lose(lease._hold, "somebody broke it")
+        finally:
+            logging.getLogger("holdfast").removeHandler(handler)
+    assert said == [False]

@@ -153,8 +153,9 @@ class Door:
         return True
 
     def _goes_on(self, hold: Hold) -> bool:
-        """Whether a hold that was not ours to end was re-entered: it ends with that handle."""
-        if hold.state is State.HELD:
+        """Whether a hold that was not ours to end was re-entered: it ends with that handle. One
+        that the keeper no longer has is just being lost."""
+        if hold.state is State.HELD and self.keep.holds.get(hold.grant.claim.owner) is hold:
             return True
         self.disown(hold)
         return False
