@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from backends.claims import claim_of
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
@@ -20,6 +22,7 @@ from holdfast.wires.http import Http, Reply
 __all__ = ["Counting", "Peer", "peers"]
 
 T = TypeVar("T")
+MOST_AT_ONCE = 8
 
 
 class Counting:
@@ -75,6 +78,11 @@ class Peer:
         answer = self.attempt(claim)
         assert isinstance(answer, Grant)
         return answer
+
+    def take_many(self, number: int) -> list[Grant]:
+        """So many holds, each of a name of its own."""
+        with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+            return list(pool.map(lambda n: self.take(claim_of(f"name {n}")), range(number)))
 
     def close(self) -> None:
         self.run(self.backend.close())

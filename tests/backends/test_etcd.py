@@ -83,14 +83,15 @@ def test_joining_reads_one_entry_of_a_long_line(peer: Callable[[], Peer]) -> Non
     assert abs(theirs.post.read - short) < 32  # some numbers have more digits
 
 
-def test_any_number_of_holds_is_renewed_in_two_requests(peer: Callable[[], Peer]) -> None:
-    """One keep-alive, and one look at the keys that the lease has."""
+def test_any_number_of_holds_is_renewed_in_three_requests(peer: Callable[[], Peer]) -> None:
+    """One keep-alive, its confirmation by a majority, and a look at the keys of the lease."""
     one = peer()
-    grants = [one.take(claim_of(f"name {number}")) for number in range(200)]
+    grants = one.take_many(1000)
     one.post.asked.clear()
     renewal = run_now(one.backend.renew(grants, [], until=now() + SOON))
     assert (renewal.lost, renewal.unknown) == ({}, {})
-    assert len(one.post.asked) == 2
+    assert len(one.post.asked) == 3
+    assert one.post.asked.count(b"POST /v3/lease/keepalive") == 1
 
 
 def test_a_short_lease_is_kept_alive_while_its_claim_waits(peer: Callable[[], Peer]) -> None:

@@ -124,7 +124,7 @@ def test_what_was_handed_over_is_kept_by_its_first_renewal(peer: Callable[[], Pe
     """Which says in the entry that somebody came. Later ones write nothing."""
     line = Line(peer)
     handed = line.handed()
-    for requests in (3, 2):
+    for requests in (4, 3):
         line.third.post.asked.clear()
         renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))
         assert (renewal.lost, renewal.unknown) == ({}, {})
@@ -174,7 +174,7 @@ def test_all_that_was_handed_over_is_confirmed_at_once(peer: Callable[[], Peer])
     last.post.asked.clear()
     renewal = run_now(last.backend.renew(handed, [], until=now() + SOON))
     assert (renewal.lost, renewal.unknown) == ({}, {})
-    assert len(last.post.asked) == 3
+    assert len(last.post.asked) == 4
 
 
 def test_a_release_is_done_although_nobody_can_be_called(

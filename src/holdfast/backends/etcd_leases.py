@@ -19,6 +19,7 @@ GRANT = b"POST /v3/lease/grant"
 KEEP_ALIVE = b"POST /v3/lease/keepalive"
 TIME_TO_LIVE = b"POST /v3/lease/timetolive"
 REVOKE = b"POST /v3/lease/revoke"
+RANGE = b"POST /v3/kv/range"
 TXN = b"POST /v3/kv/txn"
 
 
@@ -104,11 +105,22 @@ class Leases:
         """When the answered request was sent, or ``None`` if the session is gone."""
         sent = self.runtime.now()
         answer = await self.gateway.post(KEEP_ALIVE, b'{"ID":"%b"}' % session_id.encode(), until)
-        if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+        result = answer.get("result", {})
+        if int(result.get("TTL", 0)) <= 0:
             self.sessions.ended(session_id)
             return None
+        await self._confirm(session_id, result["header"]["raft_term"], until)
         self.sessions.answered(session_id, sent)
         return sent
+
+    async def _confirm(self, session_id: str, term: str, until: float | None) -> None:
+        """Proves that who kept a session alive leads a majority: a leader that was replaced and
+        has not heard of it answers that by itself. For a read it must ask the others. If that was
+        answered in the same term, other leaders come later, and give the session its whole ttl."""
+        body = b'{"key":"%b","keys_only":true}' % self.store.names.guard(session_id)
+        found = await self.gateway.post(RANGE, body, until)
+        if found["header"]["raft_term"] != term:
+            raise BackendUnavailable(f"{self.store.display} has just elected another leader")
 
     async def time_to_live(
         self, session_id: str, until: float | None = None

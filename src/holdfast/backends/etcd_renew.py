@@ -51,7 +51,7 @@ class _Kept(NamedTuple):
 
 
 class _Renewing:
-    """One batch: a keep-alive and a list of keys per session, however many holds it has."""
+    """One batch: a confirmed keep-alive and a list of keys per session, however many holds."""
 
     def __init__(self, leases: Leases, until: float) -> None:
         self._leases, self._until = leases, until
