@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+from base64 import b64decode, b64encode
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import psutil
 from servers.consul import ConsulServer
 from servers.ensemble import Trio
 from servers.etcd import EtcdServer
-from servers.ports import free_port, give_back
+from servers.ports import LOOPBACK, free_port, give_back
 from servers.process import Server
 from servers.pump import Pump
 from servers.relay import Relay
@@ -26,11 +26,11 @@ class Link(Pump):
     through it is known by the port it comes from.
     """
 
-    def __init__(self, port: int, target: tuple[str, int]) -> None:
+    def __init__(self, port: int, target: tuple[str, int], *, host: str = LOOPBACK) -> None:
         self._shunned: Server | None = None
         self._known: dict[int, bool] = {}
         """Whether what comes from a port is to be kept out: to find out takes its time."""
-        super().__init__(port, target)
+        super().__init__(port, target, host=host)
 
     def shun(self, whom: Server | None) -> None:
         """On the link's own thread."""
@@ -82,30 +82,14 @@ class LinkedEtcd(EtcdServer):
             give_back(self.link.port)
 
 
-class ConsulLink(Link):
-    """What other servers reach one server through, at the address that it tells them."""
-
-    def __init__(self, address: str, node: ConsulServer) -> None:
-        self.address = address
-        super().__init__(node.server_port, (node.host, node.server_port))
-
-    def open_door(self) -> None:
-        if self.listener is None:
-            listener = socket.socket()
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self.address, self.port))
-            listener.listen(512)
-            listener.setblocking(False)
-            self.listener = listener
-
-
 class LinkedConsul(ConsulServer):
     """A server whose consensus and forwarding go through its link; only gossip does not."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.address = f"127.0.0.{100 + number}"
-        self.link = ConsulLink(self.address, self)
+        # What other servers reach it through is at the address that it tells them.
+        self.link = Link(self.server_port, (self.host, self.server_port), host=self.address)
 
     def _configuration(self) -> dict[str, Any]:
         settings = super()._configuration()
@@ -129,6 +113,9 @@ class LinkedTrio(Trio[Linked]):
     def leads(self, node: Linked) -> bool | None:
         return node.is_leader()
 
+    def term_of(self, node: Linked) -> int:
+        return node.term()
+
     def isolate(self, lonely: Linked) -> None:
         """Nothing passes between this server and the others; nobody is told."""
         for node in self.nodes:
@@ -146,6 +133,7 @@ class LinkedTrio(Trio[Linked]):
                 node.resume()
         self.launch()
         self.wait_ready()
+        self.wait_settled()
 
     def _stall(self, link: Link, stalled: bool) -> None:
         link.do(lambda: setattr(link, "stalled", stalled))
@@ -163,6 +151,13 @@ class LinkedEtcdTrio(LinkedTrio[LinkedEtcd]):
             node.members = list(nodes)
         super().__init__(nodes)
 
+    def left(self, namespace: str) -> list[str]:
+        """All keys of a namespace."""
+        first, end = (b64encode(f"{namespace}{end}".encode()).decode() for end in "/0")
+        body = {"key": first, "range_end": end, "keys_only": True}
+        found = self.follower().ask("/v3/kv/range", body).get("kvs", [])
+        return [b64decode(kv["key"]).decode() for kv in found]
+
 
 class LinkedConsulTrio(LinkedTrio[LinkedConsul]):
     """Three servers in one datacenter."""
@@ -174,3 +169,9 @@ class LinkedConsulTrio(LinkedTrio[LinkedConsul]):
         for node in nodes:
             node.members = list(nodes)
         super().__init__(nodes)
+
+    def left(self, namespace: str) -> list[str]:
+        """All keys of a namespace."""
+        tree = [{"KV": {"Verb": "get-tree", "Key": f"{namespace}/"}}]
+        found = self.follower().ask("/v1/txn", tree, method="PUT")
+        return [result["KV"]["Key"] for result in found["Results"] or ()]

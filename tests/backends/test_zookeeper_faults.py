@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from typing import Any
 
 import pytest
 
 import holdfast
-from backends.recovery import SOON, Believer, Tell, recovers
-from backends.zookeeper_bench import TICK_SECONDS, LinkedZooKeeperTrio, QuickServer
+from backends.believers import Believers
+from backends.ensembles import KINDS
+from backends.recovery import SOON, Tell, door, drive, nothing_is_left
+from backends.zookeeper_bench import LinkedZooKeeperTrio, QuickServer
 from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
 from holdfast.wires.zookeeper_asks import Create
 from servers.proxy import Proxy
 from servers.registry import Servers
 
 pytestmark = pytest.mark.faults
 
-TTL = 2.0
-SESSION = 1.1 * TTL + 2 * TICK_SECONDS
-"""After what a session ends, as the servers round it. A new leader counts it anew."""
+ZOOKEEPER = KINDS["zookeeper"]
 
 
 @pytest.fixture
@@ -29,42 +30,26 @@ def trio(servers: Servers) -> Iterator[LinkedZooKeeperTrio]:
     running.mend()
 
 
-@pytest.mark.parametrize("turn", range(3))
-def test_a_follower_is_cut_off_with_its_client(
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_follower_is_cut_off_at_any_moment(
     trio: LinkedZooKeeperTrio, namespace: str, turn: int, record_property: Tell
 ) -> None:
     """The client's server still answers and calls it connected: no proof of anything."""
     lonely = trio.follower()
-    with closing(Believer(lonely.url, namespace, "name", TTL)) as believer:
+    with Believers(trio, lonely.url, namespace, ZOOKEEPER.ttl) as believers:
         # At another moment between two renewals each time.
-        assert not believer.lost(turn * TTL / 9)
+        assert not believers.each[0].lost(turn * ZOOKEEPER.ttl / 9)
         trio.isolate(lonely)
-        url = trio.others(lonely)
-        believer.loses(url, namespace, SESSION, record_property)
-        trio.join(lonely)
-
-
-def test_the_leader_is_cut_off_with_its_client(
-    trio: LinkedZooKeeperTrio, namespace: str, record_property: Tell
-) -> None:
-    """An old leader that has not noticed yet answers everything but a write."""
-    lonely = trio.leader()
-    with closing(Believer(lonely.url, namespace, "name", TTL)) as believer:
-        trio.isolate(lonely)
-        cut = now()
-        assert believer.lost(SOON)
-        assert believer.believed_until <= cut + TTL
-        trio.join(lonely)
-        token, entered = recovers(trio.url, namespace, 2 * SESSION, record_property)
-        assert token > believer.token
-        assert believer.believed_until <= entered
+        believers.lose(ZOOKEEPER.ended, record_property, without=lonely, cut=now())
+        trio.mend()
+    nothing_is_left(trio, namespace)
 
 
 def test_servers_that_lost_everything(namespace: str) -> None:
     """They refuse a client that has seen more than they know: it starts anew, by itself."""
     with (
         QuickServer() as server,
-        holdfast.connect(server.url, namespace=namespace, ttl=TTL) as locks,
+        holdfast.connect(server.url, namespace=namespace, ttl=ZOOKEEPER.ttl) as locks,
     ):
         with locks.lock("name"):
             pass
@@ -73,39 +58,25 @@ def test_servers_that_lost_everything(namespace: str) -> None:
             assert lease.held
 
 
-def test_a_create_that_lands_late_leaves_nothing(trio: LinkedZooKeeperTrio, namespace: str) -> None:
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_a_create_that_lands_late_leaves_nothing(
+    trio: LinkedZooKeeperTrio, namespace: str, flavour: Flavour
+) -> None:
     """A second node of the same owner, made after its hold was released, is deleted."""
-    with Proxy(trio.nodes[0]) as proxy, holdfast.connect(proxy.url, namespace=namespace) as locks:
-        with locks.lock("name", ttl=5) as lease:
+    with Proxy(trio.nodes[0]) as proxy:
+        drive(flavour, _create_late(proxy, flavour, namespace))
+    nothing_is_left(trio, namespace)
+
+
+async def _create_late(proxy: Proxy, flavour: Flavour, namespace: str) -> None:
+    async with door(proxy.url, flavour, namespace, 5.0) as locks:
+        async with locks.lock("name"):
             pass
         dropped = proxy.drop_next_reply(matching=b"/name/1.x")
-        with locks.lock("name", ttl=5) as lease:
+        async with locks.lock("name") as lease:
             assert dropped.is_set()
             node = lease._hold.grant.ref[2]
-        session = locks._door.store.sessions[5]  # type: ignore[attr-defined]
-        store = locks._door.store
-        session.send(Create(node.rpartition(".")[0] + ".", b"", store.acl))  # type: ignore[attr-defined]
-        with locks.lock("name", timeout=20):
+        store: Any = locks._door.store
+        store.sessions[5].send(Create(node.rpartition(".")[0] + ".", b"", store.acl))
+        async with locks.lock("name", timeout=SOON):
             pass
-
-
-@pytest.mark.parametrize("mode", ["lock", "semaphore"])
-def test_the_reply_of_the_create_is_lost(
-    trio: LinkedZooKeeperTrio, namespace: str, mode: str
-) -> None:
-    """The node is found again by its owner: one hold, and nothing left of it afterwards."""
-    with Proxy(trio.nodes[0]) as proxy, holdfast.connect(proxy.url, namespace=namespace) as locks:
-        lock = locks.lock("name") if mode == "lock" else locks.semaphore("name", 2)
-        with lock:
-            pass
-        for pattern in (b"/name/1.", b"/name/1.k." if mode == "semaphore" else b"/name/1.x"):
-            dropped = proxy.drop_next_reply(matching=pattern)
-            with lock as lease:
-                assert dropped.is_set()
-                with holdfast.connect(trio.url, namespace=namespace) as others:
-                    standing = others.inspect("name")
-                    assert [holder.token for holder in standing.holders] == [lease.token]
-                    assert standing.waiters == ()
-        with holdfast.connect(trio.url, namespace=namespace) as others:
-            standing = others.inspect("name")
-            assert (standing.holders, standing.waiters) == ((), ())

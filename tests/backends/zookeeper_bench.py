@@ -6,6 +6,7 @@ Fixtures are taken over by name: ``server, locks = zookeeper_bench.server, zooke
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from kazoo.exceptions import NoNodeError
 import holdfast
 from holdfast.wires.zookeeper import Session
 from servers.ensemble import Trio
-from servers.ports import free_port, give_back
 from servers.pump import Pump
 from servers.registry import Servers
 from servers.tls import Certificate, make_certificate
@@ -134,31 +134,45 @@ class SaslServer(QuickServer):
 
 
 class LinkedServer(ZooKeeperServer):
-    """A server that reaches a leader elsewhere only through a link."""
+    """A server that reaches the others only through links.
+
+    Servers tell each other where they are. So all are told the same names, and each has a hosts
+    file of its own, by which the others' names mean its links to them.
+    """
 
     def __init__(self, *, tick_ms: int = TICK_MS) -> None:
         super().__init__(tick_ms=tick_ms)
-        self.links: dict[int, Pump] = {}
+        self.links: dict[int, list[Pump]] = {}
 
     def link(self) -> None:
         for other in self.members:
             if other is not self:
-                self.links[other.number] = Pump(free_port(), (other.host, other.quorum_port))
+                ports = other.quorum_port, other.election_port
+                host = self._address_of(other)
+                self.links[other.number] = [Pump(p, (other.host, p), host=host) for p in ports]
+
+    def _address_of(self, other: ZooKeeperServer) -> str:
+        return self.host if other is self else f"127.0.{self.number}.{other.number}"
+
+    def command(self) -> list[str | Path]:
+        hosts = self.folder / "hosts"
+        lines = [f"{self._address_of(m)} server-{m.number}\n" for m in self.members]
+        hosts.write_text("".join(lines))
+        java, *rest = super().command()
+        return [java, f"-Djdk.net.hosts.file={hosts}", *rest]
 
     def _configuration(self) -> list[str]:
         lines = [line for line in super()._configuration() if not line.startswith("server.")]
-        for member in self.members:
-            pump = self.links.get(member.number)
-            port = member.quorum_port if pump is None else pump.port
-            lines.append(f"server.{member.number}={member.host}:{port}:{member.election_port}")
+        for number, member in enumerate(self.members, 1):
+            place = f"server-{number}:{member.quorum_port}:{member.election_port}"
+            lines.append(f"server.{number}={place}")
         return lines
 
     def close(self) -> None:
         super().close()
-        for pump in self.links.values():
+        for pump in chain.from_iterable(self.links.values()):
             pump.do(lambda pump=pump: setattr(pump, "ending", True))  # type: ignore[misc]
             pump.join()
-            give_back(pump.port)
         self.links.clear()
 
 
@@ -176,6 +190,22 @@ class LinkedZooKeeperTrio(Trio[LinkedServer]):
     def leads(self, node: LinkedServer) -> bool | None:
         return node.is_leader()
 
+    def term_of(self, node: LinkedServer) -> int:
+        return node.term()
+
+    def left(self, namespace: str) -> list[str]:
+        """All nodes below the names of a namespace, which the servers delete by themselves."""
+        client = KazooClient(self.hosts)
+        client.start()
+        try:
+            client.sync("/")
+            names = f"/{namespace}/locks"
+            paths = [f"{names}/{name}" for name in nodes_of(client, names)]
+            return [f"{path}/{node}" for path in paths for node in nodes_of(client, path)]
+        finally:
+            client.stop()
+            client.close()
+
     def isolate(self, lonely: LinkedServer) -> None:
         """Nothing passes between this server and the others; nobody is told."""
         self._stall(lonely, True)
@@ -185,8 +215,8 @@ class LinkedZooKeeperTrio(Trio[LinkedServer]):
 
     def _stall(self, lonely: LinkedServer, stalled: bool) -> None:
         for node in self.nodes:
-            for number, pump in node.links.items():
-                if node is lonely or number == lonely.number:
+            for number, pumps in node.links.items():
+                for pump in pumps if node is lonely or number == lonely.number else ():
                     pump.do(lambda pump=pump: setattr(pump, "stalled", stalled))  # type: ignore[misc]
 
     def mend(self) -> None:
@@ -197,6 +227,7 @@ class LinkedZooKeeperTrio(Trio[LinkedServer]):
                 node.resume()
         self.launch()
         self.wait_ready()
+        self.wait_settled()
 
 
 def nodes_of(kazoo: KazooClient, path: str) -> list[str]:

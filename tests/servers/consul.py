@@ -100,6 +100,11 @@ class ConsulServer(Server):
         address = self._leader()
         return address == f"{self.address}:{self.server_port}" if address else None
 
+    def term(self) -> int:
+        """The number of the last election."""
+        found = self.ask("/v1/agent/self", seconds=http.LOOK_SECONDS)
+        return int(found["Stats"]["raft"]["term"])
+
     def _leader(self) -> str:
         return str(self.ask("/v1/status/leader", seconds=http.LOOK_SECONDS))
 
@@ -120,3 +125,6 @@ class ConsulTrio(Trio[ConsulServer]):
 
     def leads(self, node: ConsulServer) -> bool | None:
         return node.is_leader()
+
+    def term_of(self, node: ConsulServer) -> int:
+        return node.term()

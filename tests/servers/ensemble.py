@@ -93,6 +93,20 @@ class Trio(Ensemble[Node]):
         """Whether this one leads, by its own word; None where nobody does."""
         raise NotImplementedError
 
+    def term_of(self, node: Node) -> int:
+        """The number of the last election, as far as this one knows."""
+        raise NotImplementedError
+
+    def term(self, without: Server | None = None) -> int:
+        """The same, by the word of all that run (but for one, who may be cut off); 0 if none of
+        them says anything."""
+        terms = [0]
+        for node in self.nodes:
+            with suppress(OSError):
+                if node.alive and not node.paused and node is not without:
+                    terms.append(self.term_of(node))
+        return max(terms)
+
     @property
     def url(self) -> str:
         return self.url_of(*self.nodes)
@@ -113,6 +127,15 @@ class Trio(Ensemble[Node]):
     def follower(self) -> Node:
         """One that does not."""
         return self._find(leads=False)
+
+    def wait_settled(self) -> None:
+        """Returns when one leads and all others follow, each by its own word."""
+
+        def settled() -> bool:
+            words = [self.leads(node) for node in self.nodes]
+            return words.count(True) == 1 and words.count(False) == len(words) - 1
+
+        wait_until("one leader", settled)
 
     def _find(self, *, leads: bool) -> Node:
         found: list[Node] = []

@@ -63,6 +63,11 @@ class EtcdServer(Server):
         status = self.ask("/v3/maintenance/status", {}, seconds=http.LOOK_SECONDS)
         return bool(status["header"]["member_id"] == status.get("leader"))
 
+    def term(self) -> int:
+        """The number of the last election."""
+        status = self.ask("/v3/maintenance/status", {}, seconds=http.LOOK_SECONDS)
+        return int(status.get("raftTerm", 0))
+
     def url_at(self, port: int) -> str:
         if self.tls:
             return f"etcds://{self.host}:{port}?ca={self.tls.certificate}"
@@ -83,6 +88,9 @@ class EtcdTrio(Trio[EtcdServer]):
 
     def leads(self, node: EtcdServer) -> bool:
         return node.is_leader()
+
+    def term_of(self, node: EtcdServer) -> int:
+        return node.term()
 
 
 def binary(version: Version) -> Path:

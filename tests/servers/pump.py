@@ -30,8 +30,8 @@ class Counts:
 class Pump:
     """Everything but `do` and `join` runs on the pump's own thread, so nothing needs a lock."""
 
-    def __init__(self, port: int, target: tuple[str, int]) -> None:
-        self.port = port
+    def __init__(self, port: int, target: tuple[str, int], *, host: str = LOOPBACK) -> None:
+        self.host, self.port = host, port
         self.target = target
         self.counts = Counts()
         self.relays: list[Relay] = []
@@ -72,7 +72,7 @@ class Pump:
         if self.listener is None:
             listener = socket.socket()
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((LOOPBACK, self.port))
+            listener.bind((self.host, self.port))
             listener.listen(512)
             listener.setblocking(False)
             self.listener = listener

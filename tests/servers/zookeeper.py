@@ -69,8 +69,16 @@ class ZooKeeperServer(Server):
 
     def mode(self) -> str:
         """`standalone`, `leader`, `follower`, or nothing while there is no quorum."""
+        return self._says("Mode")
+
+    def term(self) -> int:
+        """The number of the last election; 0 while there is no quorum."""
+        return int(self._says("Zxid") or "0", 16) >> 32
+
+    def _says(self, word: str) -> str:
         lines = self.ask("srvr", seconds=1.0).splitlines()
-        return next((line[6:] for line in lines if line.startswith("Mode: ")), "")
+        start = f"{word}: "
+        return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")
 
     def is_leader(self) -> bool | None:
         """None while there is no quorum."""
@@ -101,3 +109,6 @@ class ZooKeeperTrio(Trio[ZooKeeperServer]):
 
     def leads(self, node: ZooKeeperServer) -> bool | None:
         return node.is_leader()
+
+    def term_of(self, node: ZooKeeperServer) -> int:
+        return node.term()

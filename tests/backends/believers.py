@@ -1,0 +1,134 @@
+"""Who holds a name across a fault, by its own word: one at each door."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import ExitStack, suppress
+from typing import Any, Self
+
+from backends.recovery import SOON, Taken, Tell, door, drive, name_at, recovers
+from holdfast.errors import HoldfastError
+from holdfast.lease import AsyncLease
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from servers.ensemble import Trio
+from servers.process import Server
+
+__all__ = ["Believer", "Believers"]
+
+LOOK_SECONDS = 0.002
+
+
+class Believer:
+    """A thread that holds a lock and notes, until it knows better, that it does."""
+
+    lease: AsyncLease
+
+    def __init__(self, url: str, namespace: str, flavour: Flavour, ttl: float) -> None:
+        self.flavour, self.name, self.ttl = flavour, name_at(flavour), ttl
+        self._namespace = namespace
+        self.token = 0
+        self.reason = ""
+        self.believed_until = 0.0
+        """The last moment at which it held by its own word."""
+        self._released = False
+        self._holds, self._knows, self._over = (threading.Event() for _ in range(3))
+        self._thread = threading.Thread(
+            target=lambda: drive(flavour, self._believe(url, namespace)), daemon=True
+        )
+
+    async def _believe(self, url: str, namespace: str) -> None:
+        async with door(url, self.flavour, namespace, self.ttl) as locks:
+            lease = await locks.lock(self.name, timeout=SOON).acquire()
+            assert lease is not None
+            self.lease, self.token = lease, lease.token
+            self._holds.set()
+            moment = now()  # before the look: who is held up in between has not believed for longer
+            while not self._over.is_set() and lease.held:
+                self.believed_until = moment
+                await self._rest()
+                moment = now()
+            if lease.lost:
+                self.reason = lease.reason
+                self._knows.set()
+            while not self._over.is_set():
+                await self._rest()
+            with suppress(HoldfastError):
+                self._released = await lease.release()
+
+    async def _rest(self) -> None:
+        if self.flavour is Flavour.BLOCKING:
+            self._over.wait(LOOK_SECONDS)
+        else:
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def lost(self, seconds: float = SOON) -> bool:
+        """Whether it has learnt within so many seconds that its hold is over."""
+        return self._knows.wait(seconds)
+
+    def goes_on(self, url: str) -> bool:
+        """Whether it holds, by its own word and by that of these servers."""
+
+        async def look() -> list[int]:
+            async with door(url, self.flavour, self._namespace) as locks:
+                standing = await locks.inspect(self.name)
+                return [holder.token for holder in standing.holders]
+
+        self.lease.check(at_least=1.0)
+        return drive(self.flavour, look()) == [self.token]
+
+    def gives_way(self, taken: Taken) -> None:
+        """To the next one, who has a higher token and came after this one had stopped."""
+        assert taken.token > self.token
+        assert self.believed_until <= taken.entered, "two held at the same time"
+
+    def release(self) -> bool:
+        """Whether it was still its own."""
+        self._over.set()
+        self._thread.join(SOON)
+        return self._released
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._holds.wait(SOON)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Believers:
+    """One at each door, each with a name of its own, so that both meet the same fault."""
+
+    def __init__(self, trio: Trio[Any], url: str, namespace: str, ttl: float) -> None:
+        self._trio, self._namespace = trio, namespace
+        self.each = [Believer(url, namespace, flavour, ttl) for flavour in Flavour]
+        self._stack = ExitStack()
+
+    def lose(
+        self, seconds: float, tell: Tell, *, without: Server | None = None, cut: float | None = None
+    ) -> None:
+        """The next ones get it within what is documented, after these have stopped believing: at
+        their deadline at the latest, where nothing was proven to them since they were cut off."""
+        self.give_way(seconds, tell, without=without)
+        for believer in self.each:
+            assert believer.lost()
+            if cut is not None:
+                assert believer.believed_until <= cut + believer.ttl
+
+    def give_way(self, seconds: float, tell: Tell, *, without: Server | None = None) -> None:
+        """The same for those who may have lost it or given it back."""
+        taken = recovers(self._trio, self._namespace, seconds, tell, without=without)
+        for believer in self.each:
+            believer.gives_way(taken[believer.flavour])
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for believer in self.each:
+                stack.enter_context(believer)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

@@ -1,0 +1,23 @@
+"""Who waits at three servers of etcd, Consul or ZooKeeper waits on when their leader is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backends import ensembles
+from backends.ensembles import Kind, every_kind
+from backends.recovery import nothing_is_left
+from backends.waiting import waits_across
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("no_recheck")]
+kind, trio = ensembles.kind, ensembles.trio
+
+
+@every_kind
+def test_a_wait_outlives_its_leader(trio: Any, kind: Kind, namespace: str) -> None:
+    """It is killed while somebody waits, and who waits is woken after: nobody looked again."""
+    with waits_across(trio, namespace, kind.longest) as leader:
+        leader.kill()
+    nothing_is_left(trio, namespace)
