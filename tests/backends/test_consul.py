@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from math import ceil
+from typing import Any
 
 import pytest
 
 import holdfast
 from backends.claims import claim_of
 from backends.http_peer import Peer, peers
+from backends.waiting import waited_for
 from holdfast.backends.consul_backend import MOST_PERMITS
+from holdfast.backends.consul_sessions import NODE
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.process import wait_until
 from servers.proxy import Proxy
@@ -64,11 +69,11 @@ def test_waiting_costs_one_request_more(peer: Callable[[], Peer]) -> None:
 def test_holds_are_renewed_together(peer: Callable[[], Peer]) -> None:
     """One renewal, and one question for 64 holds at a time."""
     one = peer()
-    grants = [one.take(claim_of(f"name {number}")) for number in range(100)]
+    grants = one.take_many(1000)
     one.post.asked.clear()
     renewal = run_now(one.backend.renew(grants, [], until=now() + SOON))
     assert (renewal.lost, renewal.unknown) == ({}, {})
-    assert len(one.post.asked) == 3
+    assert len(one.post.asked) == 1 + ceil(1000 / 64)
 
 
 def test_a_lost_mark_is_found_again(peer: Callable[[], Peer]) -> None:
@@ -171,7 +176,7 @@ async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
             assert await lease.release()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def guarded() -> Iterator[ConsulServer]:
     """A Consul that lets nobody in without a token."""
     tokens = {"master": "8b9b1f3e-0000-4000-8000-000000000001"}
@@ -183,30 +188,77 @@ def guarded() -> Iterator[ConsulServer]:
         yield server
 
 
-def test_tokens(guarded: ConsulServer, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the URL or the environment; a missing one is told."""
+RULES = """
+    key_prefix "t" { policy = "write" }
+    session_prefix "" { policy = "write" }
+"""
+"""What the docs list, below the namespaces of these tests."""
+NODE_RULE = 'node "holdfast-sessions" { policy = "write" }'
+
+
+def _as_master(guarded: ConsulServer, path: str, body: object) -> Any:
     master = guarded.config["acl"]["tokens"]["master"]
-    rules = """
-        key_prefix "t" { policy = "write" }
-        session_prefix "" { policy = "write" }
-    """
-    policy = {"Name": "locks", "Rules": rules}
-    guarded.ask(f"/v1/acl/policy?token={master}", policy, method="PUT")
-    wish = {"Policies": [{"Name": "locks"}]}
-    token = guarded.ask(f"/v1/acl/token?token={master}", wish, method="PUT")["SecretID"]
+    return guarded.ask(f"{path}?token={master}", body, method="PUT")
+
+
+def _token(guarded: ConsulServer, name: str, rules: str) -> str:
+    _as_master(guarded, "/v1/acl/policy", {"Name": name, "Rules": rules})
+    wish = {"Policies": [{"Name": name}]}
+    return str(_as_master(guarded, "/v1/acl/token", wish)["SecretID"])
+
+
+@pytest.fixture(scope="module")
+def token(guarded: ConsulServer) -> str:
+    return _token(guarded, "locks", RULES + NODE_RULE)
+
+
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("way", ["url", "environment"])
+def test_waiting_with_a_token(
+    guarded: ConsulServer,
+    token: str,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    flavour: Flavour,
+) -> None:
+    """It comes from the URL or the environment, and goes with the questions of waiters, too."""
+    host = f"{guarded.host}:{guarded.port}"
+    monkeypatch.setenv("CONSUL_HTTP_TOKEN", token if way == "environment" else "another")
+    url = f"consul://{host}" if way == "environment" else f"consul://:{token}@{host}"
+    with waited_for(url, namespace, flavour):
+        pass
+
+
+def test_one_token_registers_the_node_of_all_sessions(
+    guarded: ConsulServer, token: str, namespace: str
+) -> None:
+    """Others need no right to; where it is missing, they are told."""
+    _as_master(guarded, "/v1/catalog/deregister", {"Node": NODE})
+    host = f"{guarded.host}:{guarded.port}"
+    weaker = f"consul://:{_token(guarded, 'weaker', RULES)}@{host}"
+    with (
+        holdfast.connect(weaker, namespace=namespace) as locks,
+        pytest.raises(Unsupported, match="/v1/catalog/register: permission denied"),
+    ):
+        locks.lock("name").acquire()
+    for url in (f"consul://:{token}@{host}", weaker):
+        with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name"):
+            pass
+
+
+def test_tokens(
+    guarded: ConsulServer, token: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is shown, and a missing one is told."""
     host = f"{guarded.host}:{guarded.port}"
     with holdfast.connect(f"consul://:{token}@{host}", namespace=namespace) as locks:
         with locks.lock("name", timeout=SOON):
             pass
         assert token not in repr(locks)
         assert not any(finding.level == "broken" for finding in locks.check())
-    monkeypatch.setenv("CONSUL_HTTP_TOKEN", token)
-    with (
-        holdfast.connect(f"consul://{host}", namespace=namespace) as locks,
-        locks.lock("name", timeout=SOON),
-    ):
-        pass
-    monkeypatch.delenv("CONSUL_HTTP_TOKEN")
+    monkeypatch.delenv("CONSUL_HTTP_TOKEN", raising=False)
     with (
         holdfast.connect(f"consul://{host}", namespace=namespace) as locks,
         pytest.raises(Unsupported, match="the token is missing"),

@@ -9,9 +9,13 @@ import pytest
 from backends.believers import Believers
 from backends.ensembles import KINDS
 from backends.links import LinkedConsulTrio
-from backends.recovery import Tell, nothing_is_left
+from backends.recovery import SOON, Tell, nothing_is_left
 from holdfast.backends.consul_remains import RETRY_SECONDS
+from holdfast.backends.consul_sessions import NODE
 from holdfast.runtimes.clock import now
+from servers.consul import ConsulServer
+from servers.http import LOOK_SECONDS
+from servers.process import wait_until
 from servers.registry import Servers
 
 pytestmark = pytest.mark.faults
@@ -41,3 +45,28 @@ def test_a_session_is_destroyed_from_outside(
         for believer in believers.each:
             assert "session" in believer.reason
     nothing_is_left(trio, namespace)
+
+
+def test_a_hold_outlives_the_server_that_it_was_asked_of(
+    trio: LinkedConsulTrio, namespace: str, record_property: Tell
+) -> None:
+    """Consul takes a server that is dead for some seconds for one that has left, and ends what is
+    bound to it: that is no hold of those who still live."""
+    leader = trio.leader()
+    others = [node for node in trio.nodes if node is not leader]
+    url = trio.url_of(leader, *others)
+    with Believers(trio, url, namespace, CONSUL.longest) as believers:
+        leader.kill()
+        wait_until("the server's removal", lambda: len(_nodes(others[0])) == len(others), SOON)
+        for believer in believers.each:
+            assert believer.goes_on(trio.others(leader))
+            assert believer.release() is True
+        believers.give_way(CONSUL.asked, record_property, without=leader)
+        trio.mend()
+    nothing_is_left(trio, namespace)
+
+
+def _nodes(server: ConsulServer) -> list[str]:
+    """The servers in the catalog."""
+    nodes = server.ask("/v1/catalog/nodes", seconds=LOOK_SECONDS)
+    return [node["Node"] for node in nodes if node["Node"] != NODE]

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.wires.http import Http, Reply
 
-__all__ = ["Agent", "Refused", "SessionGone"]
+__all__ = ["Agent", "NodeMissing", "Refused", "SessionGone"]
 
 TXN = b"PUT /v1/txn"
 READ = b"PUT /v1/txn?consistent"
@@ -16,6 +16,10 @@ READ = b"PUT /v1/txn?consistent"
 
 class SessionGone(Exception):
     """The session that a request was for has ended; nothing was changed."""
+
+
+class NodeMissing(Exception):
+    """The node that a session was to be bound to is not registered."""
 
 
 class Refused(Exception):
@@ -76,6 +80,8 @@ class Agent:
         text = reply.body[:200].decode(errors="replace").strip()
         if "Invalid Session TTL" in text:
             return Unsupported(f"{self.display} does not allow this ttl: {text}")
+        if "Missing node registration" in text:
+            return NodeMissing()
         if reply.status == 403:
             return self._denied(line)
         return BackendUnavailable(f"{self.display}: {_said(line)}: {text or reply.status}")

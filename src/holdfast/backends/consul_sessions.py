@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.backends import consul_requests as requests
-from holdfast.backends.consul_agent import READ, Agent, Refused, SessionGone
+from holdfast.backends.consul_agent import READ, Agent, NodeMissing, Refused, SessionGone
 from holdfast.backends.consul_remains import sweep
 from holdfast.backends.sessions import Opening, Session, whole
 from holdfast.claim import Claim, Grant
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["OPS", "Held", "Ref", "SessionKeeper"]
 
+REGISTER = b"PUT /v1/catalog/register"
 CREATE = b"PUT /v1/session/create"
 RENEW = b"PUT /v1/session/renew/"
 DESTROY = b"PUT /v1/session/destroy/"
 INFO = b"GET /v1/session/info/"
+NODE = "holdfast-sessions"
+"""What sessions are bound to. Consul ends the sessions of a node that leaves, also of a server that
+was dead for some seconds; by default it is the one that was asked. This one never leaves."""
 OPS = 64
 """How many operations a transaction may have."""
 
@@ -76,6 +80,7 @@ class SessionKeeper:
         sent = self.runtime.now()
         # No health checks: a node that flaps must not end holds. What dies ends by its ttl.
         wish = {
+            "Node": NODE,
             "Name": f"holdfast {self.store.settings.namespace}",
             "TTL": f"{whole(ttl)}s",
             "Checks": [],
@@ -83,13 +88,22 @@ class SessionKeeper:
             "Behavior": "release" if self.store.lock_delay else "delete",
             "LockDelay": f"{self.store.lock_delay:g}s",
         }
-        answer = await self.agent.ask(CREATE, json.dumps(wish).encode(), until)
+        answer = await self._create(json.dumps(wish).encode(), until)
         session = self.sessions.install(Session(answer["ID"], whole(ttl), sent))
         if self.store.lock_delay:
             with suppress(HoldfastError, Refused, SessionGone):
                 start = self.runtime.between(0, 1)
                 await sweep(self.agent, self.store, session.id, start, until)
         return session
+
+    async def _create(self, wish: bytes, until: float) -> dict[str, str]:
+        try:
+            answer: dict[str, str] = await self.agent.ask(CREATE, wish, until)
+        except NodeMissing:  # nobody was here before
+            node = {"Node": NODE, "Address": "127.0.0.1", "SkipNodeUpdate": True}
+            await self.agent.ask(REGISTER, json.dumps(node).encode(), until)
+            answer = await self.agent.ask(CREATE, wish, until)
+        return answer
 
     async def keep_alive(self, session_id: str, until: float | None = None) -> float | None:
         """When the answered request was sent, or ``None`` if the session is gone."""
