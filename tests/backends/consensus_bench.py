@@ -1,20 +1,15 @@
-"""Servers of etcd and Consul that ask for a client's certificate, and one who waits for a name."""
+"""Servers of etcd and Consul that ask for a client's certificate."""
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import ssl
-import threading
 
-import holdfast
-from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
-from servers.process import wait_until
 from servers.tls import Certificate
 
-__all__ = ["MutualConsul", "MutualEtcd", "hold_once", "mutual_url", "somebody_waits"]
+__all__ = ["MutualConsul", "MutualEtcd", "mutual_url"]
 
 
 def _get(port: int, path: str, own: Certificate) -> int:
@@ -59,22 +54,3 @@ def mutual_url(server: MutualEtcd | MutualConsul) -> str:
     """The URL of one who has a certificate."""
     assert server.tls is not None
     return f"{server.url}&cert={server.tls.certificate}&key={server.tls.key}"
-
-
-def somebody_waits(locks: holdfast.Locks) -> None:
-    """Returns once somebody stands in line for the name."""
-    wait_until("a waiter", lambda: bool(locks.inspect("name").waiters))
-
-
-def hold_once(url: str, namespace: str, flavour: Flavour, got: threading.Event) -> None:
-    """For a thread of its own: says when it has got the name."""
-    if flavour is Flavour.BLOCKING:
-        with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name"):
-            got.set()
-    else:
-        asyncio.run(_hold_once_async(url, namespace, got))
-
-
-async def _hold_once_async(url: str, namespace: str, got: threading.Event) -> None:
-    async with holdfast.connect_async(url, namespace=namespace) as locks, locks.lock("name"):
-        got.set()

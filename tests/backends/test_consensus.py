@@ -13,8 +13,9 @@ import pytest
 
 import holdfast
 from backends.claims import claim_of
-from backends.consensus_bench import MutualConsul, MutualEtcd, mutual_url, somebody_waits
+from backends.consensus_bench import MutualConsul, MutualEtcd, mutual_url
 from backends.signals import signals
+from backends.waiting import waited_for
 from backends.zookeeper_bench import QuickServer
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Backend, Settings
@@ -185,6 +186,7 @@ def test_a_ttl_below_the_floor_is_refused() -> None:
             locks.lock("name", ttl=1)
 
 
+@pytest.mark.usefixtures("no_recheck")
 @pytest.mark.parametrize("flavour", list(Flavour))
 @pytest.mark.parametrize("kind", [MutualEtcd, MutualConsul])
 def test_client_certificates(
@@ -194,31 +196,10 @@ def test_client_certificates(
     way in."""
     server: MutualEtcd | MutualConsul = servers.of(kind)  # type: ignore[assignment]
     namespace = f"t{secrets.token_hex(6)}"
-    with holdfast.connect(mutual_url(server), namespace=namespace) as locks:
-        held = locks.lock("name").acquire()
-        assert held
-        with ThreadPoolExecutor(1) as pool:
-            later = pool.submit(_take, mutual_url(server), namespace, flavour)
-            somebody_waits(locks)
-            assert held.release()
-            assert later.result(SOON) > held.token
+    with waited_for(mutual_url(server), namespace, flavour):
+        pass
     with (
         holdfast.connect(server.url, namespace=namespace, patience=0.5) as locks,
         pytest.raises(BackendUnavailable),
     ):
         locks.lock("name").acquire(blocking=False)
-
-
-def _take(url: str, namespace: str, flavour: Flavour) -> int:
-    if flavour is Flavour.BLOCKING:
-        with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name") as lease:
-            return lease.token
-    return asyncio.run(_take_async(url, namespace))
-
-
-async def _take_async(url: str, namespace: str) -> int:
-    async with (
-        holdfast.connect_async(url, namespace=namespace) as locks,
-        locks.lock("name") as lease,
-    ):
-        return lease.token

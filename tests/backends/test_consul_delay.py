@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from backends.consensus_bench import somebody_waits
+from backends.waiting import somebody_waits
 from holdfast.errors import LockTimeout
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour

@@ -11,8 +11,8 @@ import pytest
 import holdfast
 from backends import etcd_bench
 from backends.claims import claim_of
-from backends.consensus_bench import hold_once, somebody_waits
 from backends.http_peer import Peer
+from backends.waiting import waited_for
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
@@ -116,20 +116,9 @@ def test_a_short_lease_is_kept_alive_while_its_claim_waits(peer: Callable[[], Pe
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_a_wait_outlives_compaction(server: EtcdServer, namespace: str, flavour: Flavour) -> None:
     """Compaction while somebody waits costs no wake-up."""
-    with holdfast.connect(server.url, namespace=namespace) as ours:
-        held = ours.lock("name").acquire()
-        assert held
-        got = threading.Event()
-        thread = threading.Thread(target=hold_once, args=(server.url, namespace, flavour, got))
-        thread.start()
-        somebody_waits(ours)
-        for _ in range(5):
-            server.ask("/v3/kv/put", {"key": "YQ==", "value": "YQ=="})
-        revision = server.ask("/v3/kv/put", {"key": "YQ==", "value": "YQ=="})["header"]["revision"]
-        server.ask("/v3/kv/compaction", {"revision": revision})
-        assert held.release()
-        assert got.wait(SOON), "only the re-check would have noticed"
-        thread.join()
+    with waited_for(server.url, namespace, flavour):
+        puts = [server.ask("/v3/kv/put", {"key": "YQ==", "value": "YQ=="}) for _ in range(5)]
+        server.ask("/v3/kv/compaction", {"revision": puts[-1]["header"]["revision"]})
 
 
 def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: EtcdServer) -> None:
@@ -262,16 +251,8 @@ def test_passwords(guarded: EtcdServer, namespace: str, monkeypatch: pytest.Monk
 def test_waiting_with_a_password(guarded: EtcdServer, namespace: str, flavour: Flavour) -> None:
     """Tokens that ran out are replaced, and waiters are woken without a WebSocket."""
     url = f"etcd://worker:secret-1@{guarded.host}:{guarded.port}"
-    with holdfast.connect(url, namespace=namespace, ttl=30) as locks:
+    with holdfast.connect(url, namespace=namespace) as locks:
         assert not any(finding.level == "broken" for finding in locks.check())
-        held = locks.lock("name").acquire()
-        assert held
+    with waited_for(url, namespace, flavour) as waited:
         threading.Event().wait(2.5)  # etcd looks for old tokens once a second
-        held.extend()
-        got = threading.Event()
-        thread = threading.Thread(target=hold_once, args=(url, namespace, flavour, got))
-        thread.start()
-        somebody_waits(locks)
-        assert held.release()
-        assert got.wait(SOON)
-        thread.join()
+        waited.held.extend()

@@ -3,7 +3,6 @@ sessions that end, certificates."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,8 +10,8 @@ import pytest
 
 import holdfast
 from backends.claims import claim_of
-from backends.consensus_bench import hold_once, somebody_waits
 from backends.http_peer import Peer, peers
+from backends.waiting import waited_for
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
@@ -148,16 +147,8 @@ def test_a_session_that_was_ended_loses_its_holds(
 def test_tls(servers: Servers, kind: Kind, namespace: str, flavour: Flavour) -> None:
     """The certificate is verified; waiters are woken over TLS too."""
     server = servers.of(kind.server, tls=True)
-    with holdfast.connect(server.url, namespace=namespace) as locks:
-        held = locks.lock("name").acquire()
-        assert held
-        got = threading.Event()
-        thread = threading.Thread(target=hold_once, args=(server.url, namespace, flavour, got))
-        thread.start()
-        somebody_waits(locks)
-        assert held.release()
-        assert got.wait(SOON)
-        thread.join()
+    with waited_for(server.url, namespace, flavour):
+        pass
     bare = server.url.partition("?")[0]
     with (
         holdfast.connect(bare, namespace=namespace, patience=0.5) as locks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -10,10 +9,13 @@ from kazoo.client import KazooClient
 
 import holdfast
 from backends import zookeeper_bench
+from backends.recovery import door, drive
+from backends.waiting import waited_for
 from backends.zookeeper_bench import QuickServer, SaslServer, SecureServer
 from holdfast.backends.zookeeper_store import ZooKeeperStore
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.testing import Flavour
 from holdfast.url import open_store
 from servers.registry import Servers
 
@@ -34,6 +36,28 @@ def test_nodes_belong_to_their_user(
                     others.lock("name").acquire()
                 assert "s3cret" not in str(caught.value)
         assert "s3cret" not in repr(locks)
+
+
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("way", ["url", "environment"])
+def test_waiting_as_a_user(
+    server: QuickServer,
+    namespace: str,
+    kazoo: KazooClient,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    flavour: Flavour,
+) -> None:
+    """User and password come from the URL or the environment; watches are let through, too."""
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_USERNAME", "us" if way == "environment" else "them")
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_PASSWORD", "s3cret")
+    url = server.url if way == "environment" else _as(server, "us", "s3cret")
+    with waited_for(url, namespace, flavour):
+        kazoo.add_auth("digest", "us:s3cret")
+        for node in kazoo.get_children(f"/{namespace}/locks/name"):
+            (acl,) = kazoo.get_acls(f"/{namespace}/locks/name/{node}")[0]
+            assert (acl.id.scheme, acl.id.id.split(":")[0]) == ("digest", "us")
 
 
 def _as(server: QuickServer, user: str, password: str) -> str:
@@ -61,28 +85,46 @@ def test_sasl(servers: Servers, namespace: str) -> None:
         assert "wr0ng" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_waiting_with_sasl(servers: Servers, namespace: str, flavour: Flavour) -> None:
+    """Whom the server has recognised is woken."""
+    pytest.importorskip("puresasl", reason="auth=sasl needs the package pure-sasl")
+    url = f"{_as(servers.of(SaslServer), 'us', 's3cret')}?auth=sasl"
+    with waited_for(url, namespace, flavour):
+        pass
+
+
 def test_a_path_in_the_url_is_made(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:
     """Nobody has to create it first."""
     with holdfast.connect(f"{server.url}/{namespace}/deep/down") as locks, locks.lock("name"):
         assert len(kazoo.get_children(f"/{namespace}/deep/down/holdfast/locks/name")) == 1
 
 
-def test_tls_and_client_certificates(servers: Servers, namespace: str, tmp_path: Path) -> None:
-    """The server is verified by name, and asks for a certificate of ours."""
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_tls_and_client_certificates(servers: Servers, namespace: str, flavour: Flavour) -> None:
+    """The server is verified by name, and asks for a certificate of ours; who waits is woken."""
     secure = servers.of(SecureServer)
     files = secure.certificate
     url = f"zookeeper://127.0.0.1:{secure.secure_port}"
-    ours = f"ca={files.certificate}&cert={files.certificate}&key={files.key}"
-    with holdfast.connect(f"{url}?{ours}", namespace=namespace) as locks:
-        for _ in range(20):
-            with locks.lock("name") as lease:
-                assert lease.held
-        assert "CN=" not in repr(locks)
+    ours = f"{url}?ca={files.certificate}&cert={files.certificate}&key={files.key}"
+    drive(flavour, _hold_often(ours, namespace, flavour))
+    with waited_for(ours, namespace, flavour):
+        pass
     with (
         holdfast.connect(f"{url}?tls=on", namespace=namespace) as locks,
         pytest.raises(BackendUnavailable),
     ):
         locks.lock("name").acquire(timeout=1)
+
+
+async def _hold_often(url: str, namespace: str, flavour: Flavour) -> None:
+    async with door(url, flavour, namespace) as locks:
+        for _ in range(20):
+            async with locks.lock("name") as lease:
+                assert lease.held
+        assert "CN=" not in repr(locks)
 
 
 @pytest.mark.parametrize(

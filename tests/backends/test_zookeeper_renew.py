@@ -59,6 +59,19 @@ def test_holds_are_renewed_in_one_trip(
     run_now(backend.close())
 
 
+def test_a_thousand_holds_are_one_request(
+    server: QuickServer, namespace: str, trips: list[list[str]]
+) -> None:
+    """Besides the heartbeats of their one session, which do not know how many there are."""
+    backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
+    grants = _held(backend, map(str, range(1000)))
+    trips.clear()
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert trips == [["Checks"]]
+    run_now(backend.close())
+
+
 def test_holds_of_long_names_are_renewed(server: QuickServer, namespace: str) -> None:
     """Servers close a connection that sends a megabyte at once."""
     settings = Settings(namespace=namespace.ljust(500, "\x7f"))
