@@ -163,6 +163,8 @@ async def probe(backend: EtcdBackend) -> list[Finding]:
     store = backend.store
     reply = await backend.gateway.http.ask(VERSION)
     findings = [_version(reply.body)]
+    if findings[0].level == "broken":  # it has no gateway that we could ask for more
+        return findings
     status = await backend.gateway.post(STATUS, b"{}")
     if int(status.get("leader", 0)) == 0:
         findings.append(Finding("leader", "this etcd knows no leader", "broken"))

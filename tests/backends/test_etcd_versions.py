@@ -1,0 +1,132 @@
+"""What ``check()`` says of the version of an etcd: real ones, and what others would answer."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import holdfast
+from backends import etcd_bench
+from backends.http_peer import Peer
+from backends.recovery import door, drive
+from holdfast.core.contract import Finding
+from holdfast.core.drive import run_now
+from holdfast.errors import GuaranteeNotMet, Unsupported
+from holdfast.testing import Flavour
+from holdfast.wires.http import Reply
+from servers.etcd import EtcdServer, Version
+from servers.registry import Servers
+
+server, peer = etcd_bench.server, etcd_bench.peer
+
+STUCK = "a leader that was stuck may end leases that are alive"
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize(("version", "sound"), [("3.4", "3.4.31"), ("3.5", "3.5.13")])
+def test_the_servers_of_these_tests(
+    servers: Servers, namespace: str, version: Version, sound: str, flavour: Flavour
+) -> None:
+    """Both work, and have the bug that they are warned of."""
+    server = servers.of(EtcdServer, version=version)
+    (found,) = drive(flavour, _check(server.url, flavour, namespace))
+    assert found.detail.startswith(f"etcd {version}.")
+    assert found.level == "warning"
+    assert f"{STUCK}; {sound} fixes it" in found.detail
+
+
+async def _check(url: str, flavour: Flavour, namespace: str) -> list[Finding]:
+    """What is said of the version, where all else is well."""
+    async with door(url, flavour, namespace) as locks:
+        findings = await locks.check()
+    assert not any(finding.level == "broken" for finding in findings)
+    return [finding for finding in findings if finding.subject == "version"]
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "says"),
+    [
+        ("3.4.23", "warning", "etcd 3.4.23: .* 3.4.31 fixes it"),
+        ("3.4.30", "warning", "3.4.31 fixes it"),
+        ("3.4.31", "ok", "etcd 3.4.31$"),
+        ("3.5.0", "warning", "3.5.13 fixes it"),
+        ("3.5.1", "warning", "etcd 3.5.1: .* 3.5.13 fixes it"),
+        ("3.5.12", "warning", "3.5.13 fixes it"),
+        ("3.5.13", "ok", "etcd 3.5.13$"),
+        ("3.6.0-rc.1", "ok", "etcd 3.6.0-rc.1$"),
+        ("4.0.0", "ok", "etcd 4.0.0$"),
+        ("", "warning", "does not say its version"),
+        ("unknown", "warning", "does not say its version"),
+    ],
+)
+def test_other_versions(peer: Callable[[], Peer], version: str, level: str, says: str) -> None:
+    """Where leases that are alive may end it warns; where all is well it just names the version."""
+    findings = _probe(peer(), json.dumps({"etcdserver": version}).encode())
+    (found,) = [finding for finding in findings if finding.subject == "version"]
+    assert found.level == level
+    assert re.search(says, found.detail)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]"])
+def test_an_answer_that_is_no_version(peer: Callable[[], Peer], body: bytes) -> None:
+    """A proxy may be in between."""
+    (found,) = [each for each in _probe(peer(), body) if each.subject == "version"]
+    assert (found.level, found.detail) == ("warning", "the server does not say its version")
+
+
+def _probe(one: Peer, version: bytes) -> list[Finding]:
+    """What is found, if the server answers this when it is asked for its version."""
+    ask = one.post.ask
+
+    async def answer(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        return Reply(200, version) if line == b"GET /version" else await ask(line, body, until)
+
+    one.post.ask = answer  # type: ignore[method-assign]
+    return run_now(one.backend.probe())
+
+
+class Old(http.server.BaseHTTPRequestHandler):
+    """An etcd of 3.3, whose gateway is elsewhere."""
+
+    def do_GET(self) -> None:
+        self._answer(200, {"etcdserver": "3.3.27", "etcdcluster": "3.3.0"})
+
+    def do_POST(self) -> None:
+        self._answer(404, {})
+
+    def _answer(self, status: int, body: dict[str, str]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def _old() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Old) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        try:
+            yield f"etcd://127.0.0.1:{listening.server_port}"
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+def test_a_version_that_is_too_old() -> None:
+    """It is named, although nothing else can be asked there; and nobody gets a lock from it."""
+    with _old() as url, holdfast.connect(url) as locks:
+        with pytest.raises(GuaranteeNotMet, match=r"etcd 3\.3\.27 is too old: 3\.4 or newer"):
+            locks.check()
+        with pytest.raises(Unsupported, match=r"older than 3\.4"):
+            locks.lock("name").acquire()
