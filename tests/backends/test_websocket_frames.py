@@ -80,3 +80,13 @@ def test_a_message_inside_another_ends_the_connection(frames: Frames) -> None:
     frames.feed(server.greeting + server.say(TextMessage(data="half", message_finished=False)))
     with pytest.raises(ConnectionResetError):
         frames.feed(b"\x81\x01a")
+
+
+def test_nothing_is_said_after_the_end(frames: Frames) -> None:
+    """One thread reads that it is over, and another still has something to say."""
+    frames.feed(Server(frames).greeting)
+    assert frames.text("before")
+    with pytest.raises(OSError, match="closed"):
+        frames.feed(b"")
+    with pytest.raises(OSError, match="over"):
+        frames.text("after")

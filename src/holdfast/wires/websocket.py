@@ -74,7 +74,11 @@ class Frames:
         """The beginning of a frame; before, the last bytes of the greeting."""
 
     def text(self, message: str) -> bytes:
-        return self._wire.send(TextMessage(data=message))
+        """Raises ``OSError`` once the connection's end was read, which another thread may do."""
+        try:
+            return self._wire.send(TextMessage(data=message))
+        except ProtocolError:
+            raise ConnectionResetError(0, "the WebSocket is over") from None
 
     def feed(self, data: bytes) -> list[str]:
         """The messages that are whole now. Raises ``OSError`` at the connection's end."""
