@@ -11,8 +11,9 @@ import psutil
 from servers.consul import ConsulServer
 from servers.ensemble import Trio
 from servers.etcd import EtcdServer
+from servers.http import LOOK_SECONDS
 from servers.ports import LOOPBACK, free_port, give_back
-from servers.process import Server
+from servers.process import Server, wait_until
 from servers.pump import Pump
 from servers.relay import Relay
 
@@ -95,6 +96,7 @@ class LinkedConsul(ConsulServer):
         settings = super()._configuration()
         others = [m for m in self.members if m is not self and isinstance(m, LinkedConsul)]
         settings["serf_lan"] = settings["advertise_addr"] = self.address
+        settings["autopilot"] = {"server_stabilization_time": "1s"}
         settings["retry_join"] = [f"{m.address}:{m.serf_port}" for m in others]
         return settings
 
@@ -169,6 +171,16 @@ class LinkedConsulTrio(LinkedTrio[LinkedConsul]):
         for node in nodes:
             node.members = list(nodes)
         super().__init__(nodes)
+
+    def wait_settled(self) -> None:
+        """One that was dead for so long that it counted as gone comes back without a vote, and is
+        given one some seconds later. Until then the loss of another would be that of a majority."""
+        super().wait_settled()
+        wait_until("three voters", lambda: self._votes() == [True] * len(self.nodes))
+
+    def _votes(self) -> list[bool]:
+        found = self.leader().ask("/v1/operator/raft/configuration", seconds=LOOK_SECONDS)
+        return [server["Voter"] for server in found["Servers"]]
 
     def left(self, namespace: str) -> list[str]:
         """All keys of a namespace."""
