@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import psycopg
 import pytest
@@ -14,8 +16,9 @@ import pytest
 from backends import postgres_bench
 from backends.claims import claim_of
 from backends.postgres_bench import Admin, listens_by, over
-from hazards.tearing import lines_of, torn_at
+from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.backends.postgres_lease import LeaseBackend
+from holdfast.backends.postgres_listen import BlockingListening
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
@@ -241,6 +244,36 @@ def test_a_ring_from_before_it_was_hung_is_not_waited_for(
             await ours.close()
 
     over(server.url, flavour, body)
+
+
+def test_a_ring_from_just_before_it_was_hung_is_not_waited_for(
+    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+) -> None:
+    """The same as late as can be, in the moment before the thread begins to listen."""
+    source, first = inspect.getsourcelines(BlockingListening.wait)
+    (line,) = [first + at for at, text in enumerate(source) if "doorbell.wait(" in text]
+    take(theirs, claim_of("one"))
+    held, hangs, late = take(theirs, claim_of("other")), claim_of("one"), claim_of("other")
+    told = stand(ours, hangs)
+    busy = queue(ours, late)
+
+    def hang_another() -> None:
+        end(admin, namespace)
+        assert run_now(theirs.release(held))
+        wait_until("the end", lambda: not ours.listening._bell._connection.stands())  # type: ignore[attr-defined]
+        while ours.listening.hung == 1:
+            run_now(ours.wait(hangs, told, now() + SECONDS))
+
+    def wait() -> None:
+        work = partial(run_now, ours.wait(late, busy, now() + 2 * SECONDS))
+        handled_at(BlockingListening.wait.__code__, line, work, hang_another)
+
+    waits = threading.Thread(target=wait, daemon=True)
+    waits.start()
+    waits.join(SECONDS)
+    assert not waits.is_alive()
+    assert ours.listening.hung == 2
+    take(ours, late)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_nobody_waits_for_whoever_begins_to_listen(
     gate = Gate(monkeypatch, harness.name, flavour)
 
     async def body(bench: Bench) -> None:
-        ours, theirs = bench.peer(), bench.peer()
+        ours, theirs = bench.peer(request=LONG), bench.peer()
         one, other = [await theirs.take(bench.claim(name)) for name in ("one", "other")]
         begins = asyncio.create_task(ours.get(bench.claim("one"), LONG))
         try:

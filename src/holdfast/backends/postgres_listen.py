@@ -139,7 +139,7 @@ class BlockingListening:
                 return None
             if heard != self.hung and heard is not None:
                 return None
-            doorbell.wait(key, until)
+            doorbell.wait(key, until, bell)
             return bell.tokens.pop(key, None)
         except (BackendUnavailable, OSError):
             await self._pause(until)
