@@ -7,7 +7,7 @@ import threading
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
-from backends.recovery import SOON, Taken, Tell, door, drive, name_at, recovers
+from backends.recovery import SOON, Bound, Taken, Tell, door, drive, name_at, recovers
 from holdfast.errors import HoldfastError
 from holdfast.lease import AsyncLease
 from holdfast.runtimes.clock import now
@@ -107,19 +107,19 @@ class Believers:
         self._stack = ExitStack()
 
     def lose(
-        self, seconds: float, tell: Tell, *, without: Server | None = None, cut: float | None = None
+        self, bound: Bound, tell: Tell, *, without: Server | None = None, cut: float | None = None
     ) -> None:
         """The next ones get it within what is documented, after these have stopped believing: at
         their deadline at the latest, where nothing was proven to them since they were cut off."""
-        self.give_way(seconds, tell, without=without)
+        self.give_way(bound, tell, without=without)
         for believer in self.each:
             assert believer.lost()
             if cut is not None:
                 assert believer.believed_until <= cut + believer.ttl
 
-    def give_way(self, seconds: float, tell: Tell, *, without: Server | None = None) -> None:
+    def give_way(self, bound: Bound, tell: Tell, *, without: Server | None = None) -> None:
         """The same for those who may have lost it or given it back."""
-        taken = recovers(self._trio, self._namespace, seconds, tell, without=without)
+        taken = recovers(self._trio, self._namespace, bound, tell, without=without)
         for believer in self.each:
             believer.gives_way(taken[believer.flavour])
 

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from backends.links import LinkedConsulTrio, LinkedEtcdTrio
+from backends.recovery import Bound
 from backends.zookeeper_bench import TICK_SECONDS, LinkedZooKeeperTrio
 from servers.registry import Servers
 
-__all__ = ["AGAIN", "KINDS", "Kind", "every_kind", "kind", "trio"]
+__all__ = ["KINDS", "SENT_AGAIN", "Kind", "every_kind", "kind", "trio"]
 
 REQUEST = 5.0
 """After what a request without an answer is given up. Over HTTP the hosts of a URL share it."""
-AGAIN = 2.0
+SENT_AGAIN = 2.0
 """Within what it is sent again."""
 ETCD_ELECTION = 1.0
 ETCD_CHECK = 0.5
@@ -32,11 +33,11 @@ class Kind(NamedTuple):
 
     trio: Any
     ttl: float
-    ended: float
+    session: float
     """A hold whose holder is gone has ended after so long, where one leader goes on."""
     restarted: float
     """The same, counted from an election."""
-    asked: float
+    again: float
     """A request that two hosts have swallowed in an election is sent again after so long."""
     longest: float
     """A ttl that no election outlasts."""
@@ -44,36 +45,48 @@ class Kind(NamedTuple):
     """What the requests for a lock and for a semaphore have in them."""
 
     @property
-    def elected(self) -> float:
-        """From an election to the next holder: who asks too early asks once more."""
-        return max(self.restarted, self.asked)
+    def asked(self) -> Bound:
+        """For what is free, or will be given back."""
+        return Bound(self.again, self.again)
+
+    @property
+    def elected(self) -> Bound:
+        """For what somebody held who is gone, after an election. Who asks too early in one asks
+        once more."""
+        seconds = max(self.restarted, self.again)
+        return Bound(seconds, seconds)
+
+    @property
+    def ended(self) -> Bound:
+        """The same without one."""
+        return self.elected._replace(seconds=self.session)
 
 
 KINDS = {
     "etcd": Kind(
         LinkedEtcdTrio,
         ttl=3.0,
-        ended=3.0 + ETCD_CHECK,
+        session=3.0 + ETCD_CHECK,
         restarted=ETCD_ELECTION + 3.0 + ETCD_CHECK,
-        asked=REQUEST / 2 + AGAIN,
+        again=REQUEST / 2 + SENT_AGAIN,
         longest=60.0,
         grants={"lock": (b"/v3/kv/txn",), "semaphore": (b"/v3/kv/txn",)},
     ),
     "consul": Kind(
         LinkedConsulTrio,
         ttl=2.0,
-        ended=2 * 2.0,
+        session=2 * 2.0,
         restarted=2 * 2.0,
-        asked=REQUEST / 2 + AGAIN,
+        again=REQUEST / 2 + SENT_AGAIN,
         longest=60.0,
         grants={"lock": (b"/locks/name/",), "semaphore": (b"/locks/name/",)},
     ),
     "zookeeper": Kind(
         LinkedZooKeeperTrio,
         ttl=2.0,
-        ended=ZOOKEEPER_SESSION,
+        session=ZOOKEEPER_SESSION,
         restarted=ZOOKEEPER_SESSION,
-        asked=REQUEST + AGAIN,
+        again=REQUEST + SENT_AGAIN,
         longest=30.0,
         grants={"lock": (b"/name/1.x",), "semaphore": (b"/name/1.n", b"/name/1.k.")},
     ),

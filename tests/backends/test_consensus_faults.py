@@ -15,7 +15,7 @@ import pytest
 
 from backends import ensembles
 from backends.believers import Believers
-from backends.ensembles import AGAIN, Kind, every_kind
+from backends.ensembles import SENT_AGAIN, Kind, every_kind
 from backends.recovery import (
     SOON,
     Recovery,
@@ -83,8 +83,8 @@ def test_a_minority_is_cut_off_with_its_client(
     lonely = trio.leader() if role == "leader" else trio.follower()
     with Believers(trio, trio.url_of(lonely), namespace, kind.ttl) as believers:
         trio.isolate(lonely)
-        seconds = kind.elected if role == "leader" else kind.ended
-        believers.lose(seconds, record_property, without=lonely, cut=now())
+        bound = kind.elected if role == "leader" else kind.ended
+        believers.lose(bound, record_property, without=lonely, cut=now())
         trio.mend()
     nothing_is_left(trio, namespace)
 
@@ -96,10 +96,11 @@ def test_the_reply_of_the_grant_is_lost(
     trio: Any, kind: Kind, namespace: str, mode: str, flavour: Flavour, record_property: Tell
 ) -> None:
     """It is found again by its owner: one hold, and nothing left of it afterwards."""
+    at_once = kind.asked._replace(seconds=SENT_AGAIN)
     for lost in kind.grants[mode]:
         with Proxy(trio.nodes[0]) as proxy, Recovery(trio, namespace) as recovery:
             taken = drive(flavour, _lose_the_reply(trio, proxy, namespace, mode, flavour, lost))
-            recovery.within(AGAIN, taken.entered, record_property)
+            recovery.within(at_once, taken.entered, record_property)
     nothing_is_left(trio, namespace)
 
 

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.faults
 
 CONSUL = KINDS["consul"]
 LOCK_DELAY = 4
+DELAYED = CONSUL.ended._replace(seconds=LOCK_DELAY + RETRY_SECONDS)
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_a_session_is_destroyed_from_outside(
         for session in trio.nodes[0].ask("/v1/session/list"):
             if session["Name"].endswith(namespace):
                 trio.nodes[0].ask(f"/v1/session/destroy/{session['ID']}", "", method="PUT")
-        believers.lose(LOCK_DELAY + RETRY_SECONDS, record_property, cut=now())
+        believers.lose(DELAYED, record_property, cut=now())
         for believer in believers.each:
             assert "session" in believer.reason
     nothing_is_left(trio, namespace)
