@@ -16,6 +16,7 @@ from backends import redlock_bench
 from backends.doors import through
 from backends.redis_bench import blocking_and_asyncio, until
 from backends.redlock_bench import KEY, Nodes, held_by
+from holdfast.errors import BackendUnavailable
 from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
 from servers.process import wait_until
@@ -121,13 +122,24 @@ def test_a_renewal_heals_a_wiped_node(five: Nodes, flavour: Flavour) -> None:
         async with door.lock("name") as lease:
             wiped.wipe()
             while wiped.ask("HGET", KEY, "xt") != str(lease.token):
-                await lease.extend()
+                await _extended(lease)
             wiped.ask("HDEL", KEY, "x", "xe", "xt", "xl", "xs", "xa")
             wiped.ask("HSET", KEY, "c", str(lease.token + 1))
-            await lease.extend()
+            await _extended(lease)
             assert not held_by(wiped)
 
     through(flavour, body, five.url, ttl=TTL)
+
+
+async def _extended(lease: Any) -> None:
+    """On a busy machine a majority may be late once; as long as it is held, it is tried again."""
+    while True:
+        try:
+            await lease.extend()
+        except BackendUnavailable:
+            lease.check()
+        else:
+            return
 
 
 @blocking_and_asyncio
