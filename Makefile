@@ -7,7 +7,7 @@ JOBS ?= 5
 TESTS ?= tests
 PYTEST := $(bin)/python -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS))
 
-.PHONY: help venv servers check test faults bench format clean
+.PHONY: help venv servers check test faults mutants bench format clean
 
 help: ## what there is
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -34,6 +34,11 @@ test: venv servers ## every test but the fault matrix
 # pytest's exit code 5 is "no such test": a matrix without rows is not a failure.
 faults: venv servers ## the slow fault matrix
 	$(PYTEST) -m faults --durations=10 $(TESTS) || { code=$$?; [ $$code = 5 ] || exit $$code; }
+
+# MUTANTS="redlock renew" for those whose names have it; see tests/mutants/
+mutants: venv servers ## takes one rule after the other out, and sees that its tests notice
+	$(PYTEST) -q tests/testing/test_mutants.py tests/mutants
+	$(bin)/python scripts/run-mutants $(MUTANTS)
 
 # Peers live in an environment of their own: their dependencies are not ours.
 .venv-bench/.installed: $(stamp) benchmarks/requirements.txt scripts/make-bench-venv

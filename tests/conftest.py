@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The `servers` fixture, skips for missing servers, and their logs for tests that fail; and which of
-# several test processes runs what.
-pytest_plugins = ("servers.plugin", "servers.spread")
+# The `servers` fixture, skips for missing servers, and their logs for tests that fail; which of
+# several test processes runs what; and which failures may be run again.
+pytest_plugins = ("servers.plugin", "servers.spread", "verdict.plugin")
 
 # Failures inside the suite show the values, as in test files; before anything imports it.
 pytest.register_assert_rewrite("holdfast.testing")
