@@ -76,9 +76,15 @@ class Store(ABC):
     def close(self) -> None: ...
 
     async def kill_all(self, mark: str) -> None:
-        """Ends all sessions that a mark has, and returns once they are gone."""
-        found = self.sessions(mark)
-        assert found
+        """Ends all sessions that a mark has, and returns once they are gone. Between two requests
+        there may be none: an asyncio client that waits opens one when it asks again."""
+        found: set[int] = set()
+
+        def some() -> bool:
+            found.update(self.sessions(mark))
+            return bool(found)
+
+        await until(some, f"no session of {mark!r} came")
         for session in found:  # not on the loop: one that stands still hears of no end
             await asyncio.to_thread(self.kill, session)
         await until(lambda: not found & self.sessions(mark), "they were not killed")

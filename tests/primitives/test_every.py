@@ -95,9 +95,11 @@ def test_one_that_runs_is_skipped_or_waited_for(bench: Bench) -> None:
             skipped = await bench.door().every(3600, "report").run(lambda: 1)
             assert skipped.status == "skipped"
             assert skipped.next_seconds is not None
-            other = bench.door().every(3600, "report", wait=True, timeout=0.05)
+            other = bench.door()
             with pytest.raises(holdfast.LockTimeout):
-                await calmly(lambda: other.run(lambda: 1))
+                await calmly(
+                    lambda s: other.every(3600, "report", wait=True, timeout=s).run(lambda: 1)
+                )
 
     bench.run(body)
 

@@ -74,7 +74,7 @@ def test_others_skip_by_choice(bench: Bench) -> None:
         assert skipped.result() is None
         assert skipped.holder is not None
         with pytest.raises(LockTimeout, match="once/k"):
-            await calmly(lambda: second.once("k", timeout=0.05).run(unreachable))
+            await calmly(lambda s: second.once("k", timeout=s).run(unreachable))
         go_on.set()
         assert (await task).ran
         assert (await second.once("k", wait=False).run(unreachable)).value == "value"

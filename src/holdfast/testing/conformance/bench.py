@@ -15,7 +15,6 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from holdfast.core.acquire import LEAST_REQUEST_SECONDS
 from holdfast.core.hold import grace_seconds
 from holdfast.errors import BackendUnavailable, HoldfastError, LockLost, LockTimeout
 from holdfast.runtimes.clock import now
@@ -52,6 +51,8 @@ STALL_SECONDS = 0.5
 """A machine that stood still for less has not kept a keeper from renewing in time."""
 SOON = 10.0
 """How long what happens at once may take on a busy machine."""
+LONGEST_ANSWER_SECONDS = 5.0
+"""How long a server on a busy machine may take to answer one request."""
 
 
 class Bench:
@@ -139,17 +140,16 @@ async def eventually(
         await asyncio.sleep(0.01)
 
 
-async def calmly(work: Callable[[], Awaitable[T]]) -> T:
-    """The work's result; done anew if the machine stood still while little time was given to it,
-    and a request of it was given up for that."""
-    while True:
-        with Stalls() as stalls:
-            try:
-                return await work()
-            except BackendUnavailable as error:
-                given_up = error
-        if stalls.seconds < LEAST_REQUEST_SECONDS / 2:
-            raise given_up
+async def calmly(work: Callable[[float], Awaitable[T]], seconds: float = 0.05) -> T:
+    """The result of work that is given a short timeout. A server on a busy machine may not answer
+    one request in that time; then the work is done again with a longer timeout. The last one is
+    long enough for any server that answers at all."""
+    for timeout in (seconds, 1.0):
+        try:
+            return await work(timeout)
+        except BackendUnavailable:
+            continue
+    return await work(LONGEST_ANSWER_SECONDS)
 
 
 async def once_in_time(work: Callable[[], Awaitable[bool]]) -> None:

@@ -16,7 +16,7 @@ from holdfast.testing.conformance.bench import (
     once_in_time,
     within,
 )
-from holdfast.testing.history import Recorder, fairness, faults, overtaken, read_holds
+from holdfast.testing.history import Recorder, faults, overtaken, read_holds
 from holdfast.testing.processes import Process
 
 if TYPE_CHECKING:
@@ -39,9 +39,8 @@ async def processes_exclude_each_other(bench: Bench) -> None:
     assert len(holds) >= 2 * len(processes)
     assert {hold.process for hold in holds} == {process.name for process in processes}
     if Guarantee.FIFO in bench.guarantees and len(holds) >= 40:
-        # By order of arrival; a machine that stumbles sends some requests late, or comes seldom.
+        # By order of arrival, not by count: a process that the machine runs seldom asks seldom.
         assert overtaken(holds) <= 0.1
-        assert fairness(holds, [process.name for process in processes]) >= 0.5
 
 
 async def _contend(process: Process, history: str) -> None:

@@ -65,8 +65,8 @@ async def acquire_gives_a_lease_or_none(bench: Bench) -> None:
     assert lease
     assert await theirs.lock("name").acquire(blocking=False) is None
     assert await theirs.lock("name").acquire(timeout=0) is None
-    assert await calmly(lambda: theirs.lock("name").acquire(timeout=0.05)) is None
-    assert await calmly(lambda: theirs.lock("name", timeout=0.05).acquire()) is None
+    assert await calmly(lambda s: theirs.lock("name").acquire(timeout=s)) is None
+    assert await calmly(lambda s: theirs.lock("name", timeout=s).acquire()) is None
     assert await lease.release()
     theirs_now = await theirs.lock("name").acquire(timeout=0)
     assert theirs_now
@@ -195,7 +195,7 @@ async def re_entry_is_not_for_others(bench: Bench) -> None:
 
     async def child() -> bool:
         lock = door.lock("name", reentrant=True)
-        return await calmly(lambda: lock.acquire(timeout=0.05)) is None
+        return await calmly(lambda s: lock.acquire(timeout=s)) is None
 
     async with door.lock("name", reentrant=True):
         assert await asyncio.create_task(child())

@@ -53,8 +53,8 @@ async def all_or_none(bench: Bench) -> None:
     ours, theirs = bench.door(), bench.door()
     async with theirs.lock("b"):
         assert await ours.multi(["a", "b", "c"]).acquire(blocking=False) is None
-        assert await calmly(lambda: ours.multi(["a", "b", "c"]).acquire(timeout=0.1)) is None
-        await calmly(lambda: times_out(ours.multi(["a", "b", "c"], timeout=0.1)))
+        assert await calmly(lambda s: ours.multi(["a", "b", "c"]).acquire(timeout=s)) is None
+        await calmly(lambda s: times_out(ours.multi(["a", "b", "c"], timeout=s)))
         for name in "ac":
             assert await bench.is_free(theirs, name)
     lease = await ours.multi(["a", "b", "c"]).acquire(timeout=SOON)

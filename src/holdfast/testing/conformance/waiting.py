@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.core.contract import Guarantee
@@ -34,7 +33,9 @@ async def a_timeout_names_the_holder(bench: Bench) -> None:
     ours, theirs = bench.door(), bench.door()
     async with ours.lock("name", note="the nightly run"):
         for timeout in (0, 0.05):
-            error = await calmly(partial(times_out, theirs.lock("name", timeout=timeout)))
+            error = await calmly(
+                lambda seconds: times_out(theirs.lock("name", timeout=seconds)), timeout
+            )
             assert issubclass(type(error), TimeoutError)
             assert error.name == "name"
             assert error.holder is not None
@@ -49,7 +50,7 @@ async def a_timeout_is_kept_and_leaves_nothing(bench: Bench) -> None:
     """Who gave up is not in line any more, and the time was neither cut short nor stretched."""
     ours, theirs = bench.door(), bench.door()
     async with ours.lock("name"):
-        assert 0.3 <= await calmly(lambda: _wait_in_vain(theirs, 0.3)) < SOON
+        assert 0.3 <= await calmly(lambda s: _wait_in_vain(theirs, s), 0.3) < SOON
         standing = await ours.inspect("name")
         assert (len(standing.holders), standing.waiters) == (1, ())
     assert await bench.is_free(ours, "name")
@@ -186,7 +187,7 @@ async def waiters_behind_one_that_gave_up_are_served(bench: Bench) -> None:
 
 async def _impatient(door: AsyncLocks) -> asyncio.Task[float]:
     """One who waits for a moment; returned once it stands in its door's line, or has left it."""
-    waiting = asyncio.create_task(calmly(lambda: _wait_in_vain(door, 0.1)))
+    waiting = asyncio.create_task(calmly(lambda s: _wait_in_vain(door, s), 0.1))
 
     async def came() -> bool:
         return bool(_locally_now(door)) or waiting.done()
