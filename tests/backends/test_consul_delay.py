@@ -188,6 +188,6 @@ async def _ask_in_vain(url: str, namespace: str, flavour: Flavour, delay: float)
         assert "50 to 100 s after its last renewal" in notice
         assert (f"a lock-delay of {delay:g} s" in notice) == bool(delay)
         with pytest.raises(LockTimeout, match=r"held by .* \(if its holder dies, Consul ends it"):
-            async with theirs.lock("name", timeout=0.1):
+            async with theirs.lock("name", timeout=1):
                 pass
         assert (await theirs.inspect("free")).notice == ""

@@ -89,7 +89,7 @@ def test_missing_rights_are_told_with_the_sql(server: MySQLServer, admin: Admin)
     assert f"CREATE TABLE IF NOT EXISTS `{prefix}lock`" in str(told.value)
     rows(admin, schema_sql(prefix=prefix))
     with locks.lock("name") as lease, holdfast.connect(url) as other:
-        assert other.lock("name").acquire(timeout=0.2) is None  # waiting needs no more rights
+        assert other.lock("name").acquire(timeout=1) is None  # waiting needs no more rights
         assert lease.held
     locks.close()
 
@@ -187,7 +187,7 @@ def test_tls_is_verified(servers: Servers, namespace: str, mode: str) -> None:
         assert any(finding.detail == "TLS" for finding in ours.check())
         lease = ours.lock("name").acquire()
         assert lease is not None
-        assert theirs.lock("name").acquire(timeout=0.3) is None
+        assert theirs.lock("name").acquire(timeout=1) is None
 
         async def body() -> None:
             async with holdfast.connect_async(url, namespace=namespace) as others:

@@ -104,7 +104,7 @@ def test_it_excludes_locks_of_advisory_mode(
         ours.rollback()
         mine = take(ours, namespace)
         assert mine.token > lease.token
-        assert locks.lock("name").acquire(timeout=0.2) is None
+        assert locks.lock("name").acquire(timeout=1) is None
         ours.commit()
         with locks.lock("name", timeout=20) as later:
             assert later.token > mine.token

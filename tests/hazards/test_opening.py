@@ -214,7 +214,7 @@ def test_a_signal_handler_may_wait_while_its_thread_begins_to_listen(
         assert other is not None
 
         def handle(*_: object) -> None:
-            told.append(ours.lock("other").acquire(timeout=0.3))
+            told.append(ours.lock("other").acquire(timeout=1))
             assert one.release()
 
         before = signal.signal(signal.SIGUSR1, handle)
