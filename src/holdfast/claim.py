@@ -25,6 +25,11 @@ __all__ = [
 ]
 
 LONGEST_NAME_BYTES = 512
+LONGEST_ORIGIN = 256
+"""Characters that are kept of a host's or a thread's name."""
+LONGEST_NOTE_BYTES = 1024
+"""What a client writes; of what others wrote, as many characters are read."""
+LARGEST_PID = 2**63 - 1
 
 
 class Mode(enum.StrEnum):
@@ -97,7 +102,7 @@ class Holder(NamedTuple):
 
     def __str__(self) -> str:
         note = f", note {self.note!r}" if self.note else ""
-        return f"{self.host} pid {self.pid} ({self.thread}){note}"
+        return f"{escaped(self.host)} pid {self.pid} ({escaped(self.thread)}){note}"
 
 
 class Waiter(NamedTuple):
@@ -132,8 +137,36 @@ class Record(NamedTuple):
     age_seconds: float
 
 
+def escaped(text: str) -> str:
+    """The text with every character escaped that a log or a terminal would act on or hide.
+
+    Control characters could rewrite the screen or forge a line of a log; invisible and
+    direction-changing ones could make one name look like another.
+
+    >>> escaped("plain: ü, 日本")
+    'plain: ü, 日本'
+    >>> escaped("\\x1b[2J\\u202e")
+    '\\\\x1b[2J\\\\u202e'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _origin(text: object) -> str:
+    """A host's or a thread's name, short and harmless to print; "?" for what is no text."""
+    if not isinstance(text, str):
+        return "?"
+    return escaped(text[:LONGEST_ORIGIN])[:LONGEST_ORIGIN]
+
+
 def write_label(host: str, pid: int, thread: str, note: str) -> str:
     """The text that stores keep beside a claim."""
+    host, thread = _origin(host), _origin(thread)
     texts = host + thread + note
     if texts.isprintable() and '"' not in texts and "\\" not in texts:
         return f'["{host}",{pid},"{thread}","{note}"]'  # most are, and a module less is loaded
@@ -143,14 +176,31 @@ def write_label(host: str, pid: int, thread: str, note: str) -> str:
 
 
 def read_label(label: str) -> tuple[str, int, str, str]:
-    """Reads a stored label back; a damaged one gives question marks, never an exception."""
+    """Reads a stored label back: host, process id, thread or task, note.
+
+    Its writer may be hostile, or newer than this version. A damaged label gives question marks,
+    never an exception; further fields are left out. Host and thread are cut and escaped. A note
+    is cut only, so that it comes back as it was written: escape it where it is shown.
+    """
     import json
 
     try:
-        host, pid, thread, note = json.loads(label)
-        return str(host), int(pid), str(thread), str(note)
-    except (ValueError, TypeError):
+        fields = json.loads(label)
+    except (ValueError, TypeError, RecursionError):
+        fields = None
+    if not isinstance(fields, list) or len(fields) < 4:
         return "?", 0, "?", ""
+    host, pid, thread, note = fields[:4]
+    known = type(pid) is int and abs(pid) <= LARGEST_PID
+    return _origin(host), pid if known else 0, _origin(thread), _note(note)
+
+
+def _note(text: object) -> str:
+    if not isinstance(text, str):
+        return ""
+    # Lone surrogates can't be written anywhere: no client accepts them in a note.
+    kept = text[:LONGEST_NOTE_BYTES].encode(errors="backslashreplace").decode()
+    return kept[:LONGEST_NOTE_BYTES]
 
 
 def _quoted(name: str) -> str:

@@ -8,6 +8,9 @@ import pytest
 
 from cli.processes import Cli, until
 from cli.screen import Shell
+from holdfast import Holder, Mode, Standing
+from holdfast.cli.standing import as_plain_data
+from holdfast.cli.text import duration, since
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202egnp\u2066\r\n\x9b1A"
 
@@ -160,3 +163,13 @@ def test_a_reader_that_leaves_is_not_an_error(cli: Cli) -> None:
     process.wait()
     assert process.stderr is not None
     assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("moment", [1e300, -1e300, float("inf"), float("nan")])
+def test_times_that_others_wrote_are_shown(moment: float) -> None:
+    """A row with a time that is none does not end the list of all others."""
+    assert since(moment) == "?"
+    assert duration(moment) in ("?", "0.0 s") or duration(moment).endswith(" d")
+    holder = Holder("h", 1, "t", "", Mode.EXCLUSIVE, 1, (), moment, moment)
+    shown = json.dumps(as_plain_data(Standing("a", 0, (holder,), ())), allow_nan=False)
+    assert json.loads(shown)["holders"][0]["host"] == "h"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.tables import print_table
@@ -25,7 +26,13 @@ def as_plain_data(standing: Standing) -> dict[str, Any]:
 
 
 def _plain(who: Holder | Waiter) -> dict[str, Any]:
-    return {**who._asdict(), "mode": str(who.mode)}
+    fields = {**who._asdict(), "mode": str(who.mode)}
+    return {word: None if _endless(value) else value for word, value in fields.items()}
+
+
+def _endless(value: object) -> bool:
+    """Whether it is a number for which JSON has no word."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def print_json(data: object) -> None:

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
 
+from holdfast.claim import escaped as neutral
+
 __all__ = ["ago", "duration", "is_terminal", "neutral", "say", "since"]
-
-
-def neutral(text: str) -> str:
-    """The text with everything escaped that a terminal would act on or hide.
-
-    Names and notes are written by others. Control characters could rewrite the screen, invisible
-    and direction-changing ones could make one name look like another.
-
-    >>> neutral("plain: ü, 日本")
-    'plain: ü, 日本'
-    >>> neutral("\\x1b[2J\\u202e")
-    '\\\\x1b[2J\\\\u202e'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def say(message: str) -> None:
@@ -49,6 +32,8 @@ def duration(seconds: float) -> str:
     >>> [duration(s) for s in (0.25, 8, 754, 7300, 190000)]
     ['0.2 s', '8 s', '12 m', '2 h', '2 d']
     """
+    if not math.isfinite(seconds):  # others wrote it
+        return "?"
     if seconds < 1:
         return f"{max(0.0, seconds):.1f} s"
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
@@ -63,8 +48,11 @@ def ago(moment: float) -> str:
 
 
 def since(moment: float) -> str:
-    """When, in local time, and how long ago: ``14:03:22 (12 m)``."""
-    then, today = time.localtime(moment), time.localtime()
+    """When, in local time, and how long ago: ``14:03:22 (12 m)``; "?" for what is no time."""
+    try:
+        then, today = time.localtime(moment), time.localtime()
+    except (ValueError, OverflowError, OSError):  # others wrote it
+        return "?"
     same_day = then[:3] == today[:3]
     clock = time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", then)
     return f"{clock} ({ago(moment)})"

@@ -4,14 +4,13 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+from holdfast.claim import LONGEST_NOTE_BYTES
 from holdfast.durations import INFINITE, Duration, seconds, timeout_seconds
 
 if TYPE_CHECKING:
     from holdfast.core.contract import Store
 
-__all__ = ["LONGEST_NOTE_BYTES", "Options", "Terms", "make_terms"]
-
-LONGEST_NOTE_BYTES = 1024
+__all__ = ["Options", "Terms", "make_terms"]
 
 OTHER_SPELLINGS = {
     "expire": "ttl",

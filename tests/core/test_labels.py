@@ -1,0 +1,103 @@
+"""What peers wrote about themselves: read without an error, and harmless to show."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast.claim import Holder, Mode, Waiter, read_label, write_label
+
+UNREADABLE = ("?", 0, "?", "")
+HOSTILE = "web-1\nCRITICAL:root:forged\x1b[2J\x9b31m\u202e\u2066\u200b\x00\ud800"
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "",
+        "[" * 100_000,
+        "1" * 100_000,
+        '["h",1,"t"]',
+        '{"a":1,"b":2,"c":3,"d":4}',
+        '"four"',
+        "null",
+        b"\xff\xfe",
+        None,
+        7,
+    ],
+    ids=lambda label: repr(label)[:20],
+)
+def test_a_damaged_label_gives_question_marks(label: str) -> None:
+    """Whatever is stored: no error ends the look at a lock."""
+    assert read_label(label) == UNREADABLE
+
+
+@pytest.mark.parametrize(
+    "pid", ["Infinity", "-Infinity", "NaN", "1e400", str(2**63), str(-(2**63)), "true", '"1"', "[]"]
+)
+def test_a_process_id_that_is_none(pid: str) -> None:
+    """The rest of the label is told all the same."""
+    assert read_label(f'["h",{pid},"t","n"]') == ("h", 0, "t", "n")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
+def test_any_json_is_read(value: object) -> None:
+    """Types are those of the signature, sizes are bounded, nothing raises."""
+    for label in (json.dumps(value), json.dumps([value, value, value, value])):
+        host, pid, thread, note = read_label(label)
+        assert abs(pid) < 2**63
+        assert host.isprintable()
+        assert thread.isprintable()
+        assert max(len(host), len(thread)) <= 256
+        assert len(note) <= 1024
+        note.encode()
+
+
+def test_fields_that_a_newer_version_adds_are_left_out() -> None:
+    """Programs of both versions look at each other's locks during an upgrade."""
+    assert read_label('["h",1,"t","n",{"kind":"web"},[7]]') == ("h", 1, "t", "n")
+
+
+def test_long_texts_are_cut() -> None:
+    """A megabyte in a row is not a megabyte in each log line."""
+    host, _, thread, note = read_label(json.dumps(["h" * 10**6, 1, "\x00" * 10**6, "n" * 10**6]))
+    assert (len(host), len(thread), len(note)) == (256, 256, 1024)
+
+
+@pytest.mark.parametrize(
+    "note", ["", "x" * 1024, "'; --", '"', "\\", "\n\r\t", "\x1b[31m", "\0", "é"]
+)
+def test_a_note_comes_back_as_it_was_written(note: str) -> None:
+    """It belongs to the user, who may keep data in it."""
+    assert read_label(write_label("h", 1, "t", note)) == ("h", 1, "t", note)
+
+
+def test_host_and_thread_are_harmless_to_show() -> None:
+    """In errors and log lines, which are made of the text of a holder."""
+    label = json.dumps([HOSTILE, 1, HOSTILE, HOSTILE])
+    host, pid, thread, note = read_label(label)
+    assert host.startswith("web-1\\nCRITICAL")
+    holder = Holder(host, pid, thread, note, Mode.EXCLUSIVE, 1, (), 0.0, 0.0)
+    waiter = Waiter(host, pid, thread, note, Mode.EXCLUSIVE, 0.0, 0)
+    raw = Holder(HOSTILE, 1, HOSTILE, HOSTILE, Mode.EXCLUSIVE, 1, (), 0.0, 0.0)
+    for text in (str(holder), str(waiter), repr(holder), str(raw), repr(raw)):
+        assert text.isprintable()
+
+
+def test_a_thread_of_any_name_can_hold_a_lock() -> None:
+    """Its name is written short and without what no store could keep."""
+    seen: list[str] = []
+
+    def work() -> None:
+        with holdfast.connect("memory://labels") as locks, locks.lock("a"):
+            seen.append(locks.inspect("a").holders[0].thread)
+
+    thread = threading.Thread(target=work, name="\ud800\n" + "x" * 1000)
+    thread.start()
+    thread.join()
+    assert seen == ["\\ud800\\n" + "x" * 248]
