@@ -30,6 +30,14 @@ LONGEST_ORIGIN = 256
 LONGEST_NOTE_BYTES = 1024
 """What a client writes; of what others wrote, as many characters are read."""
 LARGEST_PID = 2**63 - 1
+LARGEST_TOKEN = 2**63 - 1
+LARGEST_EPOCH = 2**31 - 1
+LARGEST_LIMIT = 65_536
+"""Slots that a semaphore can have: they are numbered from 0."""
+MOST_SLOTS = 1024
+"""Slots in one fence."""
+LONGEST_FENCE = 9216
+"""Characters of a fence's text: so many slots, the longest name with each byte escaped, all."""
 
 
 class Mode(enum.StrEnum):
@@ -304,21 +312,53 @@ class Fence:
     @classmethod
     def parse(cls, text: str) -> "Fence":
         """Reads ``str(fence)`` back; raises ``ValueError`` for anything else."""
-        from urllib.parse import unquote
-
+        if not isinstance(text, str):
+            raise TypeError(f"a fence's text is text, not {type(text).__name__}")
         try:
-            version, mode, slots, epoch, token, quoted = text.split(";")
-            numbers = tuple(int(slot) for slot in slots.split(",") if slot)
-            rest = Mode(mode), numbers, int(epoch), int(token)
-        except ValueError:
-            form = "its form is 1;mode;slots;epoch;token;name"
-            raise ValueError(f"not a fence: {text[:120]!r} ({form})") from None
-        try:
-            if version != "1":
-                raise ValueError(f"version {version}")
-            fence = cls(check_name(unquote(quoted, errors="strict")), *rest)
+            return check_fence(cls(*_read_fields(text)))
         except ValueError as error:
             raise ValueError(f"not a fence: {text[:120]!r} ({error})") from None
-        if fence.epoch < 0 or fence.token < 0 or any(slot < 0 for slot in numbers):
-            raise ValueError(f"not a fence: {text[:120]!r} (negative)")
-        return fence
+
+
+def _read_fields(text: str) -> tuple[str, Mode, tuple[int, ...], int, int]:
+    if len(text) > LONGEST_FENCE:
+        raise ValueError(f"longer than {LONGEST_FENCE} characters")
+    try:
+        version, mode, slots, epoch, token, quoted = text.split(";")
+        numbers = tuple(map(_number, slots.split(","))) if slots else ()
+        rest = Mode(mode), numbers, _number(epoch), _number(token)
+    except ValueError:
+        raise ValueError("its form is 1;mode;slots;epoch;token;name") from None
+    if version != "1":
+        raise ValueError(f"version {version}")
+    from urllib.parse import unquote
+
+    return unquote(quoted, errors="strict"), *rest
+
+
+def _number(text: str) -> int:
+    """A number as ``str`` writes it: no sign, no leading zero, no digits of other scripts."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or (text[0] == "0" != text):
+        raise ValueError(text)
+    return int(text)
+
+
+def check_fence(fence: Fence) -> Fence:
+    """Returns the fence, or raises ``ValueError`` if no lease can have had it."""
+    check_name(fence.name)
+    check_epoch(fence.epoch)
+    slots = fence.slots
+    if not 0 <= fence.token <= LARGEST_TOKEN:
+        raise ValueError(f"a token is from 0 to {LARGEST_TOKEN}")
+    if len(slots) > MOST_SLOTS or len(set(slots)) < len(slots):
+        raise ValueError(f"at most {MOST_SLOTS} slots, none of them twice")
+    if any(not 0 <= slot < LARGEST_LIMIT for slot in slots):
+        raise ValueError(f"a slot is from 0 to {LARGEST_LIMIT - 1}")
+    return fence
+
+
+def check_epoch(epoch: int) -> int:
+    """Returns the epoch, or raises ``ValueError``."""
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= LARGEST_EPOCH:
+        raise ValueError(f"epoch is a whole number from 0 to {LARGEST_EPOCH}; not {epoch!r:.40}")
+    return epoch

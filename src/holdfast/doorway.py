@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-from holdfast.claim import Holder, Mode, Standing, check_name
+from holdfast.claim import LARGEST_LIMIT, Holder, Mode, Standing, check_epoch, check_name
 from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Runtime, Settings, Store
 from holdfast.core.door import Door
@@ -83,8 +83,7 @@ class Doorway(Generic[K, M, E, J, V]):
         store = open_store(url, settings)
         _check_required(store, require)
         self._terms = Terms(check_ttl(seconds(ttl, "ttl"), store), timeout_seconds(timeout))
-        if not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"epoch is a whole number, 0 or more; not {epoch!r}")
+        check_epoch(epoch)
         self._keeper = KeeperThread(store)
         self._door = Door(
             store, runtime, self._keeper.keep, patience=seconds(patience, "patience"), epoch=epoch
@@ -118,7 +117,7 @@ class Doorway(Generic[K, M, E, J, V]):
     ) -> K:
         """``permits`` of ``limit`` slots; ``lease.slots`` tells which."""
         self._need(Guarantee.SLOTS, "semaphore()")
-        _count(limit, "limit")
+        _count(limit, "limit", LARGEST_LIMIT)
         if _count(permits, "permits") > limit:
             raise ValueError(f"permits={permits} can never be had of a limit of {limit}")
         return self._make(name, Mode.SLOTS, options, permits, limit)
@@ -256,9 +255,9 @@ def _namespace(text: str) -> str:
     return text
 
 
-def _count(number: int, word: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= 1_000_000:
-        raise ValueError(f"{word} is a whole number from 1 to 1,000,000; not {number!r}")
+def _count(number: int, word: str, largest: int = 1_000_000) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= largest:
+        raise ValueError(f"{word} is a whole number from 1 to {largest:,}; not {number!r:.40}")
     return number
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
-from holdfast.claim import Fence, Mode, check_name
+from holdfast.claim import Fence, Mode, check_epoch, check_name
 from holdfast.core.drive import run_now
 from holdfast.errors import Unsupported
 
@@ -67,6 +67,7 @@ def transaction_lock(
     be older than the lock (any isolation but read committed on PostgreSQL).
     """
     check_name(name)
+    check_epoch(epoch)
     for word, text in (("schema", schema), ("prefix", prefix)):
         if text:
             check_identifier(text, word)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from holdfast.claim import Fence
+from holdfast.claim import LONGEST_FENCE, Fence
 from holdfast.errors import BackendUnavailable, HoldfastError, LockTimeout, StaleFence
 from holdfast.fencing.gate import Gate
 from holdfast.fencing.rule import Memory, as_fence, check_resource, enter, refusal, stale
@@ -20,7 +20,6 @@ KEY = "holdfast.fence"
 """Under which the fence is handed on, in an ASGI scope or a WSGI environ."""
 STALE = "urn:holdfast:stale-fence"
 REMEMBERED = 10_000
-LONGEST_HEADER = 8192
 
 Resource = Callable[[Mapping[str, Any]], "str | None"]
 
@@ -77,8 +76,8 @@ class Checks:
                 raise Refused(428, "Precondition Required", kind, detail)
             return None
         try:
-            if len(values) > 1 or len(values[0]) > LONGEST_HEADER:
-                raise ValueError("one header, of 8 KB at most")
+            if len(values) > 1 or len(values[0]) > LONGEST_FENCE:
+                raise ValueError(f"one header, of {LONGEST_FENCE} characters at most")
             return as_fence(values[0].strip())
         except ValueError as error:
             raise Refused(400, "Bad Request", "urn:holdfast:bad-fence", str(error)) from None

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from holdfast.claim import Fence, Mode, check_name
+from holdfast.claim import Fence, Mode, check_fence, check_name
 from holdfast.errors import Incompatible, InvalidName, StaleFence
 from holdfast.lease import LeaseBase
 
@@ -38,7 +38,6 @@ class Stamp(NamedTuple):
 
 
 NOBODY = Stamp(-1, -1)
-LARGEST = 2**63 - 1
 
 
 class Memory(NamedTuple):
@@ -164,11 +163,12 @@ def as_fence(source: Any) -> Fence:
     if not isinstance(source, Fence):
         hint = "; of a MultiLease give one of .leases" if hasattr(source, "leases") else ""
         raise TypeError(f"a guard takes a lease or a fence, not {type(source).__name__}{hint}")
-    if (source.mode is Mode.SLOTS) != bool(source.slots):
-        raise ValueError(f"not a fence: {str(source)!r} (a semaphore's has slots, and no other)")
-    if max(source.epoch, source.token, *source.slots) > LARGEST:
-        raise ValueError(f"not a fence: {str(source)!r} (a number over 63 bits)")
-    return source
+    try:
+        if (source.mode is Mode.SLOTS) != bool(source.slots):
+            raise ValueError("a semaphore's has slots, and no other")
+        return check_fence(source)
+    except ValueError as error:
+        raise ValueError(f"not a fence: {str(source)[:120]!r} ({error})") from None
 
 
 def check_resource(resource: str) -> str:
