@@ -28,6 +28,7 @@ from holdfast.errors import (
     ResultNotKept,
     StaleFence,
     Unsupported,
+    UntrustedFence,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ __all__ = [
     "StaleFence",
     "Standing",
     "Unsupported",
+    "UntrustedFence",
     "Waiter",
     "connect",
     "connect_async",

@@ -7,14 +7,16 @@ resource checks. A ``Standing`` is what a store can tell about a name: its holde
 # Without "from __future__ import annotations": named tuples compile the text of every annotation,
 # which every program would pay for at its start.
 import enum
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from holdfast.errors import InvalidName
+from holdfast.errors import InvalidName, UntrustedFence
 
 __all__ = [
     "Busy",
     "Claim",
     "Fence",
+    "FenceKeys",
     "Grant",
     "Holder",
     "Mode",
@@ -38,6 +40,8 @@ MOST_SLOTS = 1024
 """Slots in one fence."""
 LONGEST_FENCE = 9216
 """Characters of a fence's text: so many slots, the longest name with each byte escaped, all."""
+SHORTEST_KEY_BYTES = 16
+SIGNATURE_DIGITS = 64
 
 
 class Mode(enum.StrEnum):
@@ -242,23 +246,33 @@ class Fence:
     """What a resource checks: refuses a lower one, accepts an equal one.
 
     Fences of one name are ordered by (epoch, token). ``str(fence)`` is for headers and
-    environments; ``Fence.parse`` reads it back.
+    environments; ``Fence.parse`` reads it back. Where a client has ``fence_keys``, the fence of
+    its leases carries a ``signature``, which is part of the text and of nothing else: signed or
+    not, it is the same fence.
 
     >>> fence = Fence("order:42", Mode.EXCLUSIVE, (), 0, 1700000000000001)
     >>> Fence.parse(str(fence)) == fence
     True
     """
 
-    __slots__ = ("epoch", "mode", "name", "slots", "token")
+    __slots__ = ("epoch", "mode", "name", "signature", "slots", "token")
 
     name: str
     mode: Mode
     slots: tuple[int, ...]
     epoch: int
     token: int
+    signature: str
+    """In hexadecimal digits; empty where it is not signed. Whoever has it can show the fence."""
 
     def __init__(
-        self, name: str, mode: Mode, slots: tuple[int, ...], epoch: int, token: int
+        self,
+        name: str,
+        mode: Mode,
+        slots: tuple[int, ...],
+        epoch: int,
+        token: int,
+        signature: str = "",
     ) -> None:
         write = object.__setattr__
         write(self, "name", name)
@@ -266,12 +280,13 @@ class Fence:
         write(self, "slots", slots)
         write(self, "epoch", epoch)
         write(self, "token", token)
+        write(self, "signature", signature)
 
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError("a fence can't be changed")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fence, (self.name, self.mode, self.slots, self.epoch, self.token)
+        return Fence, (*self._key(), self.signature)
 
     def _key(self) -> tuple[object, ...]:
         return self.name, self.mode, self.slots, self.epoch, self.token
@@ -303,37 +318,62 @@ class Fence:
         return self._order(other) >= 0 if isinstance(other, Fence) else NotImplemented
 
     def __repr__(self) -> str:
-        return f"Fence.parse({str(self)!r})"
+        """Without the signature: who reads a log must not be able to show the fence."""
+        return f"Fence.parse({self._unsigned()!r})"
 
     def __str__(self) -> str:
+        text = self._unsigned()
+        return f"{text};{self.signature}" if self.signature else text
+
+    def _unsigned(self) -> str:
+        """What is signed: every field, spelled in one way only."""
         slots = ",".join(map(str, self.slots))
         return f"1;{self.mode};{slots};{self.epoch};{self.token};{_quoted(self.name)}"
 
+    def signed(self, fence_keys: "Keys") -> "Fence":
+        """The same fence with a signature by the first of the keys."""
+        return FenceKeys(fence_keys).sign(self)
+
     @classmethod
-    def parse(cls, text: str) -> "Fence":
-        """Reads ``str(fence)`` back; raises ``ValueError`` for anything else."""
+    def parse(cls, text: str, fence_keys: "Keys" = ()) -> "Fence":
+        """Reads ``str(fence)`` back; raises ``ValueError`` for anything else.
+
+        With keys it raises ``UntrustedFence`` unless one of them has signed it.
+        """
         if not isinstance(text, str):
             raise TypeError(f"a fence's text is text, not {type(text).__name__}")
         try:
-            return check_fence(cls(*_read_fields(text)))
+            fence = check_fence(cls(*_read_fields(text)))
         except ValueError as error:
             raise ValueError(f"not a fence: {text[:120]!r} ({error})") from None
+        return FenceKeys(fence_keys).verify(fence)
 
 
-def _read_fields(text: str) -> tuple[str, Mode, tuple[int, ...], int, int]:
+def _read_fields(text: str) -> tuple[str, Mode, tuple[int, ...], int, int, str]:
     if len(text) > LONGEST_FENCE:
         raise ValueError(f"longer than {LONGEST_FENCE} characters")
     try:
-        version, mode, slots, epoch, token, quoted = text.split(";")
+        version, mode, slots, epoch, token, quoted, *signed = text.split(";")
         numbers = tuple(map(_number, slots.split(","))) if slots else ()
         rest = Mode(mode), numbers, _number(epoch), _number(token)
+        signature = _read_signature(signed)
     except ValueError:
-        raise ValueError("its form is 1;mode;slots;epoch;token;name") from None
+        form = "1;mode;slots;epoch;token;name, then ;signature if it is signed"
+        raise ValueError(f"its form is {form}") from None
     if version != "1":
         raise ValueError(f"version {version}")
     from urllib.parse import unquote
 
-    return unquote(quoted, errors="strict"), *rest
+    return unquote(quoted, errors="strict"), *rest, signature
+
+
+def _read_signature(found: list[str]) -> str:
+    if not found:
+        return ""
+    [text] = found
+    if len(text) != SIGNATURE_DIGITS or text.strip("0123456789abcdef"):
+        raise ValueError("no signature")
+    return text
 
 
 def _number(text: str) -> int:
@@ -345,6 +385,8 @@ def _number(text: str) -> int:
 
 def check_fence(fence: Fence) -> Fence:
     """Returns the fence, or raises ``ValueError`` if no lease can have had it."""
+    if fence.signature:
+        _read_signature([fence.signature])
     check_name(fence.name)
     check_epoch(fence.epoch)
     slots = fence.slots
@@ -362,3 +404,73 @@ def check_epoch(epoch: int) -> int:
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= LARGEST_EPOCH:
         raise ValueError(f"epoch is a whole number from 0 to {LARGEST_EPOCH}; not {epoch!r:.40}")
     return epoch
+
+
+class FenceKeys:
+    """Keys that sign fences (HMAC-SHA-256): the first signs, all verify. They are never shown.
+
+    >>> FenceKeys(["a key of sixteen bytes or more"])
+    <FenceKeys: 1>
+    """
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: "Keys" = ()) -> None:
+        """A key is bytes or text of at least 16 bytes; raises ``ValueError`` for a shorter one."""
+        self._keys: tuple[bytes, ...]
+        if isinstance(keys, FenceKeys):
+            self._keys = keys._keys
+            return
+        given = (keys,) if isinstance(keys, str | bytes) else tuple(keys)
+        self._keys = tuple(map(_key_bytes, given))
+        if self._keys:
+            import hmac  # noqa: F401 - now: an import that an interrupt tears apart is bad later
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __repr__(self) -> str:
+        return f"<FenceKeys: {len(self._keys)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("keys of fences can't be pickled: give them to each process")
+
+    def sign(self, fence: Fence) -> Fence:
+        """The fence with a signature by the first key; as it is where there are no keys."""
+        if not self._keys:
+            return fence
+        signature = _signature(self._keys[0], fence)
+        return Fence(fence.name, fence.mode, fence.slots, fence.epoch, fence.token, signature)
+
+    def verify(self, fence: Fence) -> Fence:
+        """The fence, if a key has signed it or there are no keys; else ``UntrustedFence``."""
+        if not self._keys:
+            return fence
+        import hmac
+
+        if any(hmac.compare_digest(_signature(k, fence), fence.signature) for k in self._keys):
+            return fence
+        wrong = "none of the keys that are known here has signed it"
+        raise UntrustedFence(
+            f"token {fence.token} of {fence.name!r} is not accepted: "
+            f"{wrong if fence.signature else 'it is not signed'} (fence_keys)"
+        )
+
+
+Keys = FenceKeys | Iterable[str | bytes] | str | bytes
+"""What is taken as ``fence_keys``: keys, the first of which signs; or a single one."""
+
+
+def _key_bytes(key: object) -> bytes:
+    if not isinstance(key, str | bytes):
+        raise TypeError(f"a key of fence_keys is bytes or text, not {type(key).__name__}")
+    found = key.encode() if isinstance(key, str) else key
+    if len(found) < SHORTEST_KEY_BYTES:
+        raise ValueError(f"a key of fence_keys has at least {SHORTEST_KEY_BYTES} bytes")
+    return found
+
+
+def _signature(key: bytes, fence: Fence) -> str:
+    import hmac
+
+    return hmac.digest(key, b"holdfast fence\n" + fence._unsigned().encode(), "sha256").hex()

@@ -8,7 +8,16 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-from holdfast.claim import LARGEST_LIMIT, Holder, Mode, Standing, check_epoch, check_name
+from holdfast.claim import (
+    LARGEST_LIMIT,
+    FenceKeys,
+    Holder,
+    Keys,
+    Mode,
+    Standing,
+    check_epoch,
+    check_name,
+)
 from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Runtime, Settings, Store
 from holdfast.core.door import Door
@@ -78,16 +87,19 @@ class Doorway(Generic[K, M, E, J, V]):
         patience: Duration = 30,
         connections: int = 4,
         epoch: int = 0,
+        fence_keys: Keys = (),
     ) -> None:
         settings = Settings(_namespace(namespace), _count(connections, "connections"))
         store = open_store(url, settings)
         _check_required(store, require)
         self._terms = Terms(check_ttl(seconds(ttl, "ttl"), store), timeout_seconds(timeout))
         check_epoch(epoch)
+        keys = FenceKeys(fence_keys)
         self._keeper = KeeperThread(store)
         self._door = Door(
             store, runtime, self._keeper.keep, patience=seconds(patience, "patience"), epoch=epoch
         )
+        self._door.fence_keys = keys
         self._door.on_fork.append(self._keeper.forked)
         lifetime.at_fork(self._door)
         weakref.finalize(self._door, _end, self._keeper.keep).atexit = False

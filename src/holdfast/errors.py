@@ -6,6 +6,7 @@ HoldfastError
 ├── NotHeld                              release or extend of what we do not hold
 ├── AlreadyHeld                          this thread or task holds it: told instead of hung
 ├── StaleFence                           a resource refused an old fence; names both
+├── UntrustedFence(ValueError)           a fence without a signature by a known key
 ├── JobFailed                            what somebody else ran, and that failed, as recorded
 ├── ResultNotKept(TypeError)             a job is done, but JSON can't hold what it returned
 ├── BackendUnavailable(ConnectionError)  the store cannot be reached; says which and what was tried
@@ -40,6 +41,7 @@ __all__ = [
     "ResultNotKept",
     "StaleFence",
     "Unsupported",
+    "UntrustedFence",
 ]
 
 
@@ -88,6 +90,10 @@ class StaleFence(HoldfastError):
         super().__init__(message)
         self.fence = fence
         self.highest = highest
+
+
+class UntrustedFence(HoldfastError, ValueError):
+    """A fence from outside is not signed, or by none of the keys (``fence_keys``) known here."""
 
 
 class JobFailed(HoldfastError):

@@ -75,8 +75,9 @@ class LeaseBase:
 
     @property
     def fence(self) -> Fence:
-        """What a resource checks."""
-        return Fence(self.name, self.mode, self.slots, self._door.epoch, self.token)
+        """What a resource checks; signed if the client has ``fence_keys``."""
+        fence = Fence(self.name, self.mode, self.slots, self._door.epoch, self.token)
+        return self._door.fence_keys.sign(fence)
 
     @property
     def ttl(self) -> float:

@@ -9,7 +9,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.claim import Standing
+from holdfast.claim import Keys, Standing
 from holdfast.core.contract import Finding, Guarantee
 from holdfast.core.drive import run_now
 from holdfast.doorway import LONGEST_LIST, Doorway, later
@@ -119,11 +119,13 @@ def connect(
     patience: Duration = 30,
     connections: int = 4,
     epoch: int = 0,
+    fence_keys: Keys = (),
 ) -> Locks:
     """Opens the blocking door to a store; nothing touches the network yet.
 
     ``ttl`` and ``timeout`` are the door's defaults. ``require`` names guarantees that the store
-    must have. ``patience`` is how long an unreachable store is borne without a timeout.
+    must have. ``patience`` is how long an unreachable store is borne without a timeout. Fences are
+    signed with the first of ``fence_keys``: guards that have the key refuse all others.
 
     >>> with connect("memory://example") as locks, locks.lock("order:42") as lease:
     ...     lease.held
@@ -138,6 +140,7 @@ def connect(
         patience=patience,
         connections=connections,
         epoch=epoch,
+        fence_keys=fence_keys,
     )
     _load_the_rest(type(locks._door.store).__module__)
     return locks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.claim import Standing
+from holdfast.claim import Keys, Standing
 from holdfast.core.contract import Guarantee
 from holdfast.core.door import Door
 from holdfast.doorway import LONGEST_LIST, Doorway
@@ -122,6 +122,7 @@ def connect_async(
     patience: Duration = 30,
     connections: int = 4,
     epoch: int = 0,
+    fence_keys: Keys = (),
 ) -> AsyncLocks:
     """Opens the asyncio door to a store, with the words of ``connect``; nothing is contacted yet.
 
@@ -136,4 +137,5 @@ def connect_async(
         patience=patience,
         connections=connections,
         epoch=epoch,
+        fence_keys=fence_keys,
     )

@@ -202,7 +202,7 @@ def test_break_says_how(cli: Cli) -> None:
     ("address", "text", "code", "says"),
     [
         ("ledger", "nonsense", 64, "not a fence: 'nonsense' (its form is 1;mode;"),
-        ("ledger", "1;exclusive;;0;x;a", 64, "(its form is 1;mode;slots;epoch;token;name)"),
+        ("ledger", "1;exclusive;;0;x;a", 64, "(its form is 1;mode;slots;epoch;token;name"),
         ("/proc/ledger", str(fence(5)), 69, "'/proc/ledger' can't be guarded: No such file"),
         ("oracle://host#orders", str(fence(5)), 64, "no resource is known at oracle:"),
         ("redis://localhost:1", str(fence(5)), 64, "end the address with #name"),
@@ -217,3 +217,58 @@ def test_bad_input(cli: Cli, address: str, text: str, code: int, says: str) -> N
     assert says in result.stderr
     assert "secret" not in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+KEYS = "first-key-that-is-long-enough\nsecond-key-that-is-long-enough"
+SIGNING = KEYS.split()
+
+
+@pytest.mark.parametrize("variable", ["HOLDFAST_FENCE_KEYS", "HOLDFAST_FENCE_KEYS_FILE"])
+def test_fences_signed_by_the_command_line(cli: Cli, tmp_path: Path, variable: str) -> None:
+    """Keys are in the environment or in a file: a command line can be seen by others."""
+    kept = tmp_path / "keys"
+    kept.write_text(KEYS + "\n")
+    cli.environment[variable] = str(kept) if variable.endswith("FILE") else KEYS
+    result = cli("run", "order:42", "--", "printenv", "HOLDFAST_FENCE")
+    text = result.stdout.strip()
+    assert Fence.parse(text, SIGNING[:1]).name == "order:42"
+    path = str(tmp_path / "ledger")
+    entered = result
+    for forged in (str(fence(2**63 - 1)), str(fence(5).signed("another key, long enough"))):
+        refused = cli("fence", "enter", path, forged)
+        assert refused.returncode == 1
+        assert "is not accepted" in refused.stderr
+        assert not any(key in refused.stderr for key in SIGNING)
+    assert cli("fence", "enter", path, text).returncode == 0
+    for place in (path, "gate:ledger"):
+        entered = cli("fence", "enter", place, text, "--broken")
+        assert entered.returncode == 0, entered.stderr
+    assert cli("fence", "enter", path, text).returncode == 1
+    assert not any(key in result.stderr + entered.stderr for key in SIGNING)
+
+
+def test_the_fence_of_a_broken_hold_is_signed(cli: Cli) -> None:
+    cli.environment["HOLDFAST_FENCE_KEYS"] = KEYS
+    holder = cli.hold("x")
+    told = json.loads(cli("break", "x", "--reason", "r", "--json").stdout)
+    assert [Fence.parse(text, SIGNING).name for text in told["fences"]] == ["x"]
+    holder.communicate("\n", timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (
+            {"HOLDFAST_FENCE_KEYS": "tooshort-secret"},
+            "HOLDFAST_FENCE_KEYS: a key of fence_keys has",
+        ),
+        ({"HOLDFAST_FENCE_KEYS_FILE": "/nowhere/keys"}, "'/nowhere/keys' can't be read"),
+        ({"HOLDFAST_FENCE_KEYS": KEYS, "HOLDFAST_FENCE_KEYS_FILE": "x"}, "are both set"),
+    ],
+)
+def test_keys_that_can_not_be_used(cli: Cli, variables: dict[str, str], says: str) -> None:
+    for words in (["run", "x", "--", "true"], ["fence", "enter", "ledger", str(fence(5))]):
+        result = cli(*words, env=variables)
+        assert result.returncode == 78
+        assert says in result.stderr
+        assert "tooshort-secret" not in result.stderr

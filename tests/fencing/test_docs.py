@@ -37,7 +37,7 @@ def test_pages(
         names["conn"].close()
 
 
-@pytest.mark.parametrize("page", [*PAGES, "explain/fencing.md"])
+@pytest.mark.parametrize("page", [*PAGES, "explain/fencing.md", "explain/trust.md"])
 def test_links(page: str) -> None:
     path = DOCS / page
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.cli.exits import NOTHING, Refused
-from holdfast.cli.options import Parser, connect, epoch_option, json_option, store_options
+from holdfast.cli.options import (
+    Parser,
+    connect,
+    epoch_option,
+    fence_keys,
+    json_option,
+    store_options,
+)
 from holdfast.cli.standing import print_holders, print_json
 from holdfast.cli.text import is_terminal, neutral, write
 
@@ -52,7 +59,8 @@ def _fences(name: str, holders: tuple[Holder, ...], epoch: int) -> list[str]:
     """Of an epoch that the store does not know: a deployment that has one says so itself."""
     from holdfast.claim import Fence
 
-    return [str(Fence(name, who.mode, who.slots, epoch, who.token)) for who in holders]
+    broken = [Fence(name, who.mode, who.slots, epoch, who.token) for who in holders]
+    return [str(fence_keys().sign(fence)) for fence in broken]
 
 
 def _ask(locks: Locks, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.cli.exits import NOTHING, Refused
-from holdfast.cli.options import Parser, connect, store_options
+from holdfast.cli.options import Parser, connect, fence_keys, store_options
 from holdfast.cli.text import neutral, write
 
 __all__ = ["main"]
@@ -30,15 +30,19 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
 
     from holdfast.claim import Fence, Mode
-    from holdfast.errors import StaleFence
+    from holdfast.errors import StaleFence, UntrustedFence
     from holdfast.fencing.address import enter_at
 
-    fence = Fence.parse(options.fence)
+    keys = fence_keys()
+    try:
+        fence = Fence.parse(options.fence, keys)
+    except UntrustedFence as error:
+        raise Refused(str(error), NOTHING) from None
     if options.broken:
         # The next number: no other hold has it yet, and every later one has it or a higher one.
         # Readers are refused below the highest writer only.
         mode = Mode.EXCLUSIVE if fence.mode is Mode.SHARED else fence.mode
-        fence = Fence(fence.name, mode, fence.slots, fence.epoch, fence.token + 1)
+        fence = keys.sign(Fence(fence.name, mode, fence.slots, fence.epoch, fence.token + 1))
     try:
         enter_at(
             options.resource,

@@ -11,17 +11,22 @@ from holdfast.cli.text import is_terminal, say
 
 if TYPE_CHECKING:
     from holdfast import Locks
+    from holdfast.claim import FenceKeys
 
 __all__ = [
     "Parser",
     "connect",
     "epoch_option",
     "exit_code",
+    "fence_keys",
     "length",
     "seconds",
     "store_options",
     "whole",
 ]
+
+KEYS = "HOLDFAST_FENCE_KEYS"
+KEYS_FILE = "HOLDFAST_FENCE_KEYS_FILE"
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -90,6 +95,31 @@ def exit_code(text: str) -> int:
     return int(text)
 
 
+def fence_keys() -> FenceKeys:
+    """The keys that sign and verify fences: never from the command line, which others can see."""
+    from holdfast.claim import FenceKeys
+
+    text, path = (os.environ.get(word, "") for word in (KEYS, KEYS_FILE))
+    if text and path:
+        raise BadSetting(f"{KEYS} and {KEYS_FILE} are both set: which keys are meant?")
+    if path:
+        text = read_secret(path, KEYS_FILE)
+    try:
+        return FenceKeys(text.split())
+    except ValueError as error:
+        raise BadSetting(f"{KEYS_FILE if path else KEYS}: {error}") from None
+
+
+def read_secret(path: str, variable: str) -> str:
+    """What is in a file that an environment variable names."""
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
+            return file.read(65536).strip()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise BadSetting(f"{variable}: {path!r} can't be read: {why}") from None
+
+
 def connect(
     url: str | None, namespace: str | None, ttl: float | None = None, epoch: int | None = None
 ) -> Locks:
@@ -105,6 +135,7 @@ def connect(
     log.at_first_line(_log_to_standard_error)
     given: dict[str, Any] = {"namespace": namespace, "ttl": ttl, "epoch": epoch}
     settings = {word: value for word, value in given.items() if value is not None}
+    settings["fence_keys"] = fence_keys()
     try:
         return holdfast.Locks(url, **settings)  # connect() would load more than a command needs
     except (ValueError, ImportError) as error:

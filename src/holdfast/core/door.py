@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from weakref import WeakMethod, ref
 
-from holdfast.claim import Claim, Grant, write_label
+from holdfast.claim import Claim, FenceKeys, Grant, write_label
 from holdfast.core import log
 from holdfast.core.contract import Backend, Runtime, Store
 from holdfast.core.hold import Ask, Hold, State
@@ -30,6 +30,7 @@ class Door:
     ) -> None:
         self.store, self.runtime, self.keep = store, runtime, keep
         self.patience, self.epoch = patience, epoch
+        self.fence_keys = FenceKeys()
         self.backend: Backend = store.backend(runtime)
         self.lines = Lines(runtime)
         self.mine: dict[tuple[int, str], Hold] = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.claim import Fence, Mode
+from holdfast.claim import Fence, Keys, Mode
 from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import NotHeld, Unsupported
 from holdfast.fencing.file_lock import FileLock
@@ -26,14 +26,22 @@ from holdfast.fencing.rule import Memory, as_fence, enter, pack, refusal, stale,
 __all__ = ["File", "Guard", "guard"]
 
 
-def guard(path: str | os.PathLike[str], lease: Any, *, timeout: Duration | None = None) -> Guard:
+def guard(
+    path: str | os.PathLike[str],
+    lease: Any,
+    *,
+    timeout: Duration | None = None,
+    fence_keys: Keys = (),
+) -> Guard:
     """A block in which this process alone has the file, if the lease's fence may enter.
 
     Entering raises ``StaleFence`` if a newer holder was here, and ``LockTimeout`` if another
     process kept the file locked for longer than ``timeout``. ``lease`` is a lease, a fence, or a
-    fence's text; a shared one lets several readers in at once.
+    fence's text; a shared one lets several readers in at once. With ``fence_keys`` what is not a
+    lease must be signed by one of them.
     """
-    return Guard(Path(os.path.realpath(path)), as_fence(lease), timeout_seconds(timeout))
+    fence = as_fence(lease, fence_keys)
+    return Guard(Path(os.path.realpath(path)), fence, timeout_seconds(timeout))
 
 
 class Guard:

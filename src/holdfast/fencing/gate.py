@@ -16,7 +16,7 @@ from contextlib import (
 )
 from typing import Any
 
-from holdfast.claim import Fence, Mode
+from holdfast.claim import Fence, FenceKeys, Keys, Mode
 from holdfast.core.contract import Guarantee
 from holdfast.core.drive import run_now
 from holdfast.durations import Duration
@@ -40,12 +40,21 @@ class Gate:
     """
 
     def __init__(
-        self, locks: Any, *, timeout: Duration | None = 30, ttl: Duration | None = None
+        self,
+        locks: Any,
+        *,
+        timeout: Duration | None = 30,
+        ttl: Duration | None = None,
+        fence_keys: Keys = (),
     ) -> None:
-        """``locks`` is a door to a store that all servers of the resource share."""
+        """``locks`` is a client of a store that all servers of the resource share.
+
+        With ``fence_keys``, or those of the client, what is not a lease must be signed by one.
+        """
         if Guarantee.RECORDS not in locks.guarantees:
             raise Unsupported(f"{locks!r} can't keep a gate: it has no RECORDS")
         self._locks = locks
+        self.fence_keys = FenceKeys(fence_keys) or locks._door.fence_keys
         self._options: dict[str, Any] = {"timeout": timeout}
         if ttl is not None:
             self._options["ttl"] = ttl
@@ -62,7 +71,8 @@ class Gate:
         inside for too long. Readers pass together.
         """
         check_resource(resource)
-        passing = Passing(self._locks, resource, as_fence(lease), self._options)
+        fence = as_fence(lease, self.fence_keys)
+        passing = Passing(self._locks, resource, fence, self._options)
         return passing.over_async() if self.asynchronous else passing.over()
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from holdfast.claim import Fence
-from holdfast.errors import StaleFence
+from holdfast.errors import StaleFence, UntrustedFence
 from holdfast.fencing.gate import Gate
 from holdfast.fencing.http_asgi import AsgiFence
 from holdfast.fencing.http_check import HEADER, KEY, STALE, Problem, refused_for
@@ -58,16 +58,18 @@ def carry(lease: Any) -> Callable[[R], R]:
     return add
 
 
-def problem(error: StaleFence) -> Problem:
-    """The 409 that a middleware answers with, for frameworks that catch a handler's errors before
-    it sees them (Flask, Django): ``.status``, ``.headers``, ``.body``.
+def problem(error: StaleFence | UntrustedFence) -> Problem:
+    """The 409 (403 of ``UntrustedFence``) that a middleware answers with, for frameworks that catch
+    a handler's errors before it sees them (Flask, Django): ``.status``, ``.headers``, ``.body``.
 
     >>> problem(StaleFence("a later holder has been here")).status
     409
     """
     told = refused_for(error)
     if told is None:
-        raise TypeError(f"this is for StaleFence, not for {type(error).__name__}")
+        raise TypeError(
+            f"this is for StaleFence and UntrustedFence, not for {type(error).__name__}"
+        )
     return told.problem
 
 

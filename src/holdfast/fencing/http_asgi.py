@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import nullcontext
 from typing import Any
 
+from holdfast.claim import Keys
 from holdfast.errors import HoldfastError
 from holdfast.fencing.gate import Gate
 from holdfast.fencing.http_check import HEADER, KEY, Checks, Problem, Refused, Resource, refused_for
@@ -23,7 +24,10 @@ class AsgiFence:
 
     ``resource`` says of which resource a request's scope speaks; by default each lock guards one
     that is called as it is. With ``required=True`` a request without a fence gets 428. A ``gate``
-    on an asyncio door holds the resource for the whole handler.
+    on an asyncio door holds the resource for the whole handler. With ``fence_keys``, or those of
+    the gate, a fence that none of them has signed gets 403.
+
+    Without keys whoever can send a request can send any fence: let only trusted callers reach it.
     """
 
     def __init__(
@@ -33,11 +37,12 @@ class AsgiFence:
         resource: Resource | None = None,
         required: bool = False,
         gate: Gate | None = None,
+        fence_keys: Keys = (),
     ) -> None:
         if gate is not None and not gate.asynchronous:
             raise TypeError("the gate of an AsgiFence is on a door of connect_async()")
         self._app = app
-        self._checks = Checks(resource, required, gate)
+        self._checks = Checks(resource, required, gate, fence_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -8,8 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from holdfast.claim import LONGEST_FENCE, Fence
-from holdfast.errors import BackendUnavailable, HoldfastError, LockTimeout, StaleFence
+from holdfast.claim import LONGEST_FENCE, Fence, FenceKeys, Keys
+from holdfast.errors import (
+    BackendUnavailable,
+    HoldfastError,
+    LockTimeout,
+    StaleFence,
+    UntrustedFence,
+)
 from holdfast.fencing.gate import Gate
 from holdfast.fencing.rule import Memory, as_fence, check_resource, enter, refusal, stale
 
@@ -50,8 +56,10 @@ def refused_for(error: HoldfastError) -> Refused | None:
     """What a handler or a gate raised, as the caller is told; ``None`` for what is our defect."""
     if isinstance(error, StaleFence):
         fences = {"fence": error.fence, "highest": error.highest}
-        more = {word: str(fence) for word, fence in fences.items() if fence is not None}
+        more = {word: fence._unsigned() for word, fence in fences.items() if fence is not None}
         return Refused(409, "Conflict", STALE, str(error), **more)
+    if isinstance(error, UntrustedFence):
+        return _untrusted(error)
     if isinstance(error, LockTimeout | BackendUnavailable):
         # What is said here goes to a stranger: not who holds the gate, nor where the store is.
         detail = "the gate before this resource could not be passed in time"
@@ -59,11 +67,20 @@ def refused_for(error: HoldfastError) -> Refused | None:
     return None
 
 
+def _untrusted(error: UntrustedFence) -> Refused:
+    return Refused(403, "Forbidden", "urn:holdfast:untrusted-fence", str(error))
+
+
 class Checks:
     """The highest fences that this process has seen, and what is done with a request's."""
 
-    def __init__(self, resource: Resource | None, required: bool, gate: Gate | None) -> None:
+    def __init__(
+        self, resource: Resource | None, required: bool, gate: Gate | None, fence_keys: Keys
+    ) -> None:
         self._resource, self._required, self.gate = resource, required, gate
+        self._keys = FenceKeys(fence_keys)
+        if gate is not None and not self._keys:
+            self._keys = gate.fence_keys
         self._seen: OrderedDict[str, Memory] = OrderedDict()
         self._mutex = threading.Lock()
 
@@ -78,7 +95,9 @@ class Checks:
         try:
             if len(values) > 1 or len(values[0]) > LONGEST_FENCE:
                 raise ValueError(f"one header, of {LONGEST_FENCE} characters at most")
-            return as_fence(values[0].strip())
+            return as_fence(values[0].strip(), self._keys)
+        except UntrustedFence as error:
+            raise _untrusted(error) from None
         except ValueError as error:
             raise Refused(400, "Bad Request", "urn:holdfast:bad-fence", str(error)) from None
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
+from holdfast.claim import Keys
 from holdfast.errors import HoldfastError
 from holdfast.fencing.gate import Gate
 from holdfast.fencing.http_check import HEADER, KEY, Checks, Problem, Refused, Resource, refused_for
@@ -25,7 +26,10 @@ class WsgiFence:
 
     ``resource`` says of which resource a request's environ speaks; by default each lock guards
     one that is called as it is. With ``required=True`` a request without a fence gets 428. A
-    ``gate`` on a blocking door holds the resource until the response is closed.
+    ``gate`` on a blocking door holds the resource until the response is closed. With
+    ``fence_keys``, or those of the gate, a fence that none of them has signed gets 403.
+
+    Without keys whoever can send a request can send any fence: let only trusted callers reach it.
     """
 
     def __init__(
@@ -35,11 +39,12 @@ class WsgiFence:
         resource: Resource | None = None,
         required: bool = False,
         gate: Gate | None = None,
+        fence_keys: Keys = (),
     ) -> None:
         if gate is not None and gate.asynchronous:
             raise TypeError("the gate of a WsgiFence is on a door of connect()")
         self._app = app
-        self._checks = Checks(resource, required, gate)
+        self._checks = Checks(resource, required, gate, fence_keys)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         started: list[object] = []

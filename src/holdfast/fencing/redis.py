@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from holdfast.claim import Fence
+from holdfast.claim import Fence, Keys
 from holdfast.core.drive import run_now
 from holdfast.errors import StaleFence
 from holdfast.fencing.redis_script import PRELUDE, wrap
@@ -33,13 +33,15 @@ _DELETE = wrap("return redis.call('DEL', unpack(KEYS))")
 _HSET = wrap("return redis.call('HSET', KEYS[1], unpack(ARGV))")
 
 
-def guard(client: Any, resource: str, lease: Any) -> Guard:
+def guard(client: Any, resource: str, lease: Any, *, fence_keys: Keys = ()) -> Guard:
     """Guards a resource in Redis with a lease, a fence, or a fence's text.
+
+    With ``fence_keys`` what is not a lease must be signed by one of them.
 
     ``client`` is a ``redis.Redis``, ``redis.asyncio.Redis`` or one of their clusters. Nothing is
     sent yet: each word of the guard enters and acts in one script.
     """
-    return Guard(client, check_resource(resource), as_fence(lease))
+    return Guard(client, check_resource(resource), as_fence(lease, fence_keys))
 
 
 class Guard:

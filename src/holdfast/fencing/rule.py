@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from holdfast.claim import Fence, Mode, check_fence, check_name
+from holdfast.claim import Fence, FenceKeys, Keys, Mode, check_fence, check_name
 from holdfast.errors import Incompatible, InvalidName, StaleFence
 from holdfast.lease import LeaseBase
 
@@ -154,10 +154,14 @@ def unpack(text: str | bytes, where: str) -> Memory:
         ) from None
 
 
-def as_fence(source: Any) -> Fence:
-    """The fence of a lease, or the fence itself, also as the text that a header carries."""
+def as_fence(source: Any, fence_keys: Keys = ()) -> Fence:
+    """The fence of a lease, or the fence itself, also as the text that a header carries.
+
+    A lease is this process's own. Anything else may come from outside: with keys it must be
+    signed by one of them, or ``UntrustedFence`` is raised.
+    """
     if isinstance(source, LeaseBase):
-        return source.fence
+        return check_fence(source.fence)
     if isinstance(source, str):
         source = Fence.parse(source)
     if not isinstance(source, Fence):
@@ -166,9 +170,10 @@ def as_fence(source: Any) -> Fence:
     try:
         if (source.mode is Mode.SLOTS) != bool(source.slots):
             raise ValueError("a semaphore's has slots, and no other")
-        return check_fence(source)
+        check_fence(source)
     except ValueError as error:
-        raise ValueError(f"not a fence: {str(source)[:120]!r} ({error})") from None
+        raise ValueError(f"not a fence: {source!r:.120} ({error})") from None
+    return FenceKeys(fence_keys).verify(source)
 
 
 def check_resource(resource: str) -> str:

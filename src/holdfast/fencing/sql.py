@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
+from holdfast.claim import Keys
 from holdfast.core.drive import run_now
 from holdfast.fencing.rule import as_fence, check_resource
 from holdfast.fencing.sql_drivers import Driver, driver_of
@@ -26,12 +27,14 @@ __all__ = ["TABLE", "create", "guard", "schema"]
 TABLE = "holdfast_fence"
 
 
-def guard(connection: Any, resource: str, lease: Any, *, table: str = TABLE) -> Any:
+def guard(
+    connection: Any, resource: str, lease: Any, *, table: str = TABLE, fence_keys: Keys = ()
+) -> Any:
     """Lets the lease's fence enter the resource, or raises ``StaleFence``.
 
     Call it in a transaction, before the first read. Raises ``Unsupported`` where every statement
     is its own transaction (autocommit), for that would protect nothing. ``lease`` is a lease, a
-    fence, or a fence's text.
+    fence, or a fence's text; with ``fence_keys`` what is not a lease must be signed by one.
 
     >>> import sqlite3, holdfast
     >>> conn = sqlite3.connect(":memory:")
@@ -40,7 +43,7 @@ def guard(connection: Any, resource: str, lease: Any, *, table: str = TABLE) -> 
     ...         guard(conn, "orders", lease)
     >>> conn.close()
     """
-    fence = as_fence(lease)
+    fence = as_fence(lease, fence_keys)
     check_resource(resource)
     driver, asked = _asked(connection, table)
     return _drive(driver, enter(driver, asked, resource, fence))
