@@ -360,7 +360,8 @@ class AdvisoryBackend(SharedBackend):
 
     async def probe(self) -> list[Finding]:
         ttl = "the server ends a session that was idle for its ttl (idle_session_timeout)"
-        return [*await findings(self.wire.request, self.listening.detail), Finding("ttl", ttl)]
+        seen = await findings(self.wire.request, self.statements.settings, self.listening.detail)
+        return [*seen, Finding("ttl", ttl)]
 
     def forget(self) -> None:
         self.sessions.forget()

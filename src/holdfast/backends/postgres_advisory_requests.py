@@ -23,20 +23,20 @@ class AdvisoryStatements(SharedStatements):
     """The requests, as they read in one schema."""
 
     def __init__(self, schema: Schema) -> None:
-        super().__init__(schema, _LOOK, "terminate", "purge_counters")
+        super().__init__(schema, "look_sessions", "survey_sessions", "terminate", "purge_counters")
         say = schema.statement
         self.take = say("take", "SELECT @take($1, $2, $3, $4, $5, $6, $7, $8)")
         places = ", ".join(f"${number}" for number in range(1, 12))
         self.take_slots = say("take_slots", f"SELECT @take_slots({places})")
-        self.wait = say("wait", "SELECT pg_advisory_lock($1)")
+        self.wait = say("wait", "SELECT pg_catalog.pg_advisory_lock($1)")
         self.wait_take = say("wait_take", "SELECT @wait_take($1, $2, $3, $4, $5, $6)")
-        self.unlock = say("unlock", f"SELECT pg_advisory_unlock($1) AND {_UNMARK}")
+        self.unlock = say("unlock", f"SELECT pg_catalog.pg_advisory_unlock($1) AND {_UNMARK}")
         self.unlock_shared = say(
-            "unlock_shared", f"SELECT pg_advisory_unlock_shared($1) AND {_UNMARK}"
+            "unlock_shared", f"SELECT pg_catalog.pg_advisory_unlock_shared($1) AND {_UNMARK}"
         )
         self.free_slots = say("free_slots", "SELECT @free_slots($1, $2, $3, $4, $5)")
         self.leave = say("leave", "SELECT @leave()")
-        self.cancel = say("cancel", "SELECT pg_cancel_backend($1)")
+        self.cancel = say("cancel", "SELECT pg_catalog.pg_cancel_backend($1)")
         self.end = say("end", "SELECT @end_session($1, $2)")
         self.behind = say("behind", "SELECT @note_behind($1)")
         self.record = say("record", "SELECT @durable(true), @keep_record($1, $2, $3, $4, $5)")
@@ -48,16 +48,4 @@ class AdvisoryStatements(SharedStatements):
         )  # fmt: skip
 
 
-_UNMARK = "pg_advisory_unlock_shared($1 # $2)"
-_LOOK = """
-SELECT l.name, l.capacity,
-  (SELECT json_agg(json_build_array(o.label, o.mode, o.token, o.slots,
-      extract(epoch FROM o.since), o.ttl - CASE WHEN a.state = 'idle'
-        THEN extract(epoch FROM clock_timestamp() - a.state_change) ELSE 0 END))
-    FROM @holding(l) o LEFT JOIN pg_stat_activity a ON a.pid = o.pid),
-  (SELECT json_agg(json_build_array(q.label, q.mode, extract(epoch FROM q.since), q.behind)
-      ORDER BY q.since)
-    FROM @queue q WHERE q.namespace = l.namespace AND q.name = l.name AND EXISTS (
-      SELECT FROM @keys k WHERE k.pid = q.pid
-        AND (k.key = l.base AND NOT k.granted OR k.key = l.base + 2)))
-FROM @counter l"""
+_UNMARK = "pg_catalog.pg_advisory_unlock_shared($1 OPERATOR(pg_catalog.#) $2)"

@@ -300,6 +300,28 @@ CREATE OR REPLACE FUNCTION @holding(c @counter) RETURNS SETOF @session LANGUAGE 
     SELECT FROM @keys k WHERE k.pid = h.pid AND k.granted AND k.key = c.base # h.token);
 $$;
 
+CREATE OR REPLACE FUNCTION @look_sessions(ns text, nm text)
+RETURNS TABLE (name text, capacity integer, holders json, waiters json) LANGUAGE sql AS $$
+  SELECT l.name, l.capacity,
+    (SELECT json_agg(json_build_array(o.label, o.mode, o.token, o.slots,
+        extract(epoch FROM o.since), o.ttl - CASE WHEN a.state = 'idle'
+          THEN extract(epoch FROM clock_timestamp() - a.state_change) ELSE 0 END))
+      FROM @holding(l) o LEFT JOIN pg_stat_activity a ON a.pid = o.pid),
+    (SELECT json_agg(json_build_array(q.label, q.mode, extract(epoch FROM q.since), q.behind)
+        ORDER BY q.since)
+      FROM @queue q WHERE q.namespace = l.namespace AND q.name = l.name AND EXISTS (
+        SELECT FROM @keys k WHERE k.pid = q.pid
+          AND (k.key = l.base AND NOT k.granted OR k.key = l.base + 2)))
+  FROM @counter l WHERE l.namespace = ns AND l.name = nm;
+$$;
+
+CREATE OR REPLACE FUNCTION @survey_sessions(ns text, pre text, after text, most integer)
+RETURNS TABLE (name text, capacity integer, holders json, waiters json) LANGUAGE sql AS $$
+  SELECT s.* FROM (SELECT l.name FROM @counter l WHERE l.namespace = ns AND l.name >= pre
+      AND l.name > after AND l.name <= pre || repeat(chr(1114111), 4) AND starts_with(l.name, pre)
+      ORDER BY l.name LIMIT most) l, @look_sessions(ns, l.name) s ORDER BY l.name;
+$$;
+
 CREATE OR REPLACE FUNCTION @terminate(ns text, nm text) RETURNS text
 LANGUAGE sql AS $$
   SELECT coalesce(string_agg(h.token::text, ','), '') FROM @counter c, @holding(c) h

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.backends.postgres_enter import enter
-from holdfast.backends.postgres_schema import Schema
+from holdfast.backends.postgres_schema import SAFE_PATH, Schema
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.runtimes.clock import now
@@ -36,17 +36,17 @@ LIBPQ_OPTIONS = (
 OLDEST_SERVER = 140_000
 POOLER_ROUNDS = 3
 
-_GREETING = Statement(
-    b"",
-    b"""SELECT pg_backend_pid(), current_setting('server_version_num')::integer,
+# Sent as one script, so in one transaction: behind a pooler no setting may outlive it.
+_GREETING = b"""SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+SELECT pg_backend_pid(), current_setting('server_version_num')::integer,
   pg_is_in_recovery(), current_setting('server_encoding'),
-  (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())""",
-)
-_PID = b"SELECT pg_backend_pid()"
+  (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())"""
+_PID = b"SELECT pg_catalog.pg_backend_pid()"
+_PATH = f"SET search_path = {SAFE_PATH}; ".encode()
 # Our functions read what others have just committed, whatever the role's default is. All they ask
 # for are rows by their keys: to plan that anew, five times each, would keep others from the row.
 _OURS = (
-    b"SET default_transaction_isolation = 'read committed'; "
+    _PATH + b"SET default_transaction_isolation = 'read committed'; "
     b"SET plan_cache_mode = force_generic_plan"
 )
 
@@ -91,7 +91,7 @@ class Dialler:
             if connection.pooled:
                 self._refuse_pooler(connection, until)
             connection.script(
-                b"SET statement_timeout = 0; SET lock_timeout = 0; "
+                _PATH + b"SET statement_timeout = 0; SET lock_timeout = 0; "
                 b"SET idle_in_transaction_session_timeout = 0; SET idle_session_timeout = 0",
                 until,
             )
@@ -123,7 +123,7 @@ class Dialler:
 
 
 def _greet(connection: Connection, until: float) -> None:
-    answer = connection.request((_GREETING, ()), until)
+    answer = connection.script(_GREETING, until)
     pid, version, standby, encoding, started = (
         (answer.get_value(0, column) or b"").decode() for column in range(5)
     )

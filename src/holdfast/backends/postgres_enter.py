@@ -55,7 +55,9 @@ def _compare(
 
 
 def _create(schema: Schema, connection: Connection, until: float) -> None:
-    script = f"BEGIN; SELECT pg_advisory_xact_lock({CREATION_KEY}); {schema.sql()} COMMIT;"
+    script = (
+        f"BEGIN; SELECT pg_catalog.pg_advisory_xact_lock({CREATION_KEY}); {schema.sql()} COMMIT;"
+    )
     try:
         connection.script(script.encode(), until)
     except Refused as error:

@@ -72,15 +72,18 @@ END $$;
 -- name, which nobody has, it plans all that and does nothing.
 -- First the grant is on disk, then it is told. Not in one commit: one that notifies keeps others
 -- that do so waiting, in the whole database, and would keep them waiting for the disk.
+-- What commits can't have a search_path of its own (SET): it sets one for each transaction, and
+-- nothing is looked up before.
 CREATE OR REPLACE PROCEDURE @hand_over(ns text, nm text, own text, INOUT ours boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
   r @lock;
-  heir record;
-  moment timestamptz;
-  fence bigint;
-  done text;
+  heir pg_catalog.record;
+  moment pg_catalog.timestamptz;
+  fence pg_catalog.int8;
+  done pg_catalog.text;
 BEGIN
+  done := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
     done := set_config('synchronous_commit', 'on', true);
   END IF;
@@ -113,6 +116,7 @@ BEGIN
         RETURN;
       END IF;
       COMMIT;
+      done := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
       done := set_config('synchronous_commit', 'off', true);
       done := pg_notify(heir.bell, split_part(heir.ring, ' ', 1) || ' ' || fence)::text;
       ours := true;

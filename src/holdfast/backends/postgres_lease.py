@@ -37,7 +37,7 @@ class LeaseStatements(SharedStatements):
     """The requests, as they read in one schema."""
 
     def __init__(self, schema: Schema) -> None:
-        super().__init__(schema, _LOOK, "revoke", "purge")
+        super().__init__(schema, "look", "survey", "revoke", "purge")
         say = schema.statement
         places = ", ".join(f"${number}" for number in range(1, 12))
         self.attempt = say("attempt", f"SELECT @attempt({places})")
@@ -212,7 +212,7 @@ class LeaseBackend(SharedBackend):
         return first_value(answer) == b"t"
 
     async def probe(self) -> list[Finding]:
-        return await findings(self.wire.request, self.listening.detail)
+        return await findings(self.wire.request, self.statements.settings, self.listening.detail)
 
     def forget(self) -> None:
         self._standing, self._crowded = {}, {}
@@ -228,16 +228,3 @@ def _handed(claim: Claim) -> bytes:
     """For how long it can be given its grant with its wake-up."""
     exclusive = claim.mode is Mode.EXCLUSIVE
     return b" %.6f" % min(HANDED_SECONDS, claim.ttl) if exclusive else b""
-
-
-_LOOK = """
-SELECT l.name, l.capacity,
-  (SELECT json_agg(json_build_array(o.label, o.mode, o.token, o.slots,
-      extract(epoch FROM o.since), extract(epoch FROM o.ends - clock_timestamp())))
-    FROM unnest(l.holders) o WHERE o.ends > clock_timestamp()),
-  (SELECT json_agg(json_build_array(q.label, q.mode, extract(epoch FROM q.since), q.behind)
-      ORDER BY q.place)
-    FROM @waiter q WHERE l.crowded AND q.namespace = l.namespace AND q.name = l.name
-      AND (q.reserved IS NULL OR q.reserved >= clock_timestamp())
-      AND q.refreshed >= clock_timestamp() - interval '%stale% s')
-FROM @lock l"""

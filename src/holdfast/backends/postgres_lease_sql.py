@@ -9,7 +9,7 @@ locked, except that a door refreshes its own entries. Times are the server's.
 
 from __future__ import annotations
 
-__all__ = ["LEASE_ADMISSION", "LEASE_TABLES"]
+__all__ = ["LEASE_ADMISSION", "LEASE_LOOK", "LEASE_TABLES"]
 
 LEASE_TABLES = """
 DO $$ BEGIN
@@ -332,6 +332,29 @@ BEGIN
   END IF;
   RETURN @attempt_locked(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, joins);
 END $$;
+"""
+
+LEASE_LOOK = """
+CREATE OR REPLACE FUNCTION @look(ns text, nm text)
+RETURNS TABLE (name text, capacity integer, holders json, waiters json) LANGUAGE sql AS $$
+  SELECT l.name, l.capacity,
+    (SELECT json_agg(json_build_array(o.label, o.mode, o.token, o.slots,
+        extract(epoch FROM o.since), extract(epoch FROM o.ends - clock_timestamp())))
+      FROM unnest(l.holders) o WHERE o.ends > clock_timestamp()),
+    (SELECT json_agg(json_build_array(q.label, q.mode, extract(epoch FROM q.since), q.behind)
+        ORDER BY q.place)
+      FROM @waiter q WHERE l.crowded AND q.namespace = l.namespace AND q.name = l.name
+        AND (q.reserved IS NULL OR q.reserved >= clock_timestamp())
+        AND q.refreshed >= clock_timestamp() - interval '%stale% s')
+  FROM @lock l WHERE l.namespace = ns AND l.name = nm;
+$$;
+
+CREATE OR REPLACE FUNCTION @survey(ns text, pre text, after text, most integer)
+RETURNS TABLE (name text, capacity integer, holders json, waiters json) LANGUAGE sql AS $$
+  SELECT s.* FROM (SELECT l.name FROM @lock l WHERE l.namespace = ns AND l.name >= pre
+      AND l.name > after AND l.name <= pre || repeat(chr(1114111), 4) AND starts_with(l.name, pre)
+      ORDER BY l.name LIMIT most) l, @look(ns, l.name) s ORDER BY l.name;
+$$;
 """
 
 LEASE_ADMISSION = _DURABILITY + _TIDY + _ATTEMPT_LOCKED + _JOIN + _ATTEMPT

@@ -40,31 +40,16 @@ def _waiter(label: str, mode: str, since: float, behind: int) -> Waiter:
     return Waiter(*read_label(label), Mode(mode), since, behind)
 
 
-_SETTINGS = Statement(
-    b"",
-    b"""SELECT json_build_object(
-  'version', current_setting('server_version'),
-  'number', current_setting('server_version_num')::integer,
-  'fsync', current_setting('fsync'),
-  'full_page_writes', current_setting('full_page_writes'),
-  'standbys', current_setting('synchronous_standby_names'),
-  'replicas', (SELECT count(*) FROM pg_stat_replication),
-  'tls', coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false),
-  'local', inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8'
-           OR inet_server_addr() = '::1',
-  'role', current_user)""",
-)
-
-
-async def findings(ask: Ask, waiting: Finding) -> list[Finding]:
+async def findings(ask: Ask, settings: Statement, waiting: Finding) -> list[Finding]:
     """What the guarantees rest on, as the server's settings tell."""
-    answer = await ask((_SETTINGS, ()))
+    answer = await ask((settings, ()))
     seen: dict[str, Any] = json.loads(answer.get_value(0, 0) or b"{}")
     return [
         Finding("server", f"PostgreSQL {seen['version']}, as {seen['role']}"),
         _durability(seen),
         _replication(seen),
         _privacy(seen),
+        _schema(seen),
         waiting,
     ]
 
@@ -91,3 +76,13 @@ def _privacy(seen: dict[str, Any]) -> Finding:
     if seen["local"]:
         return Finding("connection", "without TLS, on this machine")
     return Finding("connection", "without TLS: set sslmode=verify-full", "warning")
+
+
+def _schema(seen: dict[str, Any]) -> Finding:
+    if seen["open"]:
+        text = (
+            "everybody may create functions beside Holdfast's, which could then be run in their "
+            "stead: REVOKE CREATE ON SCHEMA … FROM PUBLIC"
+        )
+        return Finding("schema", text, "warning")
+    return Finding("schema", "functions look up nothing by the caller's search_path")

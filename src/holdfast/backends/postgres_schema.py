@@ -10,16 +10,16 @@ import re
 
 from holdfast.backends.postgres_advisory_sql import ADVISORY
 from holdfast.backends.postgres_keep_sql import LEASE_KEEPING
-from holdfast.backends.postgres_lease_sql import LEASE_ADMISSION, LEASE_TABLES
+from holdfast.backends.postgres_lease_sql import LEASE_ADMISSION, LEASE_LOOK, LEASE_TABLES
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, QUEUE_CAP, STALE_SECONDS
 from holdfast.sql import check_identifier
 from holdfast.wires.postgres_statement import Statement
 
-__all__ = ["PROTOCOL", "REVISION", "Schema", "schema_sql"]
+__all__ = ["PROTOCOL", "REVISION", "SAFE_PATH", "Schema", "schema_sql"]
 
 PROTOCOL = 1
 """Grows when versions can't exclude each other any more. Kept for every namespace."""
-REVISION = 6
+REVISION = 7
 """Grows with every change of the functions that older versions can live with."""
 _WORDS = {
     "cap": str(QUEUE_CAP),
@@ -30,6 +30,20 @@ _WORDS = {
     "revision": str(REVISION),
     "stale": str(STALE_SECONDS),
 }
+SAFE_PATH = "pg_catalog, pg_temp"
+"""The search_path of every function: nothing that another role has made can be found by it."""
+# A procedure that commits can't have a search_path of its own: it sets one itself.
+_FUNCTION = re.compile(r"(CREATE OR REPLACE FUNCTION .*?LANGUAGE \w+) AS ", re.DOTALL)
+# The types and functions that the script itself names are looked up in the same safe way. Whoever
+# runs it by hand gets the search_path of the session back.
+_BEGIN = f"""SELECT pg_catalog.set_config('holdfast.search_path',
+  pg_catalog.current_setting('search_path'), false);
+SELECT pg_catalog.set_config('search_path', '{SAFE_PATH}', false);
+"""
+_END = """
+SELECT pg_catalog.set_config('search_path',
+  pg_catalog.current_setting('holdfast.search_path'), false);
+"""
 
 _COMMON = """
 CREATE TABLE IF NOT EXISTS @protocol (
@@ -81,6 +95,28 @@ LANGUAGE sql AS $$
     WHERE o.namespace = ns AND o.expires < clock_timestamp()
     ORDER BY o.expires LIMIT batch FOR UPDATE SKIP LOCKED);
 $$;
+
+CREATE OR REPLACE FUNCTION @recall(ns text, nm text)
+RETURNS TABLE (value text, token bigint, age numeric) LANGUAGE sql AS $$
+  SELECT r.value, r.token, extract(epoch FROM clock_timestamp() - r.written)
+  FROM @record r WHERE r.namespace = ns AND r.name = nm AND r.expires > clock_timestamp();
+$$;
+
+-- What the guarantees rest on.
+CREATE OR REPLACE FUNCTION @settings() RETURNS json LANGUAGE sql AS $$
+  SELECT json_build_object(
+    'version', current_setting('server_version'),
+    'number', current_setting('server_version_num')::integer,
+    'fsync', current_setting('fsync'),
+    'full_page_writes', current_setting('full_page_writes'),
+    'standbys', current_setting('synchronous_standby_names'),
+    'replicas', (SELECT count(*) FROM pg_stat_replication),
+    'tls', coalesce((SELECT s.ssl FROM pg_stat_ssl s WHERE s.pid = pg_backend_pid()), false),
+    'local', inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8'
+             OR inet_server_addr() = '::1',
+    'role', current_user,
+    'open', has_schema_privilege('public', '%schema%', 'CREATE'));
+$$;
 """
 
 
@@ -95,7 +131,7 @@ class Schema:
         """The text with every ``@name`` as the full name it has here."""
         for word, text in _WORDS.items():
             sql = sql.replace(f"%{word}%", text)
-        sql = sql.replace("%prefix%", self.prefix)
+        sql = sql.replace("%prefix%", self.prefix).replace("%schema%", self.schema)
         return re.sub(r"@([a-z_]+)", rf'"{self.schema}"."{self.prefix}\1"', sql)
 
     def statement(self, name: str, sql: str) -> Statement:
@@ -108,15 +144,15 @@ class Schema:
             f"DO $$ BEGIN IF to_regnamespace('\"{self.schema}\"') IS NULL THEN "
             f'CREATE SCHEMA "{self.schema}"; END IF; END $$;\n'
         )
-        return create + self.filled(
-            LEASE_TABLES + _COMMON + LEASE_ADMISSION + LEASE_KEEPING + ADVISORY
-        )
+        made = LEASE_TABLES + _COMMON + LEASE_ADMISSION + LEASE_KEEPING + LEASE_LOOK + ADVISORY
+        safe = _FUNCTION.sub(rf"\1 SET search_path = {SAFE_PATH} AS ", self.filled(made))
+        return _BEGIN + create + safe + _END
 
 
 def schema_sql(*, schema: str = "holdfast", prefix: str = "") -> str:
     """The SQL that makes Holdfast's tables and functions; running it again changes nothing.
 
-    >>> schema_sql(schema="locks").startswith("DO $$ BEGIN IF to_regnamespace")
+    >>> 'CREATE SCHEMA "locks"' in schema_sql(schema="locks")
     True
     """
     return Schema(schema, prefix).sql()

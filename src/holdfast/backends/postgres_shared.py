@@ -17,29 +17,26 @@ from holdfast.wires import sql_wire
 from holdfast.wires.postgres import first_value
 from holdfast.wires.postgres_statement import Request
 
-__all__ = ["PURGE_EVERY", "RECALL", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
+__all__ = ["PURGE_EVERY", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
 
 PURGE_EVERY = 1000
 """After so many attempts twice that number of names is looked at, and the idle ones dropped."""
-
-RECALL = """
-SELECT r.value, r.token, extract(epoch FROM clock_timestamp() - r.written)
-FROM @record r WHERE r.namespace = $1 AND r.name = $2 AND r.expires > clock_timestamp()"""
-
 
 Wire = sql_wire.Wire[Request, PGresult]
 
 
 class SharedStatements:
-    """Requests of both modes. ``look`` tells name, capacity, holders and waiters of rows ``l``."""
+    """Requests of both modes: each calls one function of the schema and names nothing else, for it
+    may run in a pooler's session, where a search_path that others can write to is in force."""
 
-    def __init__(self, schema: Schema, look: str, revoke: str, purge: str) -> None:
+    def __init__(self, schema: Schema, look: str, survey: str, revoke: str, purge: str) -> None:
         say = schema.statement
-        self.look = say("look", look + " WHERE l.namespace = $1 AND l.name = $2")
-        self.survey = say("survey", look + _PAGE)
+        self.look = say("look", f"SELECT * FROM @{look}($1, $2)")  # noqa: S608
+        self.survey = say("survey", f"SELECT * FROM @{survey}($1, $2, $3, $4)")  # noqa: S608
         self.revoke = say("revoke", f"SELECT @{revoke}($1, $2)")
         self.purge = say("purge", f"SELECT @{purge}($1, $2, $3)")
-        self.recall = say("recall", RECALL)
+        self.recall = say("recall", "SELECT * FROM @recall($1, $2)")
+        self.settings = say("settings", "SELECT @settings()")
 
 
 class SharedBackend:
@@ -112,9 +109,3 @@ def ring(owner: str) -> bytes:
 def ints(text: bytes) -> list[int]:
     """Numbers with commas between them."""
     return [int(number) for number in text.split(b",")] if text else []
-
-
-_PAGE = """
-WHERE l.namespace = $1 AND l.name >= $2 AND l.name > $3
-  AND l.name <= $2 || repeat(chr(1114111), 4) AND starts_with(l.name, $2)
-ORDER BY l.name LIMIT $4"""

@@ -16,17 +16,18 @@ from holdfast.sql import Asked
 __all__ = ["take"]
 
 _NOT_IN_TIME = "55P03"
+# The caller's session has the caller's search_path: all that is named here is named in full.
 
 _LOOK = """
-SELECT current_setting('transaction_isolation'), to_regclass(:counter) IS NOT NULL,
-  current_setting('lock_timeout')"""
+SELECT pg_catalog.current_setting('transaction_isolation'),
+  pg_catalog.to_regclass(:counter) IS NOT NULL, pg_catalog.current_setting('lock_timeout')"""
 
 _COUNT = """
 INSERT INTO @counter AS c (namespace, name, base, token, used)
-  VALUES (:namespace, :name, :key,
-    CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint), clock_timestamp())
-  ON CONFLICT (namespace, name) DO UPDATE SET used = clock_timestamp(), holders = '{}',
-    token = greatest(c.token + 1, excluded.token)
+  VALUES (:namespace, :name, :key, CAST(extract(epoch FROM pg_catalog.clock_timestamp())
+      OPERATOR(pg_catalog.*) 1000000 AS bigint), pg_catalog.clock_timestamp())
+  ON CONFLICT (namespace, name) DO UPDATE SET used = pg_catalog.clock_timestamp(), holders = '{}',
+    token = greatest(c.token OPERATOR(pg_catalog.+) 1, excluded.token)
   RETURNING c.token, c.capacity"""
 
 
@@ -52,9 +53,9 @@ async def take(driver: Any, asked: Asked) -> int:
 
 async def _lock(driver: Any, asked: Asked, key: int, patience: str) -> None:
     if asked.timeout is None:
-        await driver.execute("SELECT pg_advisory_xact_lock(:key)", {"key": key})
+        await driver.execute("SELECT pg_catalog.pg_advisory_xact_lock(:key)", {"key": key})
         return
-    answer = await driver.execute("SELECT pg_try_advisory_xact_lock(:key)", {"key": key})
+    answer = await driver.execute("SELECT pg_catalog.pg_try_advisory_xact_lock(:key)", {"key": key})
     if answer.rows[0][0]:
         return
     if asked.timeout <= 0 or not await _wait(driver, key, asked.timeout, patience):
@@ -67,11 +68,11 @@ async def _lock(driver: Any, asked: Asked, key: int, patience: str) -> None:
 
 async def _wait(driver: Any, key: int, seconds: float, patience: str) -> bool:
     """Within a savepoint, so that the caller's transaction survives a wait in vain."""
-    change = "SELECT set_config('lock_timeout', :patience, true)"
+    change = "SELECT pg_catalog.set_config('lock_timeout', :patience, true)"
     await driver.execute("SAVEPOINT holdfast_wait", {})
     await driver.execute(change, {"patience": str(max(1, int(seconds * 1000)))})
     try:
-        await driver.execute("SELECT pg_advisory_xact_lock(:key)", {"key": key})
+        await driver.execute("SELECT pg_catalog.pg_advisory_xact_lock(:key)", {"key": key})
     except Exception as error:
         if _state(error) != _NOT_IN_TIME:
             raise
@@ -93,9 +94,14 @@ async def _count(driver: Any, asked: Asked, key: int, schema: Schema) -> int:
     answer = await driver.execute(schema.filled(_COUNT), given)
     token, capacity = answer.rows[0]
     if capacity:  # it was a semaphore: may it be a lock now?
-        free = await driver.execute("SELECT pg_try_advisory_xact_lock(:key)", {"key": key + 1})
+        free = await driver.execute(
+            "SELECT pg_catalog.pg_try_advisory_xact_lock(:key)", {"key": key + 1}
+        )
         if not free.rows[0][0]:
             raise LimitMismatch(f"{asked.name!r} is in use as a semaphore and can't be a lock")
-        update = "UPDATE @counter SET capacity = 0 WHERE namespace = :namespace AND name = :name"
+        update = (
+            "UPDATE @counter SET capacity = 0 WHERE namespace OPERATOR(pg_catalog.=) :namespace"
+            " AND name OPERATOR(pg_catalog.=) :name"
+        )
         await driver.execute(schema.filled(update), given)
     return int(token)
