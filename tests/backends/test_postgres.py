@@ -177,31 +177,6 @@ def test_a_wrong_password_is_not_told(servers: Servers, namespace: str) -> None:
         assert lease.held
 
 
-def test_a_default_of_repeatable_read_does_no_harm(server: PostgresServer, namespace: str) -> None:
-    """What others committed while somebody waited must be seen: our sessions say so."""
-    isolated = "options=-c%20default_transaction_isolation%3Drepeatable%5C%20read"
-    for mode in ("advisory", "lease"):
-        url = f"{server.url}?mode={mode}&{isolated}"
-        with (
-            holdfast.connect(url, namespace=f"{namespace}-{mode}") as ours,
-            holdfast.connect(url, namespace=f"{namespace}-{mode}") as theirs,
-        ):
-            tokens: list[int] = []
-
-            def work(door: holdfast.Locks, tokens: list[int] = tokens) -> None:
-                for _ in range(20):
-                    with door.lock("name", timeout=20.0) as lease:
-                        tokens.append(lease.token)
-
-            threads = [threading.Thread(target=work, args=(door,)) for door in (ours, theirs)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(20.0)
-            assert len(tokens) == 40
-            assert tokens == sorted(set(tokens))
-
-
 def test_a_cancelled_request_leaves_its_wire_usable(server: PostgresServer, namespace: str) -> None:
     """Acquires that are cancelled at any moment leave no hold, no entry, no broken connection."""
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from backends.postgres_bench import held, over, stand
-from holdfast.claim import Busy, Claim, Mode
+from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
@@ -50,6 +50,40 @@ def test_a_turn_is_on_disk_before_it_is_told(server: PostgresServer, flavour: Fl
         brought = await theirs.wait(claim, busy, now() + SECONDS)
         assert brought is not None
         assert holders(server) == [(brought.token, claim.owner)]
+
+    over(server.url, flavour, body)
+
+
+async def _of_a_new_name(bench: Bench) -> Grant:
+    return await bench.peer().take(bench.claim())
+
+
+async def _of_a_free_name(bench: Bench) -> Grant:
+    ours = bench.peer()
+    assert await ours.release(await ours.take(bench.claim()))
+    return await bench.peer().take(bench.claim())
+
+
+async def _of_one_who_waited(bench: Bench) -> Grant:
+    """What it waited for was ended by somebody else, and is reserved for it."""
+    ours, theirs = bench.peer(), bench.peer()
+    await ours.take(bench.claim())
+    claim = bench.claim()
+    await stand(theirs, claim)
+    assert await ours.revoke("name")
+    return await theirs.take(claim)
+
+
+@blocking_and_asyncio
+@pytest.mark.parametrize("take", [_of_a_new_name, _of_a_free_name, _of_one_who_waited])
+def test_a_grant_is_on_disk_before_it_is_told(
+    server: PostgresServer, flavour: Flavour, take: Callable[[Bench], Awaitable[Grant]]
+) -> None:
+    """Whatever the role's own ``synchronous_commit`` is."""
+
+    async def body(bench: Bench) -> None:
+        grant = await take(bench)
+        assert holders(server) == [(grant.token, grant.claim.owner)]
 
     over(server.url, flavour, body)
 
