@@ -21,7 +21,7 @@ _NO_TABLE = 1146
 
 _COUNT = """
 INSERT INTO @transaction (namespace, name, token)
-VALUES (:namespace, :name, LAST_INSERT_ID(#now#))
+VALUES (UNHEX(:namespace), UNHEX(:name), LAST_INSERT_ID(#now#))
 ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token + 1, #now#))"""
 _PATIENCE = """
 SELECT @@SESSION.innodb_lock_wait_timeout, @@GLOBAL.innodb_rollback_on_timeout, VERSION()"""
@@ -31,7 +31,8 @@ _SET_PATIENCE = "SET SESSION innodb_lock_wait_timeout = :seconds"
 async def take(driver: Any, asked: Asked) -> int:
     """Waits for the row, counts, and answers the token."""
     schema = Schema(asked.prefix or "holdfast_")
-    given = {"namespace": asked.namespace.encode(), "name": asked.name.encode()}
+    # As hexadecimal digits: a driver's own quoting is not safe in every session (``fencing.sql``).
+    given = {"namespace": asked.namespace.encode().hex(), "name": asked.name.encode().hex()}
     try:
         if asked.timeout is None:
             return await _count(driver, schema, given)

@@ -117,8 +117,9 @@ def _memory(row: tuple[Any, ...]) -> Memory:
     return Memory(_text(name), NOBODY, NOBODY, {slot: Stamp(epoch, token)})
 
 
-def _stored(asked: Statements, text: str) -> str | bytes:
-    return text.encode() if asked.dialect == "mysql" else text
+def _stored(asked: Statements, text: str) -> str:
+    """A text as the statements take it: MySQL's as hexadecimal digits."""
+    return text.encode().hex() if asked.dialect == "mysql" else text
 
 
 def _text(stored: str | bytes) -> str:

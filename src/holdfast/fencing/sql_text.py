@@ -7,6 +7,7 @@ one step and keeps the row locked until the transaction ends; it says the same a
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 __all__ = ["DIALECTS", "Statements", "statements"]
@@ -197,12 +198,22 @@ def _mysql(table: str) -> Statements:
         "mysql",
         _MYSQL_CREATE.format(table=table),
         "",
-        _MYSQL_WRITE.format(table=table, writer=":epoch, :token", kept="highest_"),
-        _MYSQL_READ.format(table=table, writer="-1, -1", kept=""),
-        _SHARE.format(table=table) + " LOCK IN SHARE MODE",
-        _OWN.format(table=table) + " FOR UPDATE",  # it is locked already; this sees it as it is
-        _OTHER.format(table=table),
+        _from_hex(_MYSQL_WRITE.format(table=table, writer=":epoch, :token", kept="highest_")),
+        _from_hex(_MYSQL_READ.format(table=table, writer="-1, -1", kept="")),
+        _from_hex(_SHARE.format(table=table) + " LOCK IN SHARE MODE"),
+        # It is locked already; this sees it as it is.
+        _from_hex(_OWN.format(table=table) + " FOR UPDATE"),
+        _from_hex(_OTHER.format(table=table)),
     )
+
+
+def _from_hex(sql: str) -> str:
+    """Takes texts as hexadecimal digits, which no session can take for the end of a literal.
+
+    What a driver puts between quotes is safe only under the SQL mode and the character set that
+    it counts on. asyncmy counts on backslashes, also where the session has none.
+    """
+    return re.sub(r":(resource|name)\b", r"UNHEX(:\1)", sql)
 
 
 DIALECTS = {"postgresql": _postgresql, "mysql": _mysql, "mariadb": _mysql, "sqlite": _sqlite}
