@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.backends.mysql_advisory import AdvisoryBackend
 from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
 from holdfast.backends.mysql_change import Wire
-from holdfast.backends.mysql_dial import OPTIONS, Dialler
+from holdfast.backends.mysql_dial import Dialler
 from holdfast.backends.mysql_lease import LeaseBackend
 from holdfast.backends.mysql_lease_sql import LeaseStatements
 from holdfast.backends.mysql_listen import Hanger
@@ -13,6 +13,7 @@ from holdfast.backends.mysql_schema import schema_sql
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
 from holdfast.url import Url
 from holdfast.wires.mysql import Sessions
+from holdfast.wires.mysql_login import OPTIONS
 from holdfast.wires.sql_wire import make_wire
 
 __all__ = ["AdvisoryStore", "LeaseStore", "open_store", "schema_sql"]

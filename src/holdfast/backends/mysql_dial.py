@@ -1,24 +1,20 @@
-"""Opening connections to MySQL: where a URL points, and what a server must be."""
+"""Opening connections to MySQL: what a server must be, and the settings of a session."""
 
 from __future__ import annotations
 
 import secrets
-import ssl
-from typing import Any
 
 from holdfast.backends.mysql_advisory_sql import session_lock
 from holdfast.backends.mysql_schema import PROTOCOL, TABLES, Schema
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.url import Url
-from holdfast.wires.mysql import Address, Connection, Refused, dial
+from holdfast.wires.mysql import Connection, Refused, dial
+from holdfast.wires.mysql_login import address_of
 from holdfast.wires.mysql_protocol import quoted
 
-__all__ = ["OPTIONS", "Dialler", "address_of"]
+__all__ = ["Dialler"]
 
-OPTIONS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_mode", "unix_socket")
-"""How a connection is made."""
-SSL_MODES = ("disabled", "required", "verify_ca", "verify_identity")
 OLDEST_SERVER = {"MySQL": (8, 0), "MariaDB": (10, 5)}
 NO_TABLE = 1146
 NO_RIGHTS = frozenset({1044, 1142, 1227, 1410})
@@ -203,39 +199,3 @@ def _check_server(display: str, facts: dict[str, str]) -> None:
     writable = ("OFF", "0", "")
     if facts.get("read_only", "") not in writable or facts.get("innodb_read_only") not in writable:
         raise BackendUnavailable(f"{display} is a read-only replica: locks need the primary")
-
-
-def address_of(url: Url) -> Address:
-    """Where a URL points, in PyMySQL's words."""
-    database = url.path.strip("/")
-    if not database:
-        raise ValueError("mysql:// needs a database: mysql://user:password@host:3306/database")
-    parameters: dict[str, Any] = {"database": database, "charset": "utf8mb4"}
-    if url.username is not None:
-        parameters["user"] = url.username
-    if url.password is not None:
-        parameters["password"] = url.password
-    hosts = url.hosts
-    if "unix_socket" in url.options:
-        parameters["unix_socket"] = url.options["unix_socket"]
-        hosts = ()
-    elif not hosts:
-        raise ValueError("mysql:// needs a host, or the option unix_socket")
-    return Address(hosts, parameters | _tls(url), str(url))
-
-
-def _tls(url: Url) -> dict[str, Any]:
-    """As the options say: verified wherever there is TLS and nothing else was asked for."""
-    given = {key for key in ("ssl_ca", "ssl_cert", "ssl_key") if key in url.options}
-    mode = url.options.get("ssl_mode", "verify_identity" if given else "disabled").lower()
-    if mode not in SSL_MODES:
-        raise ValueError(f"ssl_mode={mode!r}: one of {', '.join(SSL_MODES)}")
-    if mode == "disabled":
-        return {"ssl_disabled": True}
-    context = ssl.create_default_context(cafile=url.options.get("ssl_ca"))
-    context.check_hostname = mode == "verify_identity"
-    if mode == "required":
-        context.verify_mode = ssl.CERT_NONE
-    if "ssl_cert" in url.options:
-        context.load_cert_chain(url.options["ssl_cert"], url.options.get("ssl_key"))
-    return {"ssl": context}

@@ -19,6 +19,8 @@ from holdfast.url import Url, parse_url
 
 __all__ = ["enter_at"]
 
+LOGIN_SECONDS = 30.0
+
 
 def enter_at(address: str, fence: Fence, *, table: str, door: Callable[[], Any]) -> None:
     """Lets a fence enter the resource at an address; raises ``StaleFence``.
@@ -92,16 +94,12 @@ def _postgresql(_: Url, where: str) -> Any:
 
 
 def _mysql(url: Url, _: str) -> Any:
-    import pymysql
+    """As a store is connected to: with the same options, and none of them passed over."""
+    from holdfast.runtimes.clock import now
+    from holdfast.wires.mysql_login import OPTIONS, address_of, log_in
 
-    host, port = url.hosts[0] if url.hosts else ("localhost", None)
-    return pymysql.connect(
-        host=host,
-        port=port or 3306,
-        user=url.username,
-        password=url.password or "",
-        database=url.path.strip("/"),
-    )
+    url.refuse_unknown(*OPTIONS)
+    return log_in(address_of(url), now() + LOGIN_SECONDS)
 
 
 def _sqlite(url: Url, _: str) -> Any:

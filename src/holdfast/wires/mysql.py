@@ -1,8 +1,8 @@
-"""MySQL and MariaDB: addresses, connections, answers. The blocking requests are here too.
+"""MySQL and MariaDB: connections and answers. The blocking requests are here too.
 
-PyMySQL opens a connection: name, TLS, login. From then on its socket is ours, in both worlds:
-pre-packed requests and an answer read as it comes cost a third of a cursor's, and a request
-whose caller is gone can be read to its end. The asyncio wire lets a thread open a connection.
+PyMySQL opens a connection (``mysql_login``): name, TLS, login. From then on its socket is ours, in
+both worlds: pre-packed requests and an answer read as it comes cost a third of a cursor's, and a
+request whose caller is gone can be read to its end. The asyncio wire lets a thread open one.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import select
 import socket
 import ssl
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-import pymysql
 from pymysql.constants import CLIENT
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires import sql, sql_session
+from holdfast.wires.mysql_login import Address, log_in
 from holdfast.wires.mysql_protocol import Parser, Reply, Result, packed
 from holdfast.wires.sql import Dropped
 
-__all__ = ["Address", "Connection", "Refused", "Session", "Sessions", "dial", "mark_of"]
+__all__ = ["Connection", "Refused", "Session", "Sessions", "dial", "mark_of"]
 
 INTERRUPTED = 1317
 UNKNOWN_THREAD = 1094
@@ -42,14 +42,6 @@ class Refused(sql.Refused):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
-
-
-class Address(NamedTuple):
-    """Where a server is and how to log in; ``parameters`` are PyMySQL's and may be secret."""
-
-    hosts: tuple[tuple[str, int | None], ...]
-    parameters: dict[str, Any]
-    display: str
 
 
 class Connection(sql.Connection[bytes, Reply]):
@@ -206,37 +198,5 @@ def checked(reply: Reply, server: str) -> list[Result]:
 
 def dial(address: Address, until: float) -> Connection:
     """Connects to the first of the hosts that answers."""
-    error: BackendUnavailable | None = None
-    for host, port in address.hosts or (("", None),):
-        try:
-            return _connect(address, host, port, until)
-        except BackendUnavailable as failure:
-            error = failure
-    raise error or BackendUnavailable(f"{address.display}: no host")
-
-
-def _connect(address: Address, host: str, port: int | None, until: float) -> Connection:
-    left = until - now()
-    if left <= 0:
-        raise BackendUnavailable(f"{address.display} did not answer the login in time")
-    given: dict[str, Any] = {"host": host, "port": port or 3306} if host else {}
-    try:
-        client = pymysql.connect(
-            **given,
-            **address.parameters,
-            connect_timeout=left,
-            read_timeout=left,
-            write_timeout=left,
-            client_flag=CLIENT.MULTI_STATEMENTS,
-            autocommit=None,
-            local_infile=False,
-        )
-    except pymysql.MySQLError as error:
-        raise BackendUnavailable(f"{address.display} can't be reached: {_text(error)}") from None
-    except (OSError, RuntimeError, ValueError) as error:
-        raise BackendUnavailable(f"{address.display} can't be reached: {error}") from None
-    return Connection(client, address.display)
-
-
-def _text(error: Exception) -> str:
-    return str(error.args[-1]) if error.args else type(error).__name__
+    options = {"client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": None}
+    return Connection(log_in(address, until, **options), address.display)
