@@ -51,7 +51,7 @@ def test_a_group_shares_all_of_it(tmp_path: Path) -> None:
             try_to_take(backend, claim())
             sockets = Path(f"{path}-wake")
             assert [mode_of(path), mode_of(path.parent)] == [0o660, 0o2770]
-            assert mode_of(sockets) == 0o2770
+            assert mode_of(sockets) == 0o3770  # sticky: nobody exchanges another's socket
             assert [mode_of(each) for each in sockets.iterdir()] == [0o660]
             assert {mode_of(each) for each in path.parent.glob("locks.db-[ws][ah][lm]")} == {0o660}
     finally:
@@ -77,6 +77,29 @@ def test_a_private_file_is_not_shared_by_asking(tmp_path: Path) -> None:
         pytest.raises(GuaranteeNotMet, match="chmod 660"),
     ):
         take(shared)
+
+
+def test_a_folder_that_became_a_link_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody exchanges the folder that was just made for a link to another one."""
+    private = tmp_path / "private"
+    private.mkdir(0o700)
+    made = os.mkdir
+
+    def exchanged(path: str, mode: int) -> None:
+        made(path, mode)
+        Path(path).rmdir()
+        Path(path).symlink_to(private)
+
+    monkeypatch.setattr(os, "mkdir", exchanged)
+    options = f"?group={GROUP}"
+    with (
+        backend_of(tmp_path / "new" / "locks.db", options=options) as backend,
+        pytest.raises(Unsupported),
+    ):
+        take(backend)
+    assert mode_of(private) == 0o700
 
 
 def test_an_unknown_group_is_refused_at_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 import threading
 from pathlib import Path
 
@@ -196,8 +197,9 @@ def test_leftovers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
         with Program(path, WAITER) as waiter:
             assert waiter.says() == "waits"
             assert len(sockets_of(path)) == 1
-        old = Path(f"{path}-wake") / "1-x.sock.new"
-        old.touch()
+        old = Path(f"{path}-wake") / "1-0123456789abcdef.sock.new"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as draft:
+            draft.bind(str(old))
         os.utime(old, (0, 0))
         busy(backend, claim())
         assert len(sockets_of(path)) == 1
@@ -342,7 +344,7 @@ def test_threads_that_send_at_once_share_a_socket(
 
     def send() -> None:
         start.wait()
-        assert folder.send("nobody", "key") is Delivery.DEAD
+        assert folder.send("1-0123456789abcdef.sock", "key") is Delivery.DEAD
 
     threads = [threading.Thread(target=send) for _ in range(8)]
     for thread in threads:
@@ -353,3 +355,98 @@ def test_threads_that_send_at_once_share_a_socket(
     for extra in made:
         extra.close()
     assert len(made) == 1
+
+
+def line_up_at(backend: SqliteBackend, address: str) -> None:
+    """Somebody who may write the file lines up, with an address of its choice."""
+    connection = backend._wire._connection
+    assert connection is not None
+    ((key,),) = connection.execute("SELECT name FROM name").fetchall()
+    row = (key, 1, "x", "exclusive", 1, 0, 0, "", "", 0.0, now() + 60, 0, address, 0)
+    connection.execute("INSERT INTO claim VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)", row)
+    connection.execute("UPDATE name SET crowd = 1")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "../dead",
+        "../precious",
+        "{folder}/dead",
+        "precious",
+        "link/dead",
+        "../1-0123456789abcdef.sock",
+    ],
+)
+def test_an_address_that_is_not_of_ours_leads_nowhere(tmp_path: Path, address: str) -> None:
+    path = tmp_path / "locks.db"
+    wake = Path(f"{path}-wake")
+    wake.mkdir(0o700)
+    (wake / "link").symlink_to(tmp_path)
+    names = ("precious", "1-0123456789abcdef.sock")
+    files = [folder / name for folder in (tmp_path, wake) for name in names]
+    for file in files:
+        file.write_text("not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(tmp_path / "dead"))
+    with backend_of(path) as backend:
+        held = take(backend)
+        line_up_at(backend, address.format(folder=tmp_path))
+        assert run_now(backend.release(held))
+        assert [file.read_text() for file in files] == ["not a socket"] * 4
+        assert (tmp_path / "dead").is_socket()
+        take(backend)  # nobody waits in front of us any more
+
+
+def test_only_sockets_are_removed(tmp_path: Path) -> None:
+    """Whatever stands at an address of the right form: a plain file, or a link to a socket."""
+    folder = Folder(str(tmp_path / "wake"), lambda path: None, 0o600)
+    (tmp_path / "wake").mkdir()
+    file, link = (tmp_path / "wake" / f"{n}-0123456789abcdef.sock" for n in (1, 2))
+    file.write_text("not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(tmp_path / "dead"))
+    link.symlink_to(tmp_path / "dead")
+    assert folder.send(file.name, "key") is Delivery.DEAD
+    assert folder.send(link.name, "key") is Delivery.DEAD
+    folder.close()
+    assert file.read_text() == "not a socket"
+    assert (tmp_path / "dead").is_socket()
+
+
+def test_a_folder_that_became_a_link_is_not_swept(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder = Folder(str(tmp_path / "wake"), lambda path: None, 0o600)
+    (tmp_path / "wake").symlink_to(elsewhere)
+    name = "1-0123456789abcdef.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(elsewhere / name))
+    assert folder.send(name, "key") is Delivery.DEAD
+    folder.close()
+    assert (elsewhere / name).is_socket()
+
+
+def test_a_socket_that_was_exchanged_for_a_link_changes_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another user of the group, between binding the socket and setting its mode."""
+    secret, wake = tmp_path / "secret", tmp_path / "wake"
+    wake.mkdir()
+    secret.touch(0o600)
+
+    class Exchanged(socket.socket):
+        def bind(self, address: object) -> None:
+            assert isinstance(address, str)
+            super().bind(address)
+            Path(address).unlink()
+            Path(address).symlink_to(secret)
+
+    def make() -> socket.socket:
+        return Exchanged(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    monkeypatch.setattr(datagram, "_datagram_socket", make)
+    folder = Folder(str(wake), lambda path: None, 0o660)
+    with pytest.raises(OSError, match="replaced our socket"):
+        folder.bind()
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600

@@ -41,6 +41,11 @@ class Place:
     def folder_mode(self) -> int:
         return 0o2770 if self.group else 0o700
 
+    @property
+    def wake_folder_mode(self) -> int:
+        """Sticky where it is shared: nobody can exchange the sockets of others."""
+        return 0o3770 if self.group else 0o700
+
     def ready(self) -> None:
         """Checks the place and makes what is missing; raises before anything is changed."""
         try:
@@ -63,7 +68,7 @@ class Place:
             with suppress(FileExistsError):  # another process was faster
                 os.mkdir(part, 0o700)
         if missing and self.group:
-            self.share(self.folder, self.folder_mode)
+            self.share_folder(self.folder, self.folder_mode)
 
     def _check_folder(self, folder: str) -> None:
         found = os.stat(folder)
@@ -118,21 +123,37 @@ class Place:
     def _make_file(self) -> None:
         """Makes the empty file under another name: it must never be seen with other rights."""
         draft = f"{self.path}.{os.urandom(8).hex()}"
-        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        file = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
-            if self.group:
-                self.share(draft, self.file_mode)
+            try:
+                self._share(file, self.file_mode)
+            finally:
+                os.close(file)  # before anybody can open it through SQLite: see above
             os.link(draft, self.path)
         except FileExistsError:
             pass  # another process was faster; what it made is checked like any other
         finally:
             os.unlink(draft)
 
-    def share(self, path: str, mode: int) -> None:
-        """Gives what we made the group and the mode of this place."""
+    def share_folder(self, path: str, mode: int) -> None:
+        """Gives a folder that we made the group of this place and a mode.
+
+        Raises ``OSError`` if somebody has put something else there meanwhile.
+        """
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = os.open(path, flags)
+        try:
+            if os.fstat(folder).st_uid != os.geteuid():
+                raise PermissionError(errno.EACCES, "it belongs to another user", path)
+            self._share(folder, mode)
+        finally:
+            os.close(folder)
+
+    def _share(self, file: int, mode: int) -> None:
+        """By the open file: what a path leads to may be exchanged by others of the group."""
         if self.group and _POSIX:
-            os.chown(path, -1, _gid(self.group))
-        os.chmod(path, mode)
+            os.fchown(file, -1, _gid(self.group))
+            os.fchmod(file, mode)
 
 
 def place_of(url: Url) -> Place:

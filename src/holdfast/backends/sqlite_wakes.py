@@ -47,7 +47,7 @@ class Wakes:
         try:
             Path(path).mkdir(0o700)
             if self._place.group:
-                self._place.share(path, self._place.folder_mode)
+                self._place.share_folder(path, self._place.wake_folder_mode)
         except FileExistsError:
             found = Path(path).lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:

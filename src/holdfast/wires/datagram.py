@@ -3,6 +3,10 @@
 Every door that waits binds one socket in a folder that only those who share the locks can
 enter. Whoever frees a name sends the waiter's key to the waiter's address, and nobody else
 stirs. A refused datagram is news too: that door is dead.
+
+Those who share the locks need not trust each other with their files. An address comes from the
+database, so only names of the form that ``bind`` makes are used. Whatever is changed or removed
+in the folder is named relative to the open folder, and must be a socket.
 """
 
 from __future__ import annotations
@@ -11,12 +15,14 @@ import atexit
 import enum
 import errno
 import os
+import re
 import socket
+import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakSet
 
@@ -29,6 +35,8 @@ SENDER_QUEUE = 8
 """A reader that finds so many at once may have missed some: Linux keeps 10 unread by default."""
 DRAFT_SECONDS = 60.0
 MOST_LEFTOVERS = 2000
+_ADDRESS = re.compile(r"[0-9]{1,10}-[0-9a-f]{16}\.sock", re.ASCII)
+_DRAFT = ".new"
 
 
 class Delivery(enum.Enum):
@@ -71,6 +79,8 @@ class Folder:
 
     def send(self, address: str, key: str) -> Delivery:
         """Sends a key, without ever blocking."""
+        if not _ADDRESS.fullmatch(address):
+            return Delivery.DEAD
         try:
             self._sender().sendto(key.encode(), self.reach(address))
         except OSError as error:
@@ -79,6 +89,8 @@ class Folder:
 
     def alive(self, address: str) -> bool:
         """Whether somebody may still read there. Sends nothing."""
+        if not _ADDRESS.fullmatch(address):
+            return False
         try:
             with _datagram_socket() as probe:
                 probe.connect(self.reach(address))
@@ -94,7 +106,7 @@ class Folder:
 
     def _failed(self, address: str, error: OSError) -> Delivery:
         if error.errno == errno.ECONNREFUSED:
-            self._remove(address)  # addresses are random and never used again
+            self.remove(address)  # addresses are random and never used again
             return Delivery.DEAD
         if error.errno == errno.ENOENT:
             return Delivery.DEAD
@@ -102,39 +114,55 @@ class Folder:
             return Delivery.FULL
         return Delivery.UNKNOWN
 
-    def _remove(self, address: str) -> None:
-        with suppress(OSError):
-            Path(self.path, address).unlink()
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The folder itself: what is named relative to it can't lead elsewhere."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = os.open(self.path, flags)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+    def remove(self, name: str) -> None:
+        """Removes a socket from the folder; anything else stays."""
+        with suppress(OSError), self._opened() as folder:
+            if stat.S_ISSOCK(os.lstat(name, dir_fd=folder).st_mode):
+                os.unlink(name, dir_fd=folder)
 
     def bind(self) -> DatagramBell:
         """A new address of our own; leftovers of the dead are cleared away."""
         self._make(self.path)
         address = f"{os.getpid()}-{os.urandom(8).hex()}.sock"
-        draft = f"{address}.new"  # a socket refuses for an instant before it listens
+        draft = address + _DRAFT  # a socket refuses for an instant before it listens
         bound = _datagram_socket()
         try:
+            with suppress(OSError):  # Linux makes the socket file with this mode, less the umask
+                os.fchmod(bound.fileno(), self._mode)
             bound.bind(self.reach(draft))
-            Path(self.path, draft).chmod(self._mode)
-            Path(self.path, draft).rename(Path(self.path, address))
+            with self._opened() as folder:
+                _set_mode(draft, folder, self._mode)
+                os.rename(draft, address, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             bound.close()
-            self._remove(draft)
+            self.remove(draft)
             raise
         self._sweep(address)
-        return DatagramBell(bound, address, f"{self.path}/{address}")
+        return DatagramBell(bound, address, self)
 
     def _sweep(self, mine: str) -> None:
         with os.scandir(self.path) as entries:
             for _, entry in zip(range(MOST_LEFTOVERS), entries, strict=False):
-                if entry.name.endswith(".sock") and entry.name != mine:
-                    self.alive(entry.name)
-                elif entry.name.endswith(".new"):
+                name = entry.name
+                if _ADDRESS.fullmatch(name) and name != mine:
+                    self.alive(name)
+                elif name.endswith(_DRAFT) and _ADDRESS.fullmatch(name.removesuffix(_DRAFT)):
                     self._sweep_draft(entry)
 
     def _sweep_draft(self, entry: os.DirEntry[str]) -> None:
         try:
             if time.time() - entry.stat(follow_symlinks=False).st_mtime > DRAFT_SECONDS:
-                self._remove(entry.name)
+                self.remove(entry.name)
         except OSError:
             pass
 
@@ -152,9 +180,9 @@ class Folder:
 class DatagramBell:
     """The socket of one door: what its doorbell listens to."""
 
-    def __init__(self, bound: socket.socket, address: str, path: str) -> None:
-        self.address, self.path = address, path
-        self._bound = bound
+    def __init__(self, bound: socket.socket, address: str, folder: Folder) -> None:
+        self.address, self.path = address, f"{folder.path}/{address}"
+        self._bound, self._folder = bound, folder
         self._owner = os.getpid()
         _bound_bells.add(self)
 
@@ -182,8 +210,23 @@ class DatagramBell:
         _bound_bells.discard(self)
         self._bound.close()
         if os.getpid() == self._owner:
-            with suppress(OSError):
-                Path(self.path).unlink()
+            self._folder.remove(self.address)
+
+
+def _set_mode(name: str, folder: int, mode: int) -> None:
+    """Sets the mode of a socket that we made; raises ``OSError`` if something else is there now."""
+    if not hasattr(os, "O_PATH"):  # not Linux
+        os.chmod(name, mode, dir_fd=folder, follow_symlinks=False)
+        return
+    file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(errno.EEXIST, "somebody has replaced our socket", name)
+        if stat.S_IMODE(found.st_mode) != mode:
+            Path(f"/proc/self/fd/{file}").chmod(mode)
+    finally:
+        os.close(file)
 
 
 def _datagram_socket() -> socket.socket:
