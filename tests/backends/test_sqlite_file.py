@@ -148,14 +148,105 @@ def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
         take(backend)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+STRANGER = 64123
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+def refused(path: Path, told: str, options: str = "") -> None:
+    """Nobody holds anything there, and nothing is left behind."""
+    before = sorted(path.parent.glob("*"))
+    with backend_of(path, options=options) as backend, pytest.raises(GuaranteeNotMet, match=told):
+        take(backend)
+    assert sorted(path.parent.glob("*")) == before
+
+
+@only_root
+@pytest.mark.parametrize("path", ["locks.db", "mine/locks.db", "not/there/yet/locks.db"])
+def test_a_stranger_s_folder_is_refused(tmp_path: Path, path: str) -> None:
+    """Also as a folder above ours: its owner can put another one in our place."""
+    theirs = tmp_path / "theirs"
+    (theirs / "mine").mkdir(parents=True)
+    os.chown(theirs, STRANGER, STRANGER)
+    refused(theirs / path, f"theirs belongs to the user {STRANGER}")
+
+
+@only_root
+@pytest.mark.parametrize("folders", ["faster", "faster/mine"])
+def test_a_stranger_who_makes_the_folder_first_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: str
+) -> None:
+    made = os.mkdir
+
+    def faster(path: str, mode: int) -> None:
+        made(path, mode)
+        if path.endswith("faster"):
+            os.chown(path, STRANGER, STRANGER)
+            raise FileExistsError(path)
+
+    monkeypatch.setattr(os, "mkdir", faster)
+    with (
+        backend_of(tmp_path / folders / "locks.db") as backend,
+        pytest.raises(GuaranteeNotMet, match=f"faster belongs to the user {STRANGER}"),
+    ):
+        take(backend)
+    assert not (tmp_path / folders / "locks.db").exists()
+
+
+@only_root
+def test_root_does_not_use_a_stranger_s_file(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        take(backend)
+    os.chown(path, STRANGER, STRANGER)
+    refused(path, f"belongs to the user {STRANGER}")
+
+
+@only_root
+def test_a_member_s_folder_is_shared_and_a_stranger_s_is_not(tmp_path: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    options = f"?group={grp.getgrgid(nobody.pw_gid).gr_name}"
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    folder.chmod(0o2770)
+    with backend_of(folder / "locks.db", options=options) as backend:
+        take(backend)
+    os.chown(folder, STRANGER, nobody.pw_gid)
+    folder.chmod(0o2770)
+    refused(folder / "locks.db", f"belongs to the user {STRANGER}", options)
+
+
+@only_root
+def test_a_stranger_s_folder_of_sockets_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    wake = Path(f"{path}-wake")
+    wake.mkdir(0o700)
+    os.chown(wake, STRANGER, STRANGER)
+    with backend_of(path) as backend:
+        take(backend)
+        with pytest.raises(GuaranteeNotMet, match="not a folder for wake-ups"):
+            try_to_take(backend, claim())
+
+
+def test_a_folder_that_all_can_write_may_be_above_if_it_is_sticky(tmp_path: Path) -> None:
+    above = tmp_path / "open"
+    above.mkdir()
+    above.chmod(0o777)
+    refused(above / "mine" / "locks.db", "written by everybody")
+    above.chmod(0o1777)
+    with backend_of(above / "mine" / "locks.db") as backend:
+        take(backend)
+
+
+@only_root
 def test_another_user_s_file_is_not_ours(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     with backend_of(folder / "locks.db") as backend:
         take(backend)
     lines = (
         "import grp, pwd\n"
-        "os.setuid(pwd.getpwnam('nobody').pw_uid)\n"
+        "nobody = pwd.getpwnam('nobody')\n"
+        "os.setgroups([]); os.setgid(nobody.pw_gid); os.setuid(nobody.pw_uid)\n"
         "try:\n"
         "    with backend_of(path) as backend: take(backend)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
@@ -164,10 +255,10 @@ def test_another_user_s_file_is_not_ours(tmp_path: Path) -> None:
         if parent != Path(parent.anchor):
             parent.chmod(mode_of(parent) | 0o005)
     with Program(folder / "locks.db", lines) as program:
-        assert "Unsupported" in program.says()
+        assert "belongs to the user 0" in program.says()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@only_root
 def test_another_member_of_the_group_takes_turns(tmp_path: Path) -> None:
     group = grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name
     path, options = tmp_path / "shared" / "locks.db", f"?group={group}"

@@ -1,8 +1,10 @@
 """Where the embedded store's file lives, and who may touch it.
 
 The file and the folder that is made for it are private to the user, or shared with one group
-on request. All checks come before anything is written. The file itself is never opened except
-by SQLite: closing any other handle to it would drop SQLite's locks in the whole process.
+on request. Whoever owns a folder can exchange what is in it, so all folders down to the file
+belong to this user or to root (or to a member of the group). All checks come before anything is
+written. The file itself is never opened except by SQLite: closing any other handle to it would
+drop SQLite's locks in the whole process.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 
 from holdfast.backends.sqlite_host import refuse_network, refuse_shifted_clock
@@ -62,13 +65,43 @@ class Place:
             missing.append(folder)
             folder = os.path.dirname(folder)
         refuse_network(folder)
-        if not missing:
-            self._check_folder(folder)
+        for above in _upwards(folder if missing else os.path.dirname(folder)):
+            self._check_above(above)
         for part in reversed(missing):
             with suppress(FileExistsError):  # another process was faster
                 os.mkdir(part, 0o700)
-        if missing and self.group:
+            if part != self.folder:
+                self._check_above(part)
+        if missing:
             self.share_folder(self.folder, self.folder_mode)
+        self._check_folder(self.folder)  # also one that we made: somebody may have been faster
+
+    def _check_above(self, folder: str) -> None:
+        """Who owns a folder above ours, or may rename what is in it, can exchange ours."""
+        found = os.stat(folder)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
+        if not _POSIX:
+            return
+        self._check_owner(found, folder)
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            raise GuaranteeNotMet(
+                f"{folder} can be written by everybody, who could then replace {self.path}: "
+                "chmod +t it, or name a file elsewhere"
+            )
+
+    def _check_owner(self, found: os.stat_result, path: str) -> None:
+        if not self.trusts(found.st_uid):
+            raise GuaranteeNotMet(
+                f"{path} belongs to the user {found.st_uid}, who could replace the locks in "
+                f"{self.path}: name a file in a folder of your own"
+            )
+
+    def trusts(self, uid: int) -> bool:
+        """Whether the owner of a folder may be this user: ourselves, root, or one of the group."""
+        if uid in (os.geteuid(), 0) or uid == os.stat("/").st_uid:
+            return True  # in a user namespace root may have another number
+        return self.group is not None and _is_member(uid, self.group)
 
     def _check_folder(self, folder: str) -> None:
         found = os.stat(folder)
@@ -76,6 +109,7 @@ class Place:
             raise Unsupported(f"{folder} is not a folder, so no locks can be kept in it")
         if not _POSIX:
             return
+        self._check_owner(found, folder)
         if found.st_mode & stat.S_IWOTH:
             raise GuaranteeNotMet(
                 f"{folder} can be written by everybody, who could then replace the locks in it: "
@@ -107,6 +141,7 @@ class Place:
     def _check_file(self, found: os.stat_result) -> None:
         mode = stat.S_IMODE(found.st_mode)
         if self.group:
+            self._check_owner(found, self.path)
             if found.st_gid != _gid(self.group) or mode != self.file_mode:
                 raise GuaranteeNotMet(
                     f"{self.path} is not shared with the group {self.group!r} alone: chgrp "
@@ -117,8 +152,11 @@ class Place:
                 f"{self.path} is open to others (mode {mode:o}): chmod 600 it, or share it with "
                 "a group by ?group=NAME"
             )
-        elif found.st_uid != os.geteuid() and os.geteuid() != 0:
-            raise PermissionError(errno.EACCES, "it belongs to another user", self.path)
+        elif found.st_uid != os.geteuid():
+            raise GuaranteeNotMet(
+                f"{self.path} belongs to the user {found.st_uid}: name a file of your own, or "
+                "share one with a group by ?group=NAME"
+            )
 
     def _make_file(self) -> None:
         """Makes the empty file under another name: it must never be seen with other rights."""
@@ -136,16 +174,13 @@ class Place:
             os.unlink(draft)
 
     def share_folder(self, path: str, mode: int) -> None:
-        """Gives a folder that we made the group of this place and a mode.
-
-        Raises ``OSError`` if somebody has put something else there meanwhile.
-        """
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        folder = os.open(path, flags)
+        """Gives a new folder the group of this place and a mode, unless it is another user's."""
+        if not self.group:
+            return
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            if os.fstat(folder).st_uid != os.geteuid():
-                raise PermissionError(errno.EACCES, "it belongs to another user", path)
-            self._share(folder, mode)
+            if os.fstat(folder).st_uid == os.geteuid():
+                self._share(folder, mode)
         finally:
             os.close(folder)
 
@@ -154,6 +189,14 @@ class Place:
         if self.group and _POSIX:
             os.fchown(file, -1, _gid(self.group))
             os.fchmod(file, mode)
+
+
+def _upwards(folder: str) -> Iterator[str]:
+    """A folder and all above it."""
+    above = ""
+    while folder != above:
+        yield folder
+        above, folder = folder, os.path.dirname(folder)
 
 
 def place_of(url: Url) -> Place:
@@ -204,6 +247,17 @@ def _gid(group: str) -> int:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         raise ValueError(f"group={group!r}: there is no such group here") from None
+
+
+def _is_member(uid: int, group: str) -> bool:
+    import grp
+    import pwd
+
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return user.pw_gid == _gid(group) or user.pw_name in grp.getgrnam(group).gr_mem
 
 
 def _explained(path: str, error: OSError) -> Unsupported:

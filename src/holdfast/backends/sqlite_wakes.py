@@ -46,12 +46,13 @@ class Wakes:
     def _make_folder(self, path: str) -> None:
         try:
             Path(path).mkdir(0o700)
-            if self._place.group:
-                self._place.share_folder(path, self._place.wake_folder_mode)
+            self._place.share_folder(path, self._place.wake_folder_mode)
         except FileExistsError:
-            found = Path(path).lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:
-                raise GuaranteeNotMet(f"{path} is not a folder for wake-ups: remove it") from None
+            pass
+        found = Path(path).lstat()
+        private = stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
+        if not private or not self._place.trusts(found.st_uid):
+            raise GuaranteeNotMet(f"{path} is not a folder for wake-ups of ours: remove it")
 
     def address(self) -> str:
         """Where we can be woken, from now on; empty if we have to look for ourselves."""
