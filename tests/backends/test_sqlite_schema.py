@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -36,10 +37,10 @@ def edit(path: Path, statement: str) -> None:
     connection.close()
 
 
-def refuses(path: Path, kind: type[Exception], told: str) -> None:
+def refuses(path: Path, kind: type[Exception], told: str, options: str = "") -> None:
     """The store does not open the file, and leaves it as it is."""
     before = path.read_bytes()
-    with backend_of(path) as backend, pytest.raises(kind, match=told):
+    with backend_of(path, options=options) as backend, pytest.raises(kind, match=told):
         take(backend)
     assert path.read_bytes() == before
 
@@ -144,6 +145,64 @@ def test_without_boot_ids_the_clock_tells(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(clock, "now", lambda: real() - 1e6)  # it started over
     with backend_of(tmp_path / "locks.db") as backend:
         assert not run_now(backend.look("name")).holders
+
+
+def test_who_cannot_read_the_boot_id_wipes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No id is not another id: the holds in the file may be of this very boot."""
+    path = tmp_path / "locks.db"
+    becomes(monkeypatch, "boot")
+    with backend_of(path) as backend:
+        held = take(backend, claim(ttl=3600))
+    for options in ("", "?adopt=on"):
+        becomes(monkeypatch, "", "")
+        refuses(path, GuaranteeNotMet, "boot id, and this one can't", options)
+    becomes(monkeypatch, "boot")
+    with backend_of(path) as backend:
+        assert not run_now(backend.renew([held], [], until=clock.now() + 5)).lost
+
+
+def test_a_file_of_those_who_cannot_read_the_boot_id_is_taken_over_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "locks.db"
+    becomes(monkeypatch, "", "")
+    with backend_of(path) as backend:
+        held = take(backend, claim(ttl=3600))
+    becomes(monkeypatch, "boot")
+    refuses(path, GuaranteeNotMet, "boot id, and this one can,")
+    with backend_of(path, options="?adopt=on") as backend:
+        assert take(backend).token > held.token
+    becomes(monkeypatch, "", "")
+    refuses(path, GuaranteeNotMet, "boot id, and this one can't")
+
+
+HIDDEN = """
+import subprocess, sys
+from pathlib import Path
+from backends.sqlite_bench import *
+path = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "proc", "-o", "subset=pid", "proc", "/proc"], check=True)
+try:
+    with backend_of(path) as backend: take(backend)
+except Exception as error: print(type(error).__name__, error)
+"""
+
+
+def test_a_hidden_boot_id_is_refused_beside_others(tmp_path: Path) -> None:
+    """As under systemd's ProcSubset=pid."""
+    enter = ["unshare", "-mpf"] if os.geteuid() == 0 else ["unshare", "-rmpf"]
+    with backend_of(tmp_path / "locks.db") as backend:
+        take(backend)
+        done = subprocess.run(
+            [*enter, sys.executable, "-c", HIDDEN, str(tmp_path / "locks.db")],
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stdout.startswith("GuaranteeNotMet"), done.stdout + done.stderr
 
 
 def test_this_machine_has_ids() -> None:

@@ -159,12 +159,14 @@ _META = "SELECT boot, host, clock, floor, high FROM meta"
 
 def _join_boot(connection: sqlite3.Connection, path: str, machine: Machine, adopt: bool) -> Marks:
     boot, host, seen, floor, high = connection.execute(_META).fetchone()
+    _refuse_hidden_boot(boot, path, machine, adopt)
     if not _rebooted(boot, seen, machine):
         if not machine.boot:
             note_clock(connection)
         return floor, high
     connection.execute("BEGIN IMMEDIATE")
     boot, host, seen, floor, high = connection.execute(_META).fetchone()
+    _refuse_hidden_boot(boot, path, machine, adopt)
     if _rebooted(boot, seen, machine):
         if boot and host and machine.host and host != machine.host and not adopt:
             raise GuaranteeNotMet(
@@ -183,6 +185,23 @@ def _join_boot(connection: sqlite3.Connection, path: str, machine: Machine, adop
         )
     connection.execute("COMMIT")
     return floor, high
+
+
+def _refuse_hidden_boot(boot: str, path: str, machine: Machine, adopt: bool) -> None:
+    """No id against an id tells nothing: it may be this boot's, whose holds must stay."""
+    if boot and not machine.boot:
+        raise GuaranteeNotMet(
+            f"{path} is used by processes that can read the kernel's boot id, and this one can't, "
+            "so it can't tell whether what they hold is of this boot: let it read "
+            "/proc/sys/kernel/random/boot_id (systemd: ProcSubset=all; a chroot: mount /proc), or "
+            "give it a file of its own"
+        )
+    if machine.boot and not boot and not adopt:
+        raise GuaranteeNotMet(
+            f"{path} is used by processes that can't read the kernel's boot id, and this one can, "
+            "so it can't tell whether what they hold is of this boot: let them read it, too, and "
+            "once none of them has the file open, open it once with ?adopt=on"
+        )
 
 
 def _rebooted(boot: str, seen: float, machine: Machine) -> bool:
