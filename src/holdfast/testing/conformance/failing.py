@@ -203,5 +203,6 @@ async def cut_connections_lose_no_lease(bench: Bench) -> None:
     await asyncio.wait([waiting], timeout=0.2)
     still = bool((await bench.door().inspect("name")).holders)
     released = await lease.release()
-    assert released or not still or lease.lost
+    # None is the honest answer where the request was cut off, too: it is undone then.
+    assert released is not False or not still or lease.lost
     assert await within(2 * SOON, waiting) > lease.token
