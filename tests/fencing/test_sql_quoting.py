@@ -27,8 +27,8 @@ SESSIONS: dict[str, dict[str, str]] = {
 # In gbk the last byte of this letter and a backslash are one letter; elsewhere it is a letter.
 LETTER = "\u4f7f"
 ENDS_THE_LITERAL = [
-    f"*/ ON DUPLICATE KEY UPDATE verdict = LAST_INSERT_ID(IF(1 OR #{LETTER}',0,0,9,9,0) /*",
-    "*/ ON DUPLICATE KEY UPDATE verdict = LAST_INSERT_ID(IF(1 OR #x',0,0,9,9,0) /*",
+    f"*/ ON DUPLICATE KEY UPDATE entries = LAST_INSERT_ID(IF(1 OR #{LETTER}',0,0,9,9,0) /*",
+    "*/ ON DUPLICATE KEY UPDATE entries = LAST_INSERT_ID(IF(1 OR #x',0,0,9,9,0) /*",
     f"{LETTER}', 1); UPDATE holdfast_fence SET name = 'owned'; -- ",
     "x', 1); UPDATE holdfast_fence SET name = 'owned'; -- ",
     "x\\",

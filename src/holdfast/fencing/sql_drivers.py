@@ -45,6 +45,10 @@ class Driver(Protocol):
         """Whether there is no transaction, and none would begin with the next statement."""
         ...
 
+    async def begun(self) -> bool:
+        """Of MySQL: whether the transaction has begun before, so that it may have read."""
+        ...
+
     def place(self) -> Hashable:
         """Which database this is, where that can be told; ``None`` otherwise."""
         ...
@@ -88,6 +92,9 @@ class Psycopg:
         idle = int(self._connection.info.transaction_status) == 0  # libpq's PQTRANS_IDLE
         return idle and bool(self._connection.autocommit)
 
+    async def begun(self) -> bool:
+        return False  # not asked for
+
     def place(self) -> Hashable:
         info = self._connection.info
         return info.host, info.hostaddr, info.port, info.dbname, info.user
@@ -116,6 +123,14 @@ class PyMySQL:
     async def autocommit(self) -> bool:
         in_transaction = self._connection.server_status & 1  # SERVER_STATUS_IN_TRANS
         return bool(self._connection.get_autocommit()) and not in_transaction
+
+    async def begun(self) -> bool:
+        if not self._connection.server_status & 1:
+            # PyMySQL does not read the status behind rows: a ping brings it.
+            pinged = self._connection.ping(reconnect=False)
+            if self.asynchronous:
+                await pinged
+        return bool(self._connection.server_status & 1)
 
     def place(self) -> Hashable:
         return None
@@ -165,6 +180,9 @@ class Sqlite:
         silent = self._connection.isolation_level is None if newer == -1 else newer is True
         return silent and not self._connection.in_transaction
 
+    async def begun(self) -> bool:
+        return False  # not asked for
+
     def place(self) -> Hashable:
         return None
 
@@ -213,6 +231,14 @@ class SQLAlchemy:
             return await driver_of(plain.connection.driver_connection).autocommit()
         except TypeError:
             return False
+
+    async def begun(self) -> bool:
+        connection = await self._connected()
+        plain = connection.sync_connection if self.asynchronous else connection
+        try:
+            return await driver_of(plain.connection.driver_connection).begun()
+        except TypeError:  # a driver that can't tell
+            return True
 
     def place(self) -> Hashable:
         return str(self._connection.engine.url) if self.dialect == "postgresql" else None

@@ -30,8 +30,9 @@ async def enter(driver: Driver, asked: Statements, resource: str, fence: Fence) 
         )
     await driver.begin(fence.mode is not Mode.SHARED)
     await ensure_table(driver, asked)
+    kind = MySQLRow if asked.dialect == "mysql" else Row
     for slot in sorted(fence.slots) or [LOCK_ROW]:
-        await Row(driver, asked, resource, fence, slot).enter()
+        await kind(driver, asked, resource, fence, slot).enter()
 
 
 class Row:
@@ -50,23 +51,17 @@ class Row:
         }
 
     async def enter(self) -> None:
-        asked, fence = self._asked, self._fence
-        if fence.mode is Mode.SHARED:
-            if await self._again():
-                return
-            answer = await self._ask(asked.read)
-        else:
-            answer = await self._ask(asked.write)
-        if asked.dialect == "mysql":
-            refused = answer.inserted == REFUSED
-            if answer.inserted != ENTERED and not refused:  # a new row: is it ours to make?
-                refused = bool((await self._ask(asked.other)).rows)
-        else:
-            refused = answer.changed != 1
-        if refused:
+        shared = self._fence.mode is Mode.SHARED
+        if shared and await self._again():
+            return
+        if not await self._let_in(self._asked.read if shared else self._asked.write):
             raise await self._refusal()
-        if fence.mode is Mode.SHARED:
+        if shared:
             _note(self._key())
+
+    async def _let_in(self, sql: str) -> bool:
+        """Whether the statement let the fence enter."""
+        return (await self._ask(sql)).changed == 1
 
     async def _again(self) -> bool:
         """Whether a reader that has entered before is let in again, beside other readers."""
@@ -75,12 +70,16 @@ class Row:
         rows = (await self._ask(self._asked.share)).rows
         if not rows:  # its first transaction was rolled back
             return False
-        name, epoch, token = rows[0]
+        name, epoch, token = rows[0][:3]
         memory = Memory(_text(name), Stamp(epoch, token), Stamp(epoch, token))
         against = refusal(memory, self._fence)
         if against is not None:
             raise stale(self._resource, self._fence, against)
+        await self._check_age(rows[0])
         return True
+
+    async def _check_age(self, row: tuple[Any, ...]) -> None:
+        """Raises ``Unsupported`` if the transaction may see less than whoever entered before."""
 
     def _key(self) -> tuple[str, str, str]:
         return self._asked.create, self._resource, str(self._fence)
@@ -108,6 +107,48 @@ class Row:
             f"{self._resource!r} refused token {self._fence.token} of {self._fence.name!r}",
             fence=self._fence,
         )
+
+
+class MySQLRow(Row):
+    """A row of MySQL's, where a transaction may see what was there before it had the row.
+
+    Under REPEATABLE READ its first read decides what it sees, so one that read before its guard
+    could miss what the holder before it wrote, and undo it. It is refused if somebody has entered
+    since that read. A transaction that begins with its guard has not read yet.
+    """
+
+    _begun = False
+    """Whether the transaction may have read before."""
+
+    async def enter(self) -> None:
+        self._begun = await self._driver.begun()
+        await super().enter()
+
+    async def _let_in(self, sql: str) -> bool:
+        new = False
+        if self._begun:
+            entries = (await self._ask(self._asked.lock)).inserted
+            new = not entries
+            if entries:
+                await self._check_entries(entries)
+        verdict = (await self._ask(sql)).inserted
+        if verdict == ENTERED and not new:
+            return True
+        # A new row: is it ours to make?
+        return verdict != REFUSED and not (await self._ask(self._asked.other)).rows
+
+    async def _check_age(self, row: tuple[Any, ...]) -> None:
+        if self._begun:
+            await self._check_entries(row[3])
+
+    async def _check_entries(self, entries: int) -> None:
+        """Compares with how many had entered by what the transaction sees."""
+        if (await self._ask(self._asked.seen)).rows != [(entries,)]:
+            raise Unsupported(
+                f"{self._resource!r} can't be guarded in this transaction: it has read before "
+                "(REPEATABLE READ), and another holder has entered since. Roll back, and guard "
+                "before the first read"
+            )
 
 
 def _memory(row: tuple[Any, ...]) -> Memory:

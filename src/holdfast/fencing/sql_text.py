@@ -33,6 +33,10 @@ class Statements(NamedTuple):
     """What the row remembers that has refused a fence."""
     other: str
     """A row by which the resource is another lock's, or this one's in its other kind."""
+    lock: str = ""
+    """MySQL's only: locks the row, makes it if it is missing, and lets nobody enter."""
+    seen: str = ""
+    """MySQL's only: how many had entered when the transaction began to read."""
 
 
 _COLUMNS = "resource, slot, name, epoch, token, highest_epoch, highest_token"
@@ -84,7 +88,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   token BIGINT NOT NULL,
   highest_epoch BIGINT NOT NULL,
   highest_token BIGINT NOT NULL,
-  verdict INT NOT NULL,
+  entries BIGINT NOT NULL,
   PRIMARY KEY (resource, slot)
 ) ENGINE=InnoDB"""
 
@@ -137,31 +141,48 @@ _WRITER = {"writer": f"{_TYPED['epoch']}, {_TYPED['token']}"}
 _READER = {"writer": "CAST(-1 AS bigint), CAST(-1 AS bigint)"}
 
 # The verdict travels in the OK packet: 1 entered, 2 refused, 0 a new row. Assignments are made
-# from left to right and see what was assigned before them.
-_MYSQL_UPSERT = (
+# from left to right and see what was assigned before them, or (MariaDB's SIMULTANEOUS_ASSIGNMENT,
+# which ORACLE mode has) see the row as it was. ``enters`` tells the same either way: what it looks
+# at only ever changes to the fence that it compares with. Every entry changes the row, also one
+# that says nothing new: Galera certifies only what was changed.
+_MYSQL_INSERT = (
     """
 INSERT INTO {table} ("""
     + _COLUMNS
-    + """, verdict)
-VALUES (:resource, :slot, :name, {writer}, :epoch, :token, 0)
-ON DUPLICATE KEY UPDATE verdict = LAST_INSERT_ID(IF(name = :name AND
-  ({kept}epoch < :epoch OR ({kept}epoch = :epoch AND {kept}token <= :token)), 1, 2)),
+    + """, entries)
+VALUES (:resource, :slot, :name, {stamps}, 1)
+ON DUPLICATE KEY UPDATE """
+)
+
+_MYSQL_UPSERT = (
+    _MYSQL_INSERT
+    + """entries = entries + (LAST_INSERT_ID(IF({enters}, 1, 2)) = 1),
 """
 )
 
 _MYSQL_WRITE = (
     _MYSQL_UPSERT
-    + """  epoch = IF(verdict = 1, :epoch, epoch), token = IF(verdict = 1, :token, token),
-  highest_epoch = IF(verdict = 1, :epoch, highest_epoch),
-  highest_token = IF(verdict = 1, :token, highest_token)"""
+    + """  epoch = IF({enters}, :epoch, epoch), token = IF({enters}, :token, token),
+  highest_token = IF({enters}, :token, highest_token),
+  highest_epoch = IF({enters}, :epoch, highest_epoch)"""
 )
 
 _MYSQL_READ = (
     _MYSQL_UPSERT
-    + """  highest_token = IF(verdict = 1 AND (highest_epoch < :epoch
+    + """  highest_token = IF({enters} AND (highest_epoch < :epoch
     OR (highest_epoch = :epoch AND highest_token < :token)), :token, highest_token),
-  highest_epoch = IF(verdict = 1, GREATEST(highest_epoch, :epoch), highest_epoch)"""
+  highest_epoch = IF({enters}, GREATEST(highest_epoch, :epoch), highest_epoch)"""
 )
+
+_ENTERS = """name = :name AND ({kept}epoch < :epoch
+    OR ({kept}epoch = :epoch AND {kept}token <= :token))"""
+_WRITES = {"stamps": ":epoch, :token, :epoch, :token", "enters": _ENTERS.format(kept="highest_")}
+_READS = {"stamps": "-1, -1, :epoch, :token", "enters": _ENTERS.format(kept="")}
+
+# Answers how many have entered, 0 for a new row, and changes nothing.
+_MYSQL_LOCK = _MYSQL_INSERT + "entries = entries + 0 * LAST_INSERT_ID(entries)"
+_MYSQL_SEEN = "SELECT entries FROM {table} WHERE resource = :resource AND slot = :slot"
+_MYSQL_SHARE = _SHARE.replace("token FROM", "token, entries FROM") + " LOCK IN SHARE MODE"
 
 
 def _postgresql(table: str) -> Statements:
@@ -198,12 +219,14 @@ def _mysql(table: str) -> Statements:
         "mysql",
         _MYSQL_CREATE.format(table=table),
         "",
-        _from_hex(_MYSQL_WRITE.format(table=table, writer=":epoch, :token", kept="highest_")),
-        _from_hex(_MYSQL_READ.format(table=table, writer="-1, -1", kept="")),
-        _from_hex(_SHARE.format(table=table) + " LOCK IN SHARE MODE"),
+        _from_hex(_MYSQL_WRITE.format(table=table, **_WRITES)),
+        _from_hex(_MYSQL_READ.format(table=table, **_READS)),
+        _from_hex(_MYSQL_SHARE.format(table=table)),
         # It is locked already; this sees it as it is.
         _from_hex(_OWN.format(table=table) + " FOR UPDATE"),
         _from_hex(_OTHER.format(table=table)),
+        _from_hex(_MYSQL_LOCK.format(table=table, stamps="-1, -1, -1, -1")),
+        _from_hex(_MYSQL_SEEN.format(table=table)),
     )
 
 
