@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from backends.sqlite_bench import Program, backend_of, claim, expire, grant, take, try_to_take
 from holdfast.backends.sqlite import SqliteBackend
-from holdfast.claim import Busy, Grant
+from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -241,19 +243,113 @@ def test_a_signal_handler_may_use_the_store(tmp_path: Path) -> None:
         assert run_now(backend.release(take(backend, claim("after"))))
 
 
-def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+def remove(path: Path) -> None:
+    """As somebody who tidies up does: the file and its log."""
+    for file in path.parent.glob(f"{path.name}*"):
+        if file.is_file():
+            file.unlink()
+
+
+def test_a_file_that_was_removed_is_noticed_by_every_request(tmp_path: Path) -> None:
     """Who goes on with a removed file would hold locks that nobody else can see."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         held = take(backend)
-        for file in tmp_path.glob("locks.db*"):
-            if file.is_file():
-                file.unlink()
+        shared = take(backend, claim("shared", Mode.SHARED))
+        remove(path)
         with backend_of(path) as other:
             assert take(other).token > held.token
-            backend._wire._look_at = 0.0  # a second later
-            assert held.claim.owner in run_now(backend.renew([held], [], until=now() + 5)).lost
             assert isinstance(try_to_take(backend, claim()), Busy)
+            lost = run_now(backend.renew([held, shared], [], until=now() + 5)).lost
+            assert set(lost) == {held.claim.owner, shared.claim.owner}
+            assert "removed or replaced" in lost[held.claim.owner]
+
+
+@pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
+def test_nobody_is_granted_in_a_file_that_is_replaced_meanwhile(tmp_path: Path, mode: Mode) -> None:
+    """In the very moment of the request: its answer counts only in the file at the path."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend, backend_of(path) as other:
+        run_now(backend.look("name"))
+        connection = backend._wire._connection
+        assert connection is not None
+
+        def strike(statement: str) -> None:
+            if statement.startswith("INSERT") and not taken:
+                remove(path)
+                taken.append(take(other))
+
+        taken: list[Grant] = []
+        connection.set_trace_callback(strike)
+        assert isinstance(try_to_take(backend, claim(mode=mode)), Busy)
+        assert len(taken) == 1
+
+
+def test_a_release_in_a_removed_file_says_that_the_hold_was_gone(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        held = take(backend)
+        remove(path)
+        assert not run_now(backend.release(held))
+
+
+def test_a_hold_is_in_its_own_file_and_in_no_copy_of_it(tmp_path: Path) -> None:
+    """A backup that is copied back may know a hold that others have had since."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        held = take(backend)
+        assert backend.glance([held]) == {}
+    subprocess.run(["cp", "-p", path, f"{path}.copy"], check=True)
+    Path(f"{path}.copy").replace(path)
+    with backend_of(path) as backend:
+        assert isinstance(try_to_take(backend, claim()), Busy)  # the copy knows it
+        assert list(backend.glance([held])) == [held.claim.owner]
+        assert held.claim.owner in run_now(backend.renew([held], [], until=now() + 5)).lost
+
+
+NOTICED_SECONDS = 3.0  # about one is promised
+
+
+def until_lost(lease: holdfast.Lease | holdfast.AsyncLease) -> float:
+    """How long it took, without the time that this machine stood still."""
+    started = now()
+    with Stalls() as stalls:
+        while lease.held and now() < started + 20:
+            time.sleep(0.01)
+    assert "removed or replaced" in lease.reason
+    return now() - started - stalls.seconds
+
+
+def test_a_holder_that_asks_for_nothing_notices_too(tmp_path: Path) -> None:
+    """Long before its renewal is due, also if the keeper had planned to sleep for longer."""
+    path = tmp_path / "folder" / "locks.db"
+    with holdfast.connect(f"sqlite://{path}", ttl=60) as locks:
+        keep = locks._door.keep
+        with locks.lock("first"):
+            pass
+        waited = now()
+        while keep.planned < now() + NOTICED_SECONDS + 1:
+            assert now() < waited + 20  # nothing is held, so it has nothing to look at
+            time.sleep(0.001)
+        lease = locks.lock("name").acquire()
+        assert lease
+        remove(path)
+        assert until_lost(lease) < NOTICED_SECONDS
+    with holdfast.connect(f"sqlite://{path}", ttl=60) as locks, locks.lock("name"):
+        pass
+
+
+def test_a_holder_in_asyncio_that_asks_for_nothing_notices_too(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "locks.db"
+
+    async def hold() -> float:
+        async with holdfast.connect_async(f"sqlite://{path}", ttl=60) as locks:
+            lease = await locks.lock("name").acquire()
+            assert lease
+            remove(path)
+            return await asyncio.to_thread(until_lost, lease)
+
+    assert asyncio.run(hold()) < NOTICED_SECONDS
 
 
 DISK_FULL = """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,7 +26,7 @@ from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.runtimes.clock import now as now_seconds
 from holdfast.runtimes.clock import wall as wall_seconds
 from holdfast.url import Url
-from holdfast.wires.sqlite import SqliteWire
+from holdfast.wires.sqlite import FileId, SqliteWire
 
 if TYPE_CHECKING:  # most programs never meet a rival, so they never load this
     from holdfast.backends.sqlite_line import Line, Wake
@@ -77,18 +78,19 @@ class SqliteBackend:
         path = store.place.path
         relief = partial(chores.checkpoint, path=path)
         self._wire = SqliteWire(path, self._open, relief, runtime, store.request_seconds)
+        self._replaced = f"{path} was removed or replaced while it was held"
         self._own_wakes: list[Wakes] = []
         self._floor = self._high = self._last = 0
         self._crowded: set[str] = set()
         self._chores_at = chores.EVERY
 
-    def _open(self) -> sqlite3.Connection:
-        connection, marks = open_file(self._store.place, self._store.adopt)
+    def _open(self) -> tuple[sqlite3.Connection, FileId]:
+        connection, file, marks = open_file(self._store.place, self._store.adopt)
         self._floor, self._high = marks
         self._last = max(self._last, self._floor - 1)
         if chores.log_is_due(self._store.place.path):
             self._chores_at = 0  # many programs that do little each: somebody has to do it
-        return connection
+        return connection, file
 
     @property
     def _wakes(self) -> Wakes:
@@ -112,9 +114,10 @@ class SqliteBackend:
                 token = self._last + 1
             row = (name, token, claim.owner, claim.label, wall, now + claim.ttl, now)
             try:
-                if self._wire.change(now, _TAKE, row):
+                file = self._wire.change(_TAKE, row)
+                if file is not None:
                     self._last = token
-                    grant = Grant(claim, token)
+                    grant = Grant(claim, token, ref=file)
                     return grant if token < self._high else await self._granted(grant)
             except sqlite3.Error:  # locked, most likely: the long way waits for it
                 pass
@@ -125,13 +128,18 @@ class SqliteBackend:
         answer: Grant | Busy = Busy(0)
         for _ in range(MOST_TRIES):
             answer, skipped = await self._change(
-                name, lambda at: at.attempt(claim, join), address, until
+                name, lambda at: self._admit(at, claim, join), address, until
             )
             if isinstance(answer, Grant):
                 return await self._granted(answer)
             if not skipped:  # else those in front of us were dead
                 break
         return answer
+
+    def _admit(self, line: Line, claim: Claim, join: bool) -> Grant | Busy:
+        """An attempt, inside the transaction; a grant knows the file that it is in."""
+        answer = line.attempt(claim, join)
+        return answer._replace(ref=self._wire.file) if isinstance(answer, Grant) else answer
 
     async def _granted(self, grant: Grant) -> Grant:
         """Lets no token out that a power cut could take back: see ``sqlite_schema``."""
@@ -193,7 +201,7 @@ class SqliteBackend:
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         def swap(line: Line) -> tuple[bool, Grant | Busy]:
-            return line.release(grant.claim.owner), line.attempt(claim, join=True)
+            return line.release(grant.claim.owner), self._admit(line, claim, join=True)
 
         name, address = self._space + claim.name, self._wakes.address()
         (ours, answer), _ = await self._change(name, swap, address)
@@ -216,7 +224,11 @@ class SqliteBackend:
     ) -> tuple[Renewal, dict[str, list[Wake]]]:
         lost: dict[str, str] = {}
         now = now_seconds()
-        for claim in (grant.claim for grant in grants):
+        for grant in grants:
+            claim = grant.claim
+            if grant.ref != self._wire.file:
+                lost[claim.owner] = self._replaced
+                continue
             statement = _RENEW_ALONE if claim.mode is EXCLUSIVE else _RENEW_SHARED
             name = self._space + claim.name
             if not cursor.execute(statement, (now + claim.ttl, name, claim.owner, now)).rowcount:
@@ -236,18 +248,16 @@ class SqliteBackend:
     async def release(self, grant: Grant) -> bool:
         claim = grant.claim
         name = self._space + claim.name
-        freed: int = 0
+        freed = False
         if claim.mode is EXCLUSIVE and name not in self._crowded:
-            now = now_seconds()
-            try:
-                freed = self._wire.change(now, _FREE, (name, claim.owner, now))
-            except sqlite3.Error:  # locked, most likely: the long way waits for it
-                freed = 0
+            row = (name, claim.owner, now_seconds())
+            with suppress(sqlite3.Error):  # locked, most likely: the long way waits for it
+                freed = self._wire.change(_FREE, row) is not None
         if not freed:
             freed, _ = await self._change(name, lambda line: line.release(claim.owner))
         if self._wire.ran >= self._chores_at:
             await self._do_chores()
-        return bool(freed)
+        return freed
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         name, by = self._space + claim.name, NEVER if until is None else until
@@ -321,6 +331,11 @@ class SqliteBackend:
                 self._wire.once(chores.checkpoint, path)
         except (sqlite3.Error, HoldfastError) as error:
             log.debug("%s: chores put off: %s", self._store.display, error)
+
+    def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
+        """Holds whose file is no longer the one that others open."""
+        file = self._wire.file_at_path()
+        return {grant.claim.owner: self._replaced for grant in grants if grant.ref != file}
 
     def forget(self) -> None:
         self._wire.forget()

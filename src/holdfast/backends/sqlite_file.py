@@ -49,12 +49,13 @@ class Place:
         """Sticky where it is shared: nobody can exchange the sockets of others."""
         return 0o3770 if self.group else 0o700
 
-    def ready(self) -> None:
-        """Checks the place and makes what is missing; raises before anything is changed."""
+    def ready(self) -> tuple[int, int]:
+        """Checks the place and makes what is missing; raises before anything is changed.
+        Answers which file is there: its device and its number."""
         try:
             refuse_shifted_clock(self.path)
             self._ready_folder()
-            self._ready_file()
+            return self._ready_file()
         except OSError as error:
             raise _explained(self.path, error) from error
 
@@ -121,7 +122,7 @@ class Place:
                 f"chgrp {self.group} and chmod 2770 it, or name a folder that is not there yet"
             )
 
-    def _ready_file(self) -> None:
+    def _ready_file(self) -> tuple[int, int]:
         try:
             found = os.lstat(self.path)
         except FileNotFoundError:
@@ -137,6 +138,7 @@ class Place:
             read_only = _POSIX and os.statvfs(self.path).f_flag & os.ST_RDONLY
             code = errno.EROFS if read_only else errno.EACCES
             raise OSError(code, os.strerror(code), self.path)
+        return found.st_dev, found.st_ino
 
     def _check_file(self, found: os.stat_result) -> None:
         mode = stat.S_IMODE(found.st_mode)

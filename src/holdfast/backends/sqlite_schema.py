@@ -20,6 +20,7 @@ from holdfast.backends.sqlite_file import Place
 from holdfast.backends.sqlite_host import Machine, this_machine
 from holdfast.errors import GuaranteeNotMet, Incompatible, Unsupported
 from holdfast.runtimes import clock
+from holdfast.wires.sqlite import FileId
 
 __all__ = ["Marks", "note_clock", "open_file", "raise_high", "synced"]
 
@@ -83,14 +84,15 @@ Marks = tuple[int, int]
 """What a connection must know to hand out tokens: ``meta.floor`` and ``meta.high``."""
 
 
-def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, Marks]:
-    """Opens the store's file, made if need be. Raises before it changes anything."""
+def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, FileId, Marks]:
+    """Opens the store's file, made if need be. Raises before it changes anything. Also answers
+    which file was there before: it is the one that is open if it is still there afterwards."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise Unsupported(
             f"sqlite:// needs SQLite {'.'.join(map(str, OLDEST_SQLITE))} or newer; "
             f"this Python has {sqlite3.sqlite_version}"
         )
-    place.ready()
+    file = place.ready()
     connection = sqlite3.connect(
         place.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
     )
@@ -99,7 +101,7 @@ def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, Ma
         if _is_new(connection, place.path):
             _create(connection, machine)
         _configure(connection)
-        return connection, _join_boot(connection, place.path, machine, adopt)
+        return connection, file, _join_boot(connection, place.path, machine, adopt)
     except BaseException:
         connection.close()
         raise

@@ -264,7 +264,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Glancing(Protocol):
-    """A backend whose holds end with their connections, and which can see that by itself.
+    """A backend whose holds end with a connection or a file, and which can see that by itself.
 
     The keeper glances about every second, so that nobody works on for a third of a ttl."""
 

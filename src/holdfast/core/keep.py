@@ -33,7 +33,7 @@ UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 
 
 GLANCE_SECONDS = 1.0
-"""How often it is looked whether connections that are holds are still there."""
+"""How often it is looked whether the connections or files that holds are in are still there."""
 MISHAP_SECONDS = 0.5
 MOST_LEFT_SECONDS = 10.0
 SHORTEST_RETRY_SECONDS = 0.02
@@ -89,7 +89,9 @@ class Keep:
         self.registered += 1
         if hold.grant.seconds is not None:
             self.hurried = True
-        if hold.renew_at < self.planned or hold.doubtful_at < self.planned:
+        if self._glances is not None:
+            self.plan(min(hold.next_at(), self.runtime.now() + GLANCE_SECONDS))
+        elif hold.renew_at < self.planned or hold.doubtful_at < self.planned:
             self.plan(hold.next_at())
 
     def remove(self, hold: Hold) -> bool:
@@ -176,7 +178,7 @@ class Keep:
         return self._next_at()
 
     def _glance(self) -> None:
-        """Where holds end with their connections, one that is gone is seen without asking."""
+        """Where holds end with a connection or file, one that is gone is seen without asking."""
         if self._glances is not None and self.holds:
             grants = [hold.grant for hold in list(self.holds.values())]
             for owner, reason in self._glances(grants).items():

@@ -4,6 +4,10 @@ SQLite's own busy handler is off: whoever finds the file locked sleeps for a mom
 runtime and tries again, so the same code serves threads and event loops. All of a request runs
 under one mutex and never suspends in between. SQLite's errors are mapped here.
 
+Somebody may remove or replace the file while it is open. What is written to the old one nobody
+else sees, so after every request it is looked whether the file at the path is still the one that
+is open; if not, the request is done again on the new one.
+
 Fork. SQLite keeps, per process, what it believes to have locked of a file. A forked child
 inherits that belief without the locks: a new connection beside an inherited one would take
 none, and lose its writes when the parent closes the file. So the child closes what it
@@ -25,7 +29,7 @@ from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.runtimes import clock, lifetime
 
-__all__ = ["SqliteWire"]
+__all__ = ["FileId", "SqliteWire"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,11 +37,17 @@ T = TypeVar("T")
 SHORTEST_PAUSE_SECONDS = 0.00003
 LONGEST_PAUSE_SECONDS = 0.004
 FORK_SECONDS = 1.0
-LOOK_SECONDS = 1.0
-"""How often it is looked whether the file is still the one that was opened."""
 LONGEST_LEFT_BYTES = 256 << 10
 """The longest log that is left behind: dozens of commands, and half a millisecond to read."""
 WRITE_LOCK_BYTE = "120"  # of the -shm file: part of SQLite's file format
+
+
+FileId = tuple[int, int]
+"""Which file: its device and its number there."""
+
+
+class FileReplaced(sqlite3.OperationalError):
+    """The request was done in a file that is no longer the one at the path."""
 
 
 class SqliteWire:
@@ -46,7 +56,7 @@ class SqliteWire:
     def __init__(
         self,
         path: str,
-        opener: Callable[[], sqlite3.Connection],
+        opener: Callable[[], tuple[sqlite3.Connection, FileId]],
         relief: Callable[[sqlite3.Cursor], object],
         runtime: Runtime,
         seconds: float,
@@ -58,26 +68,28 @@ class SqliteWire:
         self._mutex = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._cursor: sqlite3.Cursor | None = None
-        self._inode: tuple[int, int] | None = None
-        self._look_at = 0.0
+        self.file: FileId | None = None
+        """The file that is open. What ``opener`` saw at the path before it opened it."""
         self._torn = self._opening = False
         self._unusable = ""
         _open_wires.add(self)
 
     # The fast path: one statement, as few steps around it as can be.
 
-    def change(self, now: float, statement: str, parameters: tuple[object, ...]) -> int:
-        """How many rows one statement changed. Raises SQLite's errors as they are."""
+    def change(self, statement: str, parameters: tuple[object, ...]) -> FileId | None:
+        """The file in which one statement changed a row, or ``None`` if it changed none.
+        Raises SQLite's errors as they are."""
         try:
             with self._mutex:
                 cursor = self._cursor
-                if cursor is None or self._torn or now >= self._look_at:
+                if cursor is None or self._torn:
                     cursor = self._ready()
                 self._torn = True  # whatever ends it early, also an interrupt right here
                 changed = cursor.execute(statement, parameters).rowcount
                 self._torn = False
                 self.ran += 1
-                return changed
+                self._check_file()
+                return self.file if changed else None
         except BaseException as error:
             self._mend(error)
             raise
@@ -117,6 +129,7 @@ class SqliteWire:
                 result = work(cursor, *args, **kwargs)
                 self._torn = False
                 self.ran += 1
+                self._check_file()
                 return result
         except BaseException as error:
             self._mend(error)
@@ -157,11 +170,6 @@ class SqliteWire:
             raise BackendUnavailable(self._unusable)
         if self._torn:
             self._mend(None)
-        now = clock.now()
-        if now >= self._look_at:
-            if self._connection is not None and self._identify() != self._inode:
-                self.drop()  # somebody removed or replaced the file: what we have is nobody's
-            self._look_at = now + LOOK_SECONDS
         if self._connection is None:
             self._open()
             assert self._connection is not None
@@ -176,17 +184,21 @@ class SqliteWire:
             )
         self._opening = True
         try:
-            self._connection = self._opener()
-            self._inode = self._identify()
+            self._connection, self.file = self._opener()
         finally:
             self._opening = False
 
-    def _identify(self) -> tuple[int, int] | None:
+    def file_at_path(self) -> FileId | None:
+        """The file that others would open now."""
         try:
             found = os.stat(self.path)
         except OSError:
             return None
         return found.st_dev, found.st_ino
+
+    def _check_file(self) -> None:
+        if self.file_at_path() != self.file:
+            raise FileReplaced("it was removed or replaced while it was in use")
 
     def _mend(self, error: BaseException | None) -> None:
         """Ends what was cut short: an open transaction, a statement that was not read to its end,
@@ -304,15 +316,17 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
-    """Whether another try is worth it: the file is locked, or a signal handler that struck in
-    the middle of a transaction has undone it for a request of its own."""
-    if isinstance(error, sqlite3.ProgrammingError):
+    """Whether another try is worth it: the file is locked, or another one by now, or a signal
+    handler that struck in the middle of a transaction has undone it for a request of its own."""
+    if isinstance(error, sqlite3.ProgrammingError | FileReplaced):
         return True
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
 def _is_passing(error: sqlite3.Error) -> bool:
     """Whether the connection is as good as before."""
+    if isinstance(error, FileReplaced):
+        return False
     return _is_busy(error) or _code(error) == sqlite3.SQLITE_FULL
 
 
