@@ -7,7 +7,7 @@ longer than the ttl can still act afterwards. Where the resource can check for i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -17,16 +17,28 @@ from contextlib import (
 from typing import Any
 
 from holdfast.claim import Fence, FenceKeys, Keys, Mode
+from holdfast.core import log
 from holdfast.core.contract import Guarantee
 from holdfast.core.drive import run_now
 from holdfast.durations import Duration
 from holdfast.errors import LockLost, Unsupported
-from holdfast.fencing.rule import as_fence, check_resource, enter, pack, refusal, stale, unpack
+from holdfast.fencing.rule import (
+    Full,
+    as_fence,
+    check_resource,
+    enter,
+    pack,
+    refusal,
+    stale,
+    unpack,
+)
 
 __all__ = ["Gate"]
 
 PREFIX = "gate/"
-KEEP_SECONDS = 10 * 366 * 24 * 3600.0
+KEEP_SECONDS = 366 * 24 * 3600.0
+"""How long a fence is remembered after it was the first to pass with its token."""
+MOST_RESOURCES = 100_000
 
 
 class Gate:
@@ -46,15 +58,20 @@ class Gate:
         timeout: Duration | None = 30,
         ttl: Duration | None = None,
         fence_keys: Keys = (),
+        limit: int = MOST_RESOURCES,
     ) -> None:
         """``locks`` is a client of a store that all servers of the resource share.
 
         With ``fence_keys``, or those of the client, what is not a lease must be signed by one.
+        Without keys this object records at most ``limit`` resources that were not known before,
+        so that invented names can't fill the store; further ones are refused (``Unsupported``),
+        those that are known pass as ever.
         """
         if Guarantee.RECORDS not in locks.guarantees:
             raise Unsupported(f"{locks!r} can't keep a gate: it has no RECORDS")
         self._locks = locks
         self.fence_keys = FenceKeys(fence_keys) or locks._door.fence_keys
+        self._limit, self._recorded = limit, 0
         self._options: dict[str, Any] = {"timeout": timeout}
         if ttl is not None:
             self._options["ttl"] = ttl
@@ -72,15 +89,37 @@ class Gate:
         """
         check_resource(resource)
         fence = as_fence(lease, self.fence_keys)
-        passing = Passing(self._locks, resource, fence, self._options)
+        passing = Passing(self._locks, resource, fence, self._options, self._count)
         return passing.over_async() if self.asynchronous else passing.over()
+
+    def _count(self, resource: str) -> None:
+        """Counts a resource that is about to be recorded first; raises ``Full`` past the limit."""
+        if self.fence_keys:
+            return
+        if self._recorded >= self._limit:
+            raise Full(
+                f"the gate {resource!r} is new, and this Gate has recorded {self._limit} new ones: "
+                "it takes in no more, for names in fences that are not signed may be invented; use "
+                "fence_keys, or raise limit"
+            )
+        self._recorded += 1
+        if self._recorded == self._limit // 2 + 1:
+            log.warning("a Gate has recorded half of its limit of %d resources", self._limit)
 
 
 class Passing:
     """One fence at one gate."""
 
-    def __init__(self, locks: Any, resource: str, fence: Fence, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        locks: Any,
+        resource: str,
+        fence: Fence,
+        options: dict[str, Any],
+        count: Callable[[str], None],
+    ) -> None:
         self._locks, self._resource, self._fence = locks, resource, fence
+        self._count = count
         self._name, self._options = PREFIX + resource, options
         shared = Guarantee.SHARED in locks.guarantees
         self._reads = fence.mode is Mode.SHARED and shared
@@ -150,6 +189,8 @@ class Passing:
         memory, entered = await self._judge()
         if entered is memory:
             return
+        if memory is None:
+            self._count(self._resource)
         grant = lease._hold.grant
         if not await self._locks._door.backend.record(grant, pack(entered), KEEP_SECONDS):
             reason = lease.reason or "the store had it no longer"

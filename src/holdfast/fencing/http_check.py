@@ -6,6 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from holdfast.claim import LONGEST_FENCE, Fence, FenceKeys, Keys
@@ -17,7 +18,7 @@ from holdfast.errors import (
     UntrustedFence,
 )
 from holdfast.fencing.gate import Gate
-from holdfast.fencing.rule import Memory, as_fence, check_resource, enter, refusal, stale
+from holdfast.fencing.rule import Full, Memory, as_fence, check_resource, enter, refusal, stale
 
 __all__ = ["HEADER", "KEY", "STALE", "Checks", "Problem", "Refused", "refused_for"]
 
@@ -26,6 +27,8 @@ KEY = "holdfast.fence"
 """Under which the fence is handed on, in an ASGI scope or a WSGI environ."""
 STALE = "urn:holdfast:stale-fence"
 REMEMBERED = 10_000
+REMEMBERED_SLOTS = 100_000
+"""Of all resources together. The early check may forget: the guard's memory is what counts."""
 
 Resource = Callable[[Mapping[str, Any]], "str | None"]
 
@@ -60,6 +63,9 @@ def refused_for(error: HoldfastError) -> Refused | None:
         return Refused(409, "Conflict", STALE, str(error), **more)
     if isinstance(error, UntrustedFence):
         return _untrusted(error)
+    if isinstance(error, Full):
+        detail = "the gate before this resource takes in no new ones"
+        return Refused(503, "Service Unavailable", "urn:holdfast:gate-full", detail)
     if isinstance(error, LockTimeout | BackendUnavailable):
         # What is said here goes to a stranger: not who holds the gate, nor where the store is.
         detail = "the gate before this resource could not be passed in time"
@@ -82,6 +88,7 @@ class Checks:
         if gate is not None and not self._keys:
             self._keys = gate.fence_keys
         self._seen: OrderedDict[str, Memory] = OrderedDict()
+        self._slots = 0
         self._mutex = threading.Lock()
 
     def read(self, values: list[str]) -> Fence | None:
@@ -109,13 +116,19 @@ class Checks:
     def look(self, resource: str, fence: Fence) -> None:
         """The early check; raises ``StaleFence``."""
         with self._mutex:
-            memory = self._seen.pop(resource, None)
+            memory = self._seen.get(resource)
             against = refusal(memory, fence)
             if against is None:
-                memory = enter(memory, fence)
-            assert memory is not None
-            self._seen[resource] = memory
-            if len(self._seen) > REMEMBERED:
-                self._seen.popitem(last=False)
+                with suppress(Full):
+                    self._remember(resource, enter(memory, fence))
         if against is not None:
             raise stale(resource, fence, against)
+
+    def _remember(self, resource: str, memory: Memory) -> None:
+        """Keeps it as the newest; the oldest are forgotten where there are too many."""
+        before = self._seen.pop(resource, None)
+        self._seen[resource] = memory
+        self._slots += len(memory.slots) - (len(before.slots) if before else 0)
+        while len(self._seen) > REMEMBERED or self._slots > REMEMBERED_SLOTS:
+            _, forgotten = self._seen.popitem(last=False)
+            self._slots -= len(forgotten.slots)

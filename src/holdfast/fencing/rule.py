@@ -10,12 +10,22 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from holdfast.claim import Fence, FenceKeys, Keys, Mode, check_fence, check_name
-from holdfast.errors import Incompatible, InvalidName, StaleFence
+from holdfast.claim import (
+    LARGEST_TOKEN,
+    MOST_SLOTS,
+    Fence,
+    FenceKeys,
+    Keys,
+    Mode,
+    check_fence,
+    check_name,
+)
+from holdfast.errors import Incompatible, InvalidName, StaleFence, Unsupported
 from holdfast.lease import LeaseBase
 
 __all__ = [
     "NOBODY",
+    "Full",
     "Memory",
     "Stamp",
     "as_fence",
@@ -38,6 +48,13 @@ class Stamp(NamedTuple):
 
 
 NOBODY = Stamp(-1, -1)
+MOST_REMEMBERED_SLOTS = 4096
+"""Slots that one memory has room for; in SQL and Redis each has a row or field of its own."""
+
+
+class Full(Unsupported):
+    """There is no room for what would have to be remembered. Nothing is forgotten instead: that
+    would let a stale holder in."""
 
 
 class Memory(NamedTuple):
@@ -72,7 +89,8 @@ def refusal(memory: Memory | None, fence: Fence) -> Fence | None:
     if semaphore:
         return _slot_refusal(memory, fence)
     if memory.slots:
-        return Fence(memory.name, Mode.SLOTS, tuple(memory.slots), *max(memory.slots.values()))
+        slots = tuple(memory.slots)[:MOST_SLOTS]
+        return Fence(memory.name, Mode.SLOTS, slots, *max(memory.slots.values()))
     against = memory.writer if fence.mode is Mode.SHARED else memory.highest
     if stamp(fence) >= against:
         return None
@@ -95,7 +113,10 @@ def enter(memory: Memory | None, fence: Fence) -> Memory:
     if fence.mode is Mode.SLOTS:
         if all(memory.slots.get(slot) == mine for slot in fence.slots):
             return memory
-        return memory._replace(slots={**memory.slots, **dict.fromkeys(fence.slots, mine)})
+        slots = {**memory.slots, **dict.fromkeys(fence.slots, mine)}
+        if len(slots) > MOST_REMEMBERED_SLOTS:
+            raise Full(f"{fence.name!r}: fences of {MOST_REMEMBERED_SLOTS} slots are remembered")
+        return memory._replace(slots=slots)
     writer = mine if fence.mode is Mode.EXCLUSIVE else memory.writer
     highest = max(memory.highest, mine)
     if (writer, highest) == (memory.writer, memory.highest):
@@ -144,14 +165,21 @@ def unpack(text: str | bytes, where: str) -> Memory:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise ValueError(f"format {fields['format']}")
-        slots = {int(slot): Stamp(*entered) for slot, entered in fields["slots"].items()}
-        stamps = Stamp(*fields["writer"]), Stamp(*fields["highest"])
-        return Memory(str(fields["name"]), *stamps, slots)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        slots = {int(slot): _kept(entered) for slot, entered in fields["slots"].items()}
+        stamps = _kept(fields["writer"]), _kept(fields["highest"])
+        return Memory(check_name(fields["name"]), *stamps, slots)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Incompatible(
             f"{where} is no memory of fences that this version reads ({error}): nobody is let in "
             "while it is there"
         ) from None
+
+
+def _kept(numbers: Any) -> Stamp:
+    epoch, token = numbers
+    if type(epoch) is not int or type(token) is not int or max(epoch, token) > LARGEST_TOKEN:
+        raise ValueError("a number that no fence has")
+    return Stamp(epoch, token)
 
 
 def as_fence(source: Any, fence_keys: Keys = ()) -> Fence:
