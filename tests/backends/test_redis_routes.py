@@ -100,7 +100,7 @@ def test_a_wrong_password_is_told_without_it(servers: Servers, flavour: Flavour)
 # As docs/backends/redis.md lists it.
 ALLOWED = (
     "~locks:* &locks:* +eval +evalsha +time +info +hget +hmget +hset +hdel +hexists +pexpire "
-    "+publish +subscribe +scan"
+    "+publish +pubsub|numsub +subscribe +scan"
 )
 
 

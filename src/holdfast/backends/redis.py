@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.backends.redis_keep import Keeping
-from holdfast.backends.redis_look import Survey, read_standing
+from holdfast.backends.redis_look import Survey, read_standing, readable_standing
 from holdfast.backends.redis_options import Options, read_options
 from holdfast.backends.redis_probe import findings
 from holdfast.backends.redis_requests import Command, Requests
@@ -117,7 +117,9 @@ class RedisBackend(Keeping):
     def _answer(self, claim: Claim, reply: Any, heard: int) -> Grant | Busy:
         if type(reply) is int:
             return Grant(claim, reply)
-        if reply[0] == b"slots":
+        if type(reply) is not list or not reply:
+            raise refusal(reply, self.display, claim.name)
+        if reply[0] == b"slots" and len(reply) > 2 and {type(each) for each in reply[1:]} == {int}:
             return Grant(claim, reply[1], tuple(reply[2:]))
         return busy_answer(claim, reply, self.display, heard)
 
@@ -189,11 +191,11 @@ class RedisBackend(Keeping):
             return reply == 1
         if type(reply) is Refused:
             reply = await self._requests.amend(Command(script, packed, key), reply)
-        return self._flag(reply)
+        return self._flag(reply, claim.name)
 
-    def _flag(self, reply: Any) -> bool:
+    def _flag(self, reply: Any, name: str) -> bool:
         if type(reply) is not int:
-            raise refusal(reply, self.display)
+            raise refusal(reply, self.display, name)
         return reply == 1
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
@@ -213,8 +215,8 @@ class RedisBackend(Keeping):
             reply = await self._requests.again(command, error)
         if type(reply) is Refused:
             reply = await self._requests.amend(command, reply)
-        if type(reply[0]) is not int:
-            raise refusal(reply, self.display)
+        if type(reply) is not list or len(reply) != 2 or type(reply[0]) is not int:
+            raise refusal(reply, self.display, claim.name)
         if self._doubtful and grant.claim.owner in self._doubtful:
             await self._abandon(grant.claim)  # also what may still arrive of it
         # As with a release: a first one that did arrive has ended what was ours.
@@ -236,7 +238,7 @@ class RedisBackend(Keeping):
         sent = bulk(str(int(self._wall() * 1_000_000)))
         command = Command(script, f"{start}{bulk(claim.owner)}{sent}".encode(), key)
         try:
-            was = self._flag(await self._requests.one(command, until, again=False))
+            was = self._flag(await self._requests.one(command, until, again=False), claim.name)
         except LinkBroken as error:
             await self._requests.again(command, error, until)
             was = True
@@ -248,31 +250,36 @@ class RedisBackend(Keeping):
         script = self._scripts.revoke
         start, key = self._keys.start(script, name)
         reply = await self._requests.one(Command(script, start.encode(), key))
-        if reply and type(reply[0]) is not int:
-            raise refusal(reply, self.display)
-        return list(reply)
+        if type(reply) is not list or any(type(token) is not int for token in reply):
+            raise refusal(reply, self.display, name)
+        return reply
 
     # ---- looking
 
     async def look(self, name: str) -> Standing:
-        return (await self._standings([name]))[0]
+        (reply,) = await self._looks([name])
+        return read_standing(name, reply, self.display)
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         survey = Survey(self._keys, self._requests.route, self._standings)
         return await survey.page(prefix, cursor, limit)
 
     async def _standings(self, names: Sequence[str]) -> list[Standing]:
+        """One that can't be read says so, and the others are told as always."""
+        replies = await self._looks(names)
+        return [
+            readable_standing(name, reply, self.display)
+            for name, reply in zip(names, replies, strict=True)
+        ]
+
+    async def _looks(self, names: Sequence[str]) -> list[Any]:
         script = self._scripts.look
         commands = []
         for name in names:
             start, key = self._keys.start(script, name)
             packed = f"{start}{bulk(str(LOOK_CAP))}".encode()
             commands.append(Command(script, packed, key))
-        replies = await self._requests.many(commands)
-        for reply in replies:
-            if not isinstance(reply, list) or reply[0] == b"incompatible":
-                raise refusal(reply, self.display)
-        return [read_standing(name, reply) for name, reply in zip(names, replies, strict=True)]
+        return await self._requests.many(commands)
 
     # ---- records
 
@@ -281,7 +288,7 @@ class RedisBackend(Keeping):
         start, key = self._keys.start(script, grant.claim.name)
         words = (grant.claim.owner, value, str(grant.token), str(milliseconds(keep_seconds)))
         packed = f"{start}{''.join(map(bulk, words))}".encode()
-        return self._flag(await self._requests.one(Command(script, packed, key)))
+        return self._flag(await self._requests.one(Command(script, packed, key)), grant.claim.name)
 
     async def recall(self, name: str) -> Record | None:
         script = self._scripts.recall
@@ -289,8 +296,10 @@ class RedisBackend(Keeping):
         reply = await self._requests.one(Command(script, start.encode(), key))
         if reply is None:
             return None
+        if type(reply) is not list or [type(word) for word in reply] != [bytes, int, int]:
+            raise refusal(reply, self.display, name)
         value, token, age = reply
-        return Record(value.decode(), int(token), age / 1000)
+        return Record(value.decode(errors="replace"), token, age / 1000)
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
@@ -306,6 +315,8 @@ class RedisBackend(Keeping):
         script = self._scripts.begin
         start, key = self._keys.start(script, "")
         reply = await self._requests.one(Command(script, start.encode(), key))
+        if type(reply) is not bytes:
+            raise refusal(reply, self.display, "")
         return f"{self.display} is marked as new (run {reply.decode()[:8]}…)"
 
     def forget(self) -> None:

@@ -32,7 +32,7 @@ class Keeping:
         unknown: dict[str, str] = {}
         for grant, reply in zip(grants, replies, strict=False):
             if type(reply) is not int:
-                unknown[grant.claim.owner] = str(refusal(reply, self.display))
+                unknown[grant.claim.owner] = str(refusal(reply, self.display, grant.claim.name))
             elif reply == 0:
                 lost[grant.claim.owner] = "it ran out or was broken, and is no longer stored"
         answers = zip(waits, replies[len(grants) :], strict=True)

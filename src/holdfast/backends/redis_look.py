@@ -8,25 +8,40 @@ from typing import Any
 from holdfast.backends.redis_words import Keys, refusal
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Page
+from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.wires.redis import Refused, pack
 from holdfast.wires.redis_topology import Pool, Route
 
-__all__ = ["Survey", "read_standing"]
+__all__ = ["Survey", "read_standing", "readable_standing"]
 
 _MODES = {b"x": Mode.EXCLUSIVE, b"s": Mode.SHARED, b"n": Mode.SLOTS}
 SCAN_ROUNDS = 16
 """A page is given up after so many steps of SCAN, however little they found."""
 
 
-def read_standing(name: str, reply: Any) -> Standing:
-    """Reads the answer of ``look.lua``."""
-    limit, now, holders, waiters = reply
-    return Standing(
-        name,
-        int(limit) if holders or waiters else 0,
-        tuple(_holder(row, now) for row in holders),
-        tuple(_waiter(row) for row in waiters),
-    )
+def readable_standing(name: str, reply: Any, store: str) -> Standing:
+    """The same; what can't be read is said in its place."""
+    try:
+        return read_standing(name, reply, store)
+    except Incompatible as error:
+        why = f"what is stored under this name can't be read: {error}"
+        return Standing(name, 0, (), (), why)
+
+
+def read_standing(name: str, reply: Any, store: str) -> Standing:
+    """Reads the answer of ``look.lua``; raises what else it is."""
+    if type(reply) is not list or reply[:1] == [b"incompatible"]:
+        raise refusal(reply, store, name)
+    try:
+        limit, now, holders, waiters = reply
+        return Standing(
+            name,
+            int(limit) if holders or waiters else 0,
+            tuple(_holder(row, now) for row in holders),
+            tuple(_waiter(row) for row in waiters),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BackendUnavailable(f"{store} gave an answer that is not understood") from error
 
 
 def _holder(row: Sequence[bytes], now: int) -> Holder:
@@ -43,6 +58,15 @@ def _waiter(row: Sequence[bytes]) -> Waiter:
     mode, behind, since, label = row
     label_parts = read_label(label.decode(errors="replace"))
     return Waiter(*label_parts, _MODES[mode], int(since) / 1_000_000, int(behind))
+
+
+def read_scan(reply: Any, keys: Keys, store: str) -> tuple[str, list[str]]:
+    """Where SCAN goes on, and the names that it found."""
+    try:
+        following, found = reply
+        return following.decode(), [keys.name(key.decode(errors="replace")) for key in found]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BackendUnavailable(f"{store} gave an answer that is not understood") from error
 
 
 class Survey:
@@ -65,7 +89,8 @@ class Survey:
                 return Page([], None)
             following, names = await self._step(pools[node], prefix, scan, limit)
             fresh = [name for name in sorted(set(names)) if name > after]
-            used = [each for each in await self._standings(fresh) if each.holders or each.waiters]
+            found = await self._standings(fresh)
+            used = [each for each in found if each.holders or each.waiters or each.notice]
             if len(used) > limit:
                 return Page(used[:limit], f"{node}.{scan}.{used[limit - 1].name}")
             after, scan = "", following
@@ -81,9 +106,8 @@ class Survey:
         command = pack("SCAN", scan, "MATCH", self._keys.pattern(prefix), "COUNT", count)
         reply = await pool.call(command)
         if isinstance(reply, Refused):
-            raise refusal(reply, str(pool.address))
-        following, found = reply
-        return following.decode(), [self._keys.name(key.decode(errors="replace")) for key in found]
+            raise refusal(reply, str(pool.address), prefix)
+        return read_scan(reply, self._keys, str(pool.address))
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, str, str]:

@@ -61,7 +61,7 @@ async def _node(pool: Pool, options: Options) -> list[Finding]:
         reply = await pool.call(pack("INFO", section))
         if isinstance(reply, Refused):
             if reply.code != "NOPERM":
-                raise refusal(reply, where)
+                raise refusal(reply, where, "")
             return [Finding(where, "INFO is not allowed: nothing can be verified", "warning")]
         info |= read_info(reply)
     return [
@@ -81,7 +81,8 @@ def _product(info: dict[str, str]) -> str:
 def _role(where: str, info: dict[str, str], options: Options) -> Finding:
     if info.get("role") != "master":
         return Finding(where, "it is a replica: locks need the master", "broken")
-    count = int(info.get("connected_slaves", "0"))
+    connected = info.get("connected_slaves", "0")
+    count = int(connected) if connected.isdecimal() else 0
     if count < options.replicas:
         detail = f"{count} replicas are connected, {options.replicas} are asked for"
         return Finding(where, detail, "broken")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from holdfast.backends.redis_options import Options
 from holdfast.backends.redis_probe import eviction_greeting
 from holdfast.backends.redis_scripts import Script
-from holdfast.backends.redis_words import milliseconds, refusal
+from holdfast.backends.redis_words import lock_name, milliseconds, refusal
 from holdfast.wires.redis import LinkBroken, Refused, pack
 from holdfast.wires.redis_cluster import ClusterRoute
 from holdfast.wires.redis_topology import Route, SentinelRoute, SingleRoute, Wire
@@ -69,7 +69,7 @@ class Requests:
                 return again
             reply = again
         self._look_elsewhere([reply])
-        raise refusal(reply, self._display)
+        raise refusal(reply, self._display, lock_name(command.key))
 
     def _look_elsewhere(self, replies: Sequence[Any]) -> None:
         """Where a replica answers, another may be the master by now."""
@@ -107,7 +107,9 @@ class Requests:
         self._look_elsewhere([reply])
         for each in (reply, count):
             if type(each) is Refused:
-                raise refusal(each, self._display)
+                raise refusal(each, self._display, lock_name(command.key))
+        if type(count) is not int:
+            raise refusal(count, self._display, lock_name(command.key))
         enough = count >= self._replicas
         return reply, "" if enough else f"{count} of {self._replicas} replicas have it"
 

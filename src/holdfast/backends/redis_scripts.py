@@ -29,30 +29,37 @@ REMEMBER_BYTES = 10_000
 """How much is spent on that: some two hundred owners, the newest."""
 PORTION = 256
 """How many fields are read at once."""
+LARGEST_NUMBER = 2**53 - 1
+"""Past it the numbers of Lua repeat."""
+MOST_SLOTS = 2**20
+"""How many slots, or readers, one name has at most."""
+MOST_NUMBERS = 2**24
+"""How far apart the first and the last in line may stand, with all who left between them."""
+LABEL_BYTES = 8192
+"""Longer labels are not shown: a note has 1024 bytes at the most."""
 FOREIGN_SECONDS = 0.1
 """How often a hold of redis-py's Lock is looked at, as redis-py does itself."""
 
 _FOLDER = Path(__file__).with_name("lua")
 _PARTS = {
-    "acquire": ("acquire", "state", "attempt", "return attempt(claim(1))"),
+    "acquire": ("acquire", "state", "mark", "attempt", "return finish(attempt(claim(1)))"),
     "release": (
         "release",
         "state",
         "expire()",
         "local was = drop(ARGV[1])",
         "settle()",
-        "save()",
-        "return was and 1 or 0",
+        "return finish(was and 1 or 0)",
     ),
     "exchange": (
-        "exchange",
+        "clock",
         "state",
+        "mark",
         "attempt",
         "expire()",
         "local was = drop(ARGV[1])",
         "settle()",
-        "save()",
-        "return {was and 1 or 0, attempt(claim(2))}",
+        "return finish({was and 1 or 0, attempt(claim(2))})",
     ),
     "renew": ("renew",),
     "refresh": ("clock", "state", "refresh"),
@@ -61,7 +68,7 @@ _PARTS = {
     "look": ("clock", "state", "look"),
     "record": ("clock", "state", "record"),
     "recall": ("recall",),
-    "begin": ("begin",),
+    "begin": ("mark", "begin"),
 }
 _CLOCK = """\
 local call = redis.call
@@ -118,7 +125,7 @@ class Scripts:
 
     def _make(self, name: str, keys: Sequence[str], arguments: int) -> Script:
         body = "\n".join(_part(part) for part in _PARTS[name])
-        return Script(self._flags + _CONSTANTS + body, keys, arguments)
+        return Script(f"{self._flags}{_CONSTANTS}{_part('reading')}{body}", keys, arguments)
 
 
 def _part(part: str) -> str:
@@ -133,6 +140,8 @@ def _milliseconds(seconds: float) -> str:
 
 
 _CONSTANTS = f"""\
+local MOST, MOST_SLOTS, MOST_NUMBERS = {LARGEST_NUMBER}, {MOST_SLOTS}, {MOST_NUMBERS}
+local LABEL_BYTES = {LABEL_BYTES}
 local VERSION, QUEUE = '{PROTOCOL}', {QUEUE_CAP}
 local KEEP, DAY = {_milliseconds(IDLE_COUNTER_SECONDS)}, {_milliseconds(DAY_SECONDS)}
 local STALE, GRACE = {_milliseconds(STALE_SECONDS)}, {_milliseconds(GRACE_SECONDS)}

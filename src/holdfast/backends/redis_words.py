@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, unquote
@@ -13,10 +14,22 @@ from holdfast.core.contract import QUEUE_CAP
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.wires.redis import Refused, bulk
 
-__all__ = ["Excuses", "Keys", "busy_answer", "escape", "milliseconds", "refusal", "unescape"]
+__all__ = [
+    "Excuses",
+    "Keys",
+    "busy_answer",
+    "damage",
+    "escape",
+    "lock_name",
+    "milliseconds",
+    "refusal",
+    "unescape",
+]
 
 KEPT_NAMES = 4096
 _FULL, _JOINED = 2, 1
+_DAMAGED = re.compile(r"DAMAGED ([^;]*);")
+"""How ``reading.lua`` says what is wrong with what is stored."""
 
 
 def milliseconds(seconds: float) -> int:
@@ -32,6 +45,11 @@ def escape(text: str) -> str:
 
 def unescape(text: str) -> str:
     return unquote(text) if "%" in text else text
+
+
+def lock_name(state: str) -> str:
+    """The name whose state key this is, in whichever namespace."""
+    return unescape(state.partition(":{")[2][:-1])
 
 
 class Keys:
@@ -80,18 +98,22 @@ class Keys:
         return f"{self._prefix}:{{{escape(name)}}}"
 
 
+def _is_digits(word: Any) -> bool:
+    return type(word) is bytes and len(word) <= 16 and word.isdigit()
+
+
 def busy_answer(claim: Claim, reply: Any, store: str, heard: int) -> Busy:
     """Reads an answer that is no grant; raises where nothing was changed."""
     kind = reply[0]
     if kind == b"limit":
-        limit = int(reply[1])
+        limit = int(reply[1]) if len(reply) == 2 and _is_digits(reply[1]) else 0
         admit.check_limit(claim, limit, slots=limit > 0, store=store)
     if kind == b"gone":
         raise BackendUnavailable(
             f"a request for {claim.name!r} reached {store} after it had been given up"
         )
-    if kind != b"busy":
-        raise refusal(reply, store)
+    if kind != b"busy" or [type(word) for word in reply[1:]] != [int] * 5:
+        raise refusal(reply, store, claim.name)
     _, place, retry, joined, barred, token = reply
     reason = ""
     if joined == _FULL:
@@ -118,14 +140,31 @@ class Excuses:
             log.warning("waiting for %r: %s", claim.name, busy.reason)
 
 
-def refusal(reply: Any, store: str) -> HoldfastError:
-    """The error for a reply that is none of the expected ones."""
+def damage(reply: Any) -> str:
+    """What is wrong with what is stored, where that is what an error reply is about."""
+    if not isinstance(reply, Refused):
+        return ""
+    if "WRONGTYPE" in str(reply):
+        return "it is a value of another type"
+    found = _DAMAGED.search(str(reply))
+    return found[1] if found else ""
+
+
+def refusal(reply: Any, store: str, name: str) -> HoldfastError:
+    """The error for a reply about a lock that is none of the expected ones."""
     if isinstance(reply, HoldfastError):
         return reply
-    if isinstance(reply, list) and reply and reply[0] == b"incompatible":
+    if isinstance(reply, list) and reply[:1] == [b"incompatible"]:
+        version = reply[1][:20].decode(errors="replace") if type(reply[-1]) is bytes else "?"
         return Incompatible(
-            f"{store} holds locks of protocol version {reply[1].decode()}, which this version of "
-            "Holdfast can't share: use one version, or another namespace"
+            f"{store} holds locks of protocol version {version!r} ({name!r} is one), which this "
+            "version of Holdfast can't share: use one version, or another namespace"
+        )
+    what = damage(reply)
+    if what:
+        return Incompatible(
+            f"what {store} has stored for the lock {name!r} can't be used: {what}. When nobody "
+            "holds it, delete its key there and raise connect(epoch=…), so that fences still grow"
         )
     if not isinstance(reply, Refused):
         return BackendUnavailable(f"{store} gave an answer that is not understood")

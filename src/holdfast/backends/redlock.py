@@ -36,7 +36,7 @@ from holdfast.core.contract import Guarantee, Runtime, Settings
 from holdfast.errors import HoldfastError, Incompatible, Unsupported
 from holdfast.url import Url
 from holdfast.wires.redis import bulk, pack
-from holdfast.wires.redlock import Fleet, Request, Round
+from holdfast.wires.redlock import Fleet, Request, Round, heard
 from holdfast.wires.redlock_aio import AsyncFan
 from holdfast.wires.redlock_aio_bell import AsyncNameWakeups
 from holdfast.wires.redlock_bell import BlockingNameWakeups
@@ -182,7 +182,7 @@ class RedlockBackend(Keeping, Looking):
         asked: Round = await self._fan.ask(request, until)
         self._remember(claim.name, ballot, sent)
         if ballot.answered < self._quorum:
-            check_round(asked.answers, self.display)
+            check_round(asked.answers, self._quorum, self.display, claim.name)
             raise self._fleet.unavailable(asked.answers)
         return ballot
 
@@ -276,9 +276,9 @@ class RedlockBackend(Keeping, Looking):
                 # A reply to a request that was sent again may be the second answer.
                 zeros += was == OVER and index not in asked.resent
                 others = max(others, listening - self._wakeups.listens(channel, index))
-        if asked.answered() < self._quorum:
+        check_round(asked.answers, self._quorum, self.display, claim.name)
+        if heard(asked.answers) < self._quorum:
             raise self._fleet.unavailable(asked.answers)
-        check_round(asked.answers, self.display)
         # Nodes that never heard of it, or forgot it, let nobody in and so say nothing against it.
         lost = zeros > len(self._fleet.nodes) - self._quorum
         return ones >= self._quorum or not lost, others > 0
@@ -305,9 +305,9 @@ class RedlockBackend(Keeping, Looking):
         sent = str(int(self.runtime.wall() * 1_000_000))
         packed = self._packed(script, claim.name, claim.owner, sent, channel)
         asked = await self._ask(script, packed, self._half, until=until)
-        if asked.answered() < self._quorum:
+        check_round(asked.answers, self._quorum, self.display, claim.name)
+        if heard(asked.answers) < self._quorum:
             raise self._fleet.unavailable(asked.answers)
-        check_round(asked.answers, self.display)
         if count(asked.answers):
             await self._tell(channel, asked.answers)
 
@@ -319,7 +319,7 @@ class RedlockBackend(Keeping, Looking):
             await self._fan.post(Request([told], lambda at: told, wait_for_all, silent))
 
     def _half(self, answers: list[Any]) -> bool:
-        return sum(type(answer) is list for answer in answers) >= self._quorum
+        return heard(answers) >= self._quorum
 
     # ---- what there is not
 

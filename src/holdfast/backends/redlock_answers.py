@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from holdfast.backends.redis_words import damage, refusal
 from holdfast.backends.redlock_votes import Ballot, ready_after
 from holdfast.claim import Busy, Claim
 from holdfast.core import admit
 from holdfast.core.contract import Runtime
-from holdfast.errors import BackendUnavailable, Incompatible
+from holdfast.errors import BackendUnavailable
+from holdfast.wires.redlock import heard
 
 __all__ = ["SPLIT_SECONDS", "busy", "check_round", "rearranged"]
 
@@ -21,21 +23,22 @@ YOUNG_SECONDS = (0.02, 0.08)
 """When to look again at a hold so young that it may not last."""
 
 
-def check_round(answers: Sequence[Any], store: str) -> None:
-    """Raises ``Incompatible`` if a node holds what another version wrote."""
-    for answer in answers:
-        reply = answer[0] if type(answer) is list and answer else None
-        if type(reply) is list and reply and reply[0] == b"incompatible":
-            raise Incompatible(
-                f"{store} holds locks of protocol version {reply[1].decode()}, which this version "
-                "of Holdfast can't share: use one version, or another namespace"
-            )
+def check_round(answers: Sequence[Any], quorum: int, store: str, name: str) -> None:
+    """Raises ``Incompatible`` if a node has what another version wrote, or if what is stored can't
+    be read on so many that too few are left."""
+    replies = [answer[0] for answer in answers if type(answer) is list and answer]
+    for reply in replies:
+        if type(reply) is list and reply[:1] == [b"incompatible"]:
+            raise refusal(reply, store, name)
+    for reply in replies:
+        if damage(reply) and heard(answers) < quorum:
+            raise refusal(reply, store, name)
 
 
 def busy(ballot: Ballot, claim: Claim, store: str, runtime: Runtime) -> Busy:
     """The answer to a claim that no quorum granted; raises where nothing was changed."""
     blocking = ballot.total - ballot.quorum
-    check_round([[vote] for vote in ballot.refused.values()], store)
+    check_round([[vote] for vote in ballot.refused.values()], 0, store, claim.name)
     if ballot.kinds(b"gone"):
         raise BackendUnavailable(
             f"a request for {claim.name!r} reached {store} after it had been given up"
@@ -44,7 +47,7 @@ def busy(ballot: Ballot, claim: Claim, store: str, runtime: Runtime) -> Busy:
         raise BackendUnavailable(
             f"{store} refuses {claim.name!r}: this machine's clock is more than a day ahead"
         )
-    limits = [int(vote[1]) for vote in ballot.kinds(b"limit")]
+    limits = [int(vote[1]) for vote in ballot.kinds(b"limit") if vote[1].isdigit()]
     if len(limits) > blocking:
         limit = max(set(limits), key=limits.count)
         admit.check_limit(claim, limit, slots=limit > 0, store=store)

@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.backends.redis_words import refusal
+from holdfast.backends.redis_look import read_scan
+from holdfast.backends.redis_words import damage, refusal
 from holdfast.backends.redlock_answers import check_round
 from holdfast.backends.redlock_probe import findings
 from holdfast.backends.redlock_scripts import RedlockKeys, RedlockScripts
 from holdfast.backends.redlock_votes import wait_for_all
 from holdfast.claim import Holder, Mode, Standing, read_label
 from holdfast.core.contract import Finding, Page
+from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.wires.redis import Refused, bulk, pack
-from holdfast.wires.redlock import Fleet, Request, Round
+from holdfast.wires.redlock import Fleet, Request, Round, heard
 
 __all__ = ["Looking"]
 
@@ -37,13 +39,29 @@ class Looking:
     _quorum: int
 
     async def look(self, name: str) -> Standing:
-        standings, _ = await self._standings([name])
-        return standings[0]
+        (replies,) = await self._replies([name])
+        return self._standing(name, replies)
 
-    async def _standings(self, names: Sequence[str]) -> tuple[list[Standing], list[list[int]]]:
-        """What a majority holds of each name, and which nodes have anything of it."""
+    async def _standings(self, names: Sequence[str], node: int) -> list[Standing]:
+        """What a majority holds of each name of which a node is the first to have anything. One
+        that can't be read says so, and the others are told as always."""
+        standings = []
+        for name, replies in zip(names, await self._replies(names), strict=True):
+            if next((i for i, r in replies.items() if _has_something(r)), None) != node:
+                continue
+            try:
+                standing = self._standing(name, replies)
+            except Incompatible as error:
+                why = f"what is stored under this name can't be read: {error}"
+                standing = Standing(name, 0, (), (), why)
+            if standing.holders or standing.notice:
+                standings.append(standing)
+        return standings
+
+    async def _replies(self, names: Sequence[str]) -> list[dict[int, Any]]:
+        """What each node tells about each name."""
         if not names:
-            return [], []
+            return []
         script = self._scripts.look
         commands = []
         for name in names:
@@ -51,27 +69,35 @@ class Looking:
             commands.append(f"{start}{bulk(str(LOOK_CAP))}".encode())
         request = Request(commands, lambda at: script.in_full(commands[at]), wait_for_all)
         asked: Round = await self._fan.ask(request)
-        if asked.answered() < self._quorum:
+        if sum(type(answer) is list for answer in asked.answers) < self._quorum:
             raise self._fleet.unavailable(asked.answers)
-        standings, places = [], []
-        for at, name in enumerate(names):
-            replies = {
+        return [
+            {
                 index: answer[at]
                 for index, answer in enumerate(asked.answers)
                 if type(answer) is list
             }
-            standings.append(self._standing(name, replies))
-            places.append([index for index, reply in replies.items() if reply[2]])
-        return standings, places
+            for at in range(len(names))
+        ]
 
     def _standing(self, name: str, replies: dict[int, Any]) -> Standing:
-        check_round([[reply] for reply in replies.values()], self.display)
+        """What a majority holds. A node that has something unreadable counts as one that is down,
+        as long as enough are left."""
+        answers = [[reply] for reply in replies.values()]
+        check_round(answers, self._quorum, self.display, name)
+        for reply in replies.values():
+            if isinstance(reply, Refused) and not damage(reply):
+                raise refusal(reply, self.display, name)
+        try:
+            return self._agreed(name, [r for r in replies.values() if type(r) is list])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            why = f"a node of {self.display} gave an answer that is not understood"
+            raise BackendUnavailable(why) from error
+
+    def _agreed(self, name: str, replies: Sequence[Any]) -> Standing:
         seen: dict[bytes, list[tuple[Any, int]]] = {}
         limits: Counter[int] = Counter()
-        for reply in replies.values():
-            if isinstance(reply, Refused):
-                raise refusal(reply, self.display)
-            limit, now, rows = reply
+        for limit, now, rows in replies:
             limits[int(limit)] += bool(rows)
             for row in rows:
                 seen.setdefault(row[0], []).append((row, now))
@@ -103,12 +129,7 @@ class Looking:
                 return Page([], None)
             following, names = await self._step(node, prefix, scan, limit)
             fresh = [name for name in sorted(set(names)) if name > after]
-            standings, places = await self._standings(fresh)
-            used = [
-                standing
-                for standing, its in zip(standings, places, strict=True)
-                if standing.holders and its and its[0] == node
-            ]
+            used = await self._standings(fresh, node)
             if len(used) > limit:
                 return Page(used[:limit], f"{node}.{scan}.{used[limit - 1].name}")
             after, scan = "", following
@@ -127,9 +148,8 @@ class Looking:
         if type(answer) is not list:
             return "0", []  # it is down: what a majority holds is on another one too
         if isinstance(answer[0], Refused):
-            raise refusal(answer[0], str(self._fleet.nodes[node].address))
-        following, found = answer[0]
-        return following.decode(), [self._keys.name(key.decode(errors="replace")) for key in found]
+            raise refusal(answer[0], str(self._fleet.nodes[node].address), prefix)
+        return read_scan(answer[0], self._keys, str(self._fleet.nodes[node].address))
 
     async def revoke(self, name: str) -> list[int]:
         script = self._scripts.revoke
@@ -137,14 +157,15 @@ class Looking:
         packed = f"{start}{bulk(self.channel(name))}".encode()
         request = Request([packed], lambda at: script.in_full(packed), wait_for_all)
         asked: Round = await self._fan.ask(request)
-        if asked.answered() < self._quorum:
+        check_round(asked.answers, self._quorum, self.display, name)
+        if heard(asked.answers) < self._quorum:
             raise self._fleet.unavailable(asked.answers)
-        check_round(asked.answers, self.display)
         tokens: dict[bytes, list[int]] = {}
         answers = [a[0] for a in asked.answers if type(a) is list and type(a[0]) is list]
         for rows in answers:
-            for digest, token in rows:
-                tokens.setdefault(digest, []).append(token)
+            for row in rows:
+                if type(row) is list and [type(word) for word in row] == [bytes, int]:
+                    tokens.setdefault(row[0], []).append(row[1])
         unseen = len(self._fleet.nodes) - len(answers)
         held = [told for told in tokens.values() if len(told) + unseen >= self._quorum]
         return sorted(max(told, key=lambda t: (told.count(t), t)) for told in held)
@@ -154,6 +175,13 @@ class Looking:
 
     async def probe(self) -> list[Finding]:
         return await findings(self._fleet, self._fan, self.store.options)
+
+
+def _has_something(reply: Any) -> bool:
+    """Whether a node has holders of a name, or something that can't be read."""
+    if type(reply) is not list or reply[:1] == [b"incompatible"]:
+        return True
+    return len(reply) == 3 and bool(reply[2])
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, str, str]:

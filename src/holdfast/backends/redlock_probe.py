@@ -18,7 +18,7 @@ async def findings(fleet: Fleet, fan: Any, options: RedlockOptions) -> list[Find
     """One round of looking."""
     request = Request([PING], lambda at: PING, lambda answers: False)
     asked: Round = await fan.ask(request)
-    if asked.answered() < fleet.quorum:
+    if sum(type(answer) is list for answer in asked.answers) < fleet.quorum:
         raise fleet.unavailable(asked.answers)
     found: list[Finding] = []
     for node, answer in zip(fleet.nodes, asked.answers, strict=True):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from holdfast.backends.redis_scripts import (
     DAY_SECONDS,
+    LABEL_BYTES,
+    LARGEST_NUMBER,
     REMEMBER_BYTES,
     REMEMBER_SECONDS,
     Script,
@@ -60,7 +62,7 @@ class RedlockScripts:
         self.intend = self._make("intend", ("state",), 1)
         self.revoke = self._make("revoke", ("state",), 1)
         self.look = self._make("look", ("state",), 1)
-        self.begin = Script(_text("begin"), ("run",), 0)
+        self.begin = Script(_text("mark") + _text("redlock_begin"), ("run",), 0)
 
         votes = (self.grant, self.raises, self.renew, self.release, self.undo, self.abandon)
         prepared = (*votes, self.intend)
@@ -69,11 +71,12 @@ class RedlockScripts:
         decided already, is not asked a second time. It must know the scripts, or has no vote."""
 
     def _make(self, name: str, keys: tuple[str, ...], arguments: int) -> _Script:
-        return _Script(self._head + _text("state") + _text(name), keys, arguments)
+        parts = ("reading", "mark", "redlock_state", f"redlock_{name}")
+        return _Script(self._head + "".join(map(_text, parts)), keys, arguments)
 
 
 def _text(name: str) -> str:
-    return (_FOLDER / f"redlock_{name}.lua").read_text()
+    return (_FOLDER / f"{name}.lua").read_text()
 
 
 def _milliseconds(seconds: float) -> str:
@@ -84,5 +87,5 @@ _CONSTANTS = f"""\
 local VERSION, INTENT = '{PROTOCOL}', {_milliseconds(STALE_SECONDS)}
 local KEEP, DAY = {_milliseconds(IDLE_COUNTER_SECONDS)}, {_milliseconds(DAY_SECONDS)}
 local REMEMBER, REMEMBER_BYTES = {_milliseconds(REMEMBER_SECONDS)}, {REMEMBER_BYTES}
-local RELEASED_BYTES = {RELEASED_BYTES}
+local RELEASED_BYTES, LABEL_BYTES, MOST = {RELEASED_BYTES}, {LABEL_BYTES}, {LARGEST_NUMBER}
 """

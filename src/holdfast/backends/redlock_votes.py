@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from holdfast.wires.redlock import heard
+
 __all__ = [
     "Ballot",
     "Verdict",
@@ -38,6 +40,27 @@ class Verdict(NamedTuple):
     """The nodes that have it already."""
 
 
+_SHAPES: dict[int | bytes, tuple[type, ...]] = {
+    YES: (int, bytes, bytes),
+    NO: (int, int, bytes, bytes, int),
+    b"limit": (bytes,),
+    b"barred": (int, int, int),
+    b"clock": (int,),
+    b"gone": (),
+    b"incompatible": (bytes,),
+}
+"""What stands behind each kind of vote: see ``redlock_grant.lua``."""
+
+
+def _vote(answer: Any) -> list[Any] | None:
+    """A node's vote; ``None`` if it gave none, or something else than one."""
+    vote = answer[0] if type(answer) is list and answer else None
+    if type(vote) is not list or not vote or type(vote[0]) not in (int, bytes):
+        return None
+    shape = _SHAPES.get(vote[0])
+    return vote if shape == tuple(type(word) for word in vote[1:]) else None
+
+
 class Ballot:
     """The votes of one round. A vote is what ``redlock_grant.lua`` answers; others are none."""
 
@@ -48,10 +71,8 @@ class Ballot:
         self.maps: dict[int, bytes] = {}
         """Which slots each granting node has free, or gave to us."""
         for index, answer in enumerate(answers):
-            if type(answer) is not list:
-                continue
-            vote = answer[0]
-            if type(vote) is not list:
+            vote = _vote(answer)
+            if vote is None:
                 continue
             if vote[0] == YES:
                 self.granted[index] = vote[1], vote[2].decode()
@@ -138,12 +159,11 @@ def enough_grants(quorum: int, *, slots: bool) -> Callable[[list[Any]], bool]:
         for answer in answers:
             if answer is None:
                 open_ += 1
-            elif type(answer) is list and type(answer[0]) is list and answer[0][0] == YES:
+            elif (vote := _vote(answer)) is not None and vote[0] == YES:
                 yes += 1
         if yes < quorum:
             # Whether it is impossible or the store is unavailable takes a quorum of answers too.
-            told = sum(type(answer) is list for answer in answers)
-            return yes + open_ < quorum and told >= quorum
+            return yes + open_ < quorum and heard(answers) >= quorum
         return not slots or Ballot(answers, quorum).verdict() is not None
 
     return enough
@@ -175,7 +195,7 @@ def enough_ends(quorum: int) -> Callable[[list[Any]], bool]:
     ended = enough_acks(quorum)
 
     def enough(answers: list[Any]) -> bool:
-        return ended(answers) and sum(type(answer) is list for answer in answers) >= quorum
+        return ended(answers) and heard(answers) >= quorum
 
     return enough
 

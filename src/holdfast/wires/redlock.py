@@ -17,7 +17,7 @@ from holdfast.errors import BackendUnavailable, GuaranteeNotMet
 from holdfast.runtimes.clock import now
 from holdfast.wires.redis import Address, Refused, pack
 
-__all__ = ["HUNG_SECONDS", "PING", "Fleet", "Node", "Request", "Round"]
+__all__ = ["HUNG_SECONDS", "PING", "Fleet", "Node", "Request", "Round", "heard"]
 
 STRAGGLER_SECONDS = 0.1
 """How much longer the others may take once a quorum has answered and nothing is decided."""
@@ -129,11 +129,21 @@ class Fleet:
         for node, answer in zip(self.nodes, answers, strict=True):
             if isinstance(answer, Exception):
                 causes.append(f"{node.address}: {answer}")
+            elif type(answer) is list and isinstance(answer[0], Refused):
+                causes.append(f"{node.address} refuses: {answer[0]}")
             elif answer is None:
                 causes.append(node.cause or f"{node.address} did not answer in time")
         return BackendUnavailable(
             f"{self.display} needs {self.quorum} of {len(self.nodes)} nodes: {'; '.join(causes)}"
         )
+
+
+def heard(answers: Sequence[Any]) -> int:
+    """How many nodes answered, and not with errors alone: those decide nothing."""
+    return sum(
+        type(answer) is list and not all(isinstance(reply, Refused) for reply in answer)
+        for answer in answers
+    )
 
 
 class Request:
@@ -220,7 +230,7 @@ class Round:
         return not self.waiting or self.request.enough(self.answers)
 
     def answered(self) -> int:
-        return sum(type(answer) is list for answer in self.answers)
+        return heard(self.answers)
 
     def until(self, deadline: float, quorum: int) -> float:
         """Until when to wait for what is missing."""

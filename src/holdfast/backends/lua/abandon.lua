@@ -4,10 +4,9 @@
 expire()
 local was = drop(ARGV[1])
 leave(ARGV[1])
-local known = abandons_until and abandons_until > now and call('HGET', state, 'g') or ''
+local known = abandons_until and abandons_until > now and get('g') or ''
 local remembered = ' ' .. ARGV[1] .. '@' .. ARGV[2] .. string.sub(known, 1, REMEMBER_BYTES)
-call('HSET', state, 'v', VERSION, 'g', remembered, 'd', now + REMEMBER)
+set('v', VERSION, 'g', remembered, 'd', now + REMEMBER)
 keep(0)
 settle()
-save()
-return was and 1 or 0
+return finish(was and 1 or 0)

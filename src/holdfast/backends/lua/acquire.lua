@@ -1,6 +1,6 @@
 -- The usual ways of an exclusive claim, with as few steps as they can have: the name is free, or
 -- it is held and this one joins the line, or this one was woken as the first in line. All else,
--- and the rules that these follow, is in `state` and `attempt`.
+-- and the rules that these follow, is in `state` and `attempt`; numbers that are none are told there.
 -- KEYS: state, then what flags add
 -- ARGV: owner, label, sent µs, ttl ms, shape: mode, weight, limit, join, max ttl ms,
 -- handed ms, channel
@@ -10,37 +10,42 @@ local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
 if not LOSS and not INTEROP and string.sub(ARGV[5], 1, 1) == 'x' then
   local owner = ARGV[1]
   local s = call('HMGET', KEYS[1], 'v', 't', 'x', 'xe', 'n', 'w', 'd', 'k', 'e', 'i', 'q')
-  if s[1] == VERSION and s[2] and s[8] == '0' and not s[5]
-    and (not s[7] or tonumber(s[7]) <= now)
-    and s[9] and now + math.max(tonumber(ARGV[4]), KEEP) <= tonumber(s[9])
+  local last, ends = tonumber(s[2] or ''), tonumber(s[4] or 0)
+  local keeps_until, abandons_until = tonumber(s[9] or ''), tonumber(s[7] or 0)
+  local waiting, first, number = tonumber(s[6] or 0), tonumber(s[10] or 1), tonumber(s[11] or 0)
+  if s[1] == VERSION and s[8] == '0' and not s[5] and last and last < MOST
+    and ends and ends <= MOST
+    and abandons_until and abandons_until <= now
+    and keeps_until and now + math.max(tonumber(ARGV[4]), KEEP) <= keeps_until
+    and waiting and first and number and number < MOST
   then
     local micros = time[1] * 1000000 + time[2]
-    if not s[6] and (not s[3] or tonumber(s[4]) <= now) then
-      local token = math.max(s[2] + 1, micros)
+    if not s[6] and (not s[3] or ends <= now) then
+      local token = math.max(last + 1, micros)
       call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + ARGV[4], 'xl', ARGV[2])
       return token
     end
-    if not s[3] and s[6] and call('HGET', KEYS[1], 'l:' .. s[10]) == owner then
-      local token = math.max(s[2] + 1, micros)
+    if not s[3] and s[10] and waiting > 0 and call('HGET', KEYS[1], 'l:' .. s[10]) == owner then
+      local token = math.max(last + 1, micros)
       call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[10])
-      if s[6] == '1' then
+      if waiting == 1 then
         call('HDEL', KEYS[1], 'w', 'i')
       else
-        call('HSET', KEYS[1], 'w', s[6] - 1, 'i', s[10] + 1)
+        call('HSET', KEYS[1], 'w', waiting - 1, 'i', first + 1)
       end
       call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + ARGV[4], 'xl', ARGV[2])
       return token
     end
     local join, handed, channel = string.match(ARGV[5], '^x 1 0 (%d) %d+ (%d+) (%S+)$')
-    if s[3] and s[3] ~= owner and tonumber(s[4]) > now and join == '1'
-      and (not s[6] or tonumber(s[6]) < QUEUE) and call('HEXISTS', KEYS[1], 'w:' .. owner) == 0
+    if s[3] and s[3] ~= owner and ends > now and join == '1' and waiting < QUEUE
+      and call('HEXISTS', KEYS[1], 'w:' .. owner) == 0
     then
-      local number = string.format('%.0f', (s[11] or 0) + 1)
-      local entry = string.format('%s x 1 %.0f 0 0 %.0f %s %s %s', number, now, micros,
+      local mine = string.format('%.0f', number + 1)
+      local entry = string.format('%s x 1 %.0f 0 0 %.0f %s %s %s', mine, now, micros,
         handed, channel, ARGV[2])
-      call('HSET', KEYS[1], 'q', number, 'l:' .. number, owner, 'w:' .. owner, entry,
-        'w', (s[6] or 0) + 1, 'i', s[6] and s[10] or number)
-      return {'busy', tonumber(s[6] or 0), s[4] - now + 1, 1, 0, tonumber(s[2])}
+      call('HSET', KEYS[1], 'q', mine, 'l:' .. mine, owner, 'w:' .. owner, entry,
+        'w', waiting + 1, 'i', s[6] and first or mine)
+      return {'busy', waiting, ends - now + 1, 1, 0, last}
     end
   end
 end

@@ -31,7 +31,7 @@ local function join_line(c, mine)
   last = last + 1
   if waiting == 0 then first = last end
   waiting = waiting + 1
-  call('HSET', state, 'v', VERSION, 'k', limit, 'q', last, 'l:' .. whole(last), c.owner)
+  set('v', VERSION, 'k', limit, 'q', last, 'l:' .. whole(last), c.owner)
   write_wait(c.owner, whole(last), c.mode, c.weight, now, 0, '0',
     whole(time[1] * 1000000 + time[2]), c.handed, c.channel, c.label)
   keep(0)
@@ -40,7 +40,6 @@ end
 
 local function busy(c, mine, retry, barred)
   local place, joined = join_line(c, mine)
-  save()
   return {'busy', place, retry or earliest(), joined, barred or 0, token}
 end
 
@@ -49,7 +48,7 @@ local function pick_slots(owner, weight)
   for _ = 1, weight do
     local at = string.find(slots, '0', 1, true) or #slots + 1
     slots = string.sub(slots, 1, at - 1) .. '1' .. string.sub(slots, at + 1)
-    call('HSET', state, 's:' .. at - 1, owner)
+    set('s:' .. at - 1, owner)
     taken[#taken + 1] = at - 1
   end
   return taken
@@ -57,18 +56,16 @@ end
 
 local function grant(c, mine)
   if mine then leave(c.owner) end
-  token = math.max(token + 1, time[1] * 1000000 + time[2])
-  call('HSET', state, 'v', VERSION, 't', token, 'k', limit)
+  token = next_token(token, time[1] * 1000000 + time[2])
+  set('v', VERSION, 't', token, 'k', limit)
   keep(c.ttl)
   if c.mode == 'x' then
-    call('HSET', state, 'x', c.owner, 'xe', now + c.ttl, 'xl', c.label)
-    save()
+    set('x', c.owner, 'xe', now + c.ttl, 'xl', c.label)
     return token
   end
   local taken = pick_slots(c.owner, c.weight)
   write_hold(c.owner, c.mode, c.weight, now + c.ttl, token, table.concat(taken, ','), c.label)
   n = n + c.weight
-  save()
   if c.mode == 's' then return token end
   table.insert(taken, 1, token)
   table.insert(taken, 1, 'slots')
@@ -111,39 +108,34 @@ end
 
 -- Until when nothing is granted: this server may have lost holds that their owners believe in.
 local function barred_until(max_ttl)
-  local run = string.match(call('INFO', 'server'), 'run_id:(%x+)')
+  local run = server_mark()
   local key = KEYS[#KEYS]
   local seen = call('HMGET', key, 'run', 'until')
   if seen[1] ~= run then
     call('HSET', key, 'run', run, 'until', now + max_ttl)
     return now + max_ttl
   end
-  return tonumber(seen[2]) > now and tonumber(seen[2]) or nil
+  local until_ms = number(seen[2] or '', 'until')
+  return until_ms > now and until_ms or nil
 end
 
 local function abandoned(c)
   if not abandons_until or abandons_until <= now then return false end
-  local known, mark = call('HGET', state, 'g') or '', ' ' .. c.owner .. '@'
+  local known, mark = get('g') or '', ' ' .. c.owner .. '@'
   local at = string.find(known, mark, 1, true)
-  return at and c.sent <= tonumber(string.match(known, '^%d+', at + #mark))
+  return at and c.sent <= number(string.match(known, '^%d*', at + #mark), 'g')
 end
 
 local function attempt(c)
   if abandoned(c) then return {'gone'} end
   expire()
   local same = again(c)
-  if same then
-    save()
-    return same
-  end
+  if same then return same end
   local barred = LOSS and barred_until(c.max_ttl)
-  local mine = waiting > 0 and call('HEXISTS', state, 'w:' .. c.owner) == 1
+  local mine = waiting > 0 and get('w:' .. c.owner) and true
   local admitted, blocked = settle(mine and c.owner)
   if x or n > 0 or waiting > (mine and 1 or 0) then
-    if limit ~= c.limit then
-      save()
-      return {'limit', limit}
-    end
+    if limit ~= c.limit then return {'limit', limit} end
   else
     limit = c.limit
     count_holders()

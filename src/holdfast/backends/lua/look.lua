@@ -4,21 +4,22 @@
 local most = tonumber(ARGV[1])
 local found, line = {}, {}
 if x and ends > now then
-  found[1] = {'x', whole(token), whole(ends), '-', call('HGET', state, 'xl') or ''}
+  found[1] = {'x', whole(token), whole(ends), '-', shown(call('HGET', state, 'xl') or '')}
 end
 for _, owner in ipairs(holders()) do
   local mode, _, its_end, its_token, its_slots, label = read_hold(owner)
   if its_end > now and #found < most then
     found[#found + 1] = {mode, whole(its_token), whole(its_end), mode == 's' and '-' or its_slots,
-      label}
+      shown(label)}
   end
 end
 for from = first, waiting > 0 and last or 0, PORTION do
   for _, owner in ipairs(numbered('l:', from, math.min(from + PORTION - 1, last))) do
     if owner and #line < most then
-      local _, mode, _, refreshed, reserved, behind, since, _, _, label = read_wait(owner)
+      local number, mode, _, refreshed, reserved, behind, since, _, _, label = read_wait(owner)
+      if not number then damaged('a place in line without an entry') end
       if refreshed + STALE >= now and (reserved == '0' or tonumber(reserved) >= now) then
-        line[#line + 1] = {mode, behind, since, label}
+        line[#line + 1] = {mode, behind, since, shown(label)}
       end
     end
   end

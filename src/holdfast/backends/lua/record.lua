@@ -1,9 +1,8 @@
 -- Keeps a value if the hold is still its owner's. ARGV: owner, value, token, keep ms.
 -- Answers 1, or 0 if the hold is gone.
 expire()
-save()
-if x ~= ARGV[1] and (n == 0 or not read_hold(ARGV[1])) then return 0 end
+if x ~= ARGV[1] and (n == 0 or not read_hold(ARGV[1])) then return finish(0) end
 local keeps = tonumber(ARGV[4])
-call('HSET', state, 'rv', ARGV[2], 'rt', ARGV[3], 'ra', now, 're', now + keeps)
+set('rv', ARGV[2], 'rt', ARGV[3], 'ra', now, 're', now + keeps)
 keep(keeps)
-return 1
+return finish(1)

@@ -11,9 +11,9 @@ local start = string.match(choice, '^@(%d+)$')
 
 -- Until when nothing is granted: this node may have lost holds that their owners believe in.
 local function barred_until()
-  local run = string.match(call('INFO', 'server'), 'run_id:(%x+)')
+  local run = server_mark()
   local seen = call('HMGET', KEYS[2], 'run', 'since')
-  local since = tonumber(seen[2] or 0)
+  local since = number(seen[2] or '0', 'since')
   if seen[1] ~= run then
     since = now
     call('HSET', KEYS[2], 'run', run, 'since', since)
@@ -85,7 +85,8 @@ if mine and (start or mode == 's') then
   keep(ttl)
   return {1, mine.token, mine.slots, map}
 end
-if proposal > time[1] * 1000000 + time[2] + DAY * 1000 then return {'clock', c} end
+-- Unless it goes on from this node's own counter, which may be ahead for good.
+if proposal > math.max(time[1] * 1000000 + time[2] + DAY * 1000, c + 1) then return {'clock', c} end
 if (x or count > (mine and 1 or 0)) and limit ~= want then return {'limit', limit} end
 local barred = LOSS and barred_until()
 if barred then return {'barred', c, barred - now + 1, barred} end
@@ -100,7 +101,7 @@ if mode == 'n' then
     return busy()
   end
 end
-c = math.max(proposal, c + 1)
+c = next_token(c, proposal)
 if mode == 'x' then
   take_alone(owner, now + ttl, c, sent, label)
 else

@@ -14,7 +14,7 @@ local function is_over()
   if mode == 'x' then return c > to end
   if mode == 's' then return superseded > to or released(owner) end
   for slot in string.gmatch(slots, '%d+') do
-    if tonumber(call('HGET', key, 't:' .. slot) or 0) > to then return true end
+    if slot_token(slot) > to then return true end
   end
   return false
 end

@@ -17,7 +17,7 @@ local function free()
     end
   end
   for slot in string.gmatch(slots, '%d+') do
-    if tonumber(call('HGET', key, 't:' .. slot) or 0) > to then return false end
+    if slot_token(slot) > to then return false end
   end
   return true
 end

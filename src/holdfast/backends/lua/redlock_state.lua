@@ -13,12 +13,15 @@ local call = redis.call
 local key, time = KEYS[1], call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
 local s = call('HMGET', key, 'v', 'c', 'x', 'xe', 'xt', 'n', 'k', 'e', 'd', 'i', 'ie', 'q', 'xs', 'xa')
-if s[1] and s[1] ~= VERSION then return {'incompatible', s[1]} end
+if s[1] and s[1] ~= VERSION then return {'incompatible', string.sub(s[1], 1, 20)} end
+for _, at in ipairs({2, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14}) do
+  if s[at] then number(s[at], 'a number') end
+end
 local c, superseded = tonumber(s[2] or 0), tonumber(s[12] or 0)
 local ends, token = tonumber(s[4] or 0), tonumber(s[5] or 0)
 local x = s[3] and ends > now and s[3] or nil
 local limit = s[7] or '0'
-local intent = s[10] and tonumber(s[11]) > now and s[10] or nil
+local intent = s[10] and tonumber(s[11] or 0) > now and s[10] or nil
 local holds, count, over = {}, 0, {}
 
 if s[6] then
@@ -26,7 +29,9 @@ if s[6] then
   for at = 1, #all, 2 do
     if string.sub(all[at], 1, 2) == 'h:' then
       local mode, its_end, its_token, sent, since, slots, label =
-        string.match(all[at + 1], '^(%a) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+        string.match(all[at + 1], '^([sn]) (%d+) (%d+) (%d+) (%d+) ([%d,-]+) (.*)$')
+      if not mode then damaged('the entry of a hold') end
+      for _, text in ipairs({its_end, its_token, sent, since}) do number(text, 'a number of a hold') end
       if tonumber(its_end) > now then
         holds[string.sub(all[at], 3)] = {mode = mode, ends = tonumber(its_end),
           token = tonumber(its_token), sent = tonumber(sent), since = tonumber(since),
@@ -108,10 +113,11 @@ local function drop(owner, its_token)
   return true
 end
 
--- Wakes who waits, if there is anything to get. Answers how many doors listen.
+-- Wakes who waits, if there is anything to get. Answers how many doors listen. One who may not
+-- publish has told nobody, and they look by themselves.
 local function wake(channel)
   local listening = call('PUBSUB', 'NUMSUB', channel)[2]
-  if listening > 0 then call('PUBLISH', channel, listening) end
+  if listening > 0 then redis.pcall('PUBLISH', channel, listening) end
   return listening
 end
 
@@ -119,12 +125,16 @@ local function abandoned(owner, sent)
   if not s[9] or tonumber(s[9]) <= now then return false end
   local known, mark = call('HGET', key, 'g') or '', ' ' .. owner .. '@'
   local at = string.find(known, mark, 1, true)
-  return at and sent <= tonumber(string.match(known, '^%d+', at + #mark))
+  return at and sent <= number(string.match(known, '^%d*', at + #mark), 'g')
 end
 
 -- Whether a reader was released here. As many are known as a renewal may be late behind.
 local function released(owner)
   return string.find(call('HGET', key, 'o') or '', ' ' .. owner .. ' ', 1, true)
+end
+
+local function slot_token(slot)
+  return number(call('HGET', key, 't:' .. slot) or '0', 'the token of a slot')
 end
 
 local function digest(owner) return string.sub(redis.sha1hex(owner), 1, 16) end

@@ -11,5 +11,4 @@ if waiting > 0 then
   end
 end
 settle()
-save()
-return here and 1 or 0
+return finish(here and 1 or 0)

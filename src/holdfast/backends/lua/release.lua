@@ -6,37 +6,47 @@ local time = call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
 if not INTEROP then
   local s = call('HMGET', KEYS[1], 'v', 'x', 'xe', 'w', 'i', 't')
-  if s[1] == VERSION and s[2] == ARGV[1] then
+  local ends = tonumber(s[3] or '')
+  if s[1] == VERSION and s[2] == ARGV[1] and ends then
     if not s[4] then
       call('HDEL', KEYS[1], 'x', 'xe', 'xl')
-      return tonumber(s[3]) > now and 1 or 0
+      return ends > now and 1 or 0
     end
-    local owner = call('HGET', KEYS[1], 'l:' .. s[5])
+    local waiting, first, last = tonumber(s[4]), tonumber(s[5] or ''), tonumber(s[6] or '')
+    local owner = first and call('HGET', KEYS[1], 'l:' .. s[5])
     local entry = owner and call('HGET', KEYS[1], 'w:' .. owner)
-    if entry and tonumber(s[3]) > now then
+    if entry and ends > now and waiting and waiting > 0 and last and last < MOST then
       local front, refreshed, rest, handed, channel, label =
         string.match(entry, '^(%d+ x 1 (%d+)) 0( %d+ %d+ (%d+) (%S+) (.*))$')
-      local key = owner and string.sub(redis.sha1hex(owner), 1, 16)
       if front and refreshed + STALE >= now then
+        local key = string.sub(redis.sha1hex(owner), 1, 16)
+        local heard = channel ~= '-' and call('PUBSUB', 'NUMSUB', channel)[2] > 0
+        local reserved = front .. ' ' .. string.format('%.0f', now + GRACE) .. rest
         -- Granted with the wake-up, if somebody hears it, and for no longer than one who waits is
-        -- taken to be well without a word: who is well renews it, or asks for it again.
-        local token = string.format('%.0f', math.max(s[6] + 1, time[1] * 1000000 + time[2]))
-        local told = DIRECT and handed ~= '0'  -- by the options of both doors
-        if told and channel ~= '-' and call('PUBLISH', channel, key .. ' ' .. token) > 0 then
-          if s[4] == '1' then
-            call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5], 'w', 'i')
-            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + handed, 'xl', label)
+        -- taken to be well without a word: who is well renews it, or asks for it again. It is
+        -- written before it is told: a server that does not let it be written tells nobody.
+        if heard and DIRECT and handed ~= '0' then  -- by the options of both doors
+          local token = string.format('%.0f', math.max(last + 1, time[1] * 1000000 + time[2]))
+          local its_end = now + math.min(tonumber(handed), STALE)
+          call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5])
+          if waiting == 1 then
+            call('HDEL', KEYS[1], 'w', 'i')
+            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', its_end, 'xl', label)
           else
-            call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5])
-            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + handed, 'xl', label,
-              'w', s[4] - 1, 'i', s[5] + 1)
+            call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', its_end, 'xl', label,
+              'w', waiting - 1, 'i', first + 1)
           end
+          local told = redis.pcall('PUBLISH', channel, key .. ' ' .. token)
+          if type(told) == 'number' and told > 0 then return 1 end
+          -- Nobody heard of it (this user may not publish there): back into the line with it.
+          call('HDEL', KEYS[1], 'x', 'xe', 'xl')
+          call('HSET', KEYS[1], 'w:' .. owner, reserved, 'l:' .. s[5], owner, 'w', waiting, 'i', first)
           return 1
         end
-        if channel == '-' or not told and call('PUBLISH', channel, key) > 0 or CLUSTER then
+        if heard or channel == '-' or CLUSTER then
           call('HDEL', KEYS[1], 'x', 'xe', 'xl')
-          call('HSET', KEYS[1], 'w:' .. owner,
-            front .. ' ' .. string.format('%.0f', now + GRACE) .. rest)
+          call('HSET', KEYS[1], 'w:' .. owner, reserved)
+          if channel ~= '-' then redis.pcall('PUBLISH', channel, key) end
           return 1
         end
       end

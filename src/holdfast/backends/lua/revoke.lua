@@ -4,5 +4,4 @@ local tokens = {}
 if x then tokens[1] = drop(x) end
 for _, owner in ipairs(holders()) do tokens[#tokens + 1] = drop(owner) end
 settle()
-save()
-return tokens
+return finish(tokens)

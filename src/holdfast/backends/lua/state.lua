@@ -11,69 +11,128 @@
 -- Times are in ms, tokens in µs: both whole in a Lua number, and redis.call writes them out whole.
 local state = KEYS[1]
 local s = call('HMGET', state, 'v', 't', 'k', 'x', 'xe', 'n', 'b', 'f', 'w', 'i', 'q', 'd', 'e')
-local version, token, limit = s[1], tonumber(s[2]) or 0, s[3] or '0'
-local x, ends = s[4], tonumber(s[5]) or 0
-local n, slots, soonest_end = tonumber(s[6]) or 0, s[7] or '', tonumber(s[8]) or 0
-local waiting, first, last = tonumber(s[9]) or 0, tonumber(s[10]) or 1, tonumber(s[11]) or 0
-local abandons_until, keeps_until = tonumber(s[12]), tonumber(s[13])
-
-if version and version ~= VERSION then
-  return {'incompatible', version}
+if s[1] and s[1] ~= VERSION then
+  return {'incompatible', string.sub(s[1], 1, 20)}
 end
 
-local function whole(number)
-  return string.format('%.0f', number)
+local function stored_number(at, what, default)
+  return s[at] and number(s[at], what) or default
 end
 
--- The key outlives what it holds, and names that nobody uses go in the end. After the first
--- write: a key that is not there yet takes no end.
+local function whole(value)
+  return string.format('%.0f', value)
+end
+
+local token, limit = stored_number(2, 't', 0), whole(stored_number(3, 'k', 0))
+local x, ends = s[4], stored_number(5, 'xe', 0)
+local n, slots, soonest_end = stored_number(6, 'n', 0), s[7] or '', stored_number(8, 'f', 0)
+local waiting, first, last = stored_number(9, 'w', 0), stored_number(10, 'i', 1), stored_number(11, 'q', 0)
+local abandons_until, keeps_until = stored_number(12, 'd', nil), stored_number(13, 'e', nil)
+if #slots > MOST_SLOTS or select(2, string.gsub(slots, '1', '')) ~= n or string.find(slots, '[^01]') then
+  damaged('b is not the slots that n counts')
+end
+if waiting > 0 and last - first >= MOST_NUMBERS then damaged('the line from i to q is too long') end
+
+-- What changes is gathered here and written by `finish`, in one go: a script that fails, or that the
+-- server does not let write (too few replicas, a failed save, no memory), has changed nothing. Who
+-- is woken is told after that.
+local changes = {}  -- the new text of a field, or false where it goes
+local expires_in
+local messages = {}
+
+local function set(...)
+  local words = {...}
+  for at = 1, #words, 2 do
+    local value = words[at + 1]
+    changes[words[at]] = type(value) == 'number' and whole(value) or value
+  end
+end
+
+local function unset(...)
+  for _, field in ipairs({...}) do changes[field] = false end
+end
+
+local function get(field)
+  local value = changes[field]
+  if value == nil then return call('HGET', state, field) end
+  return value
+end
+
+-- The key outlives what it holds, and names that nobody uses go in the end.
 local function keep(ttl)
   local until_ms = now + math.max(ttl, KEEP)
   if not keeps_until or until_ms > keeps_until then
     keeps_until = until_ms + DAY
-    call('HSET', state, 'e', keeps_until)
-    call('PEXPIRE', state, keeps_until - now)
+    set('e', keeps_until)
+    expires_in = keeps_until - now
   end
 end
 
--- Writes what changed in passing.
+local function write(command, words)
+  for from = 1, #words, 2 * PORTION do
+    call(command, state, unpack(words, from, math.min(from + 2 * PORTION - 1, #words)))
+  end
+end
+
 local stored = {n = n, slots = slots, soonest_end = soonest_end, waiting = waiting, first = first}
-local function save()
+local function note_counts()
   if n ~= stored.n or slots ~= stored.slots or soonest_end ~= stored.soonest_end then
-    if n > 0 then
-      call('HSET', state, 'n', n, 'b', slots, 'f', soonest_end)
-    else
-      call('HDEL', state, 'n', 'b', 'f')
-    end
+    if n > 0 then set('n', n, 'b', slots, 'f', soonest_end) else unset('n', 'b', 'f') end
   end
   if waiting ~= stored.waiting or first ~= stored.first then
-    if waiting > 0 then
-      call('HSET', state, 'w', waiting, 'i', first)
+    if waiting > 0 then set('w', waiting, 'i', first) else unset('w', 'i') end
+  end
+end
+
+-- Writes all that changed, then tells who was woken; one who may not publish has told nobody, and
+-- they look by themselves. Answers the reply.
+local function finish(reply)
+  note_counts()
+  local gone, fields = {}, {}
+  for field, value in pairs(changes) do
+    if value then
+      fields[#fields + 1] = field
+      fields[#fields + 1] = value
     else
-      call('HDEL', state, 'w', 'i')
+      gone[#gone + 1] = field
     end
   end
-  stored = {n = n, slots = slots, soonest_end = soonest_end, waiting = waiting, first = first}
+  write('HDEL', gone)  -- first: a server without memory still lets go
+  write('HSET', fields)
+  if expires_in then call('PEXPIRE', state, expires_in) end
+  for _, message in ipairs(messages) do redis.pcall('PUBLISH', message[1], message[2]) end
+  return reply
 end
 
 -- Reads many numbered fields, in portions that Lua's stack can take.
 local function numbered(prefix, from, to)
   local fields = {}
-  for number = from, to do fields[#fields + 1] = prefix .. whole(number) end
-  return #fields > 0 and call('HMGET', state, unpack(fields)) or {}
+  for at = from, to do fields[#fields + 1] = prefix .. whole(at) end
+  if #fields == 0 then return fields end
+  local values = call('HMGET', state, unpack(fields))
+  for at, field in ipairs(fields) do
+    if changes[field] ~= nil then values[at] = changes[field] end
+  end
+  return values
 end
 
 local function read_hold(owner)
-  local entry = call('HGET', state, 'h:' .. owner)
-  if entry then
-    local mode, weight, its_end, its_token, its_slots, label =
-      string.match(entry, '^(%a) (%d+) (%d+) (%d+) (%S+) (.*)$')
-    return mode, tonumber(weight), tonumber(its_end), tonumber(its_token), its_slots, label
+  local entry = get('h:' .. owner)
+  if not entry then return nil end
+  local mode, weight, its_end, its_token, its_slots, label =
+    string.match(entry, '^([sn]) (%d+) (%d+) (%d+) ([%d,]+) (.*)$')
+  if not mode then damaged('the entry of a hold') end
+  local count = 0
+  for slot in string.gmatch(its_slots, '%d+') do
+    if string.sub(slots, slot + 1, slot + 1) ~= '1' then damaged('the slots of a hold') end
+    count = count + 1
   end
+  if number(weight, 'a weight') ~= count then damaged('the weight of a hold') end
+  return mode, count, number(its_end, 'an end'), number(its_token, 'a token'), its_slots, label
 end
 
 local function write_hold(owner, mode, weight, its_end, its_token, its_slots, label)
-  call('HSET', state, 'h:' .. owner, mode .. ' ' .. weight .. ' ' .. whole(its_end) .. ' '
+  set('h:' .. owner, mode .. ' ' .. weight .. ' ' .. whole(its_end) .. ' '
     .. whole(its_token) .. ' ' .. its_slots .. ' ' .. label)
   if soonest_end == 0 or its_end < soonest_end then soonest_end = its_end end
 end
@@ -83,18 +142,19 @@ local function drop(owner)
   if INTEROP and call('GET', KEYS[2]) == owner then call('DEL', KEYS[2]) end
   if x == owner then
     x = false
-    call('HDEL', state, 'x', 'xe', 'xl')
+    unset('x', 'xe', 'xl')
     return ends > now and token or nil
   end
   if n == 0 then return nil end
   local mode, weight, _, its_token, its_slots = read_hold(owner)
   if not mode then return nil end
-  call('HDEL', state, 'h:' .. owner)
+  unset('h:' .. owner)
   for slot in string.gmatch(its_slots, '%d+') do
-    call('HDEL', state, 's:' .. slot)
+    unset('s:' .. slot)
     slots = string.sub(slots, 1, slot) .. '0' .. string.sub(slots, slot + 2)
   end
   n = n - weight
+  if n < 0 then damaged('the weights of the holds') end
   if n == 0 then slots, soonest_end = '', 0 end
   return its_token
 end
@@ -103,8 +163,11 @@ end
 local function holders()
   local owners, seen = {}, {}
   for from = 0, #slots - 1, PORTION do
-    for _, owner in ipairs(numbered('s:', from, math.min(from + PORTION, #slots) - 1)) do
+    for at, owner in ipairs(numbered('s:', from, math.min(from + PORTION, #slots) - 1)) do
+      local taken = string.sub(slots, from + at, from + at) == '1'
+      if taken ~= (owner and true) then damaged('who has a slot') end
       if owner and not seen[owner] then
+        if not get('h:' .. owner) then damaged('a slot without a hold') end
         seen[owner] = true
         owners[#owners + 1] = owner
       end
@@ -129,15 +192,20 @@ local function expire()
 end
 
 local function read_wait(owner)
-  local entry = call('HGET', state, 'w:' .. owner)
-  if entry then
-    return string.match(entry, '^(%d+) (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+  local entry = get('w:' .. owner)
+  if not entry then return nil end
+  local read = {string.match(entry,
+    '^(%d+) ([xsn]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')}
+  if not read[1] then damaged('the entry of one in line') end
+  for at = 1, 8 do
+    if at ~= 2 then number(read[at], 'a number of one in line') end
   end
+  return unpack(read)
 end
 
 local function write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, handed,
     channel, label)
-  call('HSET', state, 'w:' .. owner, number .. ' ' .. mode .. ' ' .. weight .. ' '
+  set('w:' .. owner, number .. ' ' .. mode .. ' ' .. weight .. ' '
     .. whole(refreshed) .. ' ' .. whole(reserved) .. ' ' .. behind .. ' ' .. since .. ' '
     .. handed .. ' ' .. channel .. ' ' .. label)
 end
@@ -145,7 +213,7 @@ end
 local function leave(owner)
   local number = read_wait(owner)
   if not number then return end
-  call('HDEL', state, 'w:' .. owner, 'l:' .. number)
+  unset('w:' .. owner, 'l:' .. number)
   waiting = waiting - 1
   if tonumber(number) == first then first = first + 1 end
 end
@@ -173,10 +241,15 @@ local function full()
   return alone
 end
 
--- Whether somebody was there to hear it. Waiters that do not listen yet attempt again soon.
+-- Wakes one in line when all is written. Answers whether somebody is there to hear it; waiters that
+-- do not listen yet attempt again soon.
 local function wake(owner, channel)
   if channel == '-' then return true end
-  return call('PUBLISH', channel, string.sub(redis.sha1hex(owner), 1, 16)) > 0 or CLUSTER
+  local heard = CLUSTER or call('PUBSUB', 'NUMSUB', channel)[2] > 0
+  if heard then
+    messages[#messages + 1] = {channel, string.sub(redis.sha1hex(owner), 1, 16)}
+  end
+  return heard
 end
 
 -- Goes along the line while claims fit: reserves for them, wakes them, skips who is gone.
@@ -194,6 +267,7 @@ local function settle(me)
       if here then
         number, mode, weight, refreshed, reserved, behind, since, handed, channel, label =
           read_wait(owner)
+        if not number then damaged('a place in line without an entry') end
         reserved = tonumber(reserved)
         here = owner == me
           or (reserved == 0 or reserved >= now) and refreshed + STALE >= now
