@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import pytest
 
 from holdfast import Fence, Incompatible, LockTimeout, Mode, NotHeld, StaleFence, Unsupported
 from holdfast.fencing.file import guard
+from holdfast.fencing.file_lock import FileLock
 
 
 def fence(token: int, mode: Mode = Mode.EXCLUSIVE) -> Fence:
@@ -149,8 +152,10 @@ def test_a_lock_file_that_was_removed(tmp_path: Path) -> None:
 
 def test_a_memory_that_can_not_be_read_lets_nobody_in(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    for text in ("", "no JSON", '{"format": 2}', "[]"):
-        (tmp_path / "ledger.fence").write_text(text)
+    memory = '{"format": 1, "name": "lock", "writer": %s, "highest": [0, 1], "slots": {}}'
+    broken = [memory % stamp for stamp in ('["a", "b"]', "[0, 1.5]", "[0, 1, 2]", "null", "[0]")]
+    for text in ("", "no JSON", '{"format": 2}', "[]", "[" * 100_000, "\xff", *broken):
+        (tmp_path / "ledger.fence").write_text(text, encoding="latin-1")
         with pytest.raises(Incompatible, match="nobody is let in"):
             guard(path, fence(5)).__enter__()
 
@@ -176,6 +181,189 @@ def test_a_killed_process_leaves_the_file_free(tmp_path: Path) -> None:
         process.kill()
     with guard(path, fence(6), timeout=5) as ledger:
         assert not ledger.exists()
+
+
+@pytest.mark.parametrize(
+    ("umask", "mode", "lock", "kept"),
+    [
+        (0o022, 0o600, 0o600, 0o600),
+        (0o022, 0o644, 0o600, 0o644),
+        (0o077, 0o660, 0o660, 0o660),
+        (0o000, 0o640, 0o600, 0o640),
+        (0o022, None, 0o600, 0o644),
+        (0o002, None, 0o660, 0o664),
+    ],
+)
+def test_who_may_write_the_file_may_lock_it_and_nobody_else(
+    tmp_path: Path, umask: int, mode: int | None, lock: int, kept: int
+) -> None:
+    path = tmp_path / "ledger"
+    before = os.umask(umask)
+    try:
+        if mode is not None:
+            path.touch()
+            path.chmod(mode)
+        with guard(path, fence(5)):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "ledger.fence.lock").stat().st_mode & 0o7777 == lock
+    assert (tmp_path / "ledger.fence").stat().st_mode & 0o7777 == kept
+
+
+def test_a_lock_file_that_others_could_open_is_closed_to_them(tmp_path: Path) -> None:
+    path, lock = tmp_path / "ledger", tmp_path / "ledger.fence.lock"
+    path.touch(0o600)
+    lock.touch()
+    lock.chmod(0o644)
+    with guard(path, fence(5)):
+        assert lock.stat().st_mode & 0o7777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_lock_file_belongs_to_the_group_that_may_write(tmp_path: Path) -> None:
+    path, lock = tmp_path / "ledger", tmp_path / "ledger.fence.lock"
+    path.touch()
+    path.chmod(0o660)
+    os.chown(path, 64123, 64124)
+    with guard(path, fence(5)):
+        found = lock.stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (64123, 64124, 0o660)
+
+
+class Child:
+    """A forked child: runs some lines of ours, then lives until it is told to end."""
+
+    def __init__(self, work: Callable[[], object], fork: Callable[[], int] = os.fork) -> None:
+        done, told = os.pipe()
+        ends, self._end = os.pipe()
+        self.pid = fork()
+        if self.pid == 0:
+            os.close(self._end)
+            code = 1
+            try:
+                code = 0 if work() is not False else 2
+                os.write(told, b"x")
+                os.read(ends, 1)
+            finally:
+                os._exit(code)
+        os.close(told)
+        os.close(ends)
+        os.read(done, 1)  # or its end
+        os.close(done)
+
+    def end(self) -> int:
+        os.close(self._end)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["Python", "C"])
+def test_a_child_that_was_forked_in_the_block_keeps_nobody_out(
+    tmp_path: Path, fork: Callable[[], int]
+) -> None:
+    """Also one that a library forked: Python's own handlers do not run then."""
+    path = tmp_path / "ledger"
+    with guard(path, fence(5)) as ledger:
+        child = Child(lambda: None, fork)
+        ledger.write_text("written")
+    try:
+        with guard(path, fence(6), timeout=0) as ledger:
+            assert ledger.read_text() == "written"
+    finally:
+        assert child.end() == 0
+
+
+def test_a_child_outlives_its_killed_parent_without_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    program = (
+        "import os, sys, time\nfrom holdfast.fencing.file import guard\n"
+        f"with guard({str(path)!r}, {str(fence(5))!r}):\n"
+        "    if os.fork() == 0: print('forked', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"forked\n"
+        process.kill()
+        process.wait()
+        with guard(path, fence(6), timeout=0):
+            pass
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_a_child_neither_writes_nor_unlocks_what_its_parent_entered(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.write_text("old")
+    guarded = guard(path, fence(5))
+
+    def leave() -> bool:
+        for use in (ledger.read, ledger.exists, lambda: ledger.write(b"child")):
+            try:
+                use()
+            except NotHeld:
+                continue
+            return False
+        guarded.__exit__(None, None, None)
+        return path.read_text() == "old"
+
+    with guarded as ledger:
+        ledger.write_text("new")
+        child = Child(leave)
+        with pytest.raises(LockTimeout):
+            guard(path, fence(6), timeout=0).__enter__()
+        assert path.read_text() == "old"
+        assert child.end() == 0
+    assert path.read_text() == "new"
+
+
+def test_a_reader_looks_again_after_it_was_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer may come in between, when the lock is given up to take it together with others."""
+    path = tmp_path / "ledger"
+    take = FileLock.take
+    taken: list[bool] = []
+
+    def interrupted(lock: FileLock, *, shared: bool) -> None:
+        taken.append(shared)
+        if taken == [True, False, True]:
+            with guard(path, fence(9)) as ledger:
+                ledger.write_text("newer")
+        take(lock, shared=shared)
+
+    with guard(path, fence(6)) as ledger:
+        ledger.write_text("older")
+    monkeypatch.setattr(FileLock, "take", interrupted)
+    with pytest.raises(StaleFence):
+        guard(path, fence(7, Mode.SHARED)).__enter__()
+    assert taken[:3] == [True, False, True]
+
+
+def test_the_folder_is_synced_after_each_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could take back a name that others have seen."""
+    calls: list[str] = []
+    sync, rename = os.fsync, os.replace
+
+    def synced(file: int) -> None:
+        folder = stat.S_ISDIR(os.fstat(file).st_mode)
+        calls.append("folder" if folder else "file")
+        sync(file)
+
+    def renamed(*args: Any, **options: Any) -> None:
+        calls.append("rename")
+        rename(*args, **options)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    with guard(tmp_path / "ledger", fence(5)) as ledger:
+        assert calls == ["file", "rename", "folder"]
+        ledger.write_text("content")
+    assert calls == ["file", "rename", "folder"] * 2
 
 
 CALLS = ("open", "write", "fsync", "close", "replace", "fchmod", "fchown")

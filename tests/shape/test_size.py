@@ -11,7 +11,7 @@ import holdfast
 
 ROOT = Path(holdfast.__file__).parent
 LONGEST_FILE = 400
-LONGER = {"claim.py": 500}
+LONGER = {"claim.py": 500, "sqlite.py": 500}
 """Files whose one subject needs more."""
 LONGEST_FUNCTION = 50
 

@@ -50,7 +50,7 @@ class Guard:
     def __init__(self, path: Path, fence: Fence, timeout: float | None) -> None:
         self.path, self.fence = path, fence
         self._kept = path.with_name(f"{path.name}.fence")
-        self._lock = FileLock(path.with_name(f"{path.name}.fence.lock"), timeout)
+        self._lock = FileLock(path.with_name(f"{path.name}.fence.lock"), path, timeout)
         self._file: File | None = None
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Guard:
         except BaseException:
             self._lock.release()
             raise
-        self._file = File(self.path, self.fence)
+        self._file = File(self.path, self.fence, self._lock)
         return self._file
 
     def _share(self) -> None:
@@ -91,7 +91,7 @@ class Guard:
         if entered is memory:
             return False
         if write:
-            replace(self._kept, pack(entered).encode())
+            replace(self._kept, pack(entered).encode(), like=self.path)
         return True
 
     def __exit__(
@@ -102,8 +102,8 @@ class Guard:
     ) -> None:
         file, self._file = self._file, None
         try:
-            if file is not None and error is None:
-                file._publish()
+            if file is not None and error is None and self._lock.taken:
+                file._publish()  # by the process that entered, not by a child of it
         finally:
             if file is not None:
                 file._open = False
@@ -113,9 +113,9 @@ class Guard:
 class File:
     """The guarded file inside its block."""
 
-    def __init__(self, path: Path, fence: Fence) -> None:
+    def __init__(self, path: Path, fence: Fence, lock: FileLock) -> None:
         self.path, self.fence = path, fence
-        self._open = True
+        self._lock, self._open = lock, True
         self._pending: bytes | None = None
 
     def read(self) -> bytes:
@@ -147,24 +147,28 @@ class File:
         return repr(str(self.path))
 
     def _check(self) -> None:
-        if not self._open:
-            raise NotHeld(f"{self} is read and written inside its block only")
+        if not self._open or not self._lock.taken:
+            raise NotHeld(
+                f"{self} is read and written inside its block only, by the process that entered it"
+            )
 
     def _publish(self) -> None:
         if self._pending is not None:
             replace(self.path, self._pending, aside=f"{self.path.name}.fence.write")
 
 
-def replace(path: Path, content: bytes, *, aside: str = "") -> None:
+def replace(path: Path, content: bytes, *, aside: str = "", like: Path | None = None) -> None:
     """Writes aside, syncs, renames, syncs the folder: whole or not at all, also in a power cut.
 
-    Others are locked out, so what a crash left aside is simply written over.
+    Others are locked out, so what a crash left aside is simply written over. A new file gets the
+    rights of the one that it is to be ``like``.
     """
     other = path.with_name(aside or f"{path.name}.write")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(other, flags, 0o666)
     try:
-        _keep_rights(path, file)
+        if not _keep_rights(path, file) and like is not None:
+            _keep_rights(like, file)
         view = memoryview(content)
         while view:
             view = view[os.write(file, view) :]
@@ -179,14 +183,15 @@ def replace(path: Path, content: bytes, *, aside: str = "") -> None:
         os.close(folder)
 
 
-def _keep_rights(path: Path, file: int) -> None:
+def _keep_rights(path: Path, file: int) -> bool:
     try:
         status = path.stat()
     except FileNotFoundError:
-        return
+        return False
     with suppress(PermissionError):  # only its owner may give it away
         os.fchown(file, status.st_uid, status.st_gid)
     os.fchmod(file, status.st_mode & 0o7777)
+    return True
 
 
 def _read(path: Path) -> Memory | None:

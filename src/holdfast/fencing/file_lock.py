@@ -1,12 +1,21 @@
-"""One ``flock`` on a file that is never replaced."""
+"""One ``flock`` on a file that is never replaced.
+
+Whoever can open the file can lock it, for reading too, and keep everybody out. So those who may
+write the guarded file may open it, and nobody else.
+
+A lock belongs to the open file, which a forked child shares. The child closes it at once, and the
+parent unlocks it before it closes it: a child that was forked in the block keeps nobody out.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakSet
 
 from holdfast.errors import LockTimeout
 
@@ -19,25 +28,51 @@ POLL_SECONDS = 0.005, 0.05
 class FileLock:
     """Taken and released by one block at a time. It ends with its process, however that ends."""
 
-    def __init__(self, path: Path, timeout: float | None) -> None:
-        self._path, self._timeout = path, timeout
+    def __init__(self, path: Path, guarded: Path, timeout: float | None) -> None:
+        self._path, self._guarded, self._timeout = path, guarded, timeout
         self._file: int | None = None
+        _locks.add(self)
+
+    @property
+    def taken(self) -> bool:
+        """Whether this process has it; not in a child that was forked since."""
+        return self._file is not None
 
     def take(self, *, shared: bool) -> None:
         """Waits for the lock; raises ``LockTimeout``."""
         how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         ends = None if self._timeout is None else time.monotonic() + self._timeout
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            file = self._file = os.open(self._path, flags, 0o622)
             try:
+                self._set_rights(file)
                 self._wait(file, how, ends)
                 if self._still_there(file):
-                    self._file = file
                     return
             except BaseException:
-                os.close(file)
+                self.release()
                 raise
-            os.close(file)  # somebody has removed it meanwhile: others lock another one
+            self.release()  # somebody has removed it meanwhile: others lock another one
+
+    def _set_rights(self, file: int) -> None:
+        found = os.fstat(file)
+        if os.geteuid() not in (0, found.st_uid):
+            return  # its owner does so
+        try:
+            like = self._guarded.stat()
+        except FileNotFoundError:
+            like = found  # as the umask left it
+        if found.st_gid != like.st_gid:
+            with suppress(PermissionError):
+                os.fchown(file, -1, like.st_gid)
+        if found.st_uid != like.st_uid:
+            with suppress(PermissionError):
+                os.fchown(file, like.st_uid, -1)
+        writers = like.st_mode & (0o222 if os.fstat(file).st_gid == like.st_gid else 0o202)
+        mode = 0o600 | writers | writers << 1
+        if stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(file, mode)
 
     def _wait(self, file: int, how: int, ends: float | None) -> None:
         if ends is None:
@@ -69,4 +104,24 @@ class FileLock:
         """Gives it up; nothing happens if it is not taken."""
         file, self._file = self._file, None
         if file is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_UN)
+            finally:
+                os.close(file)
+
+    def forget(self) -> None:
+        """In a forked child: the lock is the parent's."""
+        file, self._file = self._file, None
+        if file is not None:
             os.close(file)
+
+
+_locks: WeakSet[FileLock] = WeakSet()
+
+
+def _after_in_child() -> None:
+    for lock in list(_locks):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_after_in_child)

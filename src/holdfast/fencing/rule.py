@@ -177,7 +177,7 @@ def unpack(text: str | bytes, where: str) -> Memory:
 
 def _kept(numbers: Any) -> Stamp:
     epoch, token = numbers
-    if type(epoch) is not int or type(token) is not int or max(epoch, token) > LARGEST_TOKEN:
+    if not all(type(number) is int and -1 <= number <= LARGEST_TOKEN for number in numbers):
         raise ValueError("a number that no fence has")
     return Stamp(epoch, token)
 
