@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -16,6 +15,7 @@ from holdfast.doorway import LONGEST_LIST, Doorway, later
 from holdfast.durations import Duration
 from holdfast.primitives.lock import Lock
 from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.url import environment_url
 
 if TYPE_CHECKING:
     from holdfast.primitives.election import Election
@@ -39,11 +39,11 @@ Standings = list[Standing]
 
 def find_url(url: str | object | None) -> str | object:
     """The URL given, or the environment's; a fleet must never lock a local file by accident."""
-    found = os.environ.get("HOLDFAST_URL") if url is None else url
+    found = environment_url() if url is None else url
     if not found:
         raise ValueError(
             "no store: give connect() a URL such as 'redis://host:6379/0', or 'local' for a file "
-            "that only this machine sees, or set HOLDFAST_URL"
+            "that only this machine sees, or set HOLDFAST_URL or HOLDFAST_URL_FILE"
         )
     return found
 

@@ -6,12 +6,13 @@ others register an entry point in the group ``holdfast.backends`` under their sc
 
 # Without "from __future__ import annotations": see holdfast.claim.
 import importlib
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 from holdfast.core.contract import Settings, Store
 
-__all__ = ["BACKENDS", "Url", "open_store", "parse_url"]
+__all__ = ["BACKENDS", "Url", "environment_url", "open_store", "parse_url"]
 
 BACKENDS: dict[str, tuple[str, str]] = {
     # scheme: (module, the extra that installs what it needs)
@@ -36,6 +37,11 @@ BACKENDS: dict[str, tuple[str, str]] = {
 CLIENTS = {"redis": "redis", "valkey": "redis"}
 """Packages whose client objects are accepted for their settings."""
 
+LONGEST_SECRET = 65536
+_ESCAPE = "a '/', '?' or '@' in a user name or password is written %2F, %3F or %40"
+_USER_ALONE = ("postgresql", "mysql")
+"""Where a user may well have no password, or have it elsewhere."""
+_FILES = ("sqlite", "unix")
 _SECRETS = ("pass", "secret", "token", "key", "auth", "credential")
 
 
@@ -54,7 +60,7 @@ class Url(NamedTuple):
             (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
             for host, port in self.hosts
         )
-        user = f"{self.username}@" if self.username else ""
+        user = f"{self._shown_user()}@" if self.username else ""
         shown = "&".join(
             f"{key}={'***' if _is_secret(key) or '://' in value else value}"
             for key, value in self.options.items()
@@ -63,6 +69,20 @@ class Url(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Url({str(self)!r})"
+
+    def _shown_user(self) -> str | None:
+        """A user without a password is often a password or a token in the wrong place."""
+        return self.username if self.password or self.scheme in _USER_ALONE else "***"
+
+    def scrub(self, text: str) -> str:
+        """The text, such as a driver's error, without the secrets of this URL."""
+        from urllib.parse import quote
+
+        secrets = [value for key, value in self.options.items() if _is_secret(key)]
+        for secret in filter(None, (self.password, *secrets)):
+            for form in (secret, quote(secret), quote(secret, safe="")):
+                text = text.replace(form, "***")
+        return text
 
     def refuse_unknown(self, *known: str) -> None:
         """Raises ``ValueError`` for an option that the store does not have."""
@@ -105,6 +125,7 @@ def parse_url(text: str) -> Url:
         )
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
+    _refuse_misplaced_at(scheme.lower(), authority, path, query)
     userinfo, at, hosts = authority.rpartition("@")
     username, colon, password = userinfo.partition(":")
     return Url(
@@ -115,6 +136,31 @@ def parse_url(text: str) -> Url:
         _decode(slash + path),
         _options(query),
     )
+
+
+def _refuse_misplaced_at(scheme: str, authority: str, path: str, query: str) -> None:
+    """Where a password has a '/' or '?' of its own, its rest and the '@' stand behind the host."""
+    in_path = "@" in path and (authority or scheme not in _FILES)
+    if in_path or any("@" in part and "://" not in part for part in query.split("&")):
+        raise ValueError(f"not a store's URL: there is an '@' behind the host; {_ESCAPE}")
+
+
+def environment_url() -> str | None:
+    """The URL in ``HOLDFAST_URL``, or in the file that ``HOLDFAST_URL_FILE`` names."""
+    url, path = os.environ.get("HOLDFAST_URL"), os.environ.get("HOLDFAST_URL_FILE")
+    if url and path:
+        raise ValueError("HOLDFAST_URL and HOLDFAST_URL_FILE are both set: which store is meant?")
+    return read_secret(path, "HOLDFAST_URL_FILE") if path else url or None
+
+
+def read_secret(path: str, variable: str) -> str:
+    """The text in a file that an environment variable names; raises ``ValueError``."""
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
+            return file.read(LONGEST_SECRET).strip()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise ValueError(f"{variable}: {path!r} can't be read: {why}") from None
 
 
 def _is_secret(key: str) -> bool:
@@ -147,7 +193,7 @@ def _host(text: str) -> tuple[str, int | None]:
 
     match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d+))?", text)
     if match is None or (match[2] and not 0 < int(match[2]) < 65536):
-        raise ValueError("not a host or host:port; a '/', '?' or '@' in a password is written %2F")
+        raise ValueError(f"not a host or host:port; {_ESCAPE}")
     return _decode(match[1].strip("[]")), int(match[2]) if match[2] else None
 
 

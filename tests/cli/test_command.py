@@ -105,3 +105,42 @@ def test_the_reference_names_every_verb_option_and_code(cli: Cli) -> None:
     for name in exits.__all__:
         if name.isupper():
             assert f"\n| {getattr(exits, name)} |" in page, name
+
+
+SECRET = "CaNaRy9f3kQ"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", f"redis://:{SECRET}@h", f"redis://:{SECRET}@h"],
+        ["run", "n", f"redis://:{SECRET}@h", "--", "true"],
+        ["run", "n", f"--ulr=redis://:{SECRET}@h", "--", "true"],
+        ["run", "n", f"--ttl=redis://u:a {SECRET}'@h", "--", "true"],
+        ["schema", f"postgresql://u:{SECRET}@h/d"],
+        ["fence", f"postgresql://u:{SECRET}@h/d#x", "enter", "x"],
+        [f"redis://:{SECRET}@h"],
+        ["fence", "enter", f"postgresql://u:{SECRET}%zz@127.0.0.1:1/d#x", "1;exclusive;;0;1;x"],
+        ["check", f"redis://u:12/{SECRET}@h/0"],
+    ],
+    ids=lambda words: " ".join(words).replace(SECRET, "…")[:40],
+)
+def test_errors_do_not_repeat_urls(cli: Cli, words: list[str]) -> None:
+    """Terminals are shared, and logs of schedulers kept."""
+    for debug in ("", "1"):
+        result = cli(*words, env={"HOLDFAST_DEBUG": debug})
+        assert result.returncode in (64, 69, 78), result.stderr
+        assert SECRET not in result.stderr + result.stdout
+
+
+def test_the_url_in_a_file(cli: Cli, tmp_path: Path) -> None:
+    """A command line can be seen by every user of the machine."""
+    kept = tmp_path / "url"
+    kept.write_text(cli.environment.pop("HOLDFAST_URL") + "\n")
+    cli.environment["HOLDFAST_URL_FILE"] = str(kept)
+    holder = cli.hold("x")
+    assert cli.show("x")["holders"][0]["pid"] == holder.pid
+    cli.let_go(holder)
+    result = cli("ls", env={"HOLDFAST_URL_FILE": "/nowhere"})
+    assert result.returncode == 78
+    assert "HOLDFAST_URL_FILE: '/nowhere' can't be read" in result.stderr

@@ -260,7 +260,7 @@ def test_the_fence_of_a_broken_hold_is_signed(cli: Cli) -> None:
     [
         (
             {"HOLDFAST_FENCE_KEYS": "tooshort-secret"},
-            "HOLDFAST_FENCE_KEYS: a key of fence_keys has",
+            "keys of fences: a key of fence_keys has",
         ),
         ({"HOLDFAST_FENCE_KEYS_FILE": "/nowhere/keys"}, "'/nowhere/keys' can't be read"),
         ({"HOLDFAST_FENCE_KEYS": KEYS, "HOLDFAST_FENCE_KEYS_FILE": "x"}, "are both set"),

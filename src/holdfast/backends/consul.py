@@ -86,6 +86,8 @@ def open_store(url: Url, settings: Settings) -> ConsulStore:
     url.refuse_unknown("ca", "cert", "key", "token", "session_ttl_min", "lock_delay")
     if url.path not in ("", "/"):
         raise ValueError("consul:// has no path; a namespace keeps locks apart")
+    if url.username:
+        raise ValueError("consul:// has no user name; a token is written consul://:token@host")
     env = os.environ
     token = url.options.get("token") or url.password or env.get("CONSUL_HTTP_TOKEN", "")
     tls, default_port = None, DEFAULT_PORT

@@ -77,7 +77,9 @@ class Agent:
             ) from None
 
     def _refusal(self, line: bytes, reply: Reply) -> Exception:
-        text = reply.body[:200].decode(errors="replace").strip()
+        token = self.http.servers.headers.partition(b": ")[2].strip()
+        body = reply.body.replace(token, b"***") if token else reply.body
+        text = body[:200].decode(errors="replace").strip()
         if "Invalid Session TTL" in text:
             return Unsupported(f"{self.display} does not allow this ttl: {text}")
         if "Missing node registration" in text:

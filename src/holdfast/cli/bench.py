@@ -12,7 +12,7 @@ import secrets
 from typing import Any
 
 from holdfast.cli.exits import BAD_SETTING, NOTHING, Refused
-from holdfast.cli.options import Parser, connect, json_option
+from holdfast.cli.options import Parser, connect, json_option, store_url
 from holdfast.cli.standing import print_json
 from holdfast.cli.tables import print_table
 from holdfast.cli.text import is_terminal, say
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if not hasattr(os, "fork"):
         raise Refused("bench starts its processes by fork, which this system lacks", BAD_SETTING)
-    url = options.store or os.environ.get("HOLDFAST_URL") or "local"
+    url = store_url(options.store) or "local"
     namespace = f"holdfast-bench-{secrets.token_hex(4)}"
     _greet(url, namespace)
     results = _measure(url, namespace, options.case or list(CASES), options.quick)

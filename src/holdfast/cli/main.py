@@ -66,8 +66,10 @@ def _verb(arguments: list[str]) -> Callable[[list[str]], int]:
         return _version
     if word not in VERBS:
         from holdfast.cli.exits import USAGE, Refused
+        from holdfast.cli.parser import without_urls
 
-        raise Refused(f"there is no verb {word!r}; there are {', '.join(VERBS)}", USAGE)
+        told = f"there is no verb {word!r}; there are {', '.join(VERBS)}"
+        raise Refused(without_urls(told, [word]), USAGE)
     import importlib
 
     verb: Callable[[list[str]], int] = importlib.import_module(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.exits import BadSetting
 from holdfast.cli.parser import Parser, wrong
 from holdfast.cli.text import is_terminal, say
+from holdfast.url import environment_url, read_secret
 
 if TYPE_CHECKING:
     from holdfast import Locks
@@ -22,6 +23,7 @@ __all__ = [
     "length",
     "seconds",
     "store_options",
+    "store_url",
     "whole",
 ]
 
@@ -33,7 +35,9 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def store_options(parser: Parser) -> None:
     """``--url`` and ``--namespace``."""
-    parser.add_argument("--url", help="the store; else $HOLDFAST_URL, else local")
+    parser.add_argument(
+        "--url", help="the store (others can see it: no password); else $HOLDFAST_URL, else local"
+    )
     parser.add_argument("--namespace", help="the part of the store that is used (holdfast)")
 
 
@@ -102,29 +106,27 @@ def fence_keys() -> FenceKeys:
     text, path = (os.environ.get(word, "") for word in (KEYS, KEYS_FILE))
     if text and path:
         raise BadSetting(f"{KEYS} and {KEYS_FILE} are both set: which keys are meant?")
-    if path:
-        text = read_secret(path, KEYS_FILE)
     try:
+        if path:
+            text = read_secret(path, KEYS_FILE)
         return FenceKeys(text.split())
     except ValueError as error:
-        raise BadSetting(f"{KEYS_FILE if path else KEYS}: {error}") from None
+        raise BadSetting(f"keys of fences: {error}") from None
 
 
-def read_secret(path: str, variable: str) -> str:
-    """What is in a file that an environment variable names."""
+def store_url(url: str | None) -> str | None:
+    """The URL given, or the environment's."""
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
-            return file.read(65536).strip()
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or type(error).__name__
-        raise BadSetting(f"{variable}: {path!r} can't be read: {why}") from None
+        return url or environment_url()
+    except ValueError as error:
+        raise BadSetting(str(error)) from None
 
 
 def connect(
     url: str | None, namespace: str | None, ttl: float | None = None, epoch: int | None = None
 ) -> Locks:
     """The door to the store that was asked for; tells a terminal when it is the local one."""
-    url = url or os.environ.get("HOLDFAST_URL")
+    url = store_url(url)
     if not url:
         url = "local"
         if is_terminal(2):

@@ -26,6 +26,22 @@ def wrong(message: str) -> Exception:
     return ArgumentTypeError(message)
 
 
+def without_urls(message: str, argv: list[str]) -> str:
+    """The message with no more than the scheme of each URL that the command line has.
+
+    >>> without_urls("unrecognized arguments: redis://:secret@host", ["redis://:secret@host"])
+    'unrecognized arguments: redis://…'
+    """
+    for word in argv:
+        before, found, _ = word.partition("://")
+        if found:
+            scheme = before.rpartition("=")[2]  # of --option=URL
+            url = word[len(before) - len(scheme) :]
+            for text in (repr(url)[1:-1], url):
+                message = message.replace(text, f"{scheme}://…")
+    return message
+
+
 class Argument:
     """One argument as it was declared, in argparse's words."""
 
@@ -64,6 +80,7 @@ class Parser:
         self.prog, self.description, self.usage = f"holdfast {verb}", description, usage
         self.epilog: str | None = None
         self.arguments: list[Argument] = []
+        self._argv: list[str] = []
 
     def add_argument(self, *names: str, group: str = "", **settings: Any) -> None:
         """Declares an argument; the words are argparse's, and an option's long name comes last.
@@ -72,6 +89,7 @@ class Parser:
 
     def parse_args(self, argv: list[str]) -> SimpleNamespace:
         """What the command line says; the end of the program if that is a call for help."""
+        self._argv = argv
         try:
             return self.read_plain(argv)
         except Exception:  # noqa: BLE001 - argparse finds it, too, and says what is wrong
@@ -80,7 +98,8 @@ class Parser:
             return full_parser(self).parse_args(argv, SimpleNamespace())
 
     def error(self, message: str) -> NoReturn:
-        raise Refused(f"{message} (see {self.prog} --help)", USAGE)
+        told = without_urls(message, self._argv)
+        raise Refused(f"{told} (see {self.prog} --help)", USAGE) from None
 
     def read_plain(self, argv: list[str]) -> SimpleNamespace:
         """Reads names in full, values that can't be taken for names, and nothing amiss; raises

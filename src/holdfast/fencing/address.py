@@ -67,8 +67,10 @@ def _enter_store(where: str, resource: str, fence: Fence, table: str) -> None:
         raise Unsupported(words) from None
     except (HoldfastError, ValueError):
         raise
-    except Exception as error:  # each driver has words of its own for it
-        raise BackendUnavailable(f"{url}: {type(error).__name__}: {error}") from error
+    except Exception as error:  # noqa: BLE001 - each driver has words of its own for it
+        # Without its cause, too: drivers repeat what they can't read, be it the password.
+        told = url.scrub(f"{type(error).__name__}: {error}")
+        raise BackendUnavailable(f"{url}: {told}") from None
 
 
 def _enter_table(connection: Any, resource: str, fence: Fence, table: str) -> None:

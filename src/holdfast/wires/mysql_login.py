@@ -37,6 +37,9 @@ class Address(NamedTuple):
     parameters: dict[str, Any]
     display: str
 
+    def __repr__(self) -> str:
+        return f"Address({self.display!r})"
+
 
 def address_of(url: Url) -> Address:
     """Where a URL points, in PyMySQL's words."""

@@ -49,6 +49,9 @@ class Address(NamedTuple):
     parameters: dict[str, str]
     display: str
 
+    def __repr__(self) -> str:
+        return f"Address({self.display!r})"
+
 
 class Connection(sql.Connection[Request, pq.abc.PGresult]):
     """One session. Used by one caller at a time."""
