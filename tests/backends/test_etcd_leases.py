@@ -63,12 +63,12 @@ def _renew(one: Peer, *grants: Grant) -> Renewal:
     return renewal
 
 
-def _kept(one: Peer, grant: Grant) -> None:
-    """It is renewed, bound to the lease of its ttl, and no other has become of it."""
+def _kept(one: Peer, grant: Grant, ttl: float | None = None) -> None:
+    """It is renewed, bound to the lease of its ttl or of that one, and nothing else came of it."""
     renewal = _renew(one, grant)
     assert (renewal.lost, renewal.unknown) == ({}, {})
     assert [each.token for each in one.run(one.backend.look("name")).holders] == [grant.token]
-    session = one.store.sessions.current(grant.claim.ttl)
+    session = one.store.sessions.current(ttl or grant.claim.ttl)
     _, keys = one.run(one.backend.leases.time_to_live(session.id))
     assert keys == {grant.ref.key}
     assert one.run(one.backend.release(grant)) is True
@@ -82,7 +82,7 @@ def _with_ttl(grant: Grant, ttl: float) -> Grant:
 def test_an_unanswered_change_of_the_ttl_costs_no_hold(
     peer: Peers, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was carried out, and the next renewal has the old ttl."""
+    """It was carried out, and the next renewal has the old ttl: the longer one stays."""
     one = peer(flavour)
     grant = one.take(claim_of(ttl=30.0))
     ask = one.post.ask
@@ -96,7 +96,7 @@ def test_an_unanswered_change_of_the_ttl_costs_no_hold(
     monkeypatch.setattr(one.post, "ask", unanswered)
     assert list(_renew(one, _with_ttl(grant, 60.0)).unknown) == [grant.claim.owner]
     monkeypatch.undo()
-    _kept(one, grant)
+    _kept(one, grant, 60.0)
 
 
 @every_flavour

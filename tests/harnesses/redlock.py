@@ -29,6 +29,7 @@ class RedlockHarness(EnsembleHarness):
     name = "redlock"
     scheme = "redlock"
     ttl = 0.5
+    shortens = False
 
     def make_servers(self) -> Ensemble[RedisServer]:
         return Ensemble([RedisServer(persist=True) for _ in range(3)])

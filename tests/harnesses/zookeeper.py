@@ -18,6 +18,7 @@ class ZooKeeperHarness(ServedHarness):
 
     name = "zookeeper"
     ttl = 1.0
+    shortens = False
     extra_recovery = 2.0
     outage_recovery = 15.0
 
@@ -31,6 +32,7 @@ class ZooKeeperThreeHarness(EnsembleHarness):
     name = "zookeeper-three"
     repeats = scheme = "zookeeper"
     ttl = ZooKeeperHarness.ttl
+    shortens = ZooKeeperHarness.shortens
     extra_recovery = ZooKeeperHarness.extra_recovery + 1.5 * ttl + ELECTION_SECONDS
     outage_recovery = ZooKeeperHarness.outage_recovery
 

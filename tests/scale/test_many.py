@@ -66,9 +66,9 @@ def test_a_thousand_holds_are_kept_by_one_thread(tmp_path: Path, store: str) -> 
         keeper = locks._keeper.keep
         renew = keeper.backend.renew
 
-        async def counted(grants: Any, waits: Any, *, until: float) -> Any:
+        async def counted(grants: Any, waits: Any, *, until: float, shorten: bool = False) -> Any:
             sizes.append(len(grants))
-            answer = await renew(grants, waits, until=until)
+            answer = await renew(grants, waits, until=until, shorten=shorten)
             renewed.set()
             return answer
 

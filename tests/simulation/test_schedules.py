@@ -93,7 +93,12 @@ def test_renewal_that_ignores_the_owner_is_caught(monkeypatch: pytest.MonkeyPatc
     """Renewing what is no longer ours, and believing it."""
 
     async def renew_anything(
-        self: MemoryBackend, grants: list[Grant], waits: object, *, until: float
+        self: MemoryBackend,
+        grants: list[Grant],
+        waits: object,
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
         return Renewal()
 

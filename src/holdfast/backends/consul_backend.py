@@ -338,9 +338,14 @@ class ConsulBackend:
         self.waits.listening.nudge(claim.owner)
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
-        return await self.keeper.renew(grants, waits, until)
+        return await self.keeper.renew(grants, waits, until, shorten)
 
     async def revoke(self, name: str) -> list[int]:
         return await view.revoke(self, name)

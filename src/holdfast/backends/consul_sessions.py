@@ -115,9 +115,13 @@ class SessionKeeper:
         return sent
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
-        return await _Renewing(self, until).all(grants, waits)
+        return await _Renewing(self, until, shorten).all(grants, waits)
 
     async def end_all(self) -> None:
         """Destroys what this door opened; what does not answer ends by itself."""
@@ -136,8 +140,8 @@ class SessionKeeper:
 class _Renewing:
     """One batch: a renewal per session, and one question for 64 entries at a time."""
 
-    def __init__(self, keeper: SessionKeeper, until: float) -> None:
-        self._keeper, self._until = keeper, until
+    def __init__(self, keeper: SessionKeeper, until: float, shorten: bool) -> None:
+        self._keeper, self._until, self._shorten = keeper, until, shorten
         self._store = keeper.store
         self._kept: dict[str, float | str | None] = {}
         self.lost: dict[str, str] = {}
@@ -211,8 +215,13 @@ class _Renewing:
                 self.lost[claim.owner] = "its entry in Consul is gone: the hold was broken"
             elif grant is None:
                 await self._tell_behind(claim, behind)
-            elif self._bound(grant).ttl != whole(claim.ttl):
+            elif self._is_to_move(self._bound(grant).ttl, whole(claim.ttl)):
                 await self._move(grant, self._bound(grant))
+
+    def _is_to_move(self, bound: int, ttl: int) -> bool:
+        """Whether a hold goes to another session: to a shorter one only if its owner asks for that,
+        since a request may arrive after later ones."""
+        return bound != ttl if self._shorten else bound < ttl
 
     async def _tell_behind(self, claim: Claim, behind: int) -> None:
         """Writes how many wait behind an entry that was not granted meanwhile."""
@@ -239,6 +248,10 @@ class _Renewing:
         claim, key = grant.claim, ref.key.encode()
         try:
             session = await self._keeper.session(claim.ttl, self._until)
+            # Its holder counts with the whole ttl, if it never hears an answer.
+            kept = await self._keep(session.id)
+            if isinstance(kept, str):
+                raise BackendUnavailable(kept)
             value = requests.entry_value(claim, self._keeper.runtime.wall(), token=grant.token)
             mark = self._store.names.of(claim.name).mark(claim.owner)
             body = requests.txn(

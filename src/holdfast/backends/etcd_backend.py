@@ -314,9 +314,14 @@ class EtcdBackend:
         self.waits.watches.nudge(self.store.tags.of(claim))
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
-        return await renew(self.leases, grants, waits, until)
+        return await renew(self.leases, grants, waits, until, shorten)
 
     async def revoke(self, name: str) -> list[int]:
         return await view.revoke(self, name)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import SessionGone
 from holdfast.backends.etcd_leases import TXN, Leases, Ref
+from holdfast.backends.sessions import whole
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable
@@ -31,10 +32,14 @@ RAN_OUT = "its etcd lease ran out or was revoked"
 
 
 async def renew(
-    leases: Leases, grants: Sequence[Grant], waits: Sequence[Waiting], until: float
+    leases: Leases,
+    grants: Sequence[Grant],
+    waits: Sequence[Waiting],
+    until: float,
+    shorten: bool = False,
 ) -> Renewal:
     """Keeps what is still there, and says what is not."""
-    work = _Renewing(leases, until)
+    work = _Renewing(leases, until, shorten)
     for grant in grants:
         await work.grant(grant)
     await work.find()
@@ -53,8 +58,8 @@ class _Kept(NamedTuple):
 class _Renewing:
     """One batch: a confirmed keep-alive and a list of keys per session, however many holds."""
 
-    def __init__(self, leases: Leases, until: float) -> None:
-        self._leases, self._until = leases, until
+    def __init__(self, leases: Leases, until: float, shorten: bool) -> None:
+        self._leases, self._until, self._shorten = leases, until, shorten
         self._kept: dict[str, _Kept | str | None] = {}
         self.lost: dict[str, str] = {}
         self.unknown: dict[str, str] = {}
@@ -110,6 +115,9 @@ class _Renewing:
             if not kvs or int(kvs[0]["create_revision"]) != Ref(*grant.ref).order:
                 self._lose(grant.claim, await self._why(grant))
                 continue
+            if not self._shorten and await self._stays(kvs[0].get("lease", ""), grant.claim.ttl):
+                self._found(grant)
+                continue
             try:
                 session = await self._leases.session(grant.claim.ttl, self._until)
             except BackendUnavailable as error:
@@ -120,6 +128,13 @@ class _Renewing:
                 self._found(grant)
             else:
                 self._elsewhere.append((grant, _moving(grant, session, kvs[0])))
+
+    async def _stays(self, session_id: str, ttl: float) -> bool:
+        """Keeps a hold where it is if that is a session of a longer ttl; whether it was. Only an
+        owner who asks for it gets the shorter one: this request may arrive after later ones."""
+        sessions = self._leases.sessions.all()
+        longer = any(each.id == session_id and each.ttl > whole(ttl) for each in sessions)
+        return longer and isinstance(await self._keep(session_id), _Kept)
 
     async def _why(self, grant: Grant) -> str:
         """The reason for which an entry must have ended."""

@@ -157,7 +157,7 @@ class MemoryBackend:
         name, now = self._name(claim.name)
         held = name.holds.get(claim.owner)
         if held is not None:  # a retry whose first answer was lost
-            held.ends = now + claim.ttl
+            held.ends = max(held.ends, now + claim.ttl)
             return held.grant
         others = [held.grant.claim for held in name.holds.values()]
         others += [queued.claim for owner, queued in name.line.items() if owner != claim.owner]
@@ -205,7 +205,12 @@ class MemoryBackend:
             return self._release(grant), self._attempt(claim, join=True)
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
         lost: dict[str, str] = {}
         forgotten: set[str] = set()
@@ -216,7 +221,8 @@ class MemoryBackend:
                 if held is None:
                     lost[grant.claim.owner] = "it ran out or was broken, and is no longer stored"
                 else:
-                    held.ends = now + grant.claim.ttl
+                    ends = now + grant.claim.ttl
+                    held.ends = ends if shorten else max(held.ends, ends)
             for claim, behind in waits:
                 name, now = self._name(claim.name)
                 queued = name.line.get(claim.owner)

@@ -286,10 +286,15 @@ class AdvisoryBackend(AdvisoryView):
         return was_ours, Busy(0) if stands else await self.attempt(claim, join=True)
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
         until = min(until, now() + self._seconds)
-        lost, unknown = await self._keep.renew(grants, until)
+        lost, unknown = await self._keep.renew(grants, until, shorten)
         standing = {w.claim.owner: self.sessions.by_owner.get(w.claim.owner) for w in waits}
         gone = [owner for owner, s in standing.items() if s is None or not s.connection.open]
         await self._purge(until)

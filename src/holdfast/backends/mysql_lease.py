@@ -155,16 +155,23 @@ class LeaseBackend(Rows):
         return ours, told
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
         others = [g.claim for g in grants if g.claim.mode is not Mode.EXCLUSIVE]
-        lost = await self._renew_alone(grants, until)
-        gone = await self._renew_crowds(others, waits, until)
+        lost = await self._renew_alone(grants, until, shorten)
+        gone = await self._renew_crowds(others, waits, until, shorten)
         lost |= {claim.owner: LOST for claim in others if claim.owner in gone}
         await self._purge(until)
         return Renewal(lost, forgotten=frozenset(w.claim.owner for w in waits) & gone)
 
-    async def _renew_alone(self, grants: Sequence[Grant], until: float) -> dict[str, str]:
+    async def _renew_alone(
+        self, grants: Sequence[Grant], until: float, shorten: bool
+    ) -> dict[str, str]:
         """Renews the holds that are alone; answers which are lost."""
         by_ttl: dict[float, list[Claim]] = {}
         for grant in grants:
@@ -174,7 +181,8 @@ class LeaseBackend(Rows):
         for ttl, claims in by_ttl.items():
             for start in range(0, len(claims), BATCH):
                 batch = claims[start : start + BATCH]
-                (kept,) = await self._ask(self.statements.extend(batch, ttl), until=until)
+                extend = self.statements.extend(batch, ttl, shorten)
+                (kept,) = await self._ask(extend, until=until)
                 if kept.affected < len(batch):
                     (held,) = await self._ask(self.statements.held(batch), until=until)
                     ours = {row[0] for row in held.rows}
@@ -182,7 +190,7 @@ class LeaseBackend(Rows):
         return lost
 
     async def _renew_crowds(
-        self, claims: Sequence[Claim], waits: Sequence[Waiting], until: float
+        self, claims: Sequence[Claim], waits: Sequence[Waiting], until: float, shorten: bool
     ) -> set[str]:
         """Renews holds and refreshes waiters in crowds; answers which are no longer there."""
         gone: set[str] = set()
@@ -192,6 +200,7 @@ class LeaseBackend(Rows):
             due = _Due(
                 [claim for claim in claims if claim.name in batch],
                 [wait for wait in waits if wait.claim.name in batch],
+                shorten,
             )
             states = await self._read_many(batch, until)
             for name in batch - set(states):
@@ -369,7 +378,10 @@ def _must_hold(state: State, claim: Claim) -> None:
 class _Due:
     """What a batch renews and refreshes, by name."""
 
-    def __init__(self, claims: Sequence[Claim], waits: Sequence[Waiting]) -> None:
+    def __init__(
+        self, claims: Sequence[Claim], waits: Sequence[Waiting], shorten: bool = False
+    ) -> None:
+        self._shorten = shorten
         self._claims: dict[str, list[Claim]] = {}
         self._waits: dict[str, list[Waiting]] = {}
         for claim in claims:
@@ -384,7 +396,9 @@ class _Due:
 
     def apply(self, state: State) -> set[str]:
         """Renews what is still there; answers whose is not."""
-        kept = {c.owner for c in self._claims.get(state.name, ()) if state.extend(c.owner, c.ttl)}
+        claims = self._claims.get(state.name, ())
+        shorten = self._shorten
+        kept = {c.owner for c in claims if state.extend(c.owner, c.ttl, shorten=shorten)}
         for claim, behind in self._waits.get(state.name, ()):
             if state.refresh(claim.owner, behind):
                 kept.add(claim.owner)

@@ -128,6 +128,10 @@ WHERE namespace = %(namespace)s AND #clock# AND name IN (%(names)s) AND owner IN
 _EXTEND = """
 UPDATE @lock FORCE INDEX (PRIMARY) SET version = GREATEST(version + 1, #t#),
   ends = #t# + %(ttl)d #of_ours#"""
+# An end that is later stays: this may be done long after later ones.
+_RENEW = """
+UPDATE @lock FORCE INDEX (PRIMARY) SET version = GREATEST(version + 1, #t#),
+  ends = GREATEST(ends, #t# + %(ttl)d) #of_ours#"""
 _HELD = "SELECT owner FROM @lock #of_ours#"
 
 _COLUMNS = "version, token, owner, label, since, ends, crowd"
@@ -299,9 +303,10 @@ class LeaseStatements:
         mine = f"{claim.owner} {claim.mode.value} 0 ".encode()
         return self._taken(claim) | {b"mine": quoted(mine), b"length": len(mine)}
 
-    def extend(self, claims: Sequence[Claim], ttl: float) -> bytes:
+    def extend(self, claims: Sequence[Claim], ttl: float, shorten: bool) -> bytes:
         """Renews holds that are alone, for so long."""
-        return self._sql["extend"] % (self._of_all(claims) | {b"ttl": int(ttl * MICROS)})
+        sql = self._sql["extend" if shorten else "renew"]
+        return sql % (self._of_all(claims) | {b"ttl": int(ttl * MICROS)})
 
     def held(self, claims: Sequence[Claim]) -> bytes:
         """Which of these holds, that are alone, there are: their owners."""
@@ -387,6 +392,7 @@ _TEXTS = {
     "join": _JOIN,
     "tell": _TELL,
     "extend": _EXTEND,
+    "renew": _RENEW,
     "held": _HELD,
     "read": _READ,
     "read_many": _READ_MANY,

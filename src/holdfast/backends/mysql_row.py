@@ -196,14 +196,15 @@ class State:
         mine = self.find(owner)
         return self.owner == owner or (mine is not None and mine.token > 0)
 
-    def extend(self, owner: str, ttl: float) -> bool:
-        """Renews the owner's hold; whether it has one."""
+    def extend(self, owner: str, ttl: float, *, shorten: bool = False) -> bool:
+        """Renews the owner's hold; whether it has one. An end that is later stays, unless it is to
+        be shortened: a request may arrive long after later ones."""
         ends = self.now + int(ttl * MICROS)
         mine = self.find(owner)
         if self.owner == owner:
-            self.ends, self.changed = ends, True
+            self.ends, self.changed = ends if shorten else max(self.ends, ends), True
         elif mine is not None and mine.token:
-            mine.ends, self.changed = ends, True
+            mine.ends, self.changed = ends if shorten else max(mine.ends, ends), True
         else:
             return False
         return True

@@ -248,10 +248,15 @@ class AdvisoryBackend(SharedBackend):
         return was_ours, Busy(0) if stands else await self.attempt(claim, join=True)
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
         until = min(until, now() + self._seconds)
-        lost, unknown = await self._keep.renew(grants, until)
+        lost, unknown = await self._keep.renew(grants, until, shorten)
         by_owner = self.sessions.by_owner
         standing = {w.claim.owner: by_owner.get(w.claim.owner) for w in waits}
         alive = {o: s for o, s in standing.items() if s is not None and s.connection.open}

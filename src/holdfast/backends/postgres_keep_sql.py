@@ -156,6 +156,8 @@ END $$;
 
 _RENEW = """
 -- Rows are locked in the order of their names: two doors that renew the same ones can't deadlock.
+-- An end that is later stays, unless the fourth word of a hold says that it is to be shortened:
+-- this may be done long after later ones.
 CREATE OR REPLACE FUNCTION @renew(ns text, held json, waiting json) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -167,10 +169,12 @@ DECLARE
 BEGIN
   PERFORM @durable(json_array_length(held) > 0);
   FOR item IN SELECT i::integer, e ->> 0 AS nm, e ->> 1 AS own,
-                make_interval(secs => (e ->> 2)::float8) AS ttl
+                make_interval(secs => (e ->> 2)::float8) AS ttl,
+                coalesce((e ->> 3)::boolean, false) AS shorten
               FROM json_array_elements(held) WITH ORDINALITY AS t (e, i)
               ORDER BY (e ->> 0) COLLATE "C" LOOP
-    UPDATE @lock l SET holders[1].ends = clock_timestamp() + item.ttl
+    UPDATE @lock l SET holders[1].ends = greatest(clock_timestamp() + item.ttl,
+        CASE WHEN NOT item.shorten THEN (l.holders[1]).ends END)
       WHERE l.namespace = ns AND l.name = item.nm AND (l.holders[1]).owner = item.own
         AND (l.holders[1]).ends > clock_timestamp();
     CONTINUE WHEN FOUND;
@@ -179,7 +183,8 @@ BEGIN
     FOR i IN 1 .. coalesce(cardinality(hs), 0) LOOP
       IF (hs[i]).owner = item.own AND (hs[i]).ends > clock_timestamp() THEN
         found_it := true;
-        UPDATE @lock l SET holders[i].ends = clock_timestamp() + item.ttl
+        UPDATE @lock l SET holders[i].ends = greatest(clock_timestamp() + item.ttl,
+            CASE WHEN NOT item.shorten THEN (hs[i]).ends END)
           WHERE l.namespace = ns AND l.name = item.nm;
       END IF;
     END LOOP;

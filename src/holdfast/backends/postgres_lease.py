@@ -159,9 +159,14 @@ class LeaseBackend(SharedBackend):
         )
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
-        held = [(g.claim.name, g.claim.owner, g.claim.ttl) for g in grants]
+        held = [(g.claim.name, g.claim.owner, g.claim.ttl, shorten) for g in grants]
         waiting = [(claim.owner, behind) for claim, behind in waits]
         parameters = (self.namespace, json.dumps(held).encode(), json.dumps(waiting).encode())
         answer = await self.wire.request((self.statements.renew, parameters), until=until)

@@ -228,7 +228,8 @@ BEGIN
     h := r.holders[i];
     IF h.owner = own AND h.ends > moment THEN  -- a retry whose first answer was lost
       PERFORM @durable(true);
-      UPDATE @lock l SET holders[i].ends = moment + make_interval(secs => ttl), used = moment
+      UPDATE @lock l SET holders[i].ends = greatest(h.ends, moment + make_interval(secs => ttl)),
+          used = moment
         WHERE l.namespace = ns AND l.name = nm;
       RETURN 'G ' || h.token || ' ' || coalesce(array_to_string(h.slots, ','), '');
     END IF;

@@ -23,9 +23,14 @@ class Keeping:
     _requests: Requests
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
-        batch = [self._renewal(grant.claim) for grant in grants]
+        batch = [self._renewal(grant.claim, shorten) for grant in grants]
         batch += [self._refreshing(claim, behind) for claim, behind in waits]
         replies = await self._requests.many(batch, until)
         lost: dict[str, str] = {}
@@ -39,10 +44,10 @@ class Keeping:
         forgotten = frozenset(waiting.claim.owner for waiting, reply in answers if reply == 0)
         return Renewal(lost, unknown, forgotten)
 
-    def _renewal(self, claim: Claim) -> Command:
+    def _renewal(self, claim: Claim, shorten: bool) -> Command:
         script = self._scripts.renew
         start, key = self._keys.start(script, claim.name)
-        words = f"{bulk(claim.owner)}{bulk(str(int(claim.ttl * 1000)))}"
+        words = f"{bulk(claim.owner)}{bulk(str(int(claim.ttl * 1000)))}{bulk(str(int(shorten)))}"
         return Command(script, f"{start}{words}".encode(), key)
 
     def _refreshing(self, claim: Claim, behind: int) -> Command:

@@ -114,7 +114,7 @@ class Scripts:
         self.acquire = self._make("acquire", of_claim, 5)
         self.exchange = self._make("exchange", of_claim, 6)
         self.release = self._make("release", keys, 1)
-        self.renew = self._make("renew", keys, 2)
+        self.renew = self._make("renew", keys, 3)
         self.refresh = self._make("refresh", keys, 2)
         self.abandon = self._make("abandon", keys, 2)
         self.revoke = self._make("revoke", keys, 0)

@@ -30,8 +30,15 @@ class Keeping:
     _quorum: int
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
+        # The end is never shortened: when a quorum has answered, some nodes have yet to hear of it,
+        # and what reaches them late would undo an extend that came after it.
         lost: dict[str, str] = {}
         unknown: dict[str, str] = {}
         for at in range(0, len(grants), BATCH):

@@ -50,7 +50,7 @@ class Keeping(ABC, Generic[C, Request, Answer]):
         return lost
 
     async def renew(
-        self, grants: Sequence[Grant], until: float
+        self, grants: Sequence[Grant], until: float, shorten: bool = False
     ) -> tuple[dict[str, str], dict[str, str]]:
         """One question on each session, all at once; over asyncio, where there is only ever one
         (``extend``), one after the other."""
@@ -65,8 +65,10 @@ class Keeping(ABC, Generic[C, Request, Answer]):
             elif not session.mutex.acquire(blocking=False):
                 unknown[grant.claim.owner] = "its connection is in use"
             else:
-                asked[session] = self.touch(session, grant.claim)
-                renewed[session] = grant
+                longer = grant.claim.ttl > session.grant.claim.ttl
+                kept = grant if longer or shorten else session.grant
+                asked[session] = self.touch(session, kept.claim)
+                renewed[session] = kept
         try:
             failed = await self._talk.ask_all(asked, until)
         finally:

@@ -57,9 +57,13 @@ _FREE = (
     "UPDATE name SET owner = '', ends = 0 "
     "WHERE name = ?1 AND owner = ?2 AND ends > ?3 AND crowd = 0"
 )
-_RENEW_ALONE = "UPDATE name SET ends = ?1 WHERE name = ?2 AND owner = ?3 AND ends > ?4"
+# The last one is whether an end that is later is to become the earlier one.
+_RENEW_ALONE = (
+    "UPDATE name SET ends = iif(?5, ?1, max(ends, ?1)) WHERE name = ?2 AND owner = ?3 AND ends > ?4"
+)
 _RENEW_SHARED = (
-    "UPDATE claim SET ends = ?1 WHERE name = ?2 AND owner = ?3 AND ends > ?4 AND token > 0"
+    "UPDATE claim SET ends = iif(?5, ?1, max(ends, ?1)) "
+    "WHERE name = ?2 AND owner = ?3 AND ends > ?4 AND token > 0"
 )
 _HOLDS = (
     "SELECT 1 FROM name WHERE name = ?1 AND owner = ?2 AND ends > ?3 UNION ALL "
@@ -211,16 +215,25 @@ class SqliteBackend:
         return ours, answer
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
-        renewal, wakes = await self._wire.transact(until, self._renew, grants, waits)
+        renewal, wakes = await self._wire.transact(until, self._renew, grants, waits, shorten)
         for name, woken in wakes.items():
             await self._wake(name, woken)
         await self._do_chores()
         return renewal
 
     def _renew(
-        self, cursor: sqlite3.Cursor, grants: Sequence[Grant], waits: Sequence[Waiting]
+        self,
+        cursor: sqlite3.Cursor,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        shorten: bool,
     ) -> tuple[Renewal, dict[str, list[Wake]]]:
         lost: dict[str, str] = {}
         now = now_seconds()
@@ -231,7 +244,8 @@ class SqliteBackend:
                 continue
             statement = _RENEW_ALONE if claim.mode is EXCLUSIVE else _RENEW_SHARED
             name = self._space + claim.name
-            if not cursor.execute(statement, (now + claim.ttl, name, claim.owner, now)).rowcount:
+            row = (now + claim.ttl, name, claim.owner, now, shorten)
+            if not cursor.execute(statement, row).rowcount:
                 lost[claim.owner] = _GONE
         forgotten: set[str] = set()
         wakes: dict[str, list[Wake]] = {}

@@ -52,7 +52,7 @@ _ADMIT = (
 _STAND = "UPDATE claim SET ends = ?, reserved = 0, address = ? WHERE name = ? AND place = ?"
 _REFRESH = "UPDATE claim SET ends = ?, behind = ? WHERE name = ? AND place = ?"
 _RESERVE = "UPDATE claim SET reserved = ? WHERE name = ? AND place = ?"
-_EXTEND = "UPDATE claim SET ends = ? WHERE name = ? AND place = ?"
+_EXTEND = "UPDATE claim SET ends = max(ends, ?) WHERE name = ? AND place = ?"
 _LEAVE = "DELETE FROM claim WHERE name = ? AND place = ?"
 _REVOKE = "DELETE FROM claim WHERE name = ? AND token > 0 RETURNING token"
 _SKIP = "DELETE FROM claim WHERE name = ? AND token = 0 AND address = ?"
@@ -179,10 +179,11 @@ class Line:
         return self._busy(claim, mine, others, join)
 
     def _again(self, claim: Claim, mine: Mine | None) -> Grant:
-        """A retry whose first answer was lost: the same grant, its ttl renewed."""
+        """A retry whose first answer was lost: the same grant, its ttl renewed. It may arrive late,
+        after others that set a later end: that stays."""
         ends = self._moment.now + claim.ttl
         if mine is None:
-            self.ends, self._changed = ends, True
+            self.ends, self._changed = max(self.ends, ends), True
             return Grant(claim, self.token)
         self._cursor.execute(_EXTEND, (ends, self._name, mine.place))
         return Grant(claim, mine.token, read_slots(mine.slots))

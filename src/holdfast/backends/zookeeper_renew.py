@@ -73,7 +73,12 @@ class Renewing(Moving):
     """The part of the backend that the keeper calls."""
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
         answer = _Answer()
         batches = await self._sort(grants, waits, answer, until)

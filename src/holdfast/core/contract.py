@@ -182,7 +182,7 @@ class Backend(Protocol):
         """Takes the name if the claim fits and nobody in front of it waits; else joins the line.
 
         With ``join=False`` a claim that does not fit leaves no trace. An owner that holds
-        already gets the same grant again (with its ttl renewed); one that stands in line keeps
+        already gets the same grant again (renewed, as by ``renew``); one that stands in line keeps
         its place. A line that is full (``QUEUE_CAP``) answers ``Busy`` with a reason, unjoined.
         Uncontended it is one round trip, given up at ``until`` if that is sooner than
         ``request_seconds``: who waits one second for a lock does not wait five for a store.
@@ -205,10 +205,19 @@ class Backend(Protocol):
         ...
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
         """Extends all grants by their claim's ttl from now and refreshes all waiting entries,
         in one round trip for all where the store allows. Only what is still ours is extended.
+
+        An end that is stored already and is later stays: this request, or an attempt, may arrive
+        long after later ones. Only with ``shorten`` it becomes the earlier one: the owner asks
+        for that by ``extend``. A store that can't do that safely leaves it to the later end.
 
         The keeper calls it, over blocking wires. It returns or raises by ``until`` (or after
         ``request_seconds``, if that is sooner): a store that hangs must not keep the keeper

@@ -57,6 +57,9 @@ class Harness:
     """Seconds that the store's own sessions add to ttl + 1 s after a holder's crash."""
     outage_recovery: float = 5.0
     """Seconds after which the store works again once it was resumed or restarted."""
+    shortens: bool = True
+    """Whether a hold can be made to end sooner than it was to. Where it can't, ``extend`` with a
+    shorter ttl changes what the holder counts on, and a crash is seen by the longer one."""
     between_processes: bool = True
     """Whether other processes can reach the store by its URL."""
     knobs: frozenset[Knob] = frozenset()

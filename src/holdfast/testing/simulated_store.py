@@ -180,9 +180,16 @@ class SimBackend:
         return await self._call(ask, claim)
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
-        return await self._call(lambda: self._inner.renew(grants, waits, until=until))
+        return await self._call(
+            lambda: self._inner.renew(grants, waits, until=until, shorten=shorten)
+        )
 
     async def release(self, grant: Grant) -> bool:
         return await self._call(lambda: self._inner.release(grant))

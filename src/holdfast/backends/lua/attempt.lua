@@ -76,7 +76,7 @@ end
 local function taken_elsewhere(c)
   if call('SET', KEYS[2], c.owner, 'NX', 'PX', c.ttl) then return nil end
   if call('GET', KEYS[2]) == c.owner then
-    call('PEXPIRE', KEYS[2], c.ttl)
+    if call('PTTL', KEYS[2]) < c.ttl then call('PEXPIRE', KEYS[2], c.ttl) end
     return nil
   end
   local left = call('PTTL', KEYS[2])
@@ -84,21 +84,22 @@ local function taken_elsewhere(c)
 end
 
 -- A retry whose first answer was lost gets the same grant again, with its ttl renewed; unless what
--- redis-py's Lock sees of it has become another's.
+-- redis-py's Lock sees of it has become another's. It may arrive late, after others that set a later
+-- end: that stays.
 local function again(c)
   if x == c.owner then
     if INTEROP and taken_elsewhere(c) then
       drop(c.owner)
       return nil
     end
-    call('HSET', state, 'xe', now + c.ttl)
+    set('xe', math.max(ends, now + c.ttl))
     keep(c.ttl)
     return token
   end
   if n == 0 then return nil end
-  local mode, weight, _, its_token, its_slots, label = read_hold(c.owner)
+  local mode, weight, its_end, its_token, its_slots, label = read_hold(c.owner)
   if not mode then return nil end
-  write_hold(c.owner, mode, weight, now + c.ttl, its_token, its_slots, label)
+  write_hold(c.owner, mode, weight, math.max(its_end, now + c.ttl), its_token, its_slots, label)
   keep(c.ttl)
   if mode == 's' then return its_token end
   local answer = {'slots', its_token}

@@ -72,15 +72,16 @@ local function busy()
 end
 
 if abandoned(owner, sent) then return {'gone'} end
+-- A repeated attempt may arrive late, after others that set a later end: that stays.
 if x == owner and mode == 'x' then
-  call('HSET', key, 'xe', now + ttl, 'xs', math.max(sent, tonumber(s[13] or 0)))
+  call('HSET', key, 'xe', math.max(ends, now + ttl), 'xs', math.max(sent, tonumber(s[13] or 0)))
   keep(ttl)
   return {1, token, '-', ''}
 end
 local mine = holds[owner]
 if mode == 'n' then survey_slots() end
 if mine and (start or mode == 's') then
-  mine.ends, mine.sent = now + ttl, math.max(sent, mine.sent)
+  mine.ends, mine.sent = math.max(mine.ends, now + ttl), math.max(sent, mine.sent)
   write(owner, mine)
   keep(ttl)
   return {1, mine.token, mine.slots, map}

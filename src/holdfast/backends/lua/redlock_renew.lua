@@ -1,6 +1,7 @@
 -- Extends a hold, or takes it back where this node forgot it or never had it, unless somebody was
 -- admitted here since. ARGV: owner, label, ttl ms, token, shape: mode, limit, slots.
 -- Answers 1, or 0 if it is another's or superseded.
+-- An end that is later stays: this may arrive long after its holder has heard a quorum and asked again.
 -- Its token is no lower than the stamp of the attempt that won, so it serves as one: an earlier
 -- attempt of the owner's may still be undone here.
 local owner, label, ttl, to = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -23,11 +24,11 @@ local function free()
 end
 
 if x == owner then
-  call('HSET', key, 'xe', now + ttl)
+  call('HSET', key, 'xe', math.max(ends, now + ttl))
   if token ~= to then call('HSET', key, 'xt', to, 'xs', to) end
 elseif holds[owner] then
   local hold = holds[owner]
-  hold.ends, hold.token, hold.sent = now + ttl, to, to
+  hold.ends, hold.token, hold.sent = math.max(hold.ends, now + ttl), to, to
   write(owner, hold)
 elseif not free() then
   return 0

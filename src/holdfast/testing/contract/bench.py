@@ -84,10 +84,15 @@ class Peer:
         return await self.run(self.backend.exchange(grant, claim))
 
     async def renew(self, grants: Sequence[Grant], waits: Sequence[Waiting] = ()) -> Renewal:
-        """Through the keeper: nobody else renews."""
+        """Through the keeper, as renewals go."""
         if not self._blocking:
             return await self.keeper.renew(grants, waits)
         return await self.run(self.backend.renew(grants, waits, until=now() + SOON))
+
+    async def extend(self, grant: Grant, *, shorten: bool) -> Renewal:
+        """Through its own backend, as a lease's ``extend`` goes."""
+        extending = self.backend.renew([grant], [], until=now() + SOON, shorten=shorten)
+        return await self.run(extending)
 
     async def release(self, grant: Grant) -> bool:
         return await self.run(self.backend.release(grant))

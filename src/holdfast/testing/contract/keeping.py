@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.claim import Busy
+from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import Guarantee, Waiting
 from holdfast.core.hold import certain_seconds
 from holdfast.runtimes.clock import now
@@ -12,6 +12,9 @@ from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract
 from holdfast.testing.stalls import in_some_try
 
 __all__: list[str] = []
+
+LONGER, SHORTER = 40.0, 20.0
+"""Two ttls that every store can honour, and that don't end during a test."""
 
 
 @contract.rule(sleeps=True)
@@ -61,6 +64,67 @@ async def _outlives(bench: Bench, ours: Peer, theirs: Peer) -> bool:
     released = [await ours.release(grant) for grant in grants]
     assert all(released) or now() >= certain
     return all(released)
+
+
+@contract.rule()
+async def an_end_only_grows(bench: Bench) -> None:
+    """A request may arrive after later ones: neither a renewal nor an attempt of a shorter ttl
+    brings the end of a hold forward."""
+    await _grows(bench, Mode.EXCLUSIVE)
+
+
+@contract.rule(Guarantee.SHARED)
+async def the_end_of_a_reader_only_grows(bench: Bench) -> None:
+    """The same for holds that are not alone."""
+    await _grows(bench, Mode.SHARED)
+
+
+async def _grows(bench: Bench, mode: Mode) -> None:
+    peer = bench.peer()
+    grant = await peer.take(bench.claim(mode=mode, ttl=LONGER))
+    late = grant._replace(claim=grant.claim._replace(ttl=SHORTER))
+    renewal = await peer.renew([late])
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert await _left(peer) > SHORTER
+    again = await peer.attempt(late.claim)
+    assert isinstance(again, Grant)
+    assert again.token == grant.token
+    assert await _left(peer) > SHORTER
+    assert await peer.release(grant) is True
+
+
+@contract.rule()
+async def an_owner_shortens_its_hold(bench: Bench) -> None:
+    """``extend`` with a shorter ttl keeps the hold, and lets it end sooner where the store can."""
+    await _shortens(bench, Mode.EXCLUSIVE)
+
+
+@contract.rule(Guarantee.SHARED)
+async def a_reader_shortens_its_hold(bench: Bench) -> None:
+    """The same for holds that are not alone."""
+    await _shortens(bench, Mode.SHARED)
+
+
+async def _shortens(bench: Bench, mode: Mode) -> None:
+    peer = bench.peer()
+    grant = await peer.take(bench.claim(mode=mode, ttl=LONGER))
+    for ttl, shorten in ((SHORTER, True), (LONGER, False)):
+        extended = grant._replace(claim=grant.claim._replace(ttl=ttl))
+        renewal = await peer.extend(extended, shorten=shorten)
+        assert (renewal.lost, renewal.unknown) == ({}, {})
+        left = await _left(peer)
+        if shorten and bench.harness.shortens:
+            assert left <= SHORTER
+        else:
+            assert left > SHORTER
+    assert await peer.release(grant) is True
+
+
+async def _left(peer: Peer) -> float:
+    """How long the store would keep the only hold without a renewal."""
+    (holder,) = (await peer.look("name")).holders
+    assert holder.remaining is not None
+    return holder.remaining
 
 
 @contract.rule()
