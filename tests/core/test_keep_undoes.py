@@ -33,7 +33,12 @@ class SlowStore:
         self.undone.append(claim.owner)
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
         self.renewed.append(self._runtime.now())
         return Renewal(self.lost)
@@ -121,7 +126,12 @@ class HungStore(SlowStore):
         await self._hang(until)
 
     async def renew(
-        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
     ) -> Renewal:
         await self._hang(until)
         raise AssertionError

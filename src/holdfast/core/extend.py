@@ -1,45 +1,103 @@
-"""Extending one hold on request: the renewal that a caller waits for."""
+"""Extending one hold on request: the renewal that a caller waits for.
+
+The rules that keep it safe are in ``core.hold``. An extend that is not answered is followed by a
+renewal at once, so that the hold is certain again as soon as the store can be reached.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.hold import Hold, State
-from holdfast.errors import BackendUnavailable, LockLost
+from holdfast.claim import Grant
+from holdfast.core.hold import Change, Hold, State
+from holdfast.errors import BackendUnavailable, HoldfastError, LockLost
 
 if TYPE_CHECKING:
+    from holdfast.core.contract import Renewal
     from holdfast.core.door import Door
 
 __all__ = ["extend"]
 
+TURN_SECONDS = 0.005
+"""How often an extend looks whether the renewal or extend before it is over."""
+LEAST_SECONDS = 0.05
+"""An extend of a hold that is nearly over still has so long for its request."""
+
 
 async def extend(door: Door, hold: Hold, ttl: float | None) -> None:
     """Renews the hold now; raises ``LockLost`` if it is gone, ``BackendUnavailable`` if unknown."""
-    grant = hold.grant
-    claim = grant.claim if ttl is None else grant.claim._replace(ttl=ttl)
+    change = Change(door.runtime.me())
+    try:
+        await _wait_for_turn(door, hold, change)
+        await _extend(door, hold, ttl)
+    finally:
+        hold.end(change)
+        if hold.state is State.HELD:
+            door.keep.plan(hold.next_at())
+
+
+async def _wait_for_turn(door: Door, hold: Hold, change: Change) -> None:
+    """Returns once no other extend or renewal of the hold is under way."""
+    if change.who in [other.who for other in hold.under_way()]:  # it would wait for itself
+        name = hold.grant.claim.name
+        raise HoldfastError(f"{name!r}: a signal handler can't extend it during an extend of it")
+    turn = hold.begin(change)
+    while not turn:
+        _check(door, hold)
+        await door.runtime.sleep(TURN_SECONDS)
+        turn = hold.is_turn_of(change)
+
+
+async def _extend(door: Door, hold: Hold, ttl: float | None) -> None:
     sent = door.runtime.now()
-    if hold.state is not State.HELD or sent >= hold.ends:
-        raise _gone(door, hold, hold.reason or "its certain time is over")
-    new = grant._replace(claim=claim)
-    renewals = hold.renewals
-    answer = await door.backend.renew([new], [], until=max(hold.ends, sent + 0.05))
-    owner = claim.owner
-    if owner in answer.lost:
-        door.keep.give_up(hold, answer.lost[owner])
-        raise _gone(door, hold, answer.lost[owner])
-    if owner in answer.unknown:
-        raise BackendUnavailable(f"{claim.name!r} could not be renewed: {answer.unknown[owner]}")
+    _check(door, hold)
+    claim = hold.grant.claim
+    new = hold.grant if ttl is None else hold.grant._replace(claim=claim._replace(ttl=ttl))
+    wanted, limit = new.claim.ttl, hold.ttl_limit
+    if wanted > limit:
+        raise BackendUnavailable(
+            f"{claim.name!r} on {door.store.display} can't be extended to {wanted:g} s: an extend "
+            f"to {limit:g} s was not answered and may still arrive; release it and take it again"
+        )
+    # What is noted here holds if no answer comes: whatever happens, nothing need be added.
+    shorten = ttl is not None and wanted < hold.stored_ttl
+    if wanted < claim.ttl:
+        hold.shorten(new, sent)
+        door.keep.plan(hold.next_at())
+    if shorten:
+        hold.ttl_limit = wanted
+    hold.stored_ttl = max(hold.stored_ttl, wanted)
+    answer = await _ask(door, hold, new, sent, shorten)
+    _check(door, hold)
+    hold.grant, hold.ttl_limit = new, limit
+    if shorten:
+        hold.stored_ttl = wanted
+    hold.extended(sent if answer.since is None else min(sent, answer.since))
+
+
+async def _ask(door: Door, hold: Hold, grant: Grant, sent: float, shorten: bool) -> Renewal:
+    """Asks the store; returns only if it said that the hold was extended."""
+    claim = grant.claim
+    until = hold.doubtful_at if sent < hold.doubtful_at else hold.ends
+    until = max(until, sent + LEAST_SECONDS)
+    try:
+        answer = await door.backend.renew([grant], [], until=until, shorten=shorten)
+        cause = answer.unknown.get(claim.owner)
+        if cause is not None:
+            raise BackendUnavailable(f"{claim.name!r} could not be renewed: {cause}")
+    except BaseException:
+        hold.renew_by(door.runtime.now())
+        raise
+    if claim.owner in answer.lost:
+        door.keep.give_up(hold, answer.lost[claim.owner])
+        raise _gone(door, hold, answer.lost[claim.owner])
+    return answer
+
+
+def _check(door: Door, hold: Hold) -> None:
+    """Raises ``LockLost`` if the hold is no longer certain: a late answer revives nothing."""
     if hold.state is not State.HELD or door.runtime.now() >= hold.ends:
-        raise _gone(door, hold, hold.reason or "the answer came after its certain time was over")
-    hold.grant = new
-    since = sent if answer.since is None else min(sent, answer.since)
-    if hold.renewing or hold.renewals != renewals:
-        # A renewal with the old ttl is, or was, under way, and may land last at the store.
-        hold.extended(since, min(grant.claim.ttl, claim.ttl))
-        hold.renew_at = door.runtime.now()
-    else:
-        hold.extended(since)
-    door.keep.plan(hold.next_at())
+        raise _gone(door, hold, hold.reason or "its certain time is over")
 
 
 def _gone(door: Door, hold: Hold, reason: str) -> LockLost:

@@ -2,7 +2,7 @@
 
 # Without "from __future__ import annotations": see holdfast.claim.
 import enum
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -10,7 +10,16 @@ from weakref import ref
 
 from holdfast.claim import Grant
 
-__all__ = ["CONFIRM_SECONDS", "Ask", "Handle", "Hold", "State", "certain_seconds", "grace_seconds"]
+__all__ = [
+    "CONFIRM_SECONDS",
+    "Ask",
+    "Change",
+    "Handle",
+    "Hold",
+    "State",
+    "certain_seconds",
+    "grace_seconds",
+]
 
 DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
@@ -66,14 +75,30 @@ def _in_use(handle_ref: ref[Handle]) -> bool:
     return handle is not None and not handle._released
 
 
+class Change:
+    """An extend or a renewal that is under way, or waits for its turn."""
+
+    __slots__ = ("__weakref__", "who")
+
+    def __init__(self, who: Hashable = None) -> None:
+        self.who = who
+        """The thread or task that extends; ``None`` for the renewer."""
+
+
 class Hold:
-    """One hold, from its grant to its end."""
+    """One hold, from its grant to its end.
+
+    Three rules keep ``ends`` from being later than the end that the store has: the store's end
+    only grows, unless the owner shortens it by ``extend``; of one hold at most one extend or
+    renewal is under way; and one whose outcome is unknown counts with the earlier end of the two.
+    """
 
     __slots__ = (
         "block",
         "callbacks",
         "cap",
         "cause",
+        "changes",
         "doubted",
         "doubtful_at",
         "ends",
@@ -87,10 +112,10 @@ class Hold:
         "reason",
         "renew",
         "renew_at",
-        "renewals",
-        "renewing",
         "state",
+        "stored_ttl",
         "tell",
+        "ttl_limit",
         "who",
     )
 
@@ -115,9 +140,14 @@ class Hold:
         self.reason = ""
         self.cause = ""
         """Why the last renewal failed, if it did."""
-        self.renewing = False
-        """Whether the keeper has a renewal under way; ``renewals`` counts them."""
-        self.renewals = 0
+        self.changes: list[ref[Change]] = []
+        """Extends and renewals in their order, of which the first is under way. Appending is
+        atomic, and the references are weak: one that an interrupt tore apart blocks no other."""
+        self.stored_ttl = grant.claim.ttl
+        """The longest ttl that the store may count with."""
+        self.ttl_limit = NEVER
+        """No longer ttl can be relied on: an extend to this one was not answered, and may land at
+        any time."""
         self.doubted = False
         self.on_doubt: Callable[[str], None] | None = None
         self.callbacks: list[Callable[[str], object]] = []
@@ -138,10 +168,48 @@ class Hold:
         self.cause = ""
         self.doubted = False
 
+    def shorten(self, grant: Grant, sent: float) -> None:
+        """An extend with a shorter ttl is about to be sent: that ttl counts from here on, since it
+        may land without an answer."""
+        ttl = grant.claim.ttl
+        self.ends = min(self.ends, sent + certain_seconds(ttl))
+        self.grant = grant
+        grace = min(grace_seconds(ttl), self.longest_grace)
+        self.doubtful_at = min(self.doubtful_at, self.ends - grace)
+        self.renew_by(sent)
+
+    def renew_by(self, at: float) -> None:
+        """Renews it then at the latest, if it is to be renewed at all."""
+        if self.renew:
+            self.renew_at = min(self.renew_at, at)
+
+    def begin(self, change: Change) -> bool:
+        """Queues a change of the hold; whether it can go on now."""
+        self.changes.append(ref(change))
+        return self.is_turn_of(change)
+
+    def is_turn_of(self, change: Change) -> bool:
+        """Whether no other change is under way."""
+        return next(self.under_way(), None) is change
+
+    def under_way(self) -> Iterator[Change]:
+        """The extends and renewals that have begun, in their order."""
+        for change in [reference() for reference in self.changes]:
+            if change is not None:
+                yield change
+
+    def end(self, change: Change) -> None:
+        """It is over, or is not to wait any longer."""
+        with suppress(ValueError):
+            self.changes.remove(ref(change))
+
     def next_at(self) -> float:
         """When the keeper has to look at it again."""
-        clock = self.ends if self.doubted else self.doubtful_at
-        return min(self.renew_at, clock)
+        return min(self.renew_at, self.watch_at())
+
+    def watch_at(self) -> float:
+        """When it becomes doubtful, or ends if it is doubtful already."""
+        return self.ends if self.doubted else self.doubtful_at
 
     def lose(self, reason: str) -> None:
         """It may no longer be ours: everybody who asked to be told is told, once."""

@@ -14,7 +14,7 @@ from weakref import ref
 from holdfast.claim import Claim, Grant
 from holdfast.core import log
 from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
-from holdfast.core.hold import CONFIRM_SECONDS, NEVER, Hold, State
+from holdfast.core.hold import CONFIRM_SECONDS, NEVER, Change, Hold, State
 from holdfast.core.line import Turn
 from holdfast.errors import HoldfastError
 
@@ -40,7 +40,7 @@ SHORTEST_RETRY_SECONDS = 0.02
 """A renewal that failed is tried again after a tenth or so of what is left, which counts up to
 the first, and not sooner than the second."""
 UNHANDLED_SECONDS = 0.1
-"""How soon a hold that has no handle is looked at again."""
+"""How soon a hold is looked at again that has no handle, or is just being extended."""
 
 
 class Undo(NamedTuple):
@@ -242,10 +242,21 @@ class Keep:
         # What is due soon goes along: holds of one door end up in one batch per interval.
         # One that never got a handle is not renewed: its acquire was torn apart, or is not done.
         soon = [hold for hold in holds if hold.renew_at <= now + hold.grant.claim.ttl / 6]
-        due = [hold for hold in soon if hold.handled()]
         waits = self._waiting()
-        if due or waits:
-            await self._renew(due, waits)
+        change = Change()
+        begun: list[Hold] = []
+        try:
+            for hold in soon:
+                if hold.handled():
+                    begun.append(hold)
+                    hold.begin(change)
+            # One that is just being extended is left to that.
+            due = [hold for hold in begun if hold.is_turn_of(change)]
+            if due or waits:
+                await self._renew(due, waits)
+        finally:
+            for hold in begun:
+                hold.end(change)
 
     def _waiting(self) -> list[Waiting]:
         """Who stands in the store's line; who is gone without a word is undone."""
@@ -262,9 +273,6 @@ class Keep:
         sent = self.runtime.now()
         self.refreshed_at = sent
         grants = [hold.grant for hold in due]
-        for hold in due:
-            hold.renewing = True
-            hold.renewals += 1
         try:
             answer = await self.backend.renew(grants, waits, until=self._patience(sent))
         except HoldfastError as error:
@@ -286,7 +294,6 @@ class Keep:
         now = self.runtime.now()
         since = sent if answer.since is None else min(sent, answer.since)
         for hold, grant in zip(due, grants, strict=True):
-            hold.renewing = False
             claim = grant.claim
             if claim.owner in answer.lost:
                 self.give_up(hold, answer.lost[claim.owner])
@@ -296,8 +303,6 @@ class Keep:
                 left = min(claim.ttl, MOST_LEFT_SECONDS, hold.ends - now)
                 pause = self.runtime.between(0.05, 0.15) * left
                 hold.renew_at = now + max(SHORTEST_RETRY_SECONDS, pause)
-            elif hold.grant is not grant:  # extended meanwhile: with that ttl, once more
-                hold.renew_at = now
             elif now < hold.ends and hold.state is State.HELD:
                 hold.extended(since)
 
@@ -348,9 +353,12 @@ class Keep:
         return min(times, default=NEVER)
 
     def _look_at(self, hold: Hold) -> float:
-        if hold.handled():
-            return hold.next_at()
-        return self.runtime.now() + UNHANDLED_SECONDS
+        soon = self.runtime.now() + UNHANDLED_SECONDS
+        if not hold.handled():
+            return soon
+        if any(hold.under_way()):  # whoever extends it plans the next renewal; unless interrupted
+            return min(hold.watch_at(), max(hold.renew_at, soon))
+        return hold.next_at()
 
     def _named(self, hold: Hold) -> str:
         return f"{hold.grant.claim.name} on {self.display}"
