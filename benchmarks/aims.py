@@ -128,7 +128,7 @@ def _many(results: Results) -> Iterator[Aim]:
         row = find(rows_of(results, "held", "redis"), name)
         threads = _of(row, "threads")
         own = None if threads is None else threads - 1
-        yield Aim(f"redis: 1,000 leases, {name}: threads beside the main one", 1, own, least=False)
+        yield Aim(f"redis: 1,000 leases, {name}: threads beside the main one", 2, own, least=False)
         batches = _of(row, "batches_per_interval")
         yield Aim(f"redis: 1,000 leases, {name}: batches per interval", 1.5, batches, least=False)
 

@@ -146,12 +146,13 @@ class LeaseBase:
     def on_lost(self, callback: Callable[[str], object]) -> None:
         """Calls back once with the reason when the hold is lost; at once if it is already.
 
-        It runs on a thread of its own or on the owner's event loop, so that a slow one keeps no
-        other hold from being renewed.
+        It runs on the owner's event loop or, of a blocking client, on the one thread that the
+        process keeps for callbacks: a slow one delays other callbacks, and nothing else.
         """
         hold = self._hold
         if self._released and not self.lost:
             return
+        self._door.before_tell()
         if self.lost:
             self._door.tell(callback, self.reason)
             return

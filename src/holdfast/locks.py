@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +14,7 @@ from holdfast.doorway import LONGEST_LIST, Doorway, later
 from holdfast.durations import Duration
 from holdfast.primitives.lock import Lock
 from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.callbacks import callbacks
 from holdfast.url import environment_url
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Locks(Primitives):
 
     def __init__(self, url: str | object, **settings: Any) -> None:
         super().__init__(url, BlockingRuntime(), **settings)
-        self._door.tell = _tell_on_a_thread
+        self._door.tell, self._door.before_tell = callbacks.call, callbacks.prepare
 
     def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> Standings:
         """Names that are held or waited for, with their holders and waiters."""
@@ -101,12 +101,6 @@ class Locks(Primitives):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _tell_on_a_thread(callback: Callable[[str], object], reason: str) -> None:
-    # Not on the keeper's own thread: a slow callback must not keep others from being renewed.
-    thread = threading.Thread(target=callback, args=(reason,), name="holdfast-lost", daemon=True)
-    thread.start()
 
 
 def connect(

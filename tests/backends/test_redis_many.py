@@ -82,7 +82,8 @@ def test_a_thousand_holds_are_renewed_in_one_batch(server: RedisServer, flavour:
         async with doors(proxy.url, flavour, ttl=600) as (door,):
             leases = [await door.lock(f"name:{number}").acquire() for number in range(MANY)]
             threads = {thread.name for thread in set(threading.enumerate()) - before}
-            assert {name for name in threads if name.startswith("holdfast")} == {"holdfast-keeper"}
+            ours = {name for name in threads if name.startswith("holdfast")}
+            assert ours - {"holdfast-watcher"} == {"holdfast-keeper"}
             _renew_all(door)  # from here on it is connected, and the server knows the script
             await until(lambda: _renewed(door))
             asked = scripts_run(server)

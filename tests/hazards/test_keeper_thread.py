@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.claim import Busy, Claim, Grant
+from holdfast.runtimes.one_thread import OneThread
 
 
 def _keepers() -> int:
@@ -40,6 +41,41 @@ def test_an_interrupt_in_the_start_of_the_keeper(
             assert lease.held
             assert _keepers() == others + 1
     assert _keepers() == others  # and it has ended with its door
+
+
+def test_a_second_thread_after_a_torn_start_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first was started, but had not yet said so when the start was tried again."""
+    go, done = threading.Event(), threading.Event()
+    worked: list[str] = []
+
+    def work() -> None:
+        worked.append(threading.current_thread().name)
+        done.wait(30)
+
+    one = OneThread("one", work)
+    start, threads = threading.Thread.start, []
+
+    def torn(thread: threading.Thread) -> None:
+        run = thread.run
+        thread.run = lambda: (go.wait(30), run())  # type: ignore[assignment]
+        threads.append(thread)
+        start(thread)
+        if len(threads) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", torn)
+    with pytest.raises(KeyboardInterrupt):
+        one.start()
+    one.start()
+    one.start()
+    go.set()
+    for thread in threads:
+        thread.join(0.5)
+    assert (len(threads), len(worked)) == (2, 1)
+    done.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(worked) == 1
 
 
 def test_threads_that_start_it_at_once_start_one() -> None:

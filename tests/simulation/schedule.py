@@ -12,6 +12,7 @@ from holdfast.core.door import Door
 from holdfast.core.hold import Ask
 from holdfast.core.hold import Hold as CoreHold
 from holdfast.core.keep import Keep
+from holdfast.core.watch import Watch
 from holdfast.errors import BackendUnavailable, LockTimeout
 from holdfast.testing.history import Hold, faults
 from holdfast.testing.simulated_store import Network, SimStore
@@ -48,6 +49,10 @@ class Client:
         self._kept: SimTask | None = None
         keep.start = self._start
         self.keep = keep
+        self.watch = Watch(SimRuntime(self.node))
+        self.watch.start = self._start_watch
+        self.watch.watch(keep)
+        self._watched: SimTask | None = None
         self.door = Door(store, runtime, keep, patience=30, epoch=0)
         self.tasks: list[SimTask] = []
         self._attempts = 0
@@ -55,6 +60,10 @@ class Client:
     def _start(self) -> None:
         if self._kept is None:
             self._kept = self.node.spawn(self.keep.run(), "keeper")
+
+    def _start_watch(self) -> None:
+        if self._watched is None:
+            self._watched = self.node.spawn(self.watch.run(), "watcher")
 
     def begin(self, tasks: int) -> None:
         self.tasks = [self.node.spawn(self._live(), f"task{n}") for n in range(tasks)]

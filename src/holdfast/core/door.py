@@ -39,6 +39,9 @@ class Door:
         """Owners whose holds are just being released."""
         self.closed = False
         self.tell: Callable[[Callable[[str], object], str], None] = _tell_here
+        """Has a callback called with a reason; never waits, and runs none of the user's code."""
+        self.before_tell: Callable[[], None] = lambda: None
+        """Before somebody asks to be told: raises if nobody could be."""
         self.who = "thread"
         """What holds through this door: a thread or a task."""
         self.on_enter: Callable[[Door], None] | None = None

@@ -33,7 +33,7 @@ async def extend(door: Door, hold: Hold, ttl: float | None) -> None:
     finally:
         hold.end(change)
         if hold.state is State.HELD:
-            door.keep.plan(hold.next_at())
+            door.keep.reschedule(hold)
 
 
 async def _wait_for_turn(door: Door, hold: Hold, change: Change) -> None:
@@ -63,7 +63,7 @@ async def _extend(door: Door, hold: Hold, ttl: float | None) -> None:
     shorten = ttl is not None and wanted < hold.stored_ttl
     if wanted < claim.ttl:
         hold.shorten(new, sent)
-        door.keep.plan(hold.next_at())
+        door.keep.reschedule(hold)
     if shorten:
         hold.ttl_limit = wanted
     hold.stored_ttl = max(hold.stored_ttl, wanted)

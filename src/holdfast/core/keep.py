@@ -3,6 +3,9 @@
 One per door, on a thread of its own over blocking wires, also for asyncio: a blocked event loop
 must not lose locks. Registering a hold is one dict write; nothing here takes a lock, so a
 destructor or an interrupt at any point leaves it whole.
+
+Whatever the store does to that thread, ``judge`` tells in time who is doubtful or lost: the
+watcher of the process (``core.watch``) calls it too.
 """
 
 # Without "from __future__ import annotations": see holdfast.claim.
@@ -16,6 +19,7 @@ from holdfast.core import log
 from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
 from holdfast.core.hold import CONFIRM_SECONDS, NEVER, Change, Hold, State
 from holdfast.core.line import Turn
+from holdfast.core.planned import UNWATCHED, Planned, Watcher
 from holdfast.errors import HoldfastError
 
 __all__ = ["Keep"]
@@ -53,29 +57,25 @@ class Undo(NamedTuple):
     """Whether all its requests were answered: one undoing is then enough."""
 
 
-class Keep:
+class Keep(Planned):
     """All that a door holds or waits for, and the loop that keeps it."""
 
     def __init__(self, runtime: Runtime, backend: Backend, display: str) -> None:
-        self.runtime, self.backend, self.display = runtime, backend, display
+        super().__init__(runtime)
+        self.backend, self.display = backend, display
         self.holds: dict[str, Hold] = {}
         self.waits: dict[str, tuple[Claim, ref[Turn]]] = {}
         self.dropped: deque[Hold] = deque()
         self.undoing: dict[str, Undo] = {}
-        self.planned = NEVER
-        """When the keeper wakes by itself, or earlier: nobody need tell it of what comes later."""
-        self.plans: deque[float] = deque()
-        """What was told since it looked last. Appending is atomic: no plan is ever lost."""
+        self.watch: Watcher = UNWATCHED
+        self.unlogged: deque[tuple[str, str]] = deque()
+        """Losses that ``judge`` found: logging is I/O, and left to the keeper's thread."""
         self.registered = 0
         self.hurried = False
         """Whether a hold came that was granted for a moment only."""
-        self.closing = False
         self.refreshed_at = 0.0
         self._glances: Callable[[Sequence[Grant]], dict[str, str]] | None
         self._glances = getattr(backend, "glance", None)
-        self.signal = runtime.signal()
-        self.start: Callable[[], None] = lambda: None
-        """Makes sure that the loop runs. The world that drives it sets this."""
         self.nudge: Callable[[Claim], None] = lambda claim: None
         """Wakes a waiter of the door whose place in the line is gone."""
         self.alive: Callable[[Hashable], bool] = runtime.alive
@@ -93,6 +93,13 @@ class Keep:
             self.plan(min(hold.next_at(), self.runtime.now() + GLANCE_SECONDS))
         elif hold.renew_at < self.planned or hold.doubtful_at < self.planned:
             self.plan(hold.next_at())
+        if hold.doubtful_at < self.watch.planned:
+            self.watch.plan(hold.doubtful_at)
+
+    def reschedule(self, hold: Hold) -> None:
+        """The times of a hold that is kept have changed, and may come earlier now."""
+        self.plan(hold.next_at())
+        self.watch.plan(hold.doubtful_at)
 
     def remove(self, hold: Hold) -> bool:
         """Keeps it no longer; answers whether it was kept: true for exactly one caller."""
@@ -119,18 +126,6 @@ class Keep:
         """The door has abandoned it itself, in order behind the claim's own requests."""
         self.undoing.pop(claim.owner, None)
 
-    def plan(self, at: float) -> None:
-        """Wakes the keeper if it would otherwise sleep beyond that."""
-        if at < self.planned:
-            try:
-                self.planned = at
-                self.plans.append(at)
-                self.start()
-                self.signal.set()
-            except BaseException:  # an interrupt, or no more threads: who plans next tells it again
-                self.planned = NEVER
-                raise
-
     # What the keeper does.
 
     async def run(self) -> None:
@@ -145,19 +140,6 @@ class Keep:
                 self.hurried = False
                 at = min(at, self.runtime.now() + CONFIRM_SECONDS / 2)
             await self._sleep(at)
-
-    async def _sleep(self, until: float) -> None:
-        """Until then, or what was planned for earlier. A round looks at every hold, so that
-        somebody registered one for later is no reason for another."""
-        while True:
-            self.signal.clear()  # before the look: a call in between is not lost
-            while self.plans:
-                until = min(until, self.plans.popleft())
-            self.planned = until
-            if self.closing or until <= self.runtime.now():
-                return
-            if not await self.runtime.wait(self.signal, None if until == NEVER else until):
-                return
 
     async def _guarded_round(self) -> float:
         try:
@@ -186,20 +168,34 @@ class Keep:
                 if hold is not None:
                     self.lose(hold, reason)
 
-    def _watch_clocks(self) -> None:
-        now = self.runtime.now()
+    def judge(self, now: float) -> float:
+        """Tells of every hold that is doubtful or lost by the clock; answers when the next will be.
+
+        Any thread may do so at any time: of a loss one tells, and it is told once. Nothing in here
+        waits, and no code of the user's is run.
+        """
+        due = NEVER
         for hold in list(self.holds.values()):
             if now >= hold.ends:
                 self._run_out(hold, now)
-            elif hold.block and not self.alive(hold.who()):
+                continue
+            if not hold.doubted and now >= hold.doubtful_at:
+                left = f"{hold.ends - now:.1f} s are left"
+                hold.doubt(f"renewal is overdue and {left}{_because(hold.cause)}")
+            due = min(due, hold.ends if hold.doubted else hold.doubtful_at)
+        return due
+
+    def _watch_clocks(self) -> None:
+        now = self.runtime.now()
+        self.judge(now)
+        self._log_losses()
+        for hold in list(self.holds.values()):
+            if hold.block and not self.alive(hold.who()):
                 hold.block = False
                 log.warning("%r: its thread or task ended inside the block", self._named(hold))
                 self.dropped.append(hold)
             elif hold.handles and not hold.handled():
                 self._find_orphan(hold, now)
-            elif not hold.doubted and now >= hold.doubtful_at:
-                left = f"{hold.ends - now:.1f} s are left"
-                hold.doubt(f"renewal is overdue and {left}{_because(hold.cause)}")
 
     def _find_orphan(self, hold: Hold, now: float) -> None:
         # An interrupt tore its release or its handle's destructor apart; or somebody releases it
@@ -216,16 +212,23 @@ class Keep:
             reason = f"it could not be renewed in time{_because(hold.cause)}"
         else:
             reason = "its ttl is over"
-        if self.lose(hold, reason):
+        if self.remove(hold):
+            hold.lose(reason)
+            self.unlogged.append((hold.grant.claim.name, reason))
             # The store may think otherwise, if an answer was lost: nobody renews it any more.
             self.undo(hold.grant.claim)
+
+    def _log_losses(self) -> None:
+        while self.unlogged:
+            name, reason = self.unlogged.popleft()
+            log.warning("lost %r on %s: %s", name, self.display, reason)
 
     def lose(self, hold: Hold, reason: str) -> bool:
         """Declares a hold lost; false if it had been released or lost before."""
         if not self.remove(hold):
             return False
-        log.warning("lost %r on %s: %s", hold.grant.claim.name, self.display, reason)
         hold.lose(reason)
+        log.warning("lost %r on %s: %s", hold.grant.claim.name, self.display, reason)
         return True
 
     def give_up(self, hold: Hold, reason: str) -> None:
@@ -365,6 +368,7 @@ class Keep:
 
     async def finish(self) -> None:
         """The end of the door: releases all that is still held, or waits, or is to be undone."""
+        self._log_losses()
         for hold in list(self.holds.values()):
             if self.remove(hold):
                 hold.lose("its door was closed")

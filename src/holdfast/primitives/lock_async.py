@@ -46,9 +46,11 @@ class AsyncLock(LockBase[AsyncLease]):
         if isinstance(error, GeneratorExit):
             lease._drop()  # its loop is gone: nothing can be awaited here any more
             return
-        stopped = lease._scope is not None and lease._scope.close(error)
-        ours = await lease._release_block()
-        if stopped or (error is None and not ours):
+        if lease._scope is not None and lease._scope.close(error):
+            # The block ends within its certain time, whatever the store does to the release.
+            await self._door.runtime.finish(lease._release_block(), lease.remaining)
+            raise lease._lost_error() from error
+        if not await lease._release_block() and error is None:
             raise lease._lost_error() from error
 
     if TYPE_CHECKING:

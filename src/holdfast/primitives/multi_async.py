@@ -43,8 +43,11 @@ class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
             return
         scopes = [lease._scope for lease in multi.leases.values() if lease._scope is not None]
         closed = [scope.close(error) for scope in scopes]
-        ours = await multi._release_block()
-        if True in closed or (error is None and not ours):
+        if True in closed:
+            # The block ends within its certain time, whatever the store does to the releases.
+            await self._door.runtime.finish(multi._release_block(), multi.remaining)
+            raise multi._lost_error() from error
+        if not await multi._release_block() and error is None:
             raise multi._lost_error() from error
 
     if TYPE_CHECKING:

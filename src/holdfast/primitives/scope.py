@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from holdfast.core.hold import Hold
 
@@ -30,13 +31,13 @@ class BlockScope:
             hold.doubt("it was doubtful from the start")
 
     def _stop(self, reason: str) -> None:
-        """On the keeper's thread."""
+        """On the watcher's thread, or whichever finds it doubtful or lost; perhaps on two."""
         self.reason = reason
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed, and the block with it
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if not self._closed:
+        if not self._closed and not self._fired:
             self._fired = True
             self._task.cancel()
 

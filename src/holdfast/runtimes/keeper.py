@@ -9,6 +9,8 @@ from holdfast.core.drive import run_now
 from holdfast.core.keep import Keep
 from holdfast.runtimes import lifetime
 from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.one_thread import OneThread
+from holdfast.runtimes.watcher import watcher
 
 __all__ = ["KeeperThread"]
 
@@ -20,13 +22,12 @@ class KeeperThread:
         runtime = BlockingRuntime()
         self.keep = Keep(runtime, store.backend(runtime), store.display)
         self.keep.start = self.start
-        self._threads: list[threading.Thread] = []
-        """The keeper, at its head. Appending is atomic: of two threads one is the first."""
+        self._one = OneThread("holdfast-keeper", self._run)
         self._starting = threading.RLock()
 
     def running(self) -> bool:
         """Whether the thread was started, and has not been forked away."""
-        return bool(self._threads)
+        return self._one.thread is not None
 
     def start(self) -> None:
         """Makes sure that the thread runs; cheap when it does."""
@@ -35,43 +36,39 @@ class KeeperThread:
         with self._starting:
             if self.running():  # another thread was faster
                 return
-            thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+            watcher.watch(self.keep)
             lifetime.at_exit(self)
             try:
-                thread.start()
+                self._one.start()
             except RuntimeError:  # no more threads
-                lifetime.ended(self)
+                self._ended()
                 raise
-            self._threads.append(thread)
 
     def _run(self) -> None:
-        # A start that an interrupt tore apart may have started its thread nevertheless, and then
-        # the next start another: whoever comes first keeps, and two never do.
-        thread = threading.current_thread()
-        self._threads.append(thread)
-        if self._threads[0] is not thread:
-            return
         run_now(self.keep.run())
         run_now(self.keep.finish())
         run_now(self.keep.backend.close())
+        self._ended()
+
+    def _ended(self) -> None:
+        watcher.leave(self.keep)
         lifetime.ended(self)
 
     def end(self, seconds: float | None) -> None:
         """Releases all that is held and ends the thread, within so many seconds."""
         self.keep.closing = True
-        if not self._threads:  # it was never needed, or could not be started
+        thread = self._one.thread
+        if thread is None:  # it was never needed, or could not be started
             run_now(self.keep.finish())
             run_now(self.keep.backend.close())
-            lifetime.ended(self)
+            self._ended()
             return
         self.keep.signal.set()
-        thread = self._threads[0]
         if threading.current_thread() is not thread:
             thread.join(seconds)
 
     def forked(self) -> None:
         """In a forked child: the thread is the parent's; the next hold starts another."""
-        self._threads = []
+        self._one.forked()
         self._starting = threading.RLock()
-        self.keep.signal = self.keep.runtime.signal()
-        self.keep.planned = float("inf")
+        self.keep.forked()

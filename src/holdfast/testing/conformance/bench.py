@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
+import threading
 import warnings
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -40,6 +41,7 @@ __all__ = [
     "in_some_try",
     "once_in_time",
     "raises",
+    "renewer_hung",
     "stopped_in_time",
     "times_out",
     "within",
@@ -179,6 +181,25 @@ async def stopped_in_time(
                 left = lease.remaining
     assert left > 0 or stalls.seconds > grace_seconds(ttl) / 2
     return left > 0
+
+
+@contextmanager
+def renewer_hung(door: AsyncLocks) -> Iterator[None]:
+    """The thread that renews stands still in its next renewal, whatever time it was given: as in a
+    look-up of a name, or in a driver of a database."""
+    backend = door._keeper.keep.backend
+    renew, let_go = backend.renew, threading.Event()
+
+    async def hang(*what: Any, **how: Any) -> Any:
+        let_go.wait(6 * SOON)
+        return await renew(*what, **how)
+
+    backend.renew = hang  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        backend.renew = renew  # type: ignore[method-assign]
+        let_go.set()
 
 
 async def times_out(lock: AbstractAsyncContextManager[Any]) -> LockTimeout:

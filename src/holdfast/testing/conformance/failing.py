@@ -11,6 +11,7 @@ from holdfast.runtimes.clock import now
 from holdfast.testing.conformance.bench import (
     SOON,
     Bench,
+    Stalls,
     conformance,
     eventually,
     in_some_try,
@@ -102,6 +103,23 @@ async def an_outage_stops_the_async_block(bench: Bench) -> None:
 
     await in_some_try(stopped, "the block was stopped too late")
     await _works_again(bench, door)
+
+
+@conformance.rule(knobs=[Knob.STALL], flavours=[Flavour.ASYNCIO])
+async def a_stopped_block_is_left_in_time(bench: Bench) -> None:
+    """``LockLost`` is raised by the end of what was certain, whatever becomes of the release."""
+    door = bench.door(proxied=True)
+    ends = 0.0
+    try:
+        with Stalls() as stalls, raises(LockLost):
+            async with door.lock("name", ttl=bench.kept_ttl) as lease:
+                bench.harness.stall()
+                ends = now() + lease.remaining
+                await asyncio.sleep(bench.kept_ttl + SOON)
+        late = now() - ends
+        assert late < 1.0 + stalls.seconds, f"the block was left {late:.2f} s too late"
+    finally:
+        bench.harness.unstall()
 
 
 @conformance.rule(knobs=[Knob.STALL])

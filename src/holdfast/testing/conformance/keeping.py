@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.core.hold import grace_seconds
@@ -14,11 +15,13 @@ from holdfast.runtimes.clock import now
 from holdfast.testing.conformance.bench import (
     SOON,
     Bench,
+    Stalls,
     conformance,
     eventually,
     in_some_try,
     once_in_time,
     raises,
+    renewer_hung,
     stopped_in_time,
     within,
 )
@@ -202,8 +205,50 @@ async def a_loss_is_told_once(bench: Bench) -> None:
     assert told[0]
 
 
-async def _any(told: list[str]) -> bool:
+async def _any(told: Sequence[object]) -> bool:
     return bool(told)
+
+
+LATE_SECONDS = 1.0
+"""A loss is told well within so long after the end of what was certain."""
+
+
+@conformance.rule(sleeps=True)
+async def a_renewal_that_hangs_delays_no_callback(bench: Bench) -> None:
+    """``on_lost`` comes in time although the thread that renews stands still; what the store then
+    still has of the hold is undone."""
+    door, other = bench.door(), bench.door()
+    await in_some_try(lambda: _told_in_time(bench, door), "the loss was told too late")
+    await bench.freed(other, "name", bench.recovery + 2 * SOON)
+
+
+async def _told_in_time(bench: Bench, door: AsyncLocks) -> bool:
+    told: list[float] = []
+    with Stalls() as stalls, renewer_hung(door):
+        lock = door.lock("name", ttl=bench.kept_ttl, timeout=bench.recovery + 2 * SOON)
+        lease = await lock.acquire()
+        assert lease is not None
+        lease.on_lost(lambda reason: told.append(now()))
+        ends = now() + lease.remaining
+        await eventually(lambda: _any(told), bench.kept_ttl + SOON, "nobody was told")
+        assert lease.lost
+    late = told[0] - ends
+    assert late < LATE_SECONDS or stalls.seconds > LATE_SECONDS / 2, f"told {late:.2f} s too late"
+    return late < LATE_SECONDS
+
+
+@conformance.rule(flavours=[Flavour.ASYNCIO], sleeps=True)
+async def a_renewal_that_hangs_delays_no_cancellation(bench: Bench) -> None:
+    """The async block is stopped before its lease runs out although the thread that renews stands
+    still."""
+    door = bench.door()
+    lock = door.lock("name", ttl=bench.kept_ttl, timeout=bench.recovery + 2 * SOON)
+
+    async def stopped() -> bool:
+        with renewer_hung(door):
+            return await stopped_in_time(lock, bench.kept_ttl)
+
+    await in_some_try(stopped, "the block was stopped too late")
 
 
 @conformance.rule()
@@ -305,7 +350,8 @@ async def a_block_ends_with_its_task(bench: Bench) -> None:
 @conformance.rule()
 async def one_keeper_serves_all(bench: Bench) -> None:
     """A hundred holds have one keeper thread."""
-    before = threading.active_count()
+    async with bench.door().lock("first"):  # the process has its own threads from here on
+        before = threading.active_count()
     door = bench.door()
     leases = [await door.lock(f"name {n}").acquire() for n in range(100)]
     # One keeper, the test's own worker, and at most one thread of the store's client.

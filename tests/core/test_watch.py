@@ -1,0 +1,228 @@
+"""The watcher, in virtual time: it tells in time whatever the store does, and it is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from holdfast.claim import Claim, Grant, Mode
+from holdfast.core.contract import Renewal, Signal, Waiting
+from holdfast.core.hold import Hold, State
+from holdfast.core.keep import Keep
+from holdfast.core.watch import IDLE_TICKS, Watch
+from holdfast.testing.simulator import Node, SimRuntime, World
+
+TTL = 30.0
+
+
+class Handle:
+    _released = False
+
+
+class CountingRuntime(SimRuntime):
+    waits = 0
+
+    async def wait(self, signal: Signal, until: float | None) -> bool:
+        self.waits += 1
+        return await super().wait(signal, until)
+
+
+class Store:
+    """Renews at once, or hangs without a look at the time that it was given."""
+
+    def __init__(self, runtime: SimRuntime, hangs: float = 0.0) -> None:
+        self.runtime, self.hangs = runtime, hangs
+        self.renewed: list[float] = []
+        self.undone: list[str] = []
+
+    async def renew(
+        self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
+    ) -> Renewal:
+        if self.hangs:
+            await self.runtime.sleep(self.hangs)
+        self.renewed.append(self.runtime.now())
+        return Renewal()
+
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        self.undone.append(claim.owner)
+
+
+class Process:
+    """A client, its renewer and the watcher, on one simulated machine."""
+
+    def __init__(self, hangs: float = 0.0) -> None:
+        self.world = World(1)
+        self.node = Node(self.world, "node", drift=0.0, skew=0.0)
+        self.runtime, self.watching = SimRuntime(self.node), CountingRuntime(self.node)
+        self.store = Store(self.runtime, hangs)
+        store: Any = self.store
+        self.keep = Keep(self.runtime, store, "sim://")
+        self.watch = Watch(self.watching)
+        self.watch.watch(self.keep)
+        self.looks = 0
+        self.told: list[tuple[str, float]] = []
+        self._handle = Handle()
+        look = self.watch.look
+
+        def counted() -> float:
+            self.looks += 1
+            return look()
+
+        self.watch.look = counted  # type: ignore[method-assign]
+        self.node.spawn(self.keep.run(), "renewer")
+        self.node.spawn(self.watch.run(), "watcher")
+
+    def hold(self, owner: str = "kept", ttl: float = TTL, **how: Any) -> Hold:
+        claim = Claim(owner, Mode.EXCLUSIVE, 1, 0, ttl, owner, "")
+        hold = Hold(Grant(claim, 1), self.runtime.now(), how.get("renew", True), None)
+        hold.handles.append(ref(self._handle))
+        hold.on_doubt = lambda _: self.told.append(("doubt", self.runtime.now() - hold.doubtful_at))
+        hold.callbacks.append(lambda _: self.told.append(("loss", self.runtime.now() - hold.ends)))
+        hold.tell = lambda callback, reason: callback(reason)  # type: ignore[assignment]
+        self.keep.add(hold)
+        return hold
+
+    def run(self, seconds: float) -> None:
+        self.world.run(self.world.time + seconds)
+        assert not self.world.errors
+
+
+def test_doubt_and_loss_are_told_while_a_renewal_hangs() -> None:
+    process = Process(hangs=1000.0)
+    process.run(1.0)
+    process.hold()
+    process.run(40.0)
+    assert [what for what, _ in process.told] == ["doubt", "loss"]
+    assert all(0 <= late < 0.01 for _, late in process.told), process.told
+    assert process.store.undone == []
+    process.run(1000.0)
+    assert process.store.undone[0] == "kept"  # by the renewer, once it can
+    process.world.end()
+
+
+def test_a_hold_that_ends_earlier_than_the_first_is_seen_in_time() -> None:
+    process = Process(hangs=1000.0)
+    process.hold("long", ttl=600.0)
+    process.run(1.0)
+    process.hold("short", ttl=5.0)
+    process.run(10.0)
+    assert [what for what, _ in process.told] == ["doubt", "loss"]
+    assert all(0 <= late < 0.01 for _, late in process.told), process.told
+    process.world.end()
+
+
+def test_a_hold_that_is_made_shorter_is_seen_in_time() -> None:
+    process = Process(hangs=1000.0)
+    hold = process.hold(ttl=600.0)
+    process.run(1.0)
+    hold.extended(process.runtime.now(), 5.0)
+    process.keep.reschedule(hold)
+    process.run(10.0)
+    assert [what for what, _ in process.told] == ["doubt", "loss"]
+    assert all(0 <= late < 0.01 for _, late in process.told), process.told
+    process.world.end()
+
+
+def _suspend(process: Process, seconds: float) -> None:
+    """The clock of certain time goes on in a suspend; timed waits that are under way do not."""
+    process.node.offset += seconds
+
+
+def test_after_a_suspend_a_loss_is_told_within_a_second() -> None:
+    process = Process(hangs=1000.0)
+    hold = process.hold()
+    process.run(5.0)
+    _suspend(process, 3600.0)
+    resumed = process.runtime.now()
+    told: list[float] = []
+    hold.callbacks.append(lambda _: told.append(process.runtime.now() - resumed))
+    process.run(1.5)
+    assert told
+    assert told[0] <= 1.0
+    process.world.end()
+
+
+def test_after_a_suspend_what_is_left_is_renewed() -> None:
+    """The renewer slept through the time when it was due; it is woken before there is doubt."""
+    process = Process()
+    process.hold()
+    process.run(5.0)
+    _suspend(process, 17.0)
+    resumed = process.runtime.now()
+    process.run(3.5)
+    assert process.told == []
+    assert process.store.renewed
+    assert process.store.renewed[0] - resumed <= 1.0
+    process.world.end()
+
+
+def test_while_something_is_held_it_wakes_once_a_second_and_looks_only_at_events() -> None:
+    process = Process()
+    hold = process.hold()
+    process.run(100.0)
+    looks, waits = process.looks, process.watching.waits
+    process.run(100.0)
+    assert process.watching.waits - waits <= 110
+    assert process.looks - looks <= 10  # a hold of 30 s is doubtful after 25 s at the earliest
+    process.keep.remove(hold)
+    process.world.end()
+
+
+def test_while_nothing_is_held_it_sleeps() -> None:
+    process = Process()
+    process.run(1.0)
+    process.keep.remove(process.hold(ttl=3600.0))
+    process.run(IDLE_TICKS + 2.0)
+    waits = process.watching.waits
+    process.run(1000.0)
+    assert process.watching.waits == waits
+    process.hold("next")
+    process.run(10.0)
+    assert process.watching.waits > waits
+    process.world.end()
+
+
+def test_short_holds_hardly_ever_wake_it() -> None:
+    process = Process()
+    told: list[float] = []
+    plan = process.watch.plan
+
+    def counted(at: float) -> None:
+        told.append(at)
+        plan(at)
+
+    process.watch.plan = counted  # type: ignore[method-assign]
+    for number in range(1000):
+        process.keep.remove(process.hold(str(number)))
+        process.run(0.1)
+    assert len(told) <= 100 / IDLE_TICKS + 2
+    process.world.end()
+
+
+@pytest.mark.parametrize("rival", ["another thread that looks", "a release"])
+def test_of_two_who_end_a_hold_one_does(rival: str) -> None:
+    """The watcher has seen that it ran out, and somebody else is faster."""
+    process = Process()
+    process.run(1.0)
+    hold = process.hold(renew=False)
+    keep, now = process.keep, process.runtime.now() + 2 * TTL
+    remove = keep.remove
+
+    def remove_late(hold: Hold) -> bool:
+        keep.remove = remove  # type: ignore[method-assign]
+        if rival == "a release":
+            assert keep.remove(hold)
+        else:
+            keep.judge(now)
+        return remove(hold)
+
+    keep.remove = remove_late  # type: ignore[method-assign]
+    keep.judge(now)
+    told = ["doubt", "loss"] if rival != "a release" else []
+    assert [what for what, _ in process.told] == told
+    assert len(keep.unlogged) == len(keep.undoing) == len(told) // 2
+    assert (hold.state is State.LOST) == bool(told)
+    process.world.end()

@@ -1,0 +1,211 @@
+"""The threads that a process has once for all its clients: the watcher, and that for callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+
+import holdfast
+from hazards.tearing import lines_of, torn_at
+from holdfast.core.keep import Keep
+from holdfast.core.planned import Planned
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.runtimes.clock import now
+from holdfast.runtimes.watcher import watcher
+from servers.process import wait_until
+
+SOON = 30.0
+
+
+def _threads() -> Counter[str]:
+    return Counter(thread.name for thread in threading.enumerate())
+
+
+def _run(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def test_all_clients_share_one_watcher_and_one_thread_for_callbacks() -> None:
+    told: list[str] = []
+    leases = []
+    clients = [holdfast.connect(f"memory://shared-{n}", ttl=0.3) for n in range(10)]
+    for client in clients:
+        for number in range(10):
+            lease = client.lock(f"{number}", renew=False).acquire()
+            assert lease is not None
+            lease.on_lost(told.append)
+            leases.append(lease)
+    wait_until("all losses", lambda: len(told) == 100)
+    threads = _threads()
+    assert (threads["holdfast-watcher"], threads["holdfast-callbacks"]) == (1, 1)
+    for client in clients:
+        client.close()
+    assert not watcher.keeps
+
+
+def test_a_slow_callback_delays_callbacks_only() -> None:
+    """Not the end of another's hold, nor the cancellation of a task's block."""
+    entered, let_go = threading.Event(), threading.Event()
+    called: list[str] = []
+
+    def slow(reason: str) -> None:
+        entered.set()
+        assert let_go.wait(SOON)
+        called.append(threading.current_thread().name)
+
+    async def block() -> float:
+        ends = 0.0
+        async with holdfast.connect_async("memory://tasks") as locks:
+            with pytest.raises(holdfast.LockLost):  # noqa: PT012
+                async with locks.lock("name", ttl=1.5, renew=False) as lease:
+                    ends = now() + lease.remaining
+                    await asyncio.sleep(SOON)
+        return now() - ends
+
+    with holdfast.connect("memory://slow", ttl=0.3) as locks:
+        first, second = (locks.lock(name, renew=False).acquire() for name in ("first", "second"))
+        assert first is not None
+        assert second is not None
+        first.on_lost(slow)
+        assert entered.wait(SOON)
+        second.on_lost(lambda reason: called.append("second"))
+        wait_until("the loss", lambda: second._hold.state.value == "lost")
+        assert asyncio.run(block()) < 1.0
+        assert called == []
+        let_go.set()
+        wait_until("both callbacks", lambda: called == ["holdfast-callbacks", "second"])
+
+
+@pytest.mark.parametrize("error", [ValueError("a mistake"), SystemExit("an end")], ids=repr)
+def test_a_callback_that_fails_is_logged_and_the_next_is_called(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    def fail(reason: str) -> None:
+        raise error
+
+    with holdfast.connect("memory://failing", ttl=0.3) as locks:
+        lease = locks.lock("name", renew=False).acquire()
+        assert lease is not None
+        with caplog.at_level(logging.ERROR, "holdfast"):
+            lease.on_lost(fail)
+            lease.on_lost(told.append)
+            wait_until("the second callback", lambda: bool(told))
+    assert str(error) in caplog.text
+
+
+def test_a_suspend_is_noticed_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of certain time jumps while all threads sleep on another one."""
+    told: list[float] = []
+    with holdfast.connect("memory://suspended", ttl=3600) as locks:
+        lease = locks.lock("name").acquire()
+        assert lease is not None
+        lease.on_lost(lambda reason: told.append(now()))
+        wait_until("the watcher's sleep", lambda: watcher.planned < float("inf"))
+        resumed = now()
+        monkeypatch.setattr(BlockingRuntime, "now", staticmethod(lambda: now() + 4000))
+        wait_until("the loss", lambda: bool(told))
+        assert told[0] - resumed < 2.0  # promised is one
+
+
+NO_THREAD = """
+import logging, sys, threading, time, holdfast
+logging.disable()
+start = threading.Thread.start
+
+def refuse(thread):
+    if thread.name == sys.argv[1]:
+        raise RuntimeError("can't start new thread")
+    start(thread)
+
+threading.Thread.start = refuse
+locks = holdfast.connect("memory://", ttl=3600, timeout=20)
+told = []
+try:
+    with locks.lock("name") as lease:
+        lease.on_lost(told.append)
+except RuntimeError as error:
+    print(error)
+threading.Thread.start = start
+lease = locks.lock("name", ttl=0.3, renew=False).acquire()
+lease.on_lost(told.append)
+while not told:
+    time.sleep(0.01)
+print(len(told))
+"""
+
+
+@pytest.mark.parametrize("part", ["holdfast-watcher", "holdfast-callbacks"])
+def test_who_can_t_have_the_thread_is_told_and_holds_nothing(part: str) -> None:
+    """A hold that nobody watches is none; a callback that nobody would call is refused."""
+    assert _run(NO_THREAD, part).split("\n") == ["can't start new thread", "1"]
+
+
+FORK = """
+import logging, os, threading, time, holdfast
+logging.disable()
+
+def lose(locks):
+    lease = locks.lock("name", ttl=0.3, renew=False).acquire()
+    told = []
+    lease.on_lost(told.append)
+    while not told:
+        time.sleep(0.01)
+    names = [thread.name for thread in threading.enumerate()]
+    return names.count("holdfast-watcher"), names.count("holdfast-callbacks"), len(told)
+
+locks = holdfast.connect("memory://")
+kept = locks.lock("kept").acquire()
+print(*lose(locks), flush=True)
+pid = os.fork()
+if pid == 0:
+    assert kept.lost
+    print(*lose(locks), flush=True)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert kept.release()
+print(*lose(locks))
+"""
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    assert _run(FORK).split("\n") == ["1 1 1"] * 3
+
+
+def test_the_end_of_a_program_that_holds_something_makes_no_noise() -> None:
+    program = """
+import holdfast
+locks = holdfast.connect("memory://")
+lease = locks.lock("name").acquire()
+lease.on_lost(print)
+"""
+    assert _run(program) in {"", "its door was closed"}
+
+
+@pytest.mark.parametrize(("name", "line"), [*lines_of(Keep.add), *lines_of(Planned.plan)])
+def test_an_interrupt_anywhere_in_the_registration_of_a_hold(name: str, line: int) -> None:
+    """Nothing is held by it, and the next hold is watched."""
+    code = {"add": Keep.add, "plan": Planned.plan}[name].__code__
+    told: list[str] = []
+    with holdfast.connect(f"memory://torn-{name}-{line}", ttl=0.4) as locks:
+
+        def use() -> None:
+            with locks.lock("name"):
+                pass
+
+        torn_at(code, line, use)
+        lease = locks.lock("name", renew=False, timeout=SOON).acquire()
+        assert lease is not None
+        lease.on_lost(told.append)
+        wait_until("the loss", lambda: bool(told))
+        assert len(told) == 1
