@@ -21,6 +21,7 @@ import httptools
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.readable import readable
+from holdfast.wires.resolver import open_socket
 from holdfast.wires.room import Place, Room
 
 __all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers", "Tls"]
@@ -207,14 +208,15 @@ class Connection:
 
     __slots__ = ("host", "idle_since", "place", "readable", "responses", "socket")
 
-    def __init__(self, servers: Servers, host: int, seconds: float) -> None:
+    def __init__(self, servers: Servers, host: int, until: float) -> None:
         self.host = host
         self.responses = servers.responses()
         self.idle_since = 0.0
         self.place: Place | None = None
         context = servers.context()
-        plain = socket.create_connection(servers.hosts[host], timeout=seconds)
+        plain = open_socket(*servers.hosts[host], until)
         try:
+            plain.settimeout(max(0.001, until - now()))
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self.socket = plain
@@ -374,7 +376,7 @@ def connect(servers: Servers, until: float) -> Connection:
         # The last host may use up what is left; the others must leave some for the rest.
         share = left / (len(servers.hosts) - len(tried))
         try:
-            return Connection(servers, host, share)
+            return Connection(servers, host, now() + share)
         except (OSError, ValueError) as error:
             tried.append(f"{servers.name(host)}: {describe(error)}")
             servers.failed(host)

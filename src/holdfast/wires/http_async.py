@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from holdfast.runtimes.clock import now
 from holdfast.wires.http import RESET_ON_CLOSE, Reply, Servers, describe
+from holdfast.wires.resolver import Found, Lookup, is_address, look_up_now, resolver
 
 __all__ = ["AsyncConnection", "AsyncHttp", "abandon_transport", "connect"]
 
@@ -193,29 +194,73 @@ class AsyncHttp:
 
 async def connect(servers: Servers, until: float, make: Callable[[Servers, int], P]) -> P:
     """Connects a protocol to the first host that lets us, beginning with the one in turn."""
-    loop = asyncio.get_running_loop()
     tried: list[str] = []
     for _ in servers.hosts:
         host = servers.turn
         left = until - now()
         if left <= 0:
             break
-        name, port = servers.hosts[host]
-        context = servers.context()
         try:
-            async with asyncio.timeout(left / (len(servers.hosts) - len(tried))):
-                _, made = await loop.create_connection(
-                    partial(make, servers, host),
-                    name,
-                    port,
-                    ssl=context,
-                    server_hostname=name if context else None,
-                )
-            return made
+            share = left / (len(servers.hosts) - len(tried))
+            return await _connect(servers, host, now() + share, make)
         except (OSError, ValueError) as error:
             tried.append(f"{servers.name(host)}: {describe(error)}")
             servers.failed(host)
     raise servers.unavailable(tried or ["no time was left"])
+
+
+async def _connect(
+    servers: Servers, host: int, until: float, make: Callable[[Servers, int], P]
+) -> P:
+    """Connects to the first address of a host that lets us; raises ``OSError`` by then."""
+    context = servers.context()
+    name, port = servers.hosts[host]
+    found = await look_up(name, port, until)
+    failure: OSError | None = None
+    for number, (family, _, _, _, address) in enumerate(found):
+        try:
+            # The last address may use up what is left; the others must leave some for the rest.
+            async with asyncio.timeout((until - now()) / (len(found) - number)):
+                _, made = await asyncio.get_running_loop().create_connection(
+                    partial(make, servers, host),
+                    _text(address),
+                    port,
+                    family=family,
+                    ssl=context,
+                    server_hostname=name if context else None,
+                )
+            return made
+        except OSError as error:
+            failure = error
+    raise failure or TimeoutError()
+
+
+def _text(address: Any) -> str:
+    """The address, with the number of its link if it needs one (IPv6)."""
+    scope = address[3] if len(address) > 3 else 0
+    return f"{address[0]}%{scope}" if scope else f"{address[0]}"
+
+
+async def look_up(host: str, port: int, until: float) -> list[Found]:
+    """The addresses of a host; raises ``OSError``, by then at the latest."""
+    if is_address(host):
+        return look_up_now(host, port)
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(told.set)
+
+    lookup = Lookup(host, port, tell)
+    resolver.ask(lookup)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until - now())):
+                await told.wait()
+        return lookup.result()
+    finally:
+        lookup.given_up = True
 
 
 def abandon_transport(transport: asyncio.BaseTransport) -> None:

@@ -1,0 +1,205 @@
+"""One deadline bounds the way to etcd or Consul: the look-up of a name and all of its addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from holdfast.wires import http, http_async
+from holdfast.wires.http import Servers
+from holdfast.wires.http_async import AsyncConnection
+from holdfast.wires.resolver import look_up, resolver
+
+SECONDS = 2.0
+"""What a request is given; it must be given up within a second more."""
+NAME = "store.test"
+
+flavours = pytest.mark.parametrize("flavour", list(Flavour))
+
+
+class Names:
+    """Stands for the system's look-up of one name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.addresses: list[str] = ["127.0.0.1"]
+        self.asked: list[str] = []
+        self.answer = threading.Event()
+        self.answer.set()
+        self._real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+
+    def _look_up(self, host: str, port: int, *how: Any, **more: Any) -> Any:
+        if not host.endswith(".test"):
+            return self._real(host, port, *how, **more)
+        self.asked.append(host)
+        assert self.answer.wait(60)
+        kind = socket.SOCK_STREAM
+        return [(socket.AF_INET, kind, 6, "", (address, port)) for address in self.addresses]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
+    names = Names(monkeypatch)
+    yield names
+    names.answer.set()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that 127.0.0.1 answers on; 127.0.0.11 to 127.0.0.16 take no connection there."""
+    sockets: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
+        for last in range(11, 17):
+            silent = socket.socket()
+            sockets.append(silent)
+            silent.bind((f"127.0.0.{last}", number))
+            silent.listen(0)
+            for _ in range(4):
+                filler = socket.socket()
+                sockets.append(filler)
+                filler.setblocking(False)
+                filler.connect_ex((f"127.0.0.{last}", number))
+        yield number
+    for one in sockets:
+        one.close()
+
+
+def _connect(flavour: Flavour, port: int, seconds: float = SECONDS) -> str:
+    """The address that was reached."""
+    servers = Servers("etcd://store.test", ((NAME, port),), tls=None, request_seconds=seconds)
+    if flavour is Flavour.BLOCKING:
+        connection = http.connect(servers, now() + seconds)
+        reached: str = connection.socket.getpeername()[0]
+        connection.close()
+        return reached
+
+    async def main() -> str:
+        made = await http_async.connect(servers, now() + seconds, AsyncConnection)
+        peer: tuple[str, int] = made.transport.get_extra_info("peername")
+        made.close()
+        return peer[0]
+
+    return asyncio.run(main())
+
+
+def _given_up(work: Callable[[], object]) -> str:
+    began = now()
+    with pytest.raises(BackendUnavailable) as raised:
+        work()
+    assert now() - began < SECONDS + 1
+    return str(raised.value)
+
+
+@flavours
+def test_a_look_up_that_hangs_is_given_up_in_time(
+    names: Names, port: int, flavour: Flavour
+) -> None:
+    names.answer.clear()
+    told = _given_up(lambda: _connect(flavour, port))
+    assert f"looking up {NAME} took too long" in told
+    names.answer.set()
+    assert _connect(flavour, port, 30) == "127.0.0.1"
+
+
+@flavours
+def test_all_addresses_of_a_name_share_one_deadline(
+    names: Names, port: int, flavour: Flavour
+) -> None:
+    names.addresses = [f"127.0.0.{last}" for last in range(11, 17)]
+    assert "no answer in time" in _given_up(lambda: _connect(flavour, port))
+
+
+@flavours
+def test_an_address_behind_silent_ones_is_reached(
+    names: Names, port: int, flavour: Flavour
+) -> None:
+    names.addresses = ["127.0.0.11", "127.0.0.12", "127.0.0.1"]
+    assert _connect(flavour, port, 6) == "127.0.0.1"
+
+
+@flavours
+def test_a_name_that_is_not_known_is_told_at_once(port: int, flavour: Flavour) -> None:
+    servers = Servers("etcd://x", (("name.invalid", port),), tls=None, request_seconds=60)
+
+    async def ask() -> object:
+        return await http_async.connect(servers, now() + 60, AsyncConnection)
+
+    began = now()
+    with pytest.raises(BackendUnavailable, match=r"name\.invalid"):
+        asyncio.run(ask()) if flavour is Flavour.ASYNCIO else http.connect(servers, now() + 60)
+    assert now() - began < 30
+
+
+def test_a_look_up_that_hangs_is_shared_and_never_repeated(names: Names, port: int) -> None:
+    """By all who ask meanwhile; what nobody waits for any more is not looked up later."""
+    names.answer.clear()
+    given_up: list[OSError] = []
+    answered: list[object] = []
+
+    def ask(seconds: float, name: str = NAME) -> None:
+        try:
+            answered.append(look_up(name, port, now() + seconds))
+        except OSError as error:
+            given_up.append(error)
+
+    for _ in range(3):
+        ask(0.01)
+    ask(0.01, "other.test")
+    threads = [threading.Thread(target=ask, args=(60,)) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    while resolver._asked.qsize() < 10 + 3:
+        time.sleep(0.01)
+    assert look_up("127.0.0.1", port, now())  # what is no name waits for nobody
+    running = [thread.name for thread in threading.enumerate()]
+    assert running.count("holdfast-resolver") == 1
+    names.answer.set()
+    for thread in threads:
+        thread.join(30)
+    assert (len(given_up), len(answered), names.asked) == (4, 10, [NAME])
+    assert len(look_up(NAME, port, now() + 30)) == 1
+    assert names.asked == [NAME, NAME]
+
+
+FORK = """
+import os, socket, threading, time
+from holdfast.runtimes.clock import now
+from holdfast.wires.resolver import look_up
+real, hangs = socket.getaddrinfo, True
+
+def look(host, port, *rest, **more):
+    while hangs:
+        time.sleep(0.01)
+    return real("127.0.0.1", port, *rest, **more)
+
+socket.getaddrinfo = look
+try:
+    look_up("store.test", 80, now() + 0.1)
+except OSError as error:
+    print(error.strerror, flush=True)
+pid = os.fork()
+if pid == 0:
+    hangs = False
+    print(look_up("store.test", 80, now() + 30)[0][4][0], flush=True)
+    os._exit(0)
+print(os.waitpid(pid, 0)[1])
+"""
+
+
+def test_a_fork_looks_up_by_itself() -> None:
+    program = [sys.executable, "-c", FORK]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split("\n") == ["looking up store.test took too long", "127.0.0.1", "0", ""]
+    assert done.stderr == ""
