@@ -270,7 +270,9 @@ def test_in_a_pipeline_of_psycopg(servers: Servers) -> None:
 
 
 def test_the_schema_can_be_read() -> None:
-    for name in ("postgresql", "mysql", "sqlite"):
-        assert "CREATE TABLE IF NOT EXISTS ours" in sql.schema(name, table="ours")
+    places = {"postgresql": "public.ours", "mysql": "ours", "sqlite": "main.ours"}
+    for name, place in places.items():
+        assert f"CREATE TABLE IF NOT EXISTS {place} (" in sql.schema(name, table="ours")
+        assert "CREATE TABLE IF NOT EXISTS its.ours (" in sql.schema(name, table="its.ours")
     with pytest.raises(ValueError, match="no guard for 'oracle'"):
         sql.schema("oracle")

@@ -1,7 +1,7 @@
 """A fence in the caller's own SQL transaction: one statement, before the first read.
 
     with conn.transaction():
-        fencing.sql.guard(conn, "orders", lease)
+        fencing.sql.guard(conn, "order:42", lease)
         ...  # read and write as always: one transaction, one fence
 
 The resource's row stays locked until the transaction ends, so that a stale and a fresh holder
@@ -36,6 +36,10 @@ def guard(
     is its own transaction (autocommit), for that would protect nothing. ``lease`` is a lease, a
     fence, or a fence's text; with ``fence_keys`` what is not a lease must be signed by one.
 
+    ``table`` is where fences are remembered. Without a schema it is ``public.`` on PostgreSQL and
+    ``main.`` on SQLite, whatever the search_path or the attached databases are; MySQL takes the
+    connection's database. Raises ``Unsupported`` if a second table of that name is found.
+
     >>> import sqlite3, holdfast
     >>> conn = sqlite3.connect(":memory:")
     >>> with holdfast.connect("memory://") as locks:
@@ -61,7 +65,7 @@ def create(connection: Any, *, table: str = TABLE) -> Any:
 def schema(dialect: str, *, table: str = TABLE) -> str:
     """The SQL that makes the table, for ``postgresql``, ``mysql`` or ``sqlite``.
 
-    >>> "CREATE TABLE IF NOT EXISTS holdfast_fence" in schema("postgresql")
+    >>> "CREATE TABLE IF NOT EXISTS public.holdfast_fence" in schema("postgresql")
     True
     """
     return statements(dialect, _table(table)).create.strip() + ";\n"

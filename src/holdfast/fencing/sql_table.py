@@ -25,14 +25,51 @@ async def ensure_table(driver: Driver, asked: Statements) -> None:
     place = driver.place(), asked.create
     if place in _present:
         return
-    if (await driver.execute(asked.exists, {})).rows:
+    if await _find(driver, asked):
         _present.add(place)
     else:
         await make_table(driver, asked)  # a rollback takes it away again: not noted yet
 
 
+async def _find(driver: Driver, asked: Statements) -> bool:
+    """Whether the table is there; raises ``Unsupported`` if another one may be in use."""
+    rows = (await driver.execute(asked.found, {})).rows
+    there = any(ours for _, ours, _ in rows)
+    others = [str(schema) for schema, ours, near in rows if not ours and (near or not there)]
+    if others:
+        raise _second(asked, others, there)
+    return there
+
+
+async def _find_attached(driver: Driver, asked: Statements) -> None:
+    """In SQLite, where the main database has no table of fences: does another one?"""
+    schema, _, name = asked.table.partition(".")
+    rows = (await driver.execute("SELECT name FROM pragma_database_list", {})).rows
+    for (other,) in rows if schema == "main" else ():
+        quoted = '"' + str(other).replace('"', '""') + '"'
+        look = f"SELECT 1 FROM {quoted}.sqlite_master WHERE name = :name"  # noqa: S608
+        if other != "main" and (await driver.execute(look, {"name": name})).rows:
+            raise _second(asked, [str(other)], False)
+
+
+def _second(asked: Statements, schemas: list[str], there: bool) -> Unsupported:
+    name = asked.table.rpartition(".")[2]
+    others = ", ".join(f"{schema}.{name}" for schema in schemas)
+    missing = "" if there else ", which is missing,"
+    return Unsupported(
+        f"fences are remembered in the table {asked.table}{missing} but there is also {others}: "
+        "programs that use different tables would let a stale holder in. Keep one of them, for "
+        f"all programs: name it (table={schemas[0] + '.' + name!r}), or move its rows to "
+        f"{asked.table} and drop it"
+    )
+
+
 async def make_table(driver: Driver, asked: Statements) -> None:
     """Makes the table; running it again changes nothing."""
+    if asked.dialect == "postgresql":
+        await _find(driver, asked)
+    elif asked.dialect == "sqlite":
+        await _find_attached(driver, asked)
     try:
         if asked.dialect == "postgresql":
             await driver.execute(f"SELECT pg_advisory_xact_lock({CREATION_KEY})", {})

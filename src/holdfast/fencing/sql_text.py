@@ -20,9 +20,12 @@ class Statements(NamedTuple):
     """What is asked of one database."""
 
     dialect: str
+    table: str
+    """Its full name: where it is does not depend on a session's settings."""
     create: str
-    exists: str
-    """Answers a row if the table is there. PostgreSQL's only: elsewhere failing is harmless."""
+    found: str
+    """Answers the schema of every table of that name, whether it is ours, and whether it would be
+    found without its schema. PostgreSQL's only: elsewhere failing is harmless."""
     write: str
     """Lets an exclusive fence, or one of a slot, enter."""
     read: str
@@ -65,6 +68,19 @@ CREATE TABLE IF NOT EXISTS {table} (
   highest_token bigint NOT NULL,
   PRIMARY KEY (resource, slot)
 )"""
+
+# Of other sessions' temporary tables nothing is known here. Where the schema was given, no other
+# one is looked for: somebody has decided.
+_POSTGRESQL_FOUND = """
+SELECT n.nspname, n.nspname OPERATOR(pg_catalog.=) '{schema}',
+  n.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(true))
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
+  ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+WHERE c.relname OPERATOR(pg_catalog.=) '{name}' AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+  AND (n.oid OPERATOR(pg_catalog.=) pg_catalog.pg_my_temp_schema()
+    OR NOT pg_catalog.starts_with(n.nspname, 'pg_temp_'))
+  AND {others}
+ORDER BY 1"""
 
 _SQLITE_CREATE = """
 CREATE TABLE IF NOT EXISTS {table} (
@@ -186,11 +202,16 @@ _MYSQL_SHARE = _SHARE.replace("token FROM", "token, entries FROM") + " LOCK IN S
 
 
 def _postgresql(table: str) -> Statements:
+    schema, given, name = table.rpartition(".")
+    schema = schema or "public"
+    table = f"{schema}.{name}"
     names = {"table": table, **_TYPED}
+    others = f"n.nspname OPERATOR(pg_catalog.=) '{schema}'" if given else "true"
     return Statements(
         "postgresql",
+        table,
         _POSTGRESQL_CREATE.format(table=table),
-        f"SELECT 1 WHERE to_regclass('{table}') IS NOT NULL",
+        _POSTGRESQL_FOUND.format(schema=schema, name=name, others=others),
         # What comes back is asked for: a pipeline of psycopg's does not count rows.
         _WRITE.format(**names, **_WRITER) + "\nRETURNING 1",
         _READ.format(**names, **_READER) + "\nRETURNING 1",
@@ -201,9 +222,11 @@ def _postgresql(table: str) -> Statements:
 
 
 def _sqlite(table: str) -> Statements:
+    table = table if "." in table else f"main.{table}"
     names = {"table": table, **_TYPED}
     return Statements(
         "sqlite",
+        table,
         _SQLITE_CREATE.format(table=table),
         "",
         _WRITE.format(**names, **_WRITER),
@@ -217,6 +240,7 @@ def _sqlite(table: str) -> Statements:
 def _mysql(table: str) -> Statements:
     return Statements(
         "mysql",
+        table,
         _MYSQL_CREATE.format(table=table),
         "",
         _from_hex(_MYSQL_WRITE.format(table=table, **_WRITES)),
