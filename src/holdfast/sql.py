@@ -43,6 +43,8 @@ class Asked(NamedTuple):
     schema: str
     """Where the tables are, on PostgreSQL; empty for the usual place."""
     prefix: str
+    savepoint: bool = False
+    """Whether it may be taken inside a savepoint."""
 
 
 def transaction_lock(
@@ -54,6 +56,7 @@ def transaction_lock(
     epoch: int = 0,
     schema: str = "",
     prefix: str = "",
+    savepoint: bool = False,
 ) -> Any:
     """Takes a lock that the caller's transaction holds until it ends, and answers its fence.
 
@@ -64,7 +67,9 @@ def transaction_lock(
     asyncio it is awaited. MySQL counts the timeout in whole seconds.
 
     Raises ``Unsupported`` where there is no transaction (autocommit), or one whose reads would
-    be older than the lock (any isolation but read committed on PostgreSQL).
+    be older than the lock (any isolation but read committed on PostgreSQL). Also inside a savepoint
+    (a nested transaction), where that can be told: a rollback to it ends the lock and takes its
+    token back, while the transaction goes on. ``savepoint=True`` allows it.
     """
     check_name(name)
     check_epoch(epoch)
@@ -74,7 +79,7 @@ def transaction_lock(
     from holdfast.fencing.sql_drivers import driver_of
 
     driver = driver_of(connection)
-    work = _take(driver, Asked(name, namespace, timeout, schema, prefix), epoch)
+    work = _take(driver, Asked(name, namespace, timeout, schema, prefix, savepoint), epoch)
     return work if driver.asynchronous else run_now(work)
 
 
@@ -86,11 +91,22 @@ async def _take(driver: Any, asked: Asked, epoch: int) -> TransactionLock:
             f"transaction_lock({asked.name!r}) needs a transaction: in autocommit the lock would "
             "end at once"
         )
+    if driver.in_savepoint() and not asked.savepoint:
+        raise in_savepoint(asked)
     work: Coroutine[Any, Any, int] = importlib.import_module(_DIALECTS[driver.dialect]).take(
         driver, asked
     )
     token = await work
     return TransactionLock(asked.name, token, Fence(asked.name, Mode.EXCLUSIVE, (), epoch, token))
+
+
+def in_savepoint(asked: Asked) -> Unsupported:
+    """What is wrong with a lock that is taken inside a savepoint."""
+    return Unsupported(
+        f"transaction_lock({asked.name!r}) inside a savepoint (a nested transaction): a rollback "
+        "to it ends the lock while the transaction goes on. Take it before the savepoint, or say "
+        "savepoint=True if whoever rolls back to it does no more work under this lock"
+    )
 
 
 def check_identifier(text: str, what: str) -> str:

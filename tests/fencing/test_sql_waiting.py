@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from fencing.databases import Beside, Connect, fence, ready
-from holdfast import StaleFence
+from holdfast import Mode, StaleFence
 from holdfast.fencing import sql
 from servers.postgres import PostgresServer
 from servers.registry import Servers
@@ -43,6 +43,20 @@ def test_a_fresh_holder_waits_for_a_stale_ones_transaction(connect: Connect) -> 
     assert not later.outcome
     stale.commit()
     assert later.join() == 1
+
+
+@pytest.mark.parametrize("connect", ["postgresql", "mysql"], indirect=True)
+def test_a_reader_that_comes_again_keeps_writers_out(connect: Connect) -> None:
+    """Beside other readers, but a writer waits until its transaction ends. In SQLite a writer's
+    commit waits, by itself."""
+    reader, writer = ready(connect), connect()
+    for _ in range(2):  # only the second time it shares the row
+        reader.commit()
+        sql.guard(reader, "r", fence(4, Mode.SHARED))
+    later = Beside(writer, connect(), lambda: sql.guard(writer, "r", fence(5)))
+    reader.commit()
+    assert later.join() is None
+    writer.rollback()
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.backends.postgres_advisory_requests import base_key
 from holdfast.backends.postgres_schema import Schema
 from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
-from holdfast.sql import Asked
+from holdfast.sql import Asked, in_savepoint
 
 __all__ = ["take"]
 
@@ -28,7 +28,8 @@ INSERT INTO @counter AS c (namespace, name, base, token, used)
       OPERATOR(pg_catalog.*) 1000000 AS bigint), pg_catalog.clock_timestamp())
   ON CONFLICT (namespace, name) DO UPDATE SET used = pg_catalog.clock_timestamp(), holders = '{}',
     token = greatest(c.token OPERATOR(pg_catalog.+) 1, excluded.token)
-  RETURNING c.token, c.capacity"""
+  RETURNING c.token, c.capacity, c.xmin OPERATOR(pg_catalog.=)
+    CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.xid)"""
 
 
 async def take(driver: Any, asked: Asked) -> int:
@@ -92,7 +93,9 @@ def _state(error: BaseException) -> str:
 async def _count(driver: Any, asked: Asked, key: int, schema: Schema) -> int:
     given = {"namespace": asked.namespace, "name": asked.name, "key": key}
     answer = await driver.execute(schema.filled(_COUNT), given)
-    token, capacity = answer.rows[0]
+    token, capacity, outermost = answer.rows[0]
+    if not outermost and not asked.savepoint:
+        raise in_savepoint(asked)
     if capacity:  # it was a semaphore: may it be a lock now?
         free = await driver.execute(
             "SELECT pg_catalog.pg_try_advisory_xact_lock(:key)", {"key": key + 1}

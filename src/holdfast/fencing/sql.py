@@ -28,7 +28,13 @@ TABLE = "holdfast_fence"
 
 
 def guard(
-    connection: Any, resource: str, lease: Any, *, table: str = TABLE, fence_keys: Keys = ()
+    connection: Any,
+    resource: str,
+    lease: Any,
+    *,
+    table: str = TABLE,
+    savepoint: bool = False,
+    fence_keys: Keys = (),
 ) -> Any:
     """Lets the lease's fence enter the resource, or raises ``StaleFence``.
 
@@ -40,6 +46,11 @@ def guard(
     ``main.`` on SQLite, whatever the search_path or the attached databases are; MySQL takes the
     connection's database. Raises ``Unsupported`` if a second table of that name is found.
 
+    Call it outside of savepoints (nested transactions): a rollback to one that was open takes back
+    what was remembered, on PostgreSQL also the lock of the row, while the transaction goes on
+    without a fence. Raises ``Unsupported`` where that can be told: on PostgreSQL, and with
+    SQLAlchemy's ``begin_nested``. ``savepoint=True`` allows it.
+
     >>> import sqlite3, holdfast
     >>> conn = sqlite3.connect(":memory:")
     >>> with holdfast.connect("memory://") as locks:
@@ -50,7 +61,7 @@ def guard(
     fence = as_fence(lease, fence_keys)
     check_resource(resource)
     driver, asked = _asked(connection, table)
-    return _drive(driver, enter(driver, asked, resource, fence))
+    return _drive(driver, enter(driver, asked, resource, fence, savepoint))
 
 
 def create(connection: Any, *, table: str = TABLE) -> Any:

@@ -53,6 +53,10 @@ class Driver(Protocol):
         """Which database this is, where that can be told; ``None`` otherwise."""
         ...
 
+    def in_savepoint(self) -> bool:
+        """Whether the driver knows of a savepoint that is open; PostgreSQL itself tells, too."""
+        ...
+
 
 def _percent(sql: str) -> str:
     return _PARAMETER.sub(r"%(\1)s", sql)
@@ -99,6 +103,9 @@ class Psycopg:
         info = self._connection.info
         return info.host, info.hostaddr, info.port, info.dbname, info.user
 
+    def in_savepoint(self) -> bool:
+        return False
+
 
 class PyMySQL:
     """``pymysql.Connection``."""
@@ -134,6 +141,9 @@ class PyMySQL:
 
     def place(self) -> Hashable:
         return None
+
+    def in_savepoint(self) -> bool:
+        return False
 
 
 class Asyncmy(PyMySQL):
@@ -185,6 +195,9 @@ class Sqlite:
 
     def place(self) -> Hashable:
         return None
+
+    def in_savepoint(self) -> bool:
+        return False
 
 
 class SQLAlchemy:
@@ -242,6 +255,9 @@ class SQLAlchemy:
 
     def place(self) -> Hashable:
         return str(self._connection.engine.url) if self.dialect == "postgresql" else None
+
+    def in_savepoint(self) -> bool:
+        return bool(self._given.in_nested_transaction())
 
 
 def driver_of(connection: Any) -> Driver:

@@ -21,18 +21,33 @@ _readers: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 """Readers that entered from this process: when they come again, they take their row shared."""
 
 
-async def enter(driver: Driver, asked: Statements, resource: str, fence: Fence) -> None:
+async def enter(
+    driver: Driver, asked: Statements, resource: str, fence: Fence, savepoint: bool
+) -> None:
     """Enters, or raises ``StaleFence``; nothing that it leaves behind outlives a rollback."""
     if await driver.autocommit():
         raise Unsupported(
             f"{resource!r} can't be guarded outside a transaction: with autocommit every statement "
             "is a transaction of its own, and a stale holder could come between them"
         )
+    if driver.in_savepoint() and not savepoint:
+        raise _in_savepoint(resource)
     await driver.begin(fence.mode is not Mode.SHARED)
     await ensure_table(driver, asked)
     kind = MySQLRow if asked.dialect == "mysql" else Row
     for slot in sorted(fence.slots) or [LOCK_ROW]:
-        await kind(driver, asked, resource, fence, slot).enter()
+        outermost = await kind(driver, asked, resource, fence, slot).enter()
+        if not outermost and not savepoint:
+            raise _in_savepoint(resource)
+
+
+def _in_savepoint(resource: str) -> Unsupported:
+    return Unsupported(
+        f"{resource!r} can't be guarded inside a savepoint (a nested transaction): a rollback to "
+        "it takes back the lock of the row, or what is remembered, while the transaction goes on. "
+        "Call guard before the savepoint, or say savepoint=True if whoever rolls back to it writes "
+        "no more under this fence"
+    )
 
 
 class Row:
@@ -50,18 +65,22 @@ class Row:
             "token": fence.token,
         }
 
-    async def enter(self) -> None:
+    async def enter(self) -> bool:
+        """Whether this lasts as long as the transaction: not if PostgreSQL tells of a savepoint."""
         shared = self._fence.mode is Mode.SHARED
         if shared and await self._again():
-            return
-        if not await self._let_in(self._asked.read if shared else self._asked.write):
+            return True
+        answer = await self._let_in(self._asked.read if shared else self._asked.write)
+        if answer is None:
             raise await self._refusal()
         if shared:
             _note(self._key())
+        return self._asked.dialect != "postgresql" or bool(answer.rows[0][0])
 
-    async def _let_in(self, sql: str) -> bool:
-        """Whether the statement let the fence enter."""
-        return (await self._ask(sql)).changed == 1
+    async def _let_in(self, sql: str) -> Answer | None:
+        """The answer of a statement that let the fence enter; else nothing."""
+        answer = await self._ask(sql)
+        return answer if answer.changed == 1 else None
 
     async def _again(self) -> bool:
         """Whether a reader that has entered before is let in again, beside other readers."""
@@ -120,22 +139,24 @@ class MySQLRow(Row):
     _begun = False
     """Whether the transaction may have read before."""
 
-    async def enter(self) -> None:
+    async def enter(self) -> bool:
         self._begun = await self._driver.begun()
-        await super().enter()
+        return await super().enter()
 
-    async def _let_in(self, sql: str) -> bool:
+    async def _let_in(self, sql: str) -> Answer | None:
         new = False
         if self._begun:
             entries = (await self._ask(self._asked.lock)).inserted
             new = not entries
             if entries:
                 await self._check_entries(entries)
-        verdict = (await self._ask(sql)).inserted
-        if verdict == ENTERED and not new:
-            return True
+        answer = await self._ask(sql)
+        if answer.inserted == ENTERED and not new:
+            return answer
         # A new row: is it ours to make?
-        return verdict != REFUSED and not (await self._ask(self._asked.other)).rows
+        if answer.inserted == REFUSED or (await self._ask(self._asked.other)).rows:
+            return None
+        return answer
 
     async def _check_age(self, row: tuple[Any, ...]) -> None:
         if self._begun:

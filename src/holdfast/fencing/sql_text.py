@@ -153,6 +153,11 @@ _TYPED = {
     "epoch": "CAST(:epoch AS bigint)",
     "token": "CAST(:token AS bigint)",
 }
+# What comes back is asked for: a pipeline of psycopg's does not count rows. A row that is written
+# inside a savepoint has the savepoint's own transaction id.
+_ENTERED = """
+RETURNING kept.xmin OPERATOR(pg_catalog.=)
+  CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.xid)"""
 _WRITER = {"writer": f"{_TYPED['epoch']}, {_TYPED['token']}"}
 _READER = {"writer": "CAST(-1 AS bigint), CAST(-1 AS bigint)"}
 
@@ -212,9 +217,8 @@ def _postgresql(table: str) -> Statements:
         table,
         _POSTGRESQL_CREATE.format(table=table),
         _POSTGRESQL_FOUND.format(schema=schema, name=name, others=others),
-        # What comes back is asked for: a pipeline of psycopg's does not count rows.
-        _WRITE.format(**names, **_WRITER) + "\nRETURNING 1",
-        _READ.format(**names, **_READER) + "\nRETURNING 1",
+        _WRITE.format(**names, **_WRITER) + _ENTERED,
+        _READ.format(**names, **_READER) + _ENTERED,
         _SHARE.format(table=table) + " FOR SHARE",
         _OWN.format(table=table),
         _OTHER.format(table=table),
