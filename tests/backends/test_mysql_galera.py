@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
+import asyncmy
+import pymysql
 import pytest
 
 import holdfast
 from backends.claims import claim_of
 from backends.mysql_bench import open_admin, peers, rows
+from fencing.accounts import mysql_settings
 from holdfast.errors import Unsupported
+from holdfast.sql import transaction_lock
 from holdfast.testing import Flavour
 from servers.missing import ServerMissing
 from servers.mysql import MySQLServer
@@ -47,6 +52,20 @@ def test_named_locks_are_refused(server: GaleraServer, namespace: str) -> None:
     with pytest.raises(Unsupported, match="Galera"):
         locks.lock("name").acquire(timeout=0)
     locks.close()
+
+
+def test_a_lock_in_a_transaction_is_refused(server: GaleraServer, namespace: str) -> None:
+    """Two transactions on two nodes would both have it, until one of them fails at its commit."""
+    settings = mysql_settings(server.url)
+    with pymysql.connect(**settings) as connection, pytest.raises(Unsupported, match="Galera"):
+        transaction_lock(connection, "name", namespace=namespace)
+
+    async def body() -> None:
+        async with asyncmy.connect(**settings) as connection:
+            with pytest.raises(Unsupported, match="Galera"):
+                await transaction_lock(connection, "name", namespace=namespace, timeout=1)
+
+    asyncio.run(body())
 
 
 def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: str) -> None:

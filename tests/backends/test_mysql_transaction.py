@@ -110,6 +110,29 @@ def test_a_waiter_gets_it_when_the_transaction_ends(
         assert tokens[0] > first.token
 
 
+def test_who_began_earlier_and_comes_later_has_a_higher_token(
+    ours: pymysql.Connection[Any], theirs: pymysql.Connection[Any], namespace: str
+) -> None:
+    """A rollback takes the count back, so that only the clock orders the next token: it is read
+    after the wait."""
+    take(ours, namespace)
+    ours.commit()
+    asked(ours, f"SELECT 1 FROM holdfast_transaction WHERE namespace = '{namespace}' FOR UPDATE")
+    later: list[int] = []
+    thread = threading.Thread(target=lambda: later.append(take(theirs, namespace).token))
+    thread.start()
+    waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    for _ in range(200):
+        if asked(ours, waiting) == (1,):
+            break
+        thread.join(0.15)  # asked more often, InnoDB answers from its memory
+    assert thread.is_alive()
+    first = take(ours, namespace)
+    ours.rollback()
+    thread.join(30)
+    assert later[0] > first.token
+
+
 @pytest.mark.parametrize("suffix", ["", "?mode=advisory"])
 def test_it_does_not_exclude_locks_of_a_door(
     server: MySQLServer, ours: pymysql.Connection[Any], namespace: str, suffix: str

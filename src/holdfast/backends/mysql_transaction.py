@@ -1,7 +1,7 @@
 """``transaction_lock`` on MySQL: a row that the caller's transaction locks and counts in.
 
 The row is in a table of its own: a transaction that stays open blocks nobody but other
-transaction locks. The count waits for the row's lock and answers the token in one statement.
+transaction locks. One statement waits for the row's lock, the next counts and answers the token.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from holdfast.backends.mysql_lease_sql import NOW
 from holdfast.backends.mysql_schema import Schema
 from holdfast.errors import LockTimeout, Unsupported
 from holdfast.sql import Asked
@@ -18,11 +17,18 @@ __all__ = ["take"]
 
 _NOT_IN_TIME = 1205
 _NO_TABLE = 1146
+_NO_VARIABLE = 1193
 
+# Two statements: the time that a statement sees is that of its begin, before it waited. In UTC, for
+# the hour that a session's time zone may have twice.
+_LOCK = """
+INSERT INTO @transaction (namespace, name, token) VALUES (UNHEX(:namespace), UNHEX(:name), 0)
+ON DUPLICATE KEY UPDATE token = token"""
 _COUNT = """
-INSERT INTO @transaction (namespace, name, token)
-VALUES (UNHEX(:namespace), UNHEX(:name), LAST_INSERT_ID(#now#))
-ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token + 1, #now#))"""
+UPDATE @transaction SET token = LAST_INSERT_ID(GREATEST(token + 1,
+  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))))
+WHERE namespace = UNHEX(:namespace) AND name = UNHEX(:name)"""
+_GALERA = "SELECT @@GLOBAL.wsrep_on"
 _PATIENCE = """
 SELECT @@SESSION.innodb_lock_wait_timeout, @@GLOBAL.innodb_rollback_on_timeout, VERSION()"""
 _SET_PATIENCE = "SET SESSION innodb_lock_wait_timeout = :seconds"
@@ -33,6 +39,7 @@ async def take(driver: Any, asked: Asked) -> int:
     schema = Schema(asked.prefix or "holdfast_")
     # As hexadecimal digits: a driver's own quoting is not safe in every session (``fencing.sql``).
     given = {"namespace": asked.namespace.encode().hex(), "name": asked.name.encode().hex()}
+    await _refuse_galera(driver, asked)
     try:
         if asked.timeout is None:
             return await _count(driver, schema, given)
@@ -52,9 +59,24 @@ async def take(driver: Any, asked: Asked) -> int:
         ) from None
 
 
+async def _refuse_galera(driver: Any, asked: Asked) -> None:
+    """Rows of Galera are locked on one node: two transactions could have one name and token."""
+    try:
+        answer = await driver.execute(_GALERA, {})
+    except Exception as error:
+        if _code(error) != _NO_VARIABLE:
+            raise
+        return  # MySQL as it is sold has none
+    if int(answer.rows[0][0]):
+        raise Unsupported(
+            f"transaction_lock({asked.name!r}) is not possible on a Galera cluster, where a row is "
+            "locked on one node only: use lock() of a client for mysql://"
+        )
+
+
 async def _count(driver: Any, schema: Schema, given: dict[str, Any]) -> int:
-    answer = await driver.execute(schema.filled(_COUNT.replace("#now#", NOW)), given)
-    return int(answer.inserted)
+    await driver.execute(schema.filled(_LOCK), given)
+    return int((await driver.execute(schema.filled(_COUNT), given)).inserted)
 
 
 async def _count_in_time(driver: Any, schema: Schema, given: dict[str, Any], timeout: float) -> int:
