@@ -60,6 +60,49 @@ def test_the_file_of_something_else_is_refused_untouched(tmp_path: Path) -> None
     refuses(path, Incompatible, "of something else")
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER more AFTER UPDATE ON name BEGIN DELETE FROM claim; END",
+        "CREATE TRIGGER more AFTER UPDATE ON meta BEGIN DELETE FROM claim; END",
+        "CREATE VIEW more AS SELECT * FROM name",
+        "CREATE INDEX more ON name (abs(token))",
+        "CREATE TABLE more (name)",
+        "ALTER TABLE name ADD COLUMN more",
+        "ALTER TABLE claim RENAME COLUMN behind TO more",
+        "DROP INDEX record_until",
+    ],
+)
+def test_a_schema_that_somebody_has_changed_is_refused_untouched(
+    tmp_path: Path, statement: str
+) -> None:
+    """What was added would run inside our own requests."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        take(backend)
+    edit(path, statement)
+    refuses(path, Incompatible, "triggers or views that this version does not make")
+
+
+def test_a_file_that_was_analyzed_or_vacuumed_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        assert run_now(backend.release(take(backend)))
+    edit(path, "ANALYZE")
+    edit(path, "VACUUM")
+    with backend_of(path) as backend:
+        take(backend)
+
+
+def test_what_is_added_later_is_not_trusted(tmp_path: Path) -> None:
+    """While the file is open: it can't use functions beyond SQLite's harmless ones."""
+    with backend_of(tmp_path / "locks.db") as backend:
+        run_now(backend.look("name"))
+        connection = backend._wire._connection
+        assert connection is not None
+        assert connection.execute("PRAGMA trusted_schema").fetchone() == (0,)
+
+
 def test_what_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     path.write_text("a letter to a friend, longer than a hundred bytes " * 10)

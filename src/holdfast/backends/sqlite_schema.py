@@ -33,6 +33,7 @@ WAL_LIMIT_BYTES = 4 << 20
 WAL_DUE_BYTES = 5 << 20
 """The log is copied into the file when it is larger; the next writer cuts it to the limit."""
 
+# The very text of these is part of the protocol: a file that says anything else is refused.
 TABLES = (
     """CREATE TABLE meta (
         id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -97,9 +98,11 @@ def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, Fi
         place.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
     )
     try:
+        connection.execute("PRAGMA trusted_schema=OFF")
         machine = this_machine()
         if _is_new(connection, place.path):
             _create(connection, machine)
+        _check_schema(connection, place.path)
         _configure(connection)
         return connection, file, _join_boot(connection, place.path, machine, adopt)
     except BaseException:
@@ -126,6 +129,20 @@ def _is_new(connection: sqlite3.Connection, path: str) -> bool:
             "the two can't exclude each other, so it was not touched"
         )
     return False
+
+
+def _check_schema(connection: sqlite3.Connection, path: str) -> None:
+    """Raises ``Incompatible`` unless the file has what we make and nothing else: a trigger or view
+    that somebody added would run inside our own requests. (``ANALYZE`` adds a table of numbers.)"""
+    found = connection.execute(
+        "SELECT sql FROM sqlite_master WHERE name NOT IN ('sqlite_stat1', 'sqlite_stat4')"
+    ).fetchall()
+    if sorted(map(str, (sql for (sql,) in found))) != sorted(TABLES):
+        raise Incompatible(
+            f"{path} has tables, triggers or views that this version does not make: somebody has "
+            "changed it, so it was not touched. Move it away while nobody uses it; tokens go on "
+            "from the clock"
+        )
 
 
 def _create(connection: sqlite3.Connection, machine: Machine) -> None:
