@@ -291,6 +291,23 @@ def test_tokens_grow_while_the_clock_goes_back(
     assert tokens[0] == 2_000_000_000_000_000
 
 
+def test_tokens_grow_although_another_process_has_a_clock_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one process remembers of its own tokens says nothing about those of others."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as ahead, backend_of(path) as behind:
+        for backend in (ahead, behind):
+            run_now(backend.look("name"))
+        tokens: list[int] = []
+        for backend, seconds in ((ahead, 2e9), (behind, 1e9), (ahead, 2e9), (behind, 1e9)):
+            set_wall(monkeypatch, seconds)
+            held = take(backend)
+            tokens.append(held.token)
+            assert run_now(backend.release(held))
+    assert tokens == sorted(set(tokens))
+
+
 def test_every_token_is_below_a_synced_mark(tmp_path: Path) -> None:
     """One synced commit serves an hour of tokens: only the first of these two needs one."""
     path = tmp_path / "locks.db"

@@ -2,8 +2,8 @@
 
 An uncontended exclusive acquire is one statement, a release another; both give way to ``Line``
 as soon as anybody else is there. Beside this file: ``sqlite_schema`` (what is stored),
-``sqlite_line`` (admission), ``sqlite_wakes``, ``sqlite_view``, ``sqlite_chores``,
-``sqlite_file`` and ``sqlite_host`` (where the file may be).
+``sqlite_row`` (how that is read), ``sqlite_line`` (admission), ``sqlite_wakes``,
+``sqlite_view``, ``sqlite_chores``, ``sqlite_file`` and ``sqlite_host`` (where the file may be).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.backends import sqlite_chores as chores
 from holdfast.backends.sqlite_file import Place, place_of
+from holdfast.backends.sqlite_row import Unreadable, damaged
 from holdfast.backends.sqlite_schema import open_file, raise_high, synced
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.core.drive import run_now
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Incompatible
 from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.runtimes.clock import now as now_seconds
 from holdfast.runtimes.clock import wall as wall_seconds
@@ -149,7 +150,7 @@ class SqliteBackend:
         """Lets no token out that a power cut could take back: see ``sqlite_schema``."""
         self._last = max(self._last, grant.token)
         if grant.token >= self._high:
-            self._high = await self._wire.run(raise_high, grant.token)
+            self._high = await self._wire.run(raise_high, grant.token, self._wire.path)
         self._quiet(grant.claim)
         return grant
 
@@ -174,9 +175,12 @@ class SqliteBackend:
         from holdfast.backends.sqlite_line import Line, Moment
 
         moment = Moment(now_seconds(), wall_seconds(), self._floor, address, self._store.display)
-        line = Line(cursor, name, moment)
-        result = work(line)
-        line.settle()
+        try:
+            line = Line(cursor, name, moment)
+            result = work(line)
+            line.settle()
+        except Unreadable as error:
+            raise self._damaged(name, error) from error
         if not line.crowd:
             self._crowded.discard(name)
         elif name not in self._crowded:
@@ -184,6 +188,9 @@ class SqliteBackend:
                 self._crowded.clear()
             self._crowded.add(name)
         return result, line.wakes
+
+    def _damaged(self, key: str, error: Unreadable) -> Incompatible:
+        return damaged(key.removeprefix(self._space), self._store.display, error)
 
     async def _wake(self, name: str, wakes: list[Wake]) -> bool:
         for tries in range(MOST_TRIES):
@@ -252,7 +259,10 @@ class SqliteBackend:
         for claim, behind in waits:
             name = self._space + claim.name
             refresh = partial(_refresh, owner=claim.owner, behind=behind)
-            stands, woken = self._work(cursor, name, refresh, "")
+            try:
+                stands, woken = self._work(cursor, name, refresh, "")
+            except Incompatible:  # its next attempt says so; the others are renewed
+                stands, woken = False, []
             if not stands:
                 forgotten.add(claim.owner)
             if woken:
@@ -285,7 +295,11 @@ class SqliteBackend:
     async def look(self, name: str) -> Standing:
         from holdfast.backends import sqlite_view as view
 
-        return await self._wire.run(view.standing, self._space + name, name, now_seconds())
+        key = self._space + name
+        try:
+            return await self._wire.run(view.standing, key, name, now_seconds())
+        except Unreadable as error:
+            raise self._damaged(key, error) from error
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         from holdfast.backends import sqlite_view as view
@@ -313,7 +327,11 @@ class SqliteBackend:
     async def recall(self, name: str) -> Record | None:
         from holdfast.backends import sqlite_view as view
 
-        return await self._wire.run(view.recall, self._space + name, wall_seconds())
+        key = self._space + name
+        try:
+            return await self._wire.run(view.recall, key, wall_seconds())
+        except Unreadable as error:
+            raise self._damaged(key, error) from error
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         left = until - self._runtime.now()
@@ -376,7 +394,8 @@ def _refresh(line: Line, owner: str, behind: int) -> bool:
 
 
 def _addresses(cursor: sqlite3.Cursor, name: str) -> list[str]:
-    return [address for (address,) in cursor.execute(_ADDRESSES, (name,)).fetchall()]
+    rows = cursor.execute(_ADDRESSES, (name,)).fetchall()
+    return [address for (address,) in rows if isinstance(address, str)]
 
 
 class SqliteStore:

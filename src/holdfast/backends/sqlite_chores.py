@@ -57,7 +57,7 @@ def purge(cursor: sqlite3.Cursor, now: float, wall: float) -> int:
     A name goes only once the clock has passed its last token, so that tokens keep growing.
     """
     idle = (wall - IDLE_COUNTER_SECONDS, now, int(wall * 1_000_000))
-    hand = cursor.execute("SELECT hand FROM meta").fetchone()[0]
+    (hand,) = cursor.execute("SELECT hand FROM meta").fetchone() or ("",)
     rows = cursor.execute(_SCAN, (*idle, hand)).fetchall()
     gone = [name for name, is_idle in rows if is_idle]
     cursor.execute("BEGIN IMMEDIATE")

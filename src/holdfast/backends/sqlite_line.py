@@ -2,24 +2,25 @@
 
 The rules are ``backends.memory``'s over rows. A line may be long and every release reads it, so
 SQLite counts and skips; only the rows that matter are fetched: the asker's own, those of the
-holders, and the first in line. Whom to wake is noted in ``wakes``, for after the commit.
+holders, and the first in line. What is fetched is checked by ``sqlite_row``. Whom to wake is
+noted in ``wakes``, for after the commit.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from typing import NamedTuple
+from math import isfinite
+from typing import Any, NamedTuple
 
+from holdfast.backends import sqlite_row as read
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core import admit
 from holdfast.core.admit import Share
 from holdfast.core.contract import GRACE_SECONDS, QUEUE_CAP, STALE_SECONDS
 
-__all__ = ["MODES", "Line", "Moment", "Wake", "read_slots"]
+__all__ = ["Line", "Moment", "Wake"]
 
-MODES: dict[str, Mode] = {mode.value: mode for mode in Mode}
 ALONE = Share(Mode.EXCLUSIVE, 1)
-LAST = 1 << 62
 
 _NAME = "SELECT token, owner, label, since, ends, crowd FROM name WHERE name = ?"
 _SAVE = (
@@ -86,7 +87,7 @@ class Mine(NamedTuple):
 
     place: int
     token: int
-    slots: str
+    slots: tuple[int, ...]
     reserved: float
     address: str
 
@@ -115,9 +116,65 @@ class Others(NamedTuple):
         return [Share(mode, int(self.ahead_weight))]
 
 
-def read_slots(text: str) -> tuple[int, ...]:
-    """Slots as they are stored: numbers with commas."""
-    return tuple(map(int, text.split(","))) if text else ()
+def _name(row: tuple[Any, ...]) -> _Row:
+    """A row of ``name`` that can be relied on."""
+    token, owner, label, since, ends, crowd = row
+    return (
+        read.last_token(token),
+        read.text(owner, "owner"),
+        label if isinstance(label, str) else "",
+        read.moment(since, "time of the last grant"),
+        read.moment(ends, "end"),
+        read.count(crowd, "number of waiters"),
+    )
+
+
+def _mine(row: tuple[Any, ...]) -> Mine:
+    place, token, slots, reserved, address = row
+    return Mine(
+        read.place(place),
+        read.last_token(token),
+        read.slots(slots),
+        read.moment(reserved, "reservation"),
+        read.text(address, "address"),
+    )
+
+
+def _others(row: tuple[Any, ...]) -> Others:
+    others = Others._make(row)
+    read.count(int(others.ahead_weight) if isfinite(others.ahead_weight) else -1, "weight")
+    if others.soonest is not None:
+        read.moment(others.soonest, "end")
+    if others.mode is not None:
+        read.mode(others.mode)
+        read.count(others.limit, "limit")
+        read.place(others.last)
+    return others
+
+
+class First(NamedTuple):
+    """One of the first in line."""
+
+    place: int
+    owner: str
+    mode: Mode
+    weight: int
+    limit: int
+    reserved: float
+    address: str
+
+
+def _first(row: tuple[Any, ...]) -> First:
+    place, owner, mode, weight, limit, reserved, address = row
+    return First(
+        read.place(place),
+        read.text(owner, "owner"),
+        read.mode(mode),
+        read.count(weight, "weight"),
+        read.count(limit, "limit"),
+        read.moment(reserved, "reservation"),
+        read.text(address, "address"),
+    )
 
 
 class Line:
@@ -125,7 +182,8 @@ class Line:
 
     def __init__(self, cursor: sqlite3.Cursor, name: str, moment: Moment) -> None:
         self._cursor, self._name, self._moment = cursor, name, moment
-        row: _Row = cursor.execute(_NAME, (name,)).fetchone() or _NOBODY
+        found = cursor.execute(_NAME, (name,)).fetchone()
+        row = _NOBODY if found is None else _name(found)
         self.token, self.owner, self.label, self.since, self.ends, self.crowd = row
         self._changed = self._reserved = False
         self.wakes: list[Wake] = []
@@ -149,7 +207,7 @@ class Line:
         if not self.crowd:
             return None
         row = self._cursor.execute(_MINE, (self._name, owner)).fetchone()
-        return None if row is None else Mine._make(row)
+        return None if row is None else _mine(row)
 
     def _held(self) -> list[Share]:
         """What is held."""
@@ -158,13 +216,16 @@ class Line:
         if not self.crowd:
             return []
         rows = self._cursor.execute(_HELD, (self._name,)).fetchall()
-        return [Share(MODES[mode], weight, read_slots(slots)) for mode, weight, slots in rows]
+        return [
+            Share(read.mode(mode), read.count(weight, "weight"), read.slots(slots))
+            for mode, weight, slots in rows
+        ]
 
     def _others(self, owner: str, mine: Mine | None) -> Others:
         if self.crowd == (mine is not None):
             return Others()
-        place = LAST if mine is None else mine.place
-        return Others._make(self._cursor.execute(_OTHERS, (self._name, owner, place)).fetchone())
+        place = read.LAST_PLACE if mine is None else mine.place
+        return _others(self._cursor.execute(_OTHERS, (self._name, owner, place)).fetchone())
 
     def attempt(self, claim: Claim, join: bool) -> Grant | Busy:
         """Admits the claim if it fits behind those in front of it; else lines it up."""
@@ -186,7 +247,7 @@ class Line:
             self.ends, self._changed = max(self.ends, ends), True
             return Grant(claim, self.token)
         self._cursor.execute(_EXTEND, (ends, self._name, mine.place))
-        return Grant(claim, mine.token, read_slots(mine.slots))
+        return Grant(claim, mine.token, mine.slots)
 
     def _check_limit(self, claim: Claim, others: Others) -> None:
         if self.owner:
@@ -270,7 +331,7 @@ class Line:
         elif self.crowd:
             ended = self._cursor.execute(_REVOKE, (self._name,)).fetchall()
             self._leave(len(ended))
-            tokens += [token for (token,) in ended]
+            tokens += [read.token(token) for (token,) in ended]
         return tokens
 
     def refresh(self, owner: str, behind: int) -> bool:
@@ -300,15 +361,18 @@ class Line:
         if self.owner or not self.crowd or self._reserved:
             return
         self._reserved = True
-        first = self._cursor.execute(_FIRST, (self._name, 1)).fetchall()
-        if first and MODES[first[0][2]] is not Mode.EXCLUSIVE:
-            first = self._cursor.execute(_FIRST, (self._name, -1)).fetchall()
+        first = self._in_line(1)
+        if first and first[0].mode is not Mode.EXCLUSIVE:
+            first = self._in_line(QUEUE_CAP)
         taken = self._held() if first else []
-        for place, owner, mode, weight, limit, reserved, address in first:
-            if not admit.fits(MODES[mode], weight, limit, taken):
+        for waiter in first:
+            if not admit.fits(waiter.mode, waiter.weight, waiter.limit, taken):
                 return
-            if not reserved:
+            if not waiter.reserved:
                 until = self._moment.now + GRACE_SECONDS
-                self._cursor.execute(_RESERVE, (until, self._name, place))
-                self.wakes.append(Wake(owner, address))
-            taken.append(Share(MODES[mode], weight))
+                self._cursor.execute(_RESERVE, (until, self._name, waiter.place))
+                self.wakes.append(Wake(waiter.owner, waiter.address))
+            taken.append(Share(waiter.mode, waiter.weight))
+
+    def _in_line(self, most: int) -> list[First]:
+        return list(map(_first, self._cursor.execute(_FIRST, (self._name, most)).fetchall()))

@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.backends import sqlite_row as read
 from holdfast.backends.sqlite_file import Place
 from holdfast.backends.sqlite_host import Machine, this_machine
 from holdfast.errors import GuaranteeNotMet, Incompatible, Unsupported
@@ -97,6 +98,7 @@ def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, Fi
     connection = sqlite3.connect(
         place.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
     )
+    connection.text_factory = _read_text
     try:
         connection.execute("PRAGMA trusted_schema=OFF")
         machine = this_machine()
@@ -108,6 +110,11 @@ def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, Fi
     except BaseException:
         connection.close()
         raise
+
+
+def _read_text(data: bytes) -> str:
+    """Never raises: text that is not in UTF-8 is somebody else's, and equals none of ours."""
+    return data.decode(errors="replace")
 
 
 def _one(connection: sqlite3.Connection, statement: str) -> int:
@@ -177,14 +184,14 @@ _META = "SELECT boot, host, clock, floor, high FROM meta"
 
 
 def _join_boot(connection: sqlite3.Connection, path: str, machine: Machine, adopt: bool) -> Marks:
-    boot, host, seen, floor, high = connection.execute(_META).fetchone()
+    boot, host, seen, floor, high = _read_marks(connection, path)
     _refuse_hidden_boot(boot, path, machine, adopt)
     if not _rebooted(boot, seen, machine):
         if not machine.boot:
             note_clock(connection)
         return floor, high
     connection.execute("BEGIN IMMEDIATE")
-    boot, host, seen, floor, high = connection.execute(_META).fetchone()
+    boot, host, seen, floor, high = _read_marks(connection, path)
     _refuse_hidden_boot(boot, path, machine, adopt)
     if _rebooted(boot, seen, machine):
         if boot and host and machine.host and host != machine.host and not adopt:
@@ -204,6 +211,19 @@ def _join_boot(connection: sqlite3.Connection, path: str, machine: Machine, adop
         )
     connection.execute("COMMIT")
     return floor, high
+
+
+def _read_marks(connection: sqlite3.Connection, path: str) -> tuple[str, str, float, int, int]:
+    rows = connection.execute(_META).fetchall()
+    try:
+        ((boot, host, seen, floor, high),) = rows
+        texts = read.text(boot, "boot"), read.text(host, "host")
+        return *texts, read.moment(seen, "clock"), read.last_token(floor), read.last_token(high)
+    except ValueError:
+        raise Incompatible(
+            f"{path} is damaged: the marks that keep tokens growing can't be read. Move it away "
+            "while nobody uses it; tokens go on from the clock"
+        ) from None
 
 
 def _refuse_hidden_boot(boot: str, path: str, machine: Machine, adopt: bool) -> None:
@@ -247,12 +267,11 @@ def synced(cursor: sqlite3.Cursor) -> Iterator[None]:
         connection.execute("PRAGMA synchronous=NORMAL")
 
 
-def raise_high(cursor: sqlite3.Cursor, token: int) -> int:
+def raise_high(cursor: sqlite3.Cursor, token: int, path: str) -> int:
     """Raises the mark that all tokens are below, so that this token may be handed out."""
     with synced(cursor):
         cursor.execute("UPDATE meta SET high = ?1 WHERE high <= ?2", (_above(token), token))
-        row: tuple[int] = cursor.execute("SELECT high FROM meta").fetchone()
-        return row[0]
+        return _read_marks(cursor.connection, path)[-1]
 
 
 def _above(token: int) -> int:

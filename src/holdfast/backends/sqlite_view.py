@@ -5,11 +5,12 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from holdfast.backends import sqlite_row as read
 from holdfast.backends.sqlite_file import Place
 from holdfast.backends.sqlite_host import file_system
-from holdfast.backends.sqlite_line import MODES, read_slots
-from holdfast.claim import Holder, Mode, Record, Standing, Waiter, read_label
+from holdfast.claim import Holder, Mode, Record, Standing, Waiter, check_name, read_label
 from holdfast.core.contract import Finding, Page
+from holdfast.errors import InvalidName
 from holdfast.wires.datagram import supported
 
 __all__ = ["probe", "recall", "standing", "survey"]
@@ -23,14 +24,19 @@ _CROWD = (
     "SELECT mode, capacity, token, slots, label, since, ends, reserved, behind "
     "FROM claim WHERE name = ? ORDER BY place"
 )
+# As bytes: a name that is not in UTF-8 must not end the survey, nor keep it from going on.
 _NAMES = (
-    "SELECT name, ends > ? OR crowd > 0 FROM name WHERE name > ? AND name >= ? "
-    "ORDER BY name LIMIT ?"
+    "SELECT CAST(name AS BLOB), ends > ?1 OR crowd > 0 FROM name "
+    "WHERE name > CAST(?2 AS TEXT) AND name >= CAST(?3 AS TEXT) AND typeof(name) = 'text' "
+    "ORDER BY name LIMIT ?4"
 )
+_RECORD = "SELECT CAST(value AS BLOB), token, written FROM record WHERE name = ? AND until > ?"
+LONGEST_SHOWN = 80
+"""How much of a name is shown that is none of ours."""
 
 
 def standing(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> Standing:
-    """One name, in one snapshot."""
+    """One name, in one snapshot; raises ``Unreadable``."""
     cursor.execute("BEGIN")
     found = _standing(cursor, key, name, now)
     cursor.execute("COMMIT")
@@ -42,53 +48,79 @@ def _standing(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> Standi
     waiters: list[Waiter] = []
     limit = 0
     held = cursor.execute(_HELD, (key,)).fetchone()
-    if held is not None and held[4] and held[3] > now:
+    if held is not None and held[4]:
         label, token, since, ends, _ = held
-        holders.append(Holder(*read_label(label), Mode.EXCLUSIVE, token, (), since, ends - now))
+        if read.moment(ends, "end") > now:
+            holders.append(_holder(label, Mode.EXCLUSIVE, token, "", since, ends - now))
     for row in cursor.execute(_CROWD, (key,)).fetchall():
         mode, capacity, token, slots, label, since, ends, reserved, behind = row
-        if ends <= now or 0 < reserved < now:
+        if read.moment(ends, "end") <= now or 0 < read.moment(reserved, "reservation") < now:
             continue
-        limit = limit or capacity
-        who = read_label(label)
-        if token:
-            numbers = read_slots(slots)
-            holders.append(Holder(*who, MODES[mode], token, numbers, since, ends - now))
+        limit = limit or read.count(capacity, "limit")
+        if read.token(token):
+            holders.append(_holder(label, read.mode(mode), token, slots, since, ends - now))
         else:
-            waiters.append(Waiter(*who, MODES[mode], since, behind))
+            since, behind = read.moment(since, "begin"), read.count(behind, "number behind it")
+            waiters.append(Waiter(*_label(label), read.mode(mode), since, behind))
     return Standing(name, limit, tuple(holders), tuple(waiters))
+
+
+def _label(label: object) -> tuple[str, int, str, str]:
+    return read_label(label if isinstance(label, str) else "")
+
+
+def _holder(
+    label: object, mode: Mode, token: object, slots: object, since: object, remaining: float
+) -> Holder:
+    numbers, began = read.slots(slots), read.moment(since, "begin")
+    return Holder(*_label(label), mode, read.token(token), numbers, began, remaining)
 
 
 def survey(
     cursor: sqlite3.Cursor, space: str, prefix: str, after: str, limit: int, now: float
 ) -> Page:
     """Names in use that start with the prefix, behind the cursor."""
-    start = space + prefix
+    all_names = space.encode()
+    start = all_names + prefix.encode()
+    behind = all_names + after.encode(errors="surrogateescape")
     cursor.execute("BEGIN")
-    rows = cursor.execute(_NAMES, (now, space + after, start, MOST_ROWS)).fetchall()
+    rows = cursor.execute(_NAMES, (now, behind, start, MOST_ROWS)).fetchall()
     standings: list[Standing] = []
-    seen = after
+    seen = behind
     for key, used in rows:
         if not key.startswith(start) or len(standings) >= limit:
             break
-        seen = key[len(space) :]
+        seen = key
         if used:
-            found = _standing(cursor, key, seen, now)
-            if found.holders or found.waiters:
+            found = _surveyed(cursor, key, len(all_names), now)
+            if found.holders or found.waiters or found.notice:
                 standings.append(found)
     cursor.execute("COMMIT")
-    more = bool(rows) and rows[-1][0] != space + seen and len(standings) >= limit
-    return Page(standings, seen if more or len(rows) == MOST_ROWS else None)
+    more = bool(rows) and rows[-1][0] != seen and len(standings) >= limit
+    here = seen[len(all_names) :].decode(errors="surrogateescape")
+    return Page(standings, here if more or len(rows) == MOST_ROWS else None)
+
+
+def _surveyed(cursor: sqlite3.Cursor, key: bytes, space: int, now: float) -> Standing:
+    """One name of a survey. What can't be read is told of, and the survey goes on."""
+    name = key[space:].decode(errors="backslashreplace")
+    try:
+        check_name(read.whole_text(key[space:], "name"))
+        return _standing(cursor, key.decode(), name, now)
+    except (read.Unreadable, InvalidName) as error:
+        shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
+        notice = f"what is stored under this name can't be read: {error}"
+        return Standing(shown, 0, (), (), notice)
 
 
 def recall(cursor: sqlite3.Cursor, key: str, wall: float) -> Record | None:
-    """The record of a name, unless its time is over."""
-    statement = "SELECT value, token, written FROM record WHERE name = ? AND until > ?"
-    row = cursor.execute(statement, (key, wall)).fetchone()
+    """The record of a name, unless its time is over; raises ``Unreadable``."""
+    row = cursor.execute(_RECORD, (key, wall)).fetchone()
     if row is None:
         return None
     value, token, written = row
-    return Record(value, token, max(0.0, wall - written))
+    age = wall - read.moment(written, "record's time")
+    return Record(read.whole_text(value, "record"), read.token(token), max(0.0, age))
 
 
 def probe(cursor: sqlite3.Cursor, place: Place) -> list[Finding]:

@@ -33,6 +33,8 @@ __all__ = ["DatagramBell", "Delivery", "Folder", "supported"]
 LONGEST_ADDRESS_BYTES = 107 if sys.platform == "linux" else 103
 SENDER_QUEUE = 8
 """A reader that finds so many at once may have missed some: Linux keeps 10 unread by default."""
+MOST_DATAGRAMS = 4096
+LONGEST_KEY_BYTES = 128
 DRAFT_SECONDS = 60.0
 MOST_LEFTOVERS = 2000
 _ADDRESS = re.compile(r"[0-9]{1,10}-[0-9a-f]{16}\.sock", re.ASCII)
@@ -193,8 +195,10 @@ class DatagramBell:
         """The keys that came in; also everybody's, if some may have been turned away."""
         keys: list[str] = []
         try:
-            while len(keys) < 4096:
-                keys.append(self._bound.recv(4096).decode("utf-8", "replace"))
+            for _ in range(MOST_DATAGRAMS):
+                key = self._bound.recv(LONGEST_KEY_BYTES + 1)
+                if len(key) <= LONGEST_KEY_BYTES:  # no key of ours is longer
+                    keys.append(key.decode(errors="replace"))
         except BlockingIOError:
             pass
         if len(keys) >= SENDER_QUEUE:
