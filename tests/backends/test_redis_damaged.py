@@ -232,3 +232,20 @@ def test_the_tokens_of_a_majority_end_before_they_repeat(three: Nodes, flavour: 
             await peer.attempt(bench.claim())
 
     over(three.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_a_quarantine_without_an_end_is_told(servers: Servers, flavour: Flavour) -> None:
+    """However far away its end is."""
+    server = servers.of(RedisServer)
+
+    async def body(bench: Bench) -> None:
+        peer, key = bench.peer(), f"{bench.namespace}:loss"
+        await peer.queue(bench.claim())
+        server.ask("HSET", key, "until", str(LARGEST))
+        assert "grants nothing before" in (await peer.queue(bench.claim())).reason
+        server.ask("HSET", key, "until", "soon")
+        with pytest.raises(Incompatible):
+            await peer.attempt(bench.claim())
+
+    over(f"{server.url}?loss_protection=on", flavour, body)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,11 +16,12 @@ import redis.asyncio
 
 import holdfast
 from backends.redis_bench import blocking_and_asyncio, cut_off, doors, over, replicated, until
+from harnesses.redlock import mark_as_new
 from holdfast import fencing
 from holdfast.backends.redis import RedisBackend, initialise
-from holdfast.claim import Busy, Grant
+from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.drive import run_now
-from holdfast.errors import LockTimeout, StaleFence
+from holdfast.errors import BackendUnavailable, LockTimeout, StaleFence
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
@@ -42,12 +44,25 @@ async def _begin(peer: Peer) -> None:
     assert "marked as new" in await peer.run(initialise(peer.backend))
 
 
+def lose(server: RedisServer, how: str) -> None:
+    """What may cost a server holds. A failback: another one was the master, and this one is it
+    again without having heard from the other."""
+    if how == "flush":
+        server.ask("FLUSHALL")
+    elif how == "failback":
+        server.ask("REPLICAOF", server.host, "1")
+        server.ask("REPLICAOF", "NO", "ONE")
+    else:
+        server.kill()
+        server.start()
+
+
 async def _refused_until_max_ttl(bench: Bench, peer: Peer, lost_at: float) -> Grant:
     """Nothing is granted for max_ttl, the reason is told, and then it is."""
     claim = bench.claim("other", ttl=3.0)
     busy = await peer.attempt(claim, join=False)
     assert isinstance(busy, Busy)
-    assert "restarted, emptied or replaced" in busy.reason
+    assert "restarted, emptied, demoted or replaced" in busy.reason
     assert busy.retry_seconds is not None
     assert 0 < busy.retry_seconds <= 3.1
     while isinstance(answer := await peer.attempt(claim, join=False), Busy):
@@ -72,7 +87,7 @@ def test_a_new_deployment_waits_unless_it_is_marked(
     over(own_server.url + PROTECTED, flavour, body)
 
 
-@pytest.mark.parametrize("loss", ["restart", "flush"])
+@pytest.mark.parametrize("loss", ["restart", "flush", "failback"])
 @blocking_and_asyncio
 def test_nothing_is_granted_after_a_loss(
     own_server: RedisServer, flavour: Flavour, loss: str
@@ -81,13 +96,10 @@ def test_nothing_is_granted_after_a_loss(
         peer = bench.peer()
         await _begin(peer)
         grant = await peer.take(bench.claim(ttl=3.0))
-        if loss == "flush":
-            own_server.ask("FLUSHALL")
-        else:
-            own_server.kill()
-            own_server.start()
+        lose(own_server, loss)
         lost_at = now()
-        assert (await peer.renew([grant])).lost
+        if loss != "failback":
+            assert (await peer.renew([grant])).lost
         after = await _refused_until_max_ttl(bench, peer, lost_at)
         assert after.token > grant.token
 
@@ -123,7 +135,7 @@ def _barred_until(server: RedisServer, namespace: str) -> str:
     return datetime.fromtimestamp(int(str(noted)) / 1000, UTC).strftime("%H:%M:%S UTC")
 
 
-WHY = "it was restarted, emptied or replaced and may have lost holds"
+WHY = "it was restarted, emptied, demoted or replaced and may have lost holds"
 
 
 @blocking_and_asyncio
@@ -170,6 +182,40 @@ def test_a_majority_says_why_and_until_when(
 
     with Ensemble([RedisServer() for _ in range(3)]) as nodes:
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("loss", ["restart", "flush", "failback"])
+@blocking_and_asyncio
+def test_a_majority_that_lost_something_grants_nothing_for_max_ttl(
+    flavour: Flavour, loss: str
+) -> None:
+    """Each node by itself."""
+    with Ensemble([RedisServer() for _ in range(3)]) as nodes:
+        url = f"redlock://{nodes.hosts}?max_ttl=3"
+        mark_as_new(url)
+
+        async def body(bench: Bench) -> None:
+            peer = bench.peer()
+            before = await peer.take(bench.claim(ttl=3.0))
+            for node in nodes.nodes:
+                lose(node, loss)
+            lost_at, claim = now(), bench.claim("other", ttl=3.0)
+            while isinstance(answer := await _asked(peer, claim), Busy):
+                assert now() - lost_at < 20.0
+                assert "restarted, emptied, demoted or replaced" in answer.reason
+                await asyncio.sleep(0.05)
+            assert now() - lost_at >= 3.0, "granted while a lost hold could still be believed in"
+            assert answer.token > before.token
+
+        over(url, flavour, body)
+
+
+async def _asked(peer: Peer, claim: Claim) -> Grant | Busy:
+    """An attempt, made again while nodes that were restarted are not reached yet."""
+    while True:
+        with suppress(BackendUnavailable):
+            return await peer.attempt(claim, join=False)
+        await asyncio.sleep(0.05)
 
 
 @blocking_and_asyncio

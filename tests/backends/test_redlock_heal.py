@@ -185,7 +185,6 @@ def test_a_node_that_became_a_replica_is_left_out(three: Nodes, flavour: Flavour
         peer = bench.peer(proxied=True)
         await peer.look("name")  # opens the connections
         node = peer.store.fleet.nodes[0]  # type: ignore[attr-defined]
-        master = three.nodes[1]
         three.nodes[0].ask("REPLICAOF", master.host, str(master.port))
         three.proxies[0].drop_next_reply()
         three.proxies[2].hold_replies()
@@ -199,4 +198,5 @@ def test_a_node_that_became_a_replica_is_left_out(three: Nodes, flavour: Flavour
         assert "is a replica" in node.cause
         assert await peer.release(await peer.get(bench.claim()))
 
-    over(three.url, flavour, body, three.proxied_url)
+    with RedisServer() as master:
+        over(three.url, flavour, body, three.proxied_url)

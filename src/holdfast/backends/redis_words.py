@@ -18,6 +18,7 @@ __all__ = [
     "Excuses",
     "Keys",
     "busy_answer",
+    "clock_time",
     "damage",
     "escape",
     "lock_name",
@@ -98,6 +99,14 @@ class Keys:
         return f"{self._prefix}:{{{escape(name)}}}"
 
 
+def clock_time(moment: int) -> str:
+    """A time of day for people, from milliseconds that a server told."""
+    try:
+        return datetime.fromtimestamp(moment / 1000, UTC).strftime("%H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "a year that no calendar has"
+
+
 def _is_digits(word: Any) -> bool:
     return type(word) is bytes and len(word) <= 16 and word.isdigit()
 
@@ -120,10 +129,9 @@ def busy_answer(claim: Claim, reply: Any, store: str, heard: int) -> Busy:
         reason = f"{QUEUE_CAP} already wait for {claim.name!r}"
         retry = 1000
     if barred:
-        until = datetime.fromtimestamp(barred / 1000, UTC).strftime("%H:%M:%S UTC")
         reason = (
-            f"{store} grants nothing before {until}: it was restarted, emptied or replaced and "
-            "may have lost holds (loss_protection; `holdfast init` marks a new one as new)"
+            f"{store} grants nothing before {clock_time(barred)}: it was restarted, emptied, "
+            "demoted or replaced and may have lost holds (loss_protection; `holdfast init` marks a new one as new)"
         )
     return Busy(place, retry / 1000 if retry >= 0 else None, (heard, token), reason)
 

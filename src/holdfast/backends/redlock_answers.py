@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.backends.redis_words import damage, refusal
+from holdfast.backends.redis_words import clock_time, damage, refusal
 from holdfast.backends.redlock_votes import Ballot, ready_after
 from holdfast.claim import Busy, Claim
 from holdfast.core import admit
@@ -65,11 +64,10 @@ def _quarantine(ballot: Ballot, store: str) -> str:
     barred = ballot.kinds(b"barred")
     if not barred or len(barred) + len(ballot.granted) < ballot.quorum:
         return ""
-    last = max(vote[3] for vote in barred) / 1000
-    until = datetime.fromtimestamp(last, UTC).strftime("%H:%M:%S UTC")
+    until = clock_time(max(vote[3] for vote in barred))
     return (
         f"{len(barred)} of {ballot.total} nodes of {store} grant nothing before {until}: they were "
-        "restarted, emptied or replaced and may have lost holds (loss_protection; "
+        "restarted, emptied, demoted or replaced and may have lost holds (loss_protection; "
         "`holdfast init` marks new ones as new)"
     )
 
