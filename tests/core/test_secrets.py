@@ -146,9 +146,9 @@ def test_a_server_that_repeats_the_token(echo: str) -> None:
 
 def test_addresses_of_databases_show_no_password() -> None:
     """They are local variables of frames that error reporters print."""
-    from holdfast.wires import mysql, postgres
+    from holdfast.wires import mysql_login, postgres
 
-    for kind in (mysql.Address, postgres.Address):
+    for kind in (mysql_login.Address, postgres.Address):
         address = kind((("h", 1),), {"password": SECRET}, "mysql://u@h/d")
         assert SECRET not in repr(address)
         assert "mysql://u@h/d" in repr(address)

@@ -45,7 +45,7 @@ def settings(servers: Servers) -> dict[str, Any]:
 
 async def connected(driver: str, settings: dict[str, Any], session: str) -> Any:
     if driver == "pymysql":
-        return pymysql.connect(**settings, **SESSIONS[session])
+        return pymysql.connect(**{**settings, **SESSIONS[session]})
     return await asyncmy.connect(**settings, **SESSIONS[session])
 
 

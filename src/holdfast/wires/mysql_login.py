@@ -132,6 +132,9 @@ class _Login(_Client):  # type: ignore[misc]
     _until: float | None = None
     """By when the login must be done; nothing once it is."""
     _left = MOST_LOGIN_BYTES
+    _current_timeout: float | None
+    _read_timeout: float | None
+    _write_timeout: float | None
 
     def __init__(self, **parameters: Any) -> None:
         self._local = "unix_socket" in parameters
@@ -186,7 +189,8 @@ class _Login(_Client):  # type: ignore[misc]
         return left
 
     def _set_timeouts(self) -> None:
-        self._read_timeout = self._write_timeout = self.connect_timeout = self._time_left()
+        left = self._time_left()
+        self._read_timeout, self._write_timeout, self.connect_timeout = left, left, left
 
     def _read_bytes(self, num_bytes: int) -> bytes:
         """PyMySQL's own gives every piece of an answer the whole time anew."""
