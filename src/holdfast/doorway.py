@@ -110,6 +110,8 @@ class Doorway(Generic[K, M, E, J, V]):
         return self._door.store.guarantees
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_door"):  # error reporters show the frame of a failed connect()
+            return f"<{type(self).__name__}, not open>"
         state = ", closed" if self._door.closed else ""
         return f"<{type(self).__name__} {self._door.store.display}{state}>"
 

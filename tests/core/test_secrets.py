@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -142,6 +143,17 @@ def test_a_server_that_repeats_the_token(echo: str) -> None:
         with pytest.raises(BackendUnavailable, match="I was asked") as caught:
             locks.list()
         assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.connect_async])
+def test_a_client_that_could_not_be_made_can_be_shown(connect: Callable[[str], object]) -> None:
+    """Error reporters show the local variables of every frame."""
+    with pytest.raises(ValueError, match="not a host") as caught:
+        connect(f"redis://u:p@{SECRET}:x/0")
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    shown = [repr(names["self"]) for names in frames if "self" in names]
+    assert shown
+    assert all("Locks, not open>" in text for text in shown)
 
 
 def test_addresses_of_databases_show_no_password() -> None:
