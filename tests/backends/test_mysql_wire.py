@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import time
+
 import pytest
 
-from holdfast.wires.mysql_protocol import LONGEST_PACKET, Failure, Parser, Reply, packed, quoted
+from holdfast.wires.mysql_protocol import (
+    LONGEST_PACKET,
+    MOST_REPLY_BYTES,
+    Failure,
+    Parser,
+    Reply,
+    packed,
+    quoted,
+)
 
 
 def packet(payload: bytes, number: int = 1) -> bytes:
@@ -97,6 +109,72 @@ def test_what_is_not_the_protocol_is_refused() -> None:
     for wrong in (packet(b"\xfb/etc/passwd"), packet(b"")):
         with pytest.raises(ValueError, match="an"):
             Parser().feed(wrong)
+
+
+DAMAGED = {
+    "a short OK": packet(b"\0"),
+    "an OK without its status": packet(b"\0\0\0"),
+    "half a status": packet(b"\0\0\0\2"),
+    "a number cut short": packet(b"\0\xfe\1\2"),
+    "a number over 63 bits": packet(b"\0\0\xfe" + b"\xff" * 8 + b"\2\0\0\0"),
+    "a number of no kind": packet(b"\0\xff\0\0\2\0"),
+    "columns without end": packet(b"\xfe" + b"\x7f" * 8 + b"\0"),
+    "a great many columns": packet(b"\xfd\xff\xff\xff"),
+    "a row without values": packet(b"\2") + packet(b"\3def") * 2 + eof() + packet(b"\1a"),
+    "a value cut short": packet(b"\1") + packet(b"\3def") + eof() + packet(b"\x05ab"),
+    "a long value cut short": packet(b"\1") + packet(b"\3def") + eof() + packet(b"\xfc\1"),
+    "more than its values": packet(b"\1") + packet(b"\3def") + eof() + packet(b"\1ab"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+@pytest.mark.parametrize("step", [1, 100_000])
+def test_damage_is_no_protocol(how: str, step: int) -> None:
+    """One kind of error tells it, by which the connection is given up."""
+    with pytest.raises(ValueError, match=r"a |an "):
+        fed(DAMAGED[how], step)
+
+
+def test_no_bytes_give_another_error() -> None:
+    """A thousand answers with a byte or two changed, cut, or put in twice."""
+    chance = random.Random(7)
+    whole = ok(b"\0", b"\0", 0x08) + TABLE + eof(0x08) + INSERTED
+    for _ in range(3000):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.choice([0, 1, 250, 251, 252, 253, 254, 255])
+        parser = Parser()
+        with contextlib.suppress(ValueError):
+            parser.feed(bytes(data[: chance.randrange(1, len(data))]))
+
+
+def test_an_answer_has_an_end() -> None:
+    """A server that sends on and on is given up, and what it sent is let go of."""
+    full = b"\xff\xff\xff\x00" + b"\x01" * LONGEST_PACKET
+    with pytest.raises(ValueError, match="more than"):
+        fed(full * (MOST_REPLY_BYTES // len(full) + 2), len(full))
+
+
+def test_an_answer_in_small_pieces_is_read_in_time_that_grows_with_it() -> None:
+    """What has come is not copied with every piece that comes."""
+    size = LONGEST_PACKET - 1
+    packets = size.to_bytes(3, "little") + b"\0" + b"\xff" * size
+    parser, reply = Parser(), None
+    begun = time.process_time()
+    for start in range(0, len(packets), 4096):
+        reply = parser.feed(packets[start : start + 4096])
+    assert reply is not None
+    assert time.process_time() - begun < 3.0  # with copies it takes three times as long
+
+
+def test_the_text_of_an_error_is_harmless() -> None:
+    text = b"Duplicate entry '\x1b[2J\n\xff'" + b"x" * 100_000
+    reply = Parser().feed(packet(b"\xff" + (1062).to_bytes(2, "little") + b"#23000" + text))
+    assert reply is not None
+    assert reply.failure is not None
+    assert reply.failure.text.isprintable()
+    assert reply.failure.text.startswith("Duplicate entry '\\x1b[2J\\n")
+    assert len(reply.failure.text) < 3000
 
 
 def test_requests_are_packed() -> None:

@@ -13,6 +13,12 @@ __all__ = ["Failure", "Parser", "Reply", "Result", "Row", "packed", "quoted"]
 Row = tuple[bytes | None, ...]
 
 LONGEST_PACKET = 0xFFFFFF
+MOST_REPLY_BYTES = 1 << 26
+"""More than any answer to a request of ours has: a page of names, each with a long line."""
+MOST_COLUMNS = 4096
+LARGEST_NUMBER = 2**63 - 1
+LONGEST_TEXT = 2000
+"""Characters that are kept of an error's text."""
 IN_TRANSACTION = 0x01
 MORE_RESULTS = 0x08
 _QUERY = b"\x03"
@@ -69,15 +75,21 @@ class Parser:
     """Collects one reply at a time. Raises ``ValueError`` for what is not MySQL's protocol."""
 
     def __init__(self) -> None:
-        self._rest = self._part = b""
+        self._rest = bytearray()
+        """The begin of a packet that has not come to its end."""
+        self._needed = 0
+        """How long the rest must be at least, before it is looked at again."""
+        self._part = b""
         self._begin()
 
     def _begin(self) -> None:
         self._results: list[Result] = []
         self._rows: list[Row] = []
         self._state = _START
-        self._columns = self._left = 0
+        self._columns = 0
         self._status = 0
+        self._taken = 0
+        """How many bytes there are of the answer by now."""
 
     @property
     def begun(self) -> list[Result]:
@@ -86,12 +98,27 @@ class Parser:
 
     def feed(self, data: bytes) -> Reply | None:
         """The reply, once it is complete."""
-        data = self._rest + data
-        at, reply = 0, None
+        self._taken += len(data)
+        if self._taken > MOST_REPLY_BYTES:
+            raise ValueError(f"an answer of more than {MOST_REPLY_BYTES} bytes")
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return None
+            data, self._rest = bytes(self._rest), bytearray()
+        at, reply = self._read(data)
+        if at < len(data):
+            self._rest += data[at:]
+        return reply
+
+    def _read(self, data: bytes) -> tuple[int, Reply | None]:
+        """Reads whole packets, to the end of a reply; where it stopped, and the reply."""
+        at, reply, self._needed = 0, None, 4
         while reply is None and len(data) - at >= 4:
             start = at + 4
             end = start + (data[at] | data[at + 1] << 8 | data[at + 2] << 16)
             if end > len(data):
+                self._needed = end - at
                 break
             at = end
             if self._state == _COLUMNS and start < end and data[start] < _EOF:
@@ -99,9 +126,14 @@ class Parser:
             payload = self._part + data[start:end]
             self._part = payload if end - start == LONGEST_PACKET else b""
             if end - start < LONGEST_PACKET:
-                reply = self._packet(payload)
-        self._rest = data[at:]
-        return reply
+                reply = self._checked_packet(payload)
+        return at, reply
+
+    def _checked_packet(self, payload: bytes) -> Reply | None:
+        try:
+            return self._packet(payload)
+        except IndexError:
+            raise ValueError("a packet that ends too soon") from None
 
     def _packet(self, payload: bytes) -> Reply | None:
         if not payload:
@@ -122,10 +154,14 @@ class Parser:
             affected, at = _number(payload, 1)
             insert_id, at = _number(payload, at)
             status = payload[at] | payload[at + 1] << 8
+            if max(affected or 0, insert_id or 0) > LARGEST_NUMBER:
+                raise ValueError("a number over 63 bits")
             return self._end_of_statement(Result(affected or 0, insert_id or 0, []), status)
         if kind in (_NULL, _EOF):
             raise ValueError(f"an answer of kind {kind}")
         self._columns = _number(payload, 0)[0] or 0
+        if self._columns > MOST_COLUMNS:
+            raise ValueError(f"an answer of {self._columns} columns")
         self._state = _COLUMNS
         return None
 
@@ -151,7 +187,10 @@ class Parser:
 def _failure(payload: bytes) -> Failure:
     code = int.from_bytes(payload[1:3], "little")
     text = payload[9:] if payload[3:4] == b"#" else payload[3:]
-    return Failure(code, text.decode(errors="replace"))
+    shown = text[:LONGEST_TEXT].decode(errors="replace")
+    if not shown.isprintable():  # it may quote what others wrote
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
+    return Failure(code, shown)
 
 
 def _row(payload: bytes, columns: int) -> Row:
@@ -167,6 +206,8 @@ def _row(payload: bytes, columns: int) -> Row:
         else:
             values.append(payload[at : at + size])
             at += size
+    if at != len(payload):
+        raise ValueError("a row of another length than its values")
     return tuple(values)
 
 
@@ -180,4 +221,7 @@ def _number(payload: bytes, at: int) -> tuple[int | None, int]:
     size = {0xFC: 2, 0xFD: 3, 0xFE: 8}.get(first, 0)
     if not size:
         raise ValueError(f"a length of kind {first}")
-    return int.from_bytes(payload[at + 1 : at + 1 + size], "little"), at + 1 + size
+    end = at + 1 + size
+    if end > len(payload):
+        raise ValueError("a number that ends too soon")
+    return int.from_bytes(payload[at + 1 : end], "little"), end
