@@ -93,6 +93,22 @@ def test_a_lost_mark_is_found_again(peer: Callable[[], Peer]) -> None:
     assert run_now(theirs.backend.release(taken)) is True
 
 
+def test_nobody_comes_in_whose_entry_is_gone(
+    peer: Callable[[], Peer], server: ConsulServer
+) -> None:
+    """A mark alone would be a hold that nobody sees: others would come in beside it."""
+    ours, theirs = peer(), peer()
+    grant, claim = ours.take(claim_of()), claim_of()
+    assert isinstance(theirs.attempt(claim), Busy)
+    key = theirs.store.names.of("name").entry(claim).decode()
+    assert server.ask(f"/v1/kv/{key}", method="DELETE") is True
+    run_now(ours.backend.release(grant))
+    taken = theirs.take(claim)
+    (found,) = server.ask(f"/v1/kv/{key}")
+    assert found["Session"] == taken.ref.session
+    assert isinstance(ours.attempt(claim_of()), Busy)
+
+
 def test_a_destroyed_session_lets_the_next_in(server: ConsulServer, namespace: str) -> None:
     """Who waits gets the name at once, with a higher token; who held it learns that."""
     url = f"{server.url}?session_ttl_min=1"

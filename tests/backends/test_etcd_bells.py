@@ -12,6 +12,7 @@ import pytest
 from backends import etcd_bench
 from backends.claims import claim_of
 from backends.http_peer import Peer
+from holdfast.backends import etcd_leave as leave
 from holdfast.backends import etcd_wait, lines
 from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy, Claim, Grant, Mode
@@ -231,6 +232,20 @@ def test_a_hold_that_was_broken_hands_nothing_over(peer: Callable[[], Peer]) -> 
     tokens = [each.token for each in run_now(line.first.backend.look("name")).holders]
     assert tokens == [taken.token]
     assert run_now(line.third.backend.renew([taken], [], until=now() + SOON)).lost == {}
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_was_handed_to_another_lease_is_not_taken(peer: Callable[[], Peer]) -> None:
+    """Its time would be counted by a lease that the entry does not end with."""
+    line = Line(peer)
+    run_now(line.second.backend.release(line.turn()))
+    heir = line.third
+    assert run_now(leave.handed_to(heir.backend, line.last, now() + SOON)) is not None
+    heir.store.sessions.ended(heir.store.sessions.current(line.last.ttl).id)
+    assert run_now(heir.backend.leases.session(line.last.ttl))
+    assert run_now(leave.handed_to(heir.backend, line.last, now() + SOON)) is None
+    taken = heir.take(line.last)  # its own attempt binds it to the new one
+    assert taken.ref.session == heir.store.sessions.current(line.last.ttl).id
 
 
 @pytest.mark.usefixtures("patient")

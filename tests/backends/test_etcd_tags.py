@@ -12,7 +12,7 @@ from backends import etcd_bench
 from backends.claims import claim_of
 from backends.http_peer import Peer
 from holdfast.backends.etcd_tags import Tags
-from holdfast.claim import Busy, Grant, Mode
+from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -64,6 +64,36 @@ def test_what_may_still_arrive_keeps_its_key(peer: Callable[[], Peer]) -> None:
     assert run_now(one.backend.renew([grant], [], until=now() + SOON)).lost == {}
     run_now(one.backend.abandon(lost))  # once more
     assert _release(one, grant)
+
+
+def _lose(one: Peer, claim: Claim, *, join: bool) -> None:
+    one.post.lose = b"txn"
+    with pytest.raises(BackendUnavailable):
+        one.attempt(claim, join=join)
+
+
+def test_a_hold_with_an_unanswered_request_keeps_its_key(peer: Callable[[], Peer]) -> None:
+    """It was granted by a second request, and the first one is still on its way."""
+    one = peer()
+    one.take(claim_of("warm"))
+    claim = claim_of()
+    _lose(one, claim, join=True)
+    used = _release(one, one.take(claim))
+    assert one.take(claim_of()).ref.key != used
+
+
+def test_who_was_refused_with_an_unanswered_request_keeps_its_key(
+    peer: Callable[[], Peer],
+) -> None:
+    """It stands nowhere; but the request before may still put it there."""
+    ours, theirs = peer(), peer()
+    ours.take(claim_of("warm"))
+    held, claim = theirs.take(claim_of()), claim_of()
+    _lose(ours, claim, join=False)
+    assert isinstance(ours.attempt(claim, join=False), Busy)
+    used = ours.store.key(claim).decode()
+    assert _release(theirs, held)
+    assert ours.take(claim_of()).ref.key != used
 
 
 def test_who_is_undone_after_its_end_harms_nobody(peer: Callable[[], Peer]) -> None:

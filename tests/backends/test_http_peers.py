@@ -17,6 +17,7 @@ from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
+from holdfast.wires.http import Reply
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
 from servers.registry import Servers
@@ -140,6 +141,50 @@ def test_a_session_that_was_ended_loses_its_holds(
     again = one.take(claim_of("name 0"))
     assert again.ref.session != session
     assert again.token > grants[0].token
+
+
+SLOW = 5.0
+"""How long every request takes, by the clock of the test."""
+
+
+def _slow(one: Peer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How far the peer's clock is ahead: every answer comes late."""
+    ahead = [0.0]
+    ask = one.post.ask
+
+    async def late(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        reply = await ask(line, body)
+        ahead[0] += SLOW
+        return reply
+
+    monkeypatch.setattr(one.post, "ask", late)
+    monkeypatch.setattr(one.backend.runtime, "now", lambda: now() + ahead[0])
+    return ahead
+
+
+def test_the_time_of_a_session_counts_from_before_it_was_asked_for(
+    peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is made, when it is kept alive for a new hold, and when it is renewed. Its server
+    counts from some moment before the answer."""
+    one = peer()
+    ahead = _slow(one, monkeypatch)
+    claim = claim_of(ttl=60.0)
+    asked = one.backend.runtime.now()
+    made = one.take(claim)
+    assert made.since is not None
+    assert made.since < asked + 1.0
+    ahead[0] += 40.0  # it is no longer fresh
+    asked = one.backend.runtime.now()
+    kept = one.take(claim_of("other", ttl=60.0))
+    assert kept.since is not None
+    assert asked <= kept.since < asked + 1.0
+    asked = one.backend.runtime.now()
+    renewal = run_now(one.backend.renew([made, kept], [], until=asked + SOON))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert asked <= renewal.since < asked + 1.0
+    later = one.take(claim_of("third", ttl=60.0))
+    assert later.since == renewal.since
 
 
 @pytest.mark.usefixtures("no_recheck")

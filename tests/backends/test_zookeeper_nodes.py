@@ -18,6 +18,7 @@ from backends.redis_bench import blocking_and_asyncio, over, until
 from backends.zookeeper_bench import TTL, QuickServer, nodes_of
 from holdfast.backends.zookeeper import MOMENT_SECONDS
 from holdfast.backends.zookeeper_debts import Debt
+from holdfast.backends.zookeeper_line import entry_prefix
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import Settings, Waiting
 from holdfast.core.drive import run_now
@@ -216,6 +217,31 @@ def test_a_place_that_was_given_up_is_not_found_again(
     assert entry.node.path != ended
     assert run_now(backend.release(held))
     assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
+
+
+def test_a_node_of_another_session_is_not_adopted(
+    backend: Any, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create was not answered, and its session ended before it was asked for again: what it made
+    ends with that session, whatever this one does."""
+    assert isinstance(run_now(backend.attempt(claim_of("warm", ttl=TTL), join=True)), Grant)
+    claim = claim_of(ttl=TTL)
+    _lose(monkeypatch, Create)
+    with pytest.raises(BackendUnavailable):
+        run_now(backend.attempt(claim, join=True))
+    node = f"/{namespace}/locks/name/{entry_prefix(claim)}"
+    kazoo.create(node, b"20 0  0\n[]", ephemeral=True, sequence=True, makepath=True)
+    grants: list[Grant] = []
+
+    def asked() -> bool:
+        answer = run_now(backend.attempt(claim, join=True))
+        grants.extend([answer] if isinstance(answer, Grant) else [])
+        return bool(grants)
+
+    wait_until("its turn", asked, SOON)
+    (session,) = backend.store.sessions.values()
+    assert kazoo.exists(grants[0].ref[2]).ephemeralOwner == session.id
+    assert run_now(backend.release(grants[0]))
 
 
 def test_who_comes_back_is_owed_nothing(backend: Any) -> None:
