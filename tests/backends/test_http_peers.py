@@ -143,6 +143,39 @@ def test_a_session_that_was_ended_loses_its_holds(
     assert again.token > grants[0].token
 
 
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("waits", [False, True], ids=["held", "waiting"])
+@pytest.mark.parametrize(("mode", "limit"), [(Mode.EXCLUSIVE, 0), (Mode.SLOTS, 1)])
+def test_a_hold_counts_with_the_time_of_its_own_session(
+    peer: Callable[..., Peer],
+    server: Any,
+    kind: Kind,
+    mode: Mode,
+    limit: int,
+    waits: bool,
+    flavour: Flavour,
+) -> None:
+    """An entry that is found under an older session, after its ttl was changed, is bound to the
+    session with whose time it is granted: it outlives the older one."""
+    one, other = peer(flavour), peer(flavour)
+    in_front = other.take(claim_of("name", mode, limit=limit)) if waits else None
+    claim = claim_of("name", mode, limit=limit)
+    first = one.attempt(claim)
+    old = one.store.sessions.current(claim.ttl).id
+    longer = claim._replace(ttl=2 * claim.ttl)
+    if in_front is not None:
+        assert isinstance(one.attempt(longer), Busy)
+        assert other.run(other.backend.release(in_front))
+    again = one.take(longer)
+    assert isinstance(first, Busy) or again.token == first.token
+    assert again.ref.session != old
+    assert kind.end(server, old)
+    renewal = one.run(one.backend.renew([again], [], until=now() + SOON))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert other.run(other.backend.look("name")).holders[0].token == again.token
+    assert one.run(one.backend.release(again)) is True
+
+
 SLOW = 5.0
 """How long every request takes, by the clock of the test."""
 

@@ -154,6 +154,7 @@ class ConsulBackend:
 
     def _granted(self, claim: Claim, session: Session, token: int, slots: tuple[int, ...]) -> Grant:
         self.store.places.pop(claim.owner, None)
+        self.store.moved.pop(claim.owner, None)
         self.store.holds[claim.owner] = Held(token, slots)
         key = self.store.names.of(claim.name).entry(claim).decode()
         return Grant(claim, token, slots, session.since, Ref(key, session.id, session.ttl))
@@ -177,6 +178,9 @@ class ConsulBackend:
         own, held = verdict.own, self.store.holds.get(claim.owner)
         if own is None:
             return None
+        if own.session != session.id:
+            await self._rebind(at, own)
+            return None
         if held is not None and own.held and own.details.token == held.token:
             return self._granted(claim, session, held.token, held.slots)
         if own.details.settled:  # the answer that said so was lost
@@ -195,6 +199,22 @@ class ConsulBackend:
         await self.abandon(claim)
         reason = f"{QUEUE_CAP} already wait for {claim.name!r}" if join else ""
         return Busy(verdict.place, 1.0 if join else retry, reason=reason)
+
+    async def _rebind(self, at: Attempt, own: Entry) -> None:
+        """Binds the own entry to this session, with whose time a grant would count."""
+        claim, _, session, _ = at
+        keys, said = self.store.names.of(claim.name), own.details
+        token = said.token if own.held else 0
+        value = requests.entry_value(claim, said.since, behind=said.behind, token=token)
+        if own.held:
+            move = requests.Move(own.session, session.id)
+            body = requests.moving(keys, claim, value, said.slots, move)
+        else:
+            key = keys.entry(claim)
+            change = requests.lock(key, value, session.id)
+            body = requests.txn(requests.unlock(key, own.session), change)
+        with suppress(Refused):  # the line is looked at again
+            await self._send(at, body)
 
     async def _bury(self, at: Attempt, remains: list[Entry]) -> bool:
         """Ends what sessions have left in the line; false while a lock-delay protects it."""

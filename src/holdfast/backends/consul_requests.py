@@ -247,6 +247,29 @@ def _foreign(prefix: str) -> Incompatible:
     )
 
 
+def moving(keys: NameKeys, claim: Claim, value: bytes, slots: Iterable[int], by: Move) -> bytes:
+    """Binds a hold to another session, with its slots. It keeps its token, which is in its value
+    from then on."""
+    key, mark, owner = keys.entry(claim), keys.mark(claim.owner), plain(claim.owner)
+    ops = [
+        locked_by(key, by.old),
+        unlock(key, by.old),
+        lock(key, value, by.new),
+        delete(mark),
+        lock(mark, b"", by.new),
+    ]
+    for slot in map(keys.slot, slots):
+        ops += [unlock(slot, by.old), lock(slot, owner, by.new)]
+    return txn(*ops)
+
+
+class Move(NamedTuple):
+    """From which session to which."""
+
+    old: str
+    new: str
+
+
 def plain(text: str) -> bytes:
     """A value that is just a text."""
     return b64encode(text.encode())

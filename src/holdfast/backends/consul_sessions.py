@@ -245,7 +245,7 @@ class _Renewing:
 
     async def _move(self, grant: Grant, ref: Ref) -> None:
         """Binds a hold whose ttl was changed to the session of its new ttl."""
-        claim, key = grant.claim, ref.key.encode()
+        claim = grant.claim
         try:
             session = await self._keeper.session(claim.ttl, self._until)
             # Its holder counts with the whole ttl, if it never hears an answer.
@@ -253,15 +253,8 @@ class _Renewing:
             if isinstance(kept, str):
                 raise BackendUnavailable(kept)
             value = requests.entry_value(claim, self._keeper.runtime.wall(), token=grant.token)
-            mark = self._store.names.of(claim.name).mark(claim.owner)
-            body = requests.txn(
-                requests.locked_by(key, ref.session),
-                requests.unlock(key, ref.session),
-                requests.lock(key, value, session.id),
-                requests.delete(mark),
-                requests.lock(mark, b"", session.id),
-                *self._slots(grant, ref.session, session.id),
-            )
+            keys, move = self._store.names.of(claim.name), requests.Move(ref.session, session.id)
+            body = requests.moving(keys, claim, value, grant.slots, move)
             await self._keeper.agent.txn(body, until=self._until)
         except Refused:
             self.lost[claim.owner] = "its entry in Consul is gone: the hold was broken"
@@ -270,11 +263,3 @@ class _Renewing:
         else:
             self._store.moved[claim.owner] = Ref(ref.key, session.id, session.ttl)
             self._certain(session.since)
-
-    def _slots(self, grant: Grant, old: str, new: str) -> list[bytes]:
-        keys = self._store.names.of(grant.claim.name)
-        ops: list[bytes] = []
-        for number in grant.slots:
-            key, owner = keys.slot(number), requests.plain(grant.claim.owner)
-            ops += [requests.unlock(key, old), requests.lock(key, owner, new)]
-        return ops

@@ -184,10 +184,9 @@ class EtcdBackend:
         keys = self.store.names.of(claim.name)
         line = requests.line_of(found, keys.prefix)
         verdict = self.store.judge(claim, line)
-        own, key = verdict.own, self.store.key(claim)
+        own = verdict.own
         if own is not None and own.held:
-            token, slots = own.details.token, own.details.slots
-            return self.granted(claim, session, key, own.order, slots, SOMEBODY, token)
+            return await self._found(at, own)
         if join and own is None:
             await self.learn_guard(session, until)
             return None
@@ -200,6 +199,22 @@ class EtcdBackend:
             place = Place(own.order, value, own.details.since, own.details.behind, front)
             self.store.places[claim.owner] = place
         return await self.stay(at, verdict, "" if own is None else own.session, revision)
+
+    async def _found(self, at: Attempt, own: Entry) -> Grant | None:
+        """The own hold, whose answer was lost or whose ttl is another one now. It counts with the
+        time of this session, so it has to be bound to it."""
+        claim, _, session, until = at
+        key, said = own.key.encode(), own.details
+        if own.session != session.id:
+            value = requests.entry_value(
+                claim, said.since, held=True, slots=said.slots, token=said.token
+            )
+            same = [self.guard(session), requests.changed_at(key, own.changed)]
+            body = requests.txn(same, [requests.put(key, value, session.id)])
+            if not (await self.send(at, body)).get("succeeded"):
+                await self.learn_guard(session, until)
+                return None
+        return self.granted(claim, session, key, own.order, said.slots, SOMEBODY, said.token)
 
     async def stay(self, at: Attempt, verdict: Verdict, session: str, revision: int) -> Busy | None:
         """What to wait for, and with an entry bound to which session, if any; ``None`` if whoever

@@ -49,14 +49,20 @@ its owner says by then that it came, or is skipped."""
 
 
 def entry_value(
-    claim: Claim, since: float, *, held: bool, slots: Sequence[int] = (), behind: int = 0
+    claim: Claim,
+    since: float,
+    *,
+    held: bool,
+    slots: Sequence[int] = (),
+    behind: int = 0,
+    token: int = 0,
 ) -> bytes:
     """What stands in an entry: version, weight, state, behind, since, slots, token, label.
 
     The token is 0 until slots are written again after their grant: before that it is the revision
     of their last change."""
     numbers, state = ",".join(map(str, slots)), HELD if held else WAITING
-    text = f"[{PROTOCOL},{claim.weight},{state},{behind},{since:.3f},[{numbers}],0,"
+    text = f"[{PROTOCOL},{claim.weight},{state},{behind},{since:.3f},[{numbers}],{token},"
     return encoded(f"{text}{quoted(claim.label)}]")
 
 
