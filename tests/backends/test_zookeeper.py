@@ -14,7 +14,7 @@ from kazoo.exceptions import NoNodeError
 import holdfast
 from backends import zookeeper_bench
 from backends.claims import claim_of
-from backends.zookeeper_bench import QuickServer, nodes_of
+from backends.zookeeper_bench import QuickServer, ShortSessionsServer, nodes_of, session_of
 from holdfast.backends import zookeeper, zookeeper_end
 from holdfast.backends.zookeeper_wait import _Look
 from holdfast.claim import Busy, Grant
@@ -24,7 +24,7 @@ from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.runtimes.clock import now
 from holdfast.url import open_store
-from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper import BEATS_PER_TTL, Session
 from holdfast.wires.zookeeper_asks import Ask
 from servers.process import wait_until
 from servers.registry import Servers
@@ -205,6 +205,23 @@ def test_a_ttl_is_refused_with_its_limits(servers: Servers, namespace: str) -> N
             locks.lock("name", ttl=60).acquire()
         with locks.lock("name", ttl=4) as lease:
             assert lease.held
+
+
+def test_a_short_session_does_not_tell_the_tick(servers: Servers, namespace: str) -> None:
+    """Servers report to their leader every half tick, however short its sessions may be: what a
+    session has beyond the ttl must pay for that, or time counts that the leader does not give."""
+    server = servers.of(ShortSessionsServer)
+    half_a_tick, ttl = server.tick_ms / 2000, 2
+    beats = ttl / BEATS_PER_TTL
+    for tick, lag in (("", 2.0), ("?tick=0.1", 0.25), ("?tick=4", 4.0)):
+        with holdfast.connect(f"{server.url}{tick}", namespace=namespace, ttl=ttl) as locks:
+            session = session_of(locks, ttl)
+            assert session.floor == 0.5
+            assert session.lag == lag
+            assert session.timeout - ttl >= beats + lag
+            (found,) = [each for each in locks.check() if each.subject == "tick"]
+            assert f"{lag:g} s" in found.detail
+    assert half_a_tick < 2.0
 
 
 def test_empty_names_vanish(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:

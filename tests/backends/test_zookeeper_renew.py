@@ -108,7 +108,8 @@ def test_holds_are_renewed_while_others_are_released(
 
 def test_a_heartbeat_counts_once_a_later_write_was_answered() -> None:
     """The leader hears of it up to half a tick late; the session's reserve pays for that."""
-    session = Session(Options("host:1", "zookeeper://host:1", 5.0), 10.0, None, lambda *_: None)
+    options = Options("host:1", "zookeeper://host:1", 5.0, tick=1.0)
+    session = Session(options, 10.0, None, lambda *_: None)
     asked = session.settle(2.0)
     assert asked is not None
     assert asked >= 10.0 + session.lag + 1.0

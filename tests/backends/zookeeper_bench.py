@@ -29,6 +29,7 @@ __all__ = [
     "QuickServer",
     "SaslServer",
     "SecureServer",
+    "ShortSessionsServer",
     "hold",
     "locks",
     "nodes_of",
@@ -40,6 +41,7 @@ __all__ = [
 _MISSING_JARS = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar"
 TICK_MS = 200
 TICK_SECONDS = TICK_MS / 1000
+TICK = f"?tick={TICK_SECONDS:g}"
 TTL = 20
 
 
@@ -81,6 +83,16 @@ def hold(locks: holdfast.Locks, name: str) -> int:
     """Waits for a name and lets it go again; the token."""
     with locks.lock(name, timeout=60.0) as lease:
         return lease.token
+
+
+class ShortSessionsServer(ZooKeeperServer):
+    """Long ticks, and sessions that may be shorter than two of them."""
+
+    def __init__(self) -> None:
+        super().__init__(tick_ms=3000)
+
+    def _configuration(self) -> list[str]:
+        return [*super()._configuration(), "minSessionTimeout=500"]
 
 
 class SecureServer(QuickServer):
@@ -144,6 +156,9 @@ class LinkedServer(ZooKeeperServer):
         super().__init__(tick_ms=tick_ms)
         self.links: dict[int, list[Pump]] = {}
 
+    def url_at(self, port: int) -> str:
+        return f"{super().url_at(port)}{TICK}"
+
     def link(self) -> None:
         for other in self.members:
             if other is not self:
@@ -178,6 +193,8 @@ class LinkedServer(ZooKeeperServer):
 
 class LinkedZooKeeperTrio(Trio[LinkedServer]):
     """Three servers in one ensemble."""
+
+    suffix = TICK
 
     def __init__(self) -> None:
         nodes = [LinkedServer() for _ in range(3)]

@@ -9,6 +9,8 @@ from servers.zookeeper import ZooKeeperServer, ZooKeeperTrio
 __all__ = ["HARNESSES"]
 
 TICK_MS = 200
+TICK = f"?tick={TICK_MS / 1000:g}"
+"""Said in the URL, so that a dead holder is replaced as soon as with short ticks it can be."""
 LONGEST_MS = 120_000
 """Allows the longest ttl of the suite, with its reserve."""
 
@@ -19,6 +21,7 @@ class ZooKeeperHarness(ServedHarness):
     name = "zookeeper"
     ttl = 1.0
     shortens = False
+    suffix = TICK
     extra_recovery = 2.0
     outage_recovery = 15.0
 
@@ -33,6 +36,7 @@ class ZooKeeperThreeHarness(EnsembleHarness):
     repeats = scheme = "zookeeper"
     ttl = ZooKeeperHarness.ttl
     shortens = ZooKeeperHarness.shortens
+    suffix = TICK
     extra_recovery = ZooKeeperHarness.extra_recovery + 1.5 * ttl + ELECTION_SECONDS
     outage_recovery = ZooKeeperHarness.outage_recovery
 

@@ -9,6 +9,7 @@ from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import BackendUnavailable
+from holdfast.wires.zookeeper import USUAL_TICK_SECONDS
 from holdfast.wires.zookeeper_asks import Listing, Persistent, Read, Stat, Sync
 
 __all__ = ["Looking", "token_of"]
@@ -113,13 +114,27 @@ class Looking(Trips):
         standing = await self.look(name)
         return max((holder.token for holder in standing.holders), default=None)
 
+    def _tick(self, floor: float) -> Finding:
+        """What the certain time of holds rests on: servers tell each other every half tick of whom
+        they have heard, and don't tell how long a tick is."""
+        told = self.store.options.tick
+        if told is not None:
+            return Finding("tick", f"{max(told, floor / 2):g} s, as the URL says")
+        if floor >= 2 * USUAL_TICK_SECONDS:
+            words = f"taken to be {floor / 2:g} s, half of the shortest session"
+            return Finding("tick", f"{words}; if minSessionTimeout is set, name it: ?tick=SECONDS")
+        words = f"taken to be {USUAL_TICK_SECONDS:g} s: the shortest session of {floor:g} s does "
+        more = "not tell it. Name it, so that a dead holder is replaced sooner: ?tick=SECONDS"
+        return Finding("tick", words + more)
+
     async def probe(self) -> list[Finding]:
         session = await self.ready(0)
         await self.make(session, self.store.lines(), Persistent)
         floor = session.floor or 0.0
         findings = [
             Finding("connection", f"{self.store.display} answers, and lets us write"),
-            Finding("sessions", f"the shortest ttl is {max(1.0, floor):g} s (two ticks)"),
+            Finding("sessions", f"the shortest ttl is {max(1.0, floor):g} s"),
+            self._tick(floor),
         ]
         if len(self.store.options.hosts.split(",")) < 3:
             detail = "fewer than three servers are named: losing one may stop everything"

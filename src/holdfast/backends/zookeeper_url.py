@@ -17,7 +17,18 @@ __all__ = ["read_options"]
 
 PORT, TLS_PORT = 2181, 2281
 USERNAME, PASSWORD = "HOLDFAST_ZOOKEEPER_USERNAME", "HOLDFAST_ZOOKEEPER_PASSWORD"
-_KNOWN = ("auth", "ca", "cert", "check_hostname", "key", "mechanism", "service", "tls", "verify")
+_KNOWN = (
+    "auth",
+    "ca",
+    "cert",
+    "check_hostname",
+    "key",
+    "mechanism",
+    "service",
+    "tick",
+    "tls",
+    "verify",
+)
 
 
 def read_options(url: Url, settings: Settings) -> Options:
@@ -30,7 +41,8 @@ def read_options(url: Url, settings: Settings) -> Options:
     tls = _tls(url)
     hosts = ",".join(_host(name, port, tls is not None) for name, port in url.hosts)
     client, acl = _access(url)
-    return Options(hosts, str(url), settings.request_seconds, acl, client, tls)
+    tick = url.number("tick", 0.0) or None
+    return Options(hosts, str(url), settings.request_seconds, acl, client, tls, tick)
 
 
 def _host(name: str, port: int | None, tls: bool) -> str:

@@ -48,6 +48,8 @@ BEATS_PER_TTL = 10
 KEPT_MARKS = 64
 SLACK_SECONDS = 0.05
 RETIRE_SECONDS = 15.0
+USUAL_TICK_SECONDS = 2.0
+"""What ZooKeeper's own sample configuration has."""
 NEVER = float("-inf")
 _ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 
@@ -63,6 +65,8 @@ class Options:
     client: dict[str, Any] = field(default_factory=dict, repr=False)
     """What kazoo needs to show who we are."""
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    tick: float | None = None
+    """The length of the servers' tick in seconds, where the URL says so."""
 
 
 class Session:
@@ -168,15 +172,20 @@ class Session:
     def settle(self, floor: float) -> float | None:
         self.floor = floor
         if self.ttl < floor and not self.looks_only:
-            self.refusal = f"ZooKeeper's shortest session here is {floor:g} s (two ticks)"
+            self.refusal = f"ZooKeeper's shortest session here is {floor:g} s"
             self._end()
             return None
         return self.ttl + self.lag + self.ttl / BEATS_PER_TTL + SLACK_SECONDS
 
     @property
     def lag(self) -> float:
-        """How late the leader may hear of a heartbeat: half a tick, taken twice."""
-        return (self.floor or 0.0) / 2
+        """How late the leader may hear of a heartbeat: half a tick, taken twice.
+
+        The shortest session is two ticks, unless somebody has set ``minSessionTimeout``, which no
+        server tells. So a tick is taken to be no shorter than the usual one, unless the URL says
+        so."""
+        tick = USUAL_TICK_SECONDS if self.options.tick is None else self.options.tick
+        return max((self.floor or 0.0) / 2, tick)
 
     def connected(self, began: float, granted: float) -> None:
         client = self._client
