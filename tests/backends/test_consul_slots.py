@@ -90,7 +90,7 @@ def test_a_slot_of_somebody_else_is_not_abandoned(
     def take() -> None:
         with ThreadPoolExecutor(1) as pool:
             line = DESTROY + session.id.encode()
-            pool.submit(theirs.run, theirs.backend.agent.ask(line)).result(SOON)
+            pool.submit(theirs.run, theirs.backend.agent.ask(bool, line)).result(SOON)
             taken.append(pool.submit(theirs.take, _slots(2)).result(SOON).slots)
 
     _before_write(ours, 2, take)  # the first one deletes the entry

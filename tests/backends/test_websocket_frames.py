@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 from wsproto import ConnectionType, WSConnection
@@ -73,6 +74,66 @@ def test_what_is_no_message_ends_the_connection(frames: Frames, said: bytes) -> 
     frames.feed(server.greeting)
     with pytest.raises(ConnectionResetError):
         frames.feed(said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x81\x7f" + (2**40).to_bytes(8, "big"),
+        b"\x81\x7f" + (2**63 + 1).to_bytes(8, "big"),
+        b"\x89\x7e\xff\xff" + b"x" * 65_535,
+    ],
+    ids=["a terabyte", "more than there is", "a long ping"],
+)
+def test_a_message_that_is_too_long_is_not_waited_for(frames: Frames, said: bytes) -> None:
+    frames.feed(Server(frames).greeting)
+    with pytest.raises(ConnectionResetError):
+        frames.feed(said)
+
+
+def test_parts_that_are_too_long_together_end_the_connection(frames: Frames) -> None:
+    frames.feed(Server(frames).greeting)
+    part = (2**20).to_bytes(8, "big") + b"x" * 2**20
+    frames.feed(b"\x01\x7f" + part)
+    for _ in range(15):
+        frames.feed(b"\x00\x7f" + part)
+    with pytest.raises(ConnectionResetError, match="too long"):
+        frames.feed(b"\x00\x7f" + part)
+
+
+def test_a_long_message_takes_time_for_its_length(frames: Frames) -> None:
+    """Not for its square: nothing that has come is copied again for every piece."""
+    frames.feed(Server(frames).greeting)
+    size, piece = 4 * 2**20, 1024
+    frames.feed(b"\x81\x7f" + size.to_bytes(8, "big"))
+    begun = time.process_time()
+    heard = [message for _ in range(size // piece) for message in frames.feed(b"x" * piece)]
+    assert [len(message) for message in heard] == [size]
+    assert time.process_time() - begun < 2.0
+
+
+GREETING = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+DAMAGED = [
+    b"\x00" * 100,
+    b"HTTP/1.1 101 x\r\n\r\n",
+    b"HTTP/1.1 999999999999999999999 x\r\n\r\n",
+    GREETING + b"Sec-WebSocket-Accept: \xff\xfe\r\n\r\n",
+    GREETING + b"Sec-WebSocket-Protocol: other\r\nSec-WebSocket-Accept: x\r\n\r\n",
+    GREETING + b"Sec-WebSocket-Extensions: \xff; x=\xfe\r\n\r\n",
+    GREETING + b"Upgrade: \xff\r\n\r\n",
+    GREETING + b"X: " + b"y" * 70_000,
+]
+
+
+@pytest.mark.parametrize("said", DAMAGED, ids=range(len(DAMAGED)))
+@pytest.mark.parametrize("size", [7, 1_000_000])
+def test_a_greeting_that_is_none_ends_the_connection(
+    frames: Frames, said: bytes, size: int
+) -> None:
+    pieces = _pieces(said, size)
+    with pytest.raises(OSError, match="WebSocket"):
+        list(map(frames.feed, pieces))
+    assert not frames.open
 
 
 def test_a_message_inside_another_ends_the_connection(frames: Frames) -> None:

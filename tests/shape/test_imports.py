@@ -50,7 +50,7 @@ LOGINS = {
 }
 
 # A backend stays among its own files; these serve several.
-SHARED_BACKENDS = {"lines", "sessions", "memory", "sql"}
+SHARED_BACKENDS = {"lines", "sessions", "memory", "sql", "strict"}
 FAMILIES = {"redlock": "redis"}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from holdfast.backends.strict import LARGEST_TOKEN, DamagedAnswer, Items, JsonReader, is_list_of
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.wires.http import Http, Reply
 
@@ -12,6 +13,42 @@ __all__ = ["Agent", "NodeMissing", "Refused", "SessionGone"]
 
 TXN = b"PUT /v1/txn"
 READ = b"PUT /v1/txn?consistent"
+T = TypeVar("T")
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _is_index(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_TOKEN
+
+
+def _is_id(value: object) -> bool:
+    """Of a session, or none at all: it is sent back between quotes and in paths."""
+    return type(value) is str and value.isascii() and value.replace("-", "0").isalnum()
+
+
+def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "CreateIndex": _is_index,
+    "Errors": _or_null(is_list_of(dict)),
+    "ID": _is_id,
+    "KV": lambda value: isinstance(value, dict),
+    "Key": _is_text,
+    "LockDelay": _is_index,
+    "ModifyIndex": _is_index,
+    "OpIndex": _is_index,
+    "Results": _or_null(is_list_of(dict)),
+    "Session": lambda value: value == "" or _is_id(value),
+    "TTL": _is_text,
+    "Value": _or_null(_is_text),
+    "What": _is_text,
+}
+"""What Consul's answers have in the fields that are read here, whatever they answer."""
 
 
 class SessionGone(Exception):
@@ -38,6 +75,7 @@ class Agent:
     def __init__(self, http: Http) -> None:
         self.http = http
         self.display = http.servers.display
+        self._reader = JsonReader(self.display, _KINDS)
 
     async def txn(
         self, body: bytes, *, line: bytes = TXN, until: float | None = None
@@ -46,10 +84,10 @@ class Agent:
         ``BackendUnavailable``."""
         reply = await self.http.ask(line, body, until)
         if reply.status == 200:
-            results = self._read(line, reply)["Results"]
-            return [result["KV"] for result in results or ()]
+            results = self._reader.read_as(dict, reply.body)["Results"]
+            return Items(self._reader, "Results", [result["KV"] for result in results or ()])
         if reply.status == 409:
-            errors = self._read(line, reply)["Errors"] or ()
+            errors = self._reader.read_as(dict, reply.body)["Errors"] or ()
             if any("invalid session" in error["What"] for error in errors):
                 raise SessionGone
             if any("ermission denied" in error["What"] for error in errors):
@@ -58,23 +96,26 @@ class Agent:
             raise Refused(frozenset(int(error["OpIndex"]) for error in errors), delayed=delayed)
         raise self._refusal(line, reply)
 
-    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Any:
-        """The answer's JSON; ``None`` for what does not exist."""
+    async def ask(
+        self, kind: type[T], line: bytes, body: bytes = b"", until: float | None = None
+    ) -> T | None:
+        """The answer's JSON, which must be of this kind; ``None`` for what does not exist."""
         reply = await self.http.ask(line, body, until)
-        if reply.status == 404:
+        if reply.status == 404 and _says_absent(reply):
             return None
         if reply.status != 200:
             raise self._refusal(line, reply)
-        return self._read(line, reply)
+        return self._reader.read_as(kind, reply.body)
 
-    def _read(self, line: bytes, reply: Reply) -> Any:
-        try:
-            return json.loads(reply.body.decode() or "null")
-        except ValueError:
-            raise BackendUnavailable(
-                f"{self.display}: {_said(line)}: status {reply.status}, with a text that is not "
-                "Consul's"
-            ) from None
+    async def ask_many(self, kind: type[T], line: bytes, until: float | None = None) -> list[T]:
+        """The items of a list, which must be of this kind; none for what does not exist."""
+        found = await self.ask(list, line, until=until) or []
+        if not is_list_of(kind)(found):
+            raise self.damaged("the items of its list are of another kind")
+        return found
+
+    def damaged(self, why: str) -> DamagedAnswer:
+        return self._reader.damaged(why)
 
     def _refusal(self, line: bytes, reply: Reply) -> Exception:
         token = self.http.servers.headers.partition(b": ")[2].strip()
@@ -86,12 +127,21 @@ class Agent:
             return NodeMissing()
         if reply.status == 403:
             return self._denied(line)
+        if reply.status in (404, 405, 501):
+            return Unsupported(
+                f"{self.display} answers HTTP, but not as Consul does: {_said(line)}"
+            )
         return BackendUnavailable(f"{self.display}: {_said(line)}: {text or reply.status}")
 
     def _denied(self, line: bytes) -> Unsupported:
         # Not worth another try, unlike a store that can't be reached.
         words = "the token is missing or may not do this"
         return Unsupported(f"{self.display}: {_said(line)}: permission denied: {words}")
+
+
+def _says_absent(reply: Reply) -> bool:
+    """Whether a 404 is Consul's own: of a key it says the index, of a session that it is gone."""
+    return reply.seen > 0 or reply.body.startswith(b"Session id ")
 
 
 def _said(line: bytes) -> str:

@@ -21,6 +21,7 @@ from holdfast.backends.consul_sessions import OPS, Held, Ref, SessionKeeper
 from holdfast.backends.consul_wait import Waits
 from holdfast.backends.lines import Entry, Patience, judge
 from holdfast.backends.sessions import Attempt, Session
+from holdfast.backends.strict import DamagedAnswer
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     QUEUE_CAP,
@@ -30,7 +31,7 @@ from holdfast.core.contract import (
     Runtime,
     Waiting,
 )
-from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
+from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore
@@ -73,6 +74,13 @@ class ConsulBackend:
             except SessionGone:
                 self.store.sessions.ended(session.id)
                 continue
+            except DamagedAnswer:  # Consul itself may have got the request, or get it later
+                self.store.sessions.doubts[claim.owner] = session
+                raise
+            except Incompatible:
+                if claim.owner not in self.store.holds:
+                    await self.abandon(claim)  # it has joined them already
+                raise
             if answer is not None:
                 return answer
             # Others changed the line meanwhile: not all of them again in step.
@@ -123,7 +131,9 @@ class ConsulBackend:
         # What the lock answered comes before the tree; a check answers only where there is a key.
         before = 1 if found[0]["Key"] == key.decode() else 2
         line = requests.line_of(found[before:], keys.prefix, self.store.waiting)
-        own = next(entry for entry in line if entry.owner == claim.owner)
+        own = next((entry for entry in line if entry.owner == claim.owner), None)
+        if own is None:
+            raise self.agent.damaged("the entry that it has just made is missing")
         if own.held and claim.mode is not Mode.SLOTS:
             return self._granted(claim, session, own.changed, ())
         return await self._judge(at, line)
@@ -253,7 +263,7 @@ class ConsulBackend:
     async def _skip(self, name: str, absent: Entry, until: float | None) -> None:
         """Takes its place from somebody who was let in and did not come."""
         mark = self.store.names.of(name).mark(absent.owner)
-        skip = requests.delete_same(absent.key.encode(), absent.changed)
+        skip = requests.delete_same(requests.quotable(absent.key), absent.changed)
         with suppress(Refused):  # it has come
             await self.agent.txn(requests.txn(requests.absent(mark), skip), until=until)
 
@@ -339,7 +349,7 @@ class ConsulBackend:
         for _ in range(TRIES):
             found = await self.agent.txn(tree, line=READ, until=until)
             ends = [
-                requests.delete_same(kv["Key"].encode(), int(kv["ModifyIndex"]))
+                requests.delete_same(requests.quotable(kv["Key"]), int(kv["ModifyIndex"]))
                 for kv in found
                 if kv["Value"] == value
             ]

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from holdfast.backends import consul_requests as requests
 from holdfast.backends.consul_agent import READ, Agent, Refused
 from holdfast.backends.lines import Entry
+from holdfast.errors import Incompatible
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore
@@ -39,7 +40,7 @@ async def bury(
     """Deletes entries that have no session; whether all of them are gone now."""
     done = True
     for entry in remains:
-        key = entry.key.encode()
+        key = requests.quotable(entry.key)
         ends = [key, keys.mark(entry.owner), *map(keys.slot, entry.details.slots)]
         body = requests.txn(requests.lock(key, b"", session), *map(requests.delete, ends))
         try:
@@ -58,7 +59,8 @@ async def sweep(
     await _sweep_guards(agent, store, until)
     root = quote(store.names.root)
     line = f"GET /v1/kv/{root}?keys&separator=%2F".encode()
-    names: list[str] = await agent.ask(line, until=until) or []
+    listed = await agent.ask_many(str, line, until)
+    names = [key for key in listed if requests.segment_of(key, store.names.root) is not None]
     first = int(start * max(0, len(names) - SWEPT + 1))
     some = names[first : first + SWEPT]
     if not some:
@@ -66,11 +68,12 @@ async def sweep(
     body = requests.txn(*(requests.tree(prefix.encode()) for prefix in some))
     found = await agent.txn(body, line=READ, until=until)
     for prefix in some:
-        line_of_name = requests.line_of(
-            (kv for kv in found if kv["Key"].startswith(prefix)), prefix
-        )
         keys = requests.NameKeys(prefix, prefix.encode())
-        await bury(agent, keys, remains_of(line_of_name), session, until)
+        with suppress(Incompatible):  # a name that can't be read is left alone
+            line_of_name = requests.line_of(
+                (kv for kv in found if kv["Key"].startswith(prefix)), prefix
+            )
+            await bury(agent, keys, remains_of(line_of_name), session, until)
 
 
 def remains_of(line: Sequence[Entry]) -> list[Entry]:
@@ -80,8 +83,8 @@ def remains_of(line: Sequence[Entry]) -> list[Entry]:
 
 async def _sweep_guards(agent: Agent, store: ConsulStore, until: float | None) -> None:
     line = f"GET /v1/kv/{quote(store.names.guards)}?recurse".encode()
-    for kv in (await agent.ask(line, until=until) or ())[: SWEPT * 2]:
+    for kv in (await agent.ask_many(dict, line, until))[: SWEPT * 2]:
         if not kv.get("Session"):
-            end = requests.delete_same(kv["Key"].encode(), int(kv["ModifyIndex"]))
+            end = requests.delete_same(requests.quotable(kv["Key"]), int(kv["ModifyIndex"]))
             with suppress(Refused):  # somebody else was faster
                 await agent.txn(requests.txn(end), until=until)

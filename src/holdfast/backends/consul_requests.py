@@ -12,19 +12,25 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from holdfast.backends.lines import Details, Entry, escape, unescape
+from holdfast.backends.lines import Details, Entry, escape, unescape, unreadable
+from holdfast.backends.strict import MOST_SLOTS, digits, moment, stored_json, text, whole_number
 from holdfast.claim import Claim, Mode
-from holdfast.errors import Incompatible
 
 __all__ = ["NameKeys", "Names", "entry_value", "line_of"]
 
 PROTOCOL = 1
-_MODES = {"w": Mode.EXCLUSIVE, "r": Mode.SHARED}
+_MODES = {"lw": Mode.EXCLUSIVE, "lr": Mode.SHARED}
+_FIELDS = 5
+LONGEST_OWNER = 64
+
+
+def quotable(key: str) -> bytes:
+    """A key that somebody else has written, as it stands between quotes in JSON."""
+    return json.dumps(key)[1:-1].encode()
 
 
 def entry_value(claim: Claim, since: float, *, behind: int = 0, token: int = 0) -> bytes:
@@ -149,17 +155,24 @@ def line_of(
     key and order, that they did not fit when they came."""
     marks: dict[str, _Mark] = {}
     rows: list[dict[str, Any]] = []
-    for kv in kvs:
-        kind, _, rest = kv["Key"][len(prefix) :].partition("/")
-        if kind == "h":
-            marks.setdefault(rest, _Mark()).read(kv)
-        elif kind == "n":
-            marks.setdefault(b64decode(kv["Value"] or "").decode(), _Mark()).slots.append(int(rest))
-        else:
-            rows.append(kv)
-    rows.sort(key=lambda kv: int(kv["CreateIndex"]))
     crowd = _Crowd()
-    return [_entry(kv, prefix, marks, waiting, crowd) for kv in rows]
+    try:
+        for kv in kvs:
+            kind, _, rest = kv["Key"][len(prefix) :].partition("/")
+            if kind == "h":
+                marks.setdefault(rest, _Mark()).read(kv)
+            elif kind == "n":
+                marks.setdefault(_value(kv).decode(), _Mark()).add(digits(rest))
+            else:
+                rows.append(kv)
+        rows.sort(key=lambda kv: int(kv["CreateIndex"]))
+        return [_entry(kv, prefix, marks, waiting, crowd) for kv in rows]
+    except (ValueError, KeyError):
+        raise unreadable("Consul", prefix) from None
+
+
+def _value(kv: dict[str, Any]) -> bytes:
+    return b64decode(kv["Value"] or "")
 
 
 class _Crowd:
@@ -193,8 +206,12 @@ class _Mark:
 
     def read(self, kv: dict[str, Any]) -> None:
         self.token = _written(kv)
-        with suppress(ValueError):
-            self.since = float(b64decode(kv["Value"] or ""))
+        self.since = moment(float(_value(kv) or b"0"))
+
+    def add(self, slot: int) -> None:
+        if len(self.slots) >= MOST_SLOTS:
+            raise ValueError("its slots are too many")
+        self.slots.append(slot)
 
 
 def _written(kv: dict[str, Any]) -> int:
@@ -209,13 +226,13 @@ def _entry(
     waiting: Collection[tuple[str, int]],
     crowd: _Crowd,
 ) -> Entry:
+    """Raises ``ValueError`` or ``KeyError`` for what no version of this protocol writes."""
     key, order, changed = kv["Key"], int(kv["CreateIndex"]), int(kv["ModifyIndex"])
-    try:
-        family, kind, owner = key[len(prefix) :].split("/")
-        limit, weight = map(int, kind.split(".")) if family == "s" else (0, 1)
-        mode = Mode.SLOTS if family == "s" else _MODES[kind]
-    except (ValueError, KeyError):
-        raise _foreign(prefix) from None
+    family, kind, owner = key[len(prefix) :].split("/")
+    limit, weight = map(digits, kind.split(".")) if family == "s" else (0, 1)
+    mode = Mode.SLOTS if family == "s" else _MODES[family + kind]
+    if not (owner.isascii() and owner.isalnum() and len(owner) <= LONGEST_OWNER):
+        raise ValueError("its owner is of another form")
     mark = marks.get(owner)
     settled = mark is not None and mark.token > 0
     held = settled or ((key, order) not in waiting and crowd.lets_in(mode, weight, limit))
@@ -231,20 +248,32 @@ def _entry(
 
 def _details(kv: dict[str, Any], prefix: str, said: Details) -> Details:
     try:
-        version, behind, since, label, token = json.loads(b64decode(kv["Value"] or ""))
+        version, behind, since, label, token = _stored_fields(_value(kv))
         if version != PROTOCOL:
             raise ValueError(f"version {version}")
-    except (ValueError, TypeError):
-        raise _foreign(prefix) from None
+    except ValueError:
+        raise unreadable("Consul", prefix) from None
     since, token = said.since or since, token or said.token
     return said._replace(behind=behind, since=since, label=label, token=token)
 
 
-def _foreign(prefix: str) -> Incompatible:
-    where = unescape(prefix.rstrip("/").rpartition("/")[2])
-    return Incompatible(
-        f"{where!r} is in use by a version of Holdfast that this one does not understand"
-    )
+def _stored_fields(data: bytes) -> tuple[int, int, float, str, int]:
+    """What an entry says, in the order of ``entry_value``. The one place where it is read; raises
+    ``ValueError`` for what no version of this protocol writes."""
+    fields = stored_json(data)
+    if not isinstance(fields, list) or len(fields) != _FIELDS:
+        raise ValueError("it is of another form")
+    version, behind, since, label, token = fields
+    whole = whole_number
+    return whole(version), whole(behind), moment(since), text(label), whole(token)
+
+
+def segment_of(key: str, root: str) -> str | None:
+    """The name that a listed key is of, as it is stored; ``None`` if it is no name of Holdfast's,
+    which must never be sent back as one."""
+    segment = key[len(root) :].removesuffix("/")
+    written_by_us = key == f"{root}{segment}/" and escape(unescape(segment)) == segment
+    return segment if written_by_us else None
 
 
 def moving(keys: NameKeys, claim: Claim, value: bytes, slots: Iterable[int], by: Move) -> bytes:

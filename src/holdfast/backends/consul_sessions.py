@@ -13,7 +13,7 @@ from holdfast.backends.consul_remains import sweep
 from holdfast.backends.sessions import Opening, Session, whole
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Renewal, Runtime, Waiting
-from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore
@@ -88,27 +88,31 @@ class SessionKeeper:
             "Behavior": "release" if self.store.lock_delay else "delete",
             "LockDelay": f"{self.store.lock_delay:g}s",
         }
-        answer = await self._create(json.dumps(wish).encode(), until)
-        session = self.sessions.install(Session(answer["ID"], whole(ttl), sent))
+        session_id = await self._create(json.dumps(wish).encode(), until)
+        session = self.sessions.install(Session(session_id, whole(ttl), sent))
         if self.store.lock_delay:
             with suppress(HoldfastError, Refused, SessionGone):
                 start = self.runtime.between(0, 1)
                 await sweep(self.agent, self.store, session.id, start, until)
         return session
 
-    async def _create(self, wish: bytes, until: float) -> dict[str, str]:
+    async def _create(self, wish: bytes, until: float) -> str:
+        """The id of a new session."""
         try:
-            answer: dict[str, str] = await self.agent.ask(CREATE, wish, until)
+            answer = await self.agent.ask(dict, CREATE, wish, until)
         except NodeMissing:  # nobody was here before
             node = {"Node": NODE, "Address": "127.0.0.1", "SkipNodeUpdate": True}
-            await self.agent.ask(REGISTER, json.dumps(node).encode(), until)
-            answer = await self.agent.ask(CREATE, wish, until)
-        return answer
+            await self.agent.ask(bool, REGISTER, json.dumps(node).encode(), until)
+            answer = await self.agent.ask(dict, CREATE, wish, until)
+        if answer is None:
+            raise self.agent.damaged("it made no session")
+        session_id: str = answer["ID"]
+        return session_id
 
     async def keep_alive(self, session_id: str, until: float | None = None) -> float | None:
         """When the answered request was sent, or ``None`` if the session is gone."""
         sent = self.runtime.now()
-        if await self.agent.ask(RENEW + session_id.encode(), b"", until) is None:
+        if await self.agent.ask(list, RENEW + session_id.encode(), b"", until) is None:
             self.sessions.ended(session_id)
             return None
         self.sessions.answered(session_id, sent)
@@ -128,7 +132,7 @@ class SessionKeeper:
         for session in self.sessions.all():
             try:
                 line = DESTROY + session.id.encode()
-                await self.agent.ask(line, b"", self.runtime.now() + 1.0)
+                await self.agent.ask(bool, line, b"", self.runtime.now() + 1.0)
             except HoldfastError:
                 continue
         self.sessions.forget()
@@ -164,7 +168,7 @@ class _Renewing:
         if session_id not in self._kept:
             try:
                 since = await self._keeper.keep_alive(session_id, self._until)
-            except BackendUnavailable as error:
+            except (BackendUnavailable, Unsupported) as error:
                 self._kept[session_id] = str(error)
             else:
                 self._kept[session_id] = since

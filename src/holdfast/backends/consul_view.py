@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
+import re
+from base64 import b64encode
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,10 +13,11 @@ from urllib.parse import quote
 from holdfast.backends import consul_requests as requests
 from holdfast.backends.consul_agent import READ, Refused
 from holdfast.backends.consul_sessions import INFO, OPS, Ref
-from holdfast.backends.lines import Entry, escape, standing, unescape
+from holdfast.backends.lines import Entry, escape, shown_unreadable, standing, unescape
+from holdfast.backends.strict import read_record
 from holdfast.claim import Grant, Record, Standing
 from holdfast.core.contract import Finding, Page
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, Incompatible
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore
@@ -27,6 +29,7 @@ SWEEP_SHARE = 0.02
 """How often writing a record also looks for some whose time is over."""
 SWEPT = 32
 TRIES = 8
+_TTL = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)s", re.ASCII)
 
 
 class _Terms(NamedTuple):
@@ -58,10 +61,10 @@ async def _shown(backend: ConsulBackend, name: str, entries: list[Entry]) -> Sta
 async def _terms(backend: ConsulBackend, entries: Iterable[Entry]) -> dict[str, _Terms]:
     terms: dict[str, _Terms] = {}
     for session in {entry.session for entry in entries if entry.held and entry.session}:
-        info = await backend.agent.ask(INFO + session.encode())
-        if info:
-            ttl = float(str(info[0]["TTL"]).rstrip("s") or 0)
-            terms[session] = _Terms(ttl, int(info[0]["LockDelay"]) / 1e9)
+        info = await backend.agent.ask_many(dict, INFO + quote(session).encode())
+        ttl = _TTL.fullmatch(info[0]["TTL"]) if info else None
+        if ttl:  # others may have made a session of theirs, with words that we never use
+            terms[session] = _Terms(float(ttl[1]), int(info[0]["LockDelay"]) / 1e9)
     return terms
 
 
@@ -86,7 +89,7 @@ async def revoke(backend: ConsulBackend, name: str) -> list[int]:
 def _ending(backend: ConsulBackend, name: str, entry: Entry) -> bytes:
     """Deletes an entry that is still there with the slots that it has. One that has none may be
     taking them: not after that."""
-    keys, key = backend.store.names.of(name), entry.key.encode()
+    keys, key = backend.store.names.of(name), requests.quotable(entry.key)
     mark = keys.mark(entry.owner)
     ends = [key, mark, *map(keys.slot, entry.details.slots)]
     as_seen = [] if entry.details.settled else [requests.absent(mark)]
@@ -98,28 +101,31 @@ async def survey(backend: ConsulBackend, prefix: str, cursor: str | None, limit:
     names = backend.store.names
     path = quote(names.root + escape(prefix))
     line = f"GET /v1/kv/{path}?keys&separator=%2F&consistent".encode()
-    found: list[str] = await backend.agent.ask(line) or []
-    after = "" if cursor is None else f"{names.root}{escape(cursor)}/"
-    keys = sorted(key for key in found if key > after)
+    found = await backend.agent.ask_many(str, line)
+    keys = sorted(key for key in found if key > (cursor or ""))
     standings: list[Standing] = []
     for start in range(0, min(limit, len(keys)), OPS):
         standings += await _standings(backend, keys[start : min(start + OPS, limit)])
-    last = _name(backend, keys[limit - 1]) if len(keys) > limit else None
-    return Page(standings, last)
+    return Page(standings, keys[limit - 1] if len(keys) > limit else None)
 
 
-def _name(backend: ConsulBackend, prefix: str) -> str:
-    return unescape(prefix[len(backend.store.names.root) : -1])
-
-
-async def _standings(backend: ConsulBackend, prefixes: list[str]) -> list[Standing]:
+async def _standings(backend: ConsulBackend, listed: list[str]) -> list[Standing]:
+    root = backend.store.names.root
+    prefixes = [key for key in listed if requests.segment_of(key, root) is not None]
+    strange = [key[len(root) :].rstrip("/") for key in listed if key not in prefixes]
+    standings = [shown_unreadable(segment) for segment in strange]
+    if not prefixes:
+        return standings
     body = requests.txn(*(requests.tree(prefix.encode()) for prefix in prefixes))
     found = await backend.agent.txn(body, line=READ)
-    standings: list[Standing] = []
     for prefix in prefixes:
-        line = requests.line_of((kv for kv in found if kv["Key"].startswith(prefix)), prefix)
-        if line:
-            standings.append(await _shown(backend, _name(backend, prefix), line))
+        segment = prefix[len(root) : -1]
+        try:
+            line = requests.line_of((kv for kv in found if kv["Key"].startswith(prefix)), prefix)
+            if line:
+                standings.append(await _shown(backend, unescape(segment), line))
+        except Incompatible as error:
+            standings.append(shown_unreadable(segment, error))
     return standings
 
 
@@ -146,30 +152,28 @@ async def record(backend: ConsulBackend, grant: Grant, value: str, keep_seconds:
 async def _sweep(backend: ConsulBackend) -> None:
     """Consul ends only what is bound to a session: records that nobody recalls end here."""
     line = f"GET /v1/kv/{quote(backend.store.names.records)}?keys".encode()
-    keys: list[str] = await backend.agent.ask(line) or []
+    keys = await backend.agent.ask_many(str, line)
     start = int(backend.runtime.between(0, max(0, len(keys) - SWEPT)))
     for key in keys[start : start + SWEPT]:
-        await _recall(backend, key.encode())
+        with suppress(Incompatible):  # told to whoever asks for it
+            await _recall(backend, requests.quotable(key), key)
 
 
 async def recall(backend: ConsulBackend, name: str) -> Record | None:
-    return await _recall(backend, backend.store.names.record(name))
+    return await _recall(backend, backend.store.names.record(name), name)
 
 
-async def _recall(backend: ConsulBackend, key: bytes) -> Record | None:
+async def _recall(backend: ConsulBackend, key: bytes, name: str) -> Record | None:
     try:
-        (found,) = await backend.agent.txn(requests.txn(requests.get(key)), line=READ)
+        found = (await backend.agent.txn(requests.txn(requests.get(key)), line=READ))[0]
     except Refused:
         return None
-    version, token, written, keep_seconds, value = json.loads(b64decode(found["Value"]))
-    if version != requests.PROTOCOL:
-        return None
-    age = backend.runtime.wall() - written
-    if age < keep_seconds:
-        return Record(value, token, age)
-    with suppress(Refused):  # a newer one has come
-        await backend.agent.txn(requests.txn(requests.delete_same(key, found["ModifyIndex"])))
-    return None
+    stored = read_record(found["Value"], f"{name!r} on {backend.store.display}")
+    record = None if stored is None else stored.at(backend.runtime.wall())
+    if stored is not None and record is None:
+        with suppress(Refused):  # a newer one has come
+            await backend.agent.txn(requests.txn(requests.delete_same(key, found["ModifyIndex"])))
+    return record
 
 
 async def watch(backend: ConsulBackend, name: str, seen: int | None, until: float) -> None:
@@ -186,11 +190,11 @@ async def watch(backend: ConsulBackend, name: str, seen: int | None, until: floa
 
 
 async def probe(backend: ConsulBackend) -> list[Finding]:
-    leader = await backend.agent.ask(b"GET /v1/status/leader")
+    leader = await backend.agent.ask(str, b"GET /v1/status/leader")
     if not leader:
         return [Finding("leader", "Consul knows no leader", "broken")]
     findings = [Finding("leader", "there is one")]
-    peers = await backend.agent.ask(b"GET /v1/status/peers") or []
+    peers = await backend.agent.ask_many(str, b"GET /v1/status/peers")
     if len(peers) < 3:
         words = f"{len(peers)} server(s): with fewer than three, the locks go down with one"
         findings.append(Finding("servers", words, "warning"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.backends import consul_requests as requests
 from holdfast.backends.consul_remains import RETRY_SECONDS
 from holdfast.backends.lines import Entry, Verdict
+from holdfast.backends.strict import is_list_of
 from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
@@ -101,11 +102,20 @@ def _goes_on(reply: Reply, index: int, gone: tuple[str, ...], come: str) -> int 
     if reply.status != 200 or (not gone and b'"Session"' not in reply.body):  # see consul_remains
         return None
     if gone:
-        there = set(json.loads(reply.body))
+        there = _listed(reply.body)
         if come in there or not there.issuperset(gone):
             return None
     # Consul may start its indexes anew; the query has to start over then.
     return reply.seen if reply.seen >= index else 0
+
+
+def _listed(body: bytes) -> frozenset[str]:
+    """The keys of a listing; none, if it is something else: the attempt that follows tells."""
+    try:
+        keys = json.loads(body)
+    except (ValueError, RecursionError):
+        keys = []
+    return frozenset(keys) if is_list_of(str)(keys) else frozenset()
 
 
 def _listening(store: ConsulStore, runtime: Runtime) -> Listening:

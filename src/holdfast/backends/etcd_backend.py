@@ -21,6 +21,7 @@ from holdfast.backends.etcd_renew import renew
 from holdfast.backends.etcd_wait import Waits
 from holdfast.backends.lines import Entry, Patience, Verdict
 from holdfast.backends.sessions import FRESH_SHARE, Attempt, Session
+from holdfast.backends.strict import DamagedAnswer
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     QUEUE_CAP,
@@ -74,6 +75,9 @@ class EtcdBackend:
                 except SessionGone:
                     self.store.sessions.ended(session.id)
                     continue
+                except DamagedAnswer:  # etcd itself may have got the request, or get it later
+                    self.store.sessions.doubts[claim.owner] = session
+                    raise
                 if answer is not None:
                     if not join and type(answer) is Busy:
                         self._left_none(claim)
@@ -255,7 +259,7 @@ class EtcdBackend:
     async def learn_guard(self, session: Session, until: float | None = None) -> None:
         body = b'{"key":"%b"}' % self.store.names.guard(session.id)
         found = (await self.gateway.post(RANGE, body, until)).get("kvs")
-        session.generation = int(found[0]["version"]) if found else 0
+        session.generation = self.gateway.number(found[0], "version") if found else 0
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         tags = self.store.tags

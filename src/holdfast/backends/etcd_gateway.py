@@ -3,16 +3,62 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+from holdfast.backends.strict import JsonReader, is_base64, is_digits, is_list_of
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.wires.http import Http, Reply
 
 __all__ = ["Credentials", "Gateway", "NoSpace", "SessionGone"]
 
 _SIGN_IN = b"POST /v3/auth/authenticate"
-_decode = json.JSONDecoder().raw_decode  # not what may stand around it
 _SERVER_TROUBLE = (408, 429, 500, 502, 503, 504)
+
+
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is kind
+
+
+def _is_ttl(value: object) -> bool:
+    """Of a lease that is over, etcd says -1."""
+    return value == "-1" or is_digits(value)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "ID": is_digits,
+    "TTL": _is_ttl,
+    "count": is_digits,
+    "create_revision": is_digits,
+    "deleted": is_digits,
+    "errors": is_list_of(str),
+    "header": _is_object,
+    "key": is_base64,
+    "keys": is_list_of(str),
+    "kvs": is_list_of(dict),
+    "leader": is_digits,
+    "lease": is_digits,
+    "mod_revision": is_digits,
+    "more": _is(bool),
+    "prev_kv": _is_object,
+    "raft_term": is_digits,
+    "response_delete_range": _is_object,
+    "response_put": _is_object,
+    "response_range": _is_object,
+    "response_txn": _is_object,
+    "responses": is_list_of(dict),
+    "result": _is_object,
+    "revision": is_digits,
+    "succeeded": _is(bool),
+    "token": _is(str),
+    "value": is_base64,
+    "version": _is(str),
+}
+"""What etcd's answers have in the fields that are read here, whatever they answer."""
 
 
 class SessionGone(Exception):
@@ -41,6 +87,7 @@ class Gateway:
     def __init__(self, http: Http, credentials: Credentials) -> None:
         self.http, self.credentials = http, credentials
         self.display = http.servers.display
+        self._reader = JsonReader(self.display, _KINDS)
 
     async def post(self, line: bytes, body: bytes, until: float | None = None) -> dict[str, Any]:
         """The answer's JSON. Raises ``SessionGone``, ``NoSpace`` or ``Unsupported``, where nothing
@@ -59,11 +106,14 @@ class Gateway:
                 raise self._refusal(line, reply)
         return self._read(line, reply)
 
+    def number(self, fields: dict[str, Any], name: str) -> int:
+        """A number in a field that is a text elsewhere."""
+        if not is_digits(fields[name]):
+            raise self._reader.damaged(f"the field {name!r} is no number")
+        return int(fields[name])
+
     def _read(self, line: bytes, reply: Reply) -> dict[str, Any]:
-        try:
-            answer: dict[str, Any] = _decode(reply.body.decode())[0]
-        except ValueError:
-            raise self._strange(line, reply) from None
+        answer = self._reader.read_as(dict, reply.body)
         if "error" in answer:  # a stream answers 200 before it knows
             raise self._refusal(line, reply)
         return answer
@@ -83,7 +133,9 @@ class Gateway:
                 credentials.tries += 1
                 return
             raise self._refusal(_SIGN_IN, reply)
-        token = self._read(_SIGN_IN, reply)["token"]
+        token: str = self._read(_SIGN_IN, reply)["token"]
+        if not token.isascii() or not token.isprintable():
+            raise self._reader.damaged("its token can't be sent back")
         self.http.servers.headers = b"Authorization: %b\r\n" % token.encode()
         credentials.tries += 1
 
@@ -125,7 +177,7 @@ def _said(line: bytes) -> str:
 def _message(reply: Reply) -> str:
     try:
         answer = json.loads(reply.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     error = answer.get("error", "") if isinstance(answer, dict) else ""
     text = error.get("message", "") if isinstance(error, dict) else error

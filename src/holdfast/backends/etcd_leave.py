@@ -41,7 +41,7 @@ def heir_of(found: Sequence[dict[str, str]]) -> Heir | None:
     for kv in found:
         if requests.is_writer(kv["key"]):
             changed, session = int(kv["mod_revision"]), kv.get("lease", "0")
-            return Heir(kv["key"], kv["value"], changed, session)
+            return Heir(kv["key"], kv.get("value", ""), changed, session)
     return None
 
 

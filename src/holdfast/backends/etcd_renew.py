@@ -28,6 +28,7 @@ __all__ = ["renew"]
 PARTS_PER_REQUEST = 100
 """etcd allows 128 operations in one transaction."""
 BROKEN = "its entry in etcd is gone: the hold was broken"
+OVERWRITTEN = "its entry in etcd was overwritten by something else"
 RAN_OUT = "its etcd lease ran out or was revoked"
 
 
@@ -126,8 +127,11 @@ class _Renewing:
             self._counts_from(session.since)
             if kvs[0].get("lease") == session.id:
                 self._found(grant)
-            else:
+                continue
+            try:
                 self._elsewhere.append((grant, _moving(grant, session, kvs[0])))
+            except ValueError:
+                self._lose(grant.claim, OVERWRITTEN)
 
     async def _stays(self, session_id: str, ttl: float) -> bool:
         """Keeps a hold where it is if that is a session of a longer ttl; whether it was. Only an
@@ -178,7 +182,7 @@ class _Renewing:
                 cause = str(error) or "a new lease ended at once"
                 self.unknown |= {grant.claim.owner: cause for grant in grants}
                 continue
-            answered += zip(grants, answer["responses"], strict=True)
+            answered += zip(grants, answer["responses"].exactly(len(grants)), strict=True)
         return answered
 
     def _settling(self, grant: Grant) -> bytes:
@@ -220,7 +224,7 @@ def _moving(grant: Grant, session: Session, kv: dict[str, str]) -> bytes:
     ref = Ref(*grant.ref)
     key = ref.key.encode()
     if grant.claim.mode is Mode.SLOTS:
-        moved = requests.put(key, requests.told_value(kv["value"], grant.token), session.id)
+        moved = requests.put(key, requests.told_value(kv.get("value", ""), grant.token), session.id)
     else:
         moved = requests.bind(key, session.id)
     return requests.nested([ref.stands()], [moved])

@@ -15,7 +15,15 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from holdfast.backends.lines import Details, Entry, escape, unescape
+from holdfast.backends.lines import Details, Entry, escape, unreadable
+from holdfast.backends.strict import (
+    MOST_SLOTS,
+    digits,
+    moment,
+    stored_json,
+    text,
+    whole_number,
+)
 from holdfast.claim import Claim, Mode
 from holdfast.errors import Incompatible
 
@@ -62,13 +70,15 @@ def entry_value(
     The token is 0 until slots are written again after their grant: before that it is the revision
     of their last change."""
     numbers, state = ",".join(map(str, slots)), HELD if held else WAITING
-    text = f"[{PROTOCOL},{claim.weight},{state},{behind},{since:.3f},[{numbers}],{token},"
-    return encoded(f"{text}{quoted(claim.label)}]")
+    head = f"[{PROTOCOL},{claim.weight},{state},{behind},{since:.3f},[{numbers}],{token},"
+    return encoded(f"{head}{quoted(claim.label)}]")
 
 
 def told_value(value: str, token: int) -> bytes:
-    """What an entry of slots says that is written again: the same, and its token."""
-    *fields, _, label = json.loads(a2b_base64(value))
+    """What an entry of slots says that is written again: the same, and its token. Raises
+    ``ValueError`` for one that somebody else has overwritten."""
+    fields = list(stored_fields(value))
+    *fields, _, label = fields
     return encoded(json.dumps([*fields, token, label], separators=(",", ":")))
 
 
@@ -84,10 +94,10 @@ def handed_value(value: str) -> bytes:
 def state_of(kv: dict[str, str], prefix: str) -> int:
     """What an entry is, read no further than that."""
     try:
-        version, _, state, _ = a2b_base64(kv["value"]).split(b",", 3)
+        version, _, state, _ = a2b_base64(kv.get("value", "")).split(b",", 3)
         if version == _VERSION:
-            return int(state)
-    except (ValueError, KeyError):
+            return digits(state.decode(), HANDED)
+    except ValueError:
         pass
     raise _foreign(prefix)
 
@@ -284,9 +294,9 @@ class Names:
         """The key that is written to call a waiter whose entry is bound to that session."""
         return encoded(self._bells + session)
 
-    def name_of(self, key: str) -> str:
-        """The name that a stored key belongs to."""
-        return unescape(key[len(self.root) :].partition("/")[0])
+    def segment_of(self, key: str) -> str:
+        """The name that a stored key belongs to, as it is stored."""
+        return key[len(self.root) :].partition("/")[0]
 
 
 def place_of(entry: Entry | None) -> tuple[str, int]:
@@ -302,11 +312,10 @@ def line_of(found: dict[str, Any], prefix: str) -> list[Entry]:
 
 
 def _entry(kv: dict[str, str], prefix: str) -> Entry:
-    key = decoded(kv["key"])
     try:
-        family, kind, owner = key[len(prefix) :].split("/")
-        mode = Mode.SLOTS if family == "s" else _MODES[kind]
-        limit = int(kind) if family == "s" else 0
+        family, kind, owner = decoded(kv["key"])[len(prefix) :].split("/")
+        mode = Mode.SLOTS if family == "s" else _MODES[family + kind]
+        limit = digits(kind) if family == "s" else 0
     except (ValueError, KeyError):
         raise _foreign(prefix) from None
     order, changed = int(kv["create_revision"]), int(kv["mod_revision"])
@@ -317,24 +326,42 @@ def _entry(kv: dict[str, str], prefix: str) -> Entry:
 
 def _details(kv: dict[str, str], revision: int, prefix: str) -> Details:
     try:
-        fields = json.loads(a2b_base64(kv["value"]))
-        version, weight, state, behind, since, slots, token, label = fields
-        if version != PROTOCOL:
-            raise ValueError(f"version {version}")
-    except (ValueError, KeyError, TypeError):
+        _, weight, state, behind, since, slots, token, label = stored_fields(kv.get("value", ""))
+    except ValueError:
         raise _foreign(prefix) from None
     held, given = state == HELD, state != WAITING
     return Details(token or revision, weight, held, given, behind, since, tuple(slots), label)
 
 
-def _foreign(prefix: str) -> Incompatible:
-    where = unescape(prefix.rstrip("/").rpartition("/")[2])
-    return Incompatible(
-        f"{where!r} is in use by a version of Holdfast that this one does not understand"
+def stored_fields(value: str) -> tuple[int, int, int, int, float, list[int], int, str]:
+    """What an entry says, in the order of ``entry_value``. The one place where it is read; raises
+    ``ValueError`` for what no version of this protocol writes."""
+    fields = stored_json(a2b_base64(value))
+    if not isinstance(fields, list) or len(fields) != _FIELDS:
+        raise ValueError("it is of another form")
+    version, weight, state, behind, since, slots, token, label = fields
+    if whole_number(version) != PROTOCOL:
+        raise ValueError(f"version {version}")
+    if not isinstance(slots, list) or len(slots) > MOST_SLOTS:
+        raise ValueError("its slots are missing or too many")
+    return (
+        version,
+        whole_number(weight),
+        whole_number(state, HANDED),
+        whole_number(behind),
+        moment(since),
+        [whole_number(slot) for slot in slots],
+        whole_number(token),
+        text(label),
     )
 
 
-_MODES = {"w": Mode.EXCLUSIVE, "r": Mode.SHARED}
+def _foreign(prefix: str) -> Incompatible:
+    return unreadable("etcd", prefix)
+
+
+_MODES = {"lw": Mode.EXCLUSIVE, "lr": Mode.SHARED}
+_FIELDS = 8
 
 
 def behind(key: bytes, old: bytes, new: bytes) -> bytes:

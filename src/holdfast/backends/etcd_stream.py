@@ -15,6 +15,8 @@ from holdfast.wires.http_listen import Call, Listening
 __all__ = ["StreamWatches"]
 
 WATCH = b"POST /v3/watch"
+MOST_UNREAD_BYTES = 16 * 2**20
+"""How much of a text may come before its end does."""
 
 
 class StreamWatches:
@@ -77,8 +79,11 @@ def _read(watch: Watch, call: Call, rest: bytearray) -> None:
     rest += b"".join(pieces)
     *lines, tail = rest.split(b"\n")
     rest[:] = tail
-    for line in lines:
-        if line:
-            watch.learn(json.loads(line).get("result") or {"canceled": True})
-    if call.broken or call.reply is not None:
+    try:
+        for line in lines:
+            if line:
+                watch.learn(json.loads(line).get("result") or {"canceled": True})
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        watch.broken = True  # it is not etcd that speaks
+    if call.broken or call.reply is not None or len(rest) > MOST_UNREAD_BYTES:
         watch.broken = True

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import groupby, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import SessionGone
 from holdfast.backends.etcd_leases import GRANT, REVOKE, TXN, Ref
 from holdfast.backends.etcd_leave import call_first
-from holdfast.backends.lines import Entry, escape, standing
+from holdfast.backends.lines import Entry, escape, shown_unreadable, standing, unescape
 from holdfast.backends.sessions import whole
+from holdfast.backends.strict import read_record
 from holdfast.claim import Grant, Record, Standing
 from holdfast.core.contract import Finding, Page
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, Incompatible
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd_backend import EtcdBackend
@@ -58,7 +59,8 @@ async def revoke(backend: EtcdBackend, name: str) -> list[int]:
         batch = holders[start : start + DELETES_PER_TXN]
         body = requests.txn([], [_ending(entry) for entry in batch])
         answer = await backend.gateway.post(TXN, body)
-        for entry, reply in zip(batch, answer["responses"], strict=True):
+        replies = answer["responses"].exactly(len(batch))
+        for entry, reply in zip(batch, replies, strict=True):
             if reply["response_txn"].get("succeeded"):
                 tokens.append(entry.details.token)
     if tokens:
@@ -78,28 +80,38 @@ async def survey(backend: EtcdBackend, prefix: str, cursor: str | None, limit: i
     low = names.root + escape(prefix)
     high = low + "\U0010ffff"
     if cursor is not None:
-        low = f"{names.root}{escape(cursor)}0"  # behind the slash that ends a name
+        low = f"{names.root}{cursor}0"  # behind the slash that ends a name
     body = b'{%b,"limit":"%d"}' % (requests.between(low, high), ENTRIES_PER_PAGE)
     found = await backend.gateway.post(RANGE, body)
     kvs = found.get("kvs", [])
-    groups = [(name, list(some)) for name, some in groupby(kvs, lambda kv: _name(backend, kv))]
+    groups = [(name, list(some)) for name, some in groupby(kvs, lambda kv: _segment(backend, kv))]
     whole_page = not found.get("more")
     if not whole_page and len(groups) > 1:
         groups.pop()  # it may go on in the next page
-    standings: list[Standing] = []
-    for name, some in islice(groups, limit):
-        entries = (
-            requests.line_of({"kvs": some}, names.of(name).prefix)
-            if whole_page or len(groups) > 1
-            else await line(backend, name)
-        )
-        standings.append(standing(name, entries, await _remaining(backend, entries)))
+    standings = [
+        await _shown(backend, segment, some if whole_page or len(groups) > 1 else None)
+        for segment, some in islice(groups, limit)
+    ]
     more = not whole_page or len(groups) > limit
     return Page(standings, groups[:limit][-1][0] if more and groups else None)
 
 
-def _name(backend: EtcdBackend, kv: dict[str, str]) -> str:
-    return backend.store.names.name_of(b64decode(kv["key"]).decode())
+def _segment(backend: EtcdBackend, kv: dict[str, str]) -> str:
+    return backend.store.names.segment_of(requests.decoded(kv["key"]))
+
+
+async def _shown(backend: EtcdBackend, segment: str, kvs: list[dict[str, Any]] | None) -> Standing:
+    """One name of a survey; ``kvs`` are its entries, if all of them were read."""
+    name = unescape(segment)
+    if escape(name) != segment:
+        return shown_unreadable(segment)
+    try:
+        if kvs is None:
+            return await look(backend, name)
+        entries = requests.line_of({"kvs": kvs}, backend.store.names.of(name).prefix)
+        return standing(name, entries, await _remaining(backend, entries))
+    except Incompatible as error:
+        return shown_unreadable(segment, error)
 
 
 async def record(backend: EtcdBackend, grant: Grant, value: str, keep_seconds: float) -> bool:
@@ -133,12 +145,9 @@ async def recall(backend: EtcdBackend, name: str) -> Record | None:
     kvs = (await backend.gateway.post(RANGE, body)).get("kvs")
     if not kvs:
         return None
-    version, token, written, keep_seconds, value = json.loads(b64decode(kvs[0]["value"]))
-    if version != requests.PROTOCOL:
-        return None
-    age = backend.runtime.wall() - written
+    record = read_record(kvs[0].get("value"), f"{name!r} on {backend.store.display}")
     # A lease lives longer when etcd changes its leader; the record does not.
-    return None if age >= keep_seconds else Record(value, token, age)
+    return None if record is None else record.at(backend.runtime.wall())
 
 
 async def watch(backend: EtcdBackend, name: str, seen: int | None, until: float) -> None:
@@ -192,7 +201,7 @@ async def _watching(backend: EtcdBackend) -> Finding:
 def _version(body: bytes) -> Finding:
     try:
         text = str(json.loads(body).get("etcdserver", ""))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         text = ""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     if match is None:

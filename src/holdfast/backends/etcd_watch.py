@@ -86,8 +86,13 @@ class Book:
         return f'{{"cancel_request":{{"watch_id":"{watch.number}"}}}}'
 
     def heard(self, message: str) -> list[str]:
-        """Whom an answer concerns."""
-        answer = json.loads(message)
+        """Whom an answer concerns. Raises ``OSError`` for one that is not etcd's."""
+        try:
+            return self._heard(json.loads(message))
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+            raise ConnectionResetError(0, "a message that is not etcd's") from None
+
+    def _heard(self, answer: dict[str, Any]) -> list[str]:
         result = answer.get("result") or {}
         watch = self._watches.get(int(result.get("watch_id", 0)))
         if watch is None:

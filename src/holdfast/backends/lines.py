@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 from holdfast.claim import Claim, Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.admit import Share, check_limit, fits, free_slots
 from holdfast.core.contract import GRACE_SECONDS, HANDED_SECONDS
+from holdfast.errors import Incompatible
 
 __all__ = ["Details", "Entry", "Patience", "Verdict", "escape", "judge", "standing", "unescape"]
 
@@ -26,6 +27,22 @@ def escape(text: str) -> str:
 
 def unescape(segment: str) -> str:
     return unquote(segment)
+
+
+def unreadable(store: str, prefix: str) -> Incompatible:
+    """What to raise if something under the keys of a name can't be read."""
+    name = unescape(prefix.rstrip("/").rpartition("/")[2])
+    return Incompatible(
+        f"what {store} keeps for {name!r} was written by a version of Holdfast that this one does "
+        "not understand, or by something else"
+    )
+
+
+def shown_unreadable(segment: str, error: Incompatible | None = None) -> Standing:
+    """What people are shown of a name that can't be read: the others are shown as always."""
+    why = error or "its key is not written as Holdfast writes it"
+    notice = f"what is stored under this name can't be read: {why}"
+    return Standing(unescape(segment), 0, (), (), notice)
 
 
 class Details(NamedTuple):

@@ -31,6 +31,11 @@ TRUSTED_IDLE_SECONDS = 0.02
 # How many hosts share the time of one request.
 MOST_SHARES = 3
 READ_BYTES = 16_384
+MOST_HEAD_BYTES = 65_536
+MOST_ANSWER_BYTES = 64 * 2**20
+"""What a server may answer at the most, head and body; of a stream, what nobody has read yet."""
+LONGEST_INDEX = 20
+LONGEST_COMPLAINT = 200
 # Poll needs no kernel object of its own, unlike epoll, and has no highest number, unlike select.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 # Closes with a reset, so that what the kernel still had to send never reaches the server late.
@@ -67,9 +72,14 @@ class Responses:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self._index = 0
-        self._done = False
+        self._done = self._headed = False
+        self._taken = 0
+        """How many bytes of the answer there are so far."""
         self.lasting = True
         """Whether the server keeps the connection open after the last answer."""
+
+    def on_headers_complete(self) -> None:
+        self._headed = True
 
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
@@ -79,21 +89,26 @@ class Responses:
         self.lasting = self._parser.should_keep_alive()  # the parser knows it only now
 
     def feed(self, data: bytes) -> Reply | None:
-        """The answer, once it is whole. Raises ``OSError`` for what is no HTTP."""
+        """The answer, once it is whole. Raises ``OSError`` for what is no HTTP, or too long."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise OSError(f"answered with something that is not HTTP ({error})") from None
+            words = f"answered with something that is not HTTP ({error})"
+            raise OSError(words[:LONGEST_COMPLAINT]) from None
         if not self._done:
+            self._taken += len(data)
+            if self._taken > (MOST_ANSWER_BYTES if self._headed else MOST_HEAD_BYTES):
+                raise OSError("answers more than any request asks for")
             return None
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         reply = Reply(self._parser.get_status_code(), body, self._index)
-        self._body, self._index, self._done = [], 0, False
+        self._body, self._index, self._taken = [], 0, 0
+        self._done = self._headed = False
         return reply
 
     def pieces(self) -> list[bytes]:
         """What came of a body that has no end, since the last call."""
-        body, self._body = self._body, []
+        body, self._body, self._taken = self._body, [], 0
         return body
 
     @property
@@ -107,7 +122,7 @@ class IndexedResponses(Responses):
     """Reads Consul's index header too."""
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"x-consul-index" and value.isdigit():
+        if name.lower() == b"x-consul-index" and value.isdigit() and len(value) <= LONGEST_INDEX:
             self._index = int(value)
 
 
@@ -235,6 +250,8 @@ class Connection:
                 self.socket.settimeout(left)
             self.socket.sendall(request)
             while True:
+                if self.readable is None:
+                    self.socket.settimeout(left)
                 if self.readable is not None and not self.readable(left * 1000):
                     raise TimeoutError
                 data = self.socket.recv(READ_BYTES)

@@ -15,7 +15,14 @@ from typing import Protocol
 
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import BlockingDoorbell
-from holdfast.wires.http import READ_BYTES, Connection, Reply, Servers, connect
+from holdfast.wires.http import (
+    MOST_ANSWER_BYTES,
+    READ_BYTES,
+    Connection,
+    Reply,
+    Servers,
+    connect,
+)
 
 __all__ = ["BlockingListening", "Call", "Listening"]
 
@@ -34,6 +41,12 @@ class Call:
         self.pieces: list[bytes] = []
         """What came of an answer that has no end."""
         self.broken = False
+
+    def add(self, pieces: list[bytes]) -> None:
+        """Takes in what came. Raises ``OSError`` if nobody has read what came before."""
+        self.pieces += pieces
+        if sum(map(len, self.pieces)) > MOST_ANSWER_BYTES:
+            raise OSError("answers more than any request asks for")
 
 
 class Listening(Protocol):
@@ -193,7 +206,7 @@ class _Ear:
                     raise ConnectionResetError
                 call.reply = connection.responses.feed(data)
                 if call.stream:
-                    call.pieces += connection.responses.pieces()
+                    call.add(connection.responses.pieces())
         except (BlockingIOError, ssl.SSLWantReadError):
             return bool(call.pieces)
         except OSError:

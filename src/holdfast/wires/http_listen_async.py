@@ -27,12 +27,12 @@ class ListeningConnection(AsyncConnection):
             return
         try:
             call.reply = self.responses.feed(data)
+            if call.stream:
+                call.add(self.responses.pieces())
         except OSError as error:
             self.fail(error)
             self.transport.abort()
             return
-        if call.stream:
-            call.pieces += self.responses.pieces()
         if call.reply is not None or call.pieces:
             self._ring(call)
 

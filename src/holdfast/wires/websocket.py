@@ -38,9 +38,12 @@ WHOLE_TEXT = 0x81
 MASKED = 0x80
 _HEADS = {126: 4, 127: 10}
 """How long the head of a longer frame is, by its second byte."""
+MOST_MESSAGE_BYTES = 16 * 2**20
+_DAMAGED = (ProtocolError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What wsproto makes of bytes that are no WebSocket's."""
 
 
-def _frame_end(data: bytes) -> int:
+def _frame_end(data: bytes | bytearray) -> int:
     """Where the first frame ends, or at least how much more there must be to tell."""
     if len(data) < 2:
         return 2
@@ -53,7 +56,7 @@ def _frame_end(data: bytes) -> int:
     return head + size + (4 if data[1] & MASKED else 0)
 
 
-def _text(data: bytes) -> str:
+def _text(data: bytes | bytearray) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -70,7 +73,10 @@ class Frames:
         self.replies = b""
         """What has to be sent because of what was read."""
         self._parts: list[str] = []
-        self._rest = b""
+        self._parts_size = 0
+        self._greeted = 0
+        """How many bytes of the greeting there are so far."""
+        self._rest = bytearray()
         """The beginning of a frame; before, the last bytes of the greeting."""
 
     def text(self, message: str) -> bytes:
@@ -87,26 +93,31 @@ class Frames:
         if not self.open:
             data = self._greet(data)
         messages: list[str] = []
-        data = self._rest + data
-        while (end := _frame_end(data)) <= len(data):
+        rest = self._rest
+        rest += data
+        while (end := _frame_end(rest)) <= len(rest):
             # Nearly all that comes is whole messages in a frame each: they need no machine.
-            if data[0] == WHOLE_TEXT and data[1] < MASKED and not self._parts:
-                messages.append(_text(data[_HEADS.get(data[1], 2) : end]))
+            if rest[0] == WHOLE_TEXT and rest[1] < MASKED and not self._parts:
+                messages.append(_text(rest[_HEADS.get(rest[1], 2) : end]))
             else:
-                messages += self._feed(data[:end])
-            data = data[end:]
-        self._rest = data
+                messages += self._feed(bytes(rest[:end]))
+            del rest[:end]
+        if end > MOST_MESSAGE_BYTES:
+            raise ConnectionResetError(0, "a WebSocket message that is too long")
         return messages
 
     def _greet(self, data: bytes) -> bytes:
         """Takes in the server's greeting, and gives back what came behind it."""
         known = len(self._rest)
+        self._greeted += len(data)
         found = (self._rest + data).find(GREETING_END)
         if found < 0:
+            if self._greeted > http.MOST_HEAD_BYTES:
+                raise ConnectionResetError(0, "a WebSocket greeting that is too long")
             self._rest = (self._rest + data)[1 - len(GREETING_END) :]
             self._feed(data)
             return b""
-        self._rest = b""
+        self._rest = bytearray()
         end = found + len(GREETING_END) - known
         self._feed(data[:end])
         return data[end:]
@@ -117,10 +128,10 @@ class Frames:
             self._wire.receive_data(data or None)
             for event in self._wire.events():
                 if isinstance(event, TextMessage):
-                    self._parts.append(event.data)
+                    self._add(event.data)
                     if event.message_finished:
                         messages.append("".join(self._parts))
-                        self._parts = []
+                        self._parts, self._parts_size = [], 0
                 elif isinstance(event, AcceptConnection):
                     self.open = True
                 elif isinstance(event, Ping):
@@ -129,9 +140,15 @@ class Frames:
                     raise NoWebSocket(0, f"no WebSocket (status {event.status_code})")
                 elif isinstance(event, CloseConnection):
                     raise ConnectionResetError(0, "the WebSocket was closed")
-        except ProtocolError as error:
-            raise ConnectionResetError(0, f"not a WebSocket ({error})") from None
+        except _DAMAGED as error:
+            raise ConnectionResetError(0, f"not a WebSocket ({type(error).__name__})") from None
         return messages
+
+    def _add(self, part: str) -> None:
+        self._parts.append(part)
+        self._parts_size += len(part)
+        if self._parts_size > MOST_MESSAGE_BYTES:
+            raise ConnectionResetError(0, "a WebSocket message that is too long")
 
 
 class BlockingWebSocket:
@@ -144,10 +161,15 @@ class BlockingWebSocket:
         # One at a time also for TLS, whose sockets can't be read and written at once.
         self._mutex = threading.Lock()
 
-    def greet(self) -> None:
-        """The handshake, within the socket's own timeout."""
+    def greet(self, until: float) -> None:
+        """The handshake. Raises ``TimeoutError`` if it takes longer."""
+        self._socket.settimeout(max(0.001, until - now()))
         self._socket.sendall(self._frames.hello)
         while not self._frames.open:
+            left = until - now()
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
             self._frames.feed(self._socket.recv(READ_BYTES))
         self._socket.setblocking(False)
 
@@ -197,9 +219,8 @@ def open_blocking(servers: Servers, path: str, until: float) -> BlockingWebSocke
     """Connects and greets; raises ``BackendUnavailable``."""
     connection = http.connect(servers, until)
     try:
-        connection.socket.settimeout(max(0.001, until - now()))
         web = BlockingWebSocket(connection, servers, path)
-        web.greet()
+        web.greet(until)
     except OSError as error:
         connection.close()
         servers.failed(connection.host)

@@ -34,11 +34,13 @@ class AsyncWebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            messages = self._frames.feed(data)
+            self._hear(data)
         except OSError as error:
             self._end(error)
             self.transport.abort()
-            return
+
+    def _hear(self, data: bytes) -> None:
+        messages = self._frames.feed(data)
         if self._frames.replies:
             replies, self._frames.replies = self._frames.replies, b""
             self.transport.write(replies)

@@ -1,0 +1,205 @@
+"""Strict reading of what a store answers and of what it keeps: every value has a type and bounds.
+
+A server may be another one than the URL means, and whoever may write to a store may store anything.
+An answer of the wrong shape is a ``DamagedAnswer``: the outcome of that request is unknown. What is
+stored and can't be read raises ``ValueError`` here; each store makes ``Incompatible`` of it, with
+the name of the lock.
+"""
+
+from __future__ import annotations
+
+import json
+from binascii import a2b_base64
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Never, TypeVar
+
+from holdfast.claim import Record
+from holdfast.errors import BackendUnavailable, Incompatible
+
+__all__ = [
+    "LARGEST_TOKEN",
+    "MOST_SLOTS",
+    "DamagedAnswer",
+    "Items",
+    "JsonReader",
+    "digits",
+    "is_base64",
+    "is_digits",
+    "is_list_of",
+    "moment",
+    "read_record",
+    "stored_json",
+    "text",
+    "whole_number",
+]
+
+LARGEST_TOKEN = 2**63 - 1
+MOST_SLOTS = 65_536
+LATEST_MOMENT = 1e11
+"""Seconds since the epoch that no clock shows."""
+MOST_DIGITS = 20
+RECORD_VERSION = 1
+_BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
+
+T = TypeVar("T")
+
+
+class DamagedAnswer(BackendUnavailable):
+    """An answer that the store's own server would never give: the outcome is unknown."""
+
+
+class JsonReader:
+    """Reads the JSON answers of one kind of server."""
+
+    def __init__(self, where: str, kinds: Mapping[str, Callable[[Any], bool]]) -> None:
+        """``where`` names the store in messages; ``kinds`` says what each known field may be."""
+        self.where = where
+        self._kinds = kinds
+        self._decode = json.JSONDecoder(object_hook=self._checked).raw_decode
+
+    def read(self, body: bytes) -> Any:
+        """The first JSON value of a body. Raises ``DamagedAnswer`` for anything else."""
+        try:
+            return self._decode(body.decode())[0]
+        except (ValueError, RecursionError):
+            raise self.damaged("it is not JSON") from None
+
+    def read_as(self, kind: type[T], body: bytes) -> T:
+        """The same, where only one type of value makes sense."""
+        value = self.read(body)
+        if not isinstance(value, kind):
+            raise self.damaged(f"it is {type(value).__name__}, not {kind.__name__}")
+        return value
+
+    def damaged(self, why: str) -> DamagedAnswer:
+        return DamagedAnswer(f"{self.where} answered with a text that is not its own: {why}")
+
+    def _checked(self, fields: dict[str, Any]) -> Fields:
+        for name, value in fields.items():
+            fits = self._kinds.get(name)
+            if fits is not None and not fits(value):
+                raise self.damaged(f"the field {name!r} is {type(value).__name__}")
+            if type(value) is list:
+                fields[name] = Items(self, name, value)
+        return Fields(self, fields)
+
+
+class Fields(dict[str, Any]):
+    """A JSON object of an answer. A field that is missing makes the answer a damaged one."""
+
+    __slots__ = ("_reader",)
+
+    def __init__(self, reader: JsonReader, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self._reader = reader
+
+    def __missing__(self, name: str) -> Never:
+        raise self._reader.damaged(f"the field {name!r} is missing")
+
+
+class Items(list[Any]):
+    """A JSON list of an answer. One that is too short makes the answer a damaged one."""
+
+    __slots__ = ("_name", "_reader")
+
+    def __init__(self, reader: JsonReader, name: str, items: list[Any]) -> None:
+        super().__init__(items)
+        self._reader, self._name = reader, name
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return super().__getitem__(index)
+        except IndexError:
+            raise self._reader.damaged(f"the field {self._name!r} is too short") from None
+
+    def exactly(self, count: int) -> list[Any]:
+        """Itself, if it has so many items."""
+        if len(self) != count:
+            raise self._reader.damaged(f"the field {self._name!r} has {len(self)} items")
+        return self
+
+
+def is_digits(value: object) -> bool:
+    """Whether it is a number of a protocol that writes numbers as text."""
+    return (
+        type(value) is str and value.isascii() and value.isdigit() and 0 < len(value) <= MOST_DIGITS
+    )
+
+
+def is_base64(value: object) -> bool:
+    """Whether it may stand between quotes in a request: it has no quotes itself."""
+    return type(value) is str and _BASE64.issuperset(value)
+
+
+def is_list_of(kind: type) -> Callable[[Any], bool]:
+    def fits(value: object) -> bool:
+        return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+    return fits
+
+
+def stored_json(data: bytes) -> Any:
+    """JSON that is stored. Raises ``ValueError``, also for what is nested too deep, ``NaN`` and
+    ``Infinity``."""
+    try:
+        return json.loads(data, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _no_number(word: str) -> Never:
+    raise ValueError(f"{word} is not a number")
+
+
+def whole_number(value: object, most: int = LARGEST_TOKEN) -> int:
+    """An integer from 0 to ``most``."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError("a number is missing or out of bounds")
+    return value
+
+
+def digits(value: str, most: int = LARGEST_TOKEN) -> int:
+    """The same, written in decimal digits and nothing else."""
+    if not is_digits(value):
+        raise ValueError("a number is missing or out of bounds")
+    return whole_number(int(value), most)
+
+
+def moment(value: object) -> float:
+    """Seconds since the epoch."""
+    if not isinstance(value, int | float) or not 0 <= value <= LATEST_MOMENT:  # nor is NaN
+        raise ValueError("a moment is missing or out of bounds")
+    return float(value)
+
+
+def text(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError("a text is missing")
+    return value
+
+
+class StoredRecord(NamedTuple):
+    """A value that was kept under a grant, as it is stored."""
+
+    token: int
+    written: float
+    keep_seconds: float
+    value: str
+
+    def at(self, wall: float) -> Record | None:
+        """The record as of now; ``None`` if its time is over."""
+        age = wall - self.written
+        return None if age >= self.keep_seconds else Record(self.value, self.token, age)
+
+
+def read_record(value: str | None, where: str) -> StoredRecord | None:
+    """Reads a record, which is stored as base64 of JSON; ``None`` for one of another version.
+    Raises ``Incompatible``."""
+    try:
+        fields = stored_json(a2b_base64(value or ""))
+        if isinstance(fields, list) and fields and fields[0] != RECORD_VERSION:
+            return None
+        _, token, written, keep_seconds, kept = fields
+        return StoredRecord(whole_number(token), moment(written), moment(keep_seconds), text(kept))
+    except (ValueError, TypeError):
+        raise Incompatible(f"the record that is kept for {where} can't be read") from None

@@ -1,0 +1,290 @@
+"""Answers that no etcd and no Consul gives: told as such, within bounds of time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import holdfast
+from backends.fake_server import Talk, answering, fake_server, http_reply
+from holdfast.backends.etcd_stream import StreamWatches
+from holdfast.backends.etcd_watch import Book
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.runtimes.clock import now
+from holdfast.testing import Flavour
+from holdfast.wires import http
+from holdfast.wires.http import BlockingHttp, IndexedResponses, Responses, Servers, Tls
+from holdfast.wires.http_async import AsyncHttp
+from holdfast.wires.http_listen import Call
+from holdfast.wires.websocket import open_blocking
+from holdfast.wires.websocket_async import open_async
+from servers.tls import make_certificate
+
+SMALL = 100_000
+"""What an answer may have at the most, for a test that does not want to send 64 MiB."""
+MORE_THAN_ENOUGH = 100 * 2**20
+SOON = 20.0
+DEEP = b'{"header":' + b"[" * 100_000
+SHAPES = [
+    b"[]",
+    b"1",
+    b"null",
+    b'"x"',
+    b"{}",
+    b"",
+    b"\xff",
+    DEEP,
+    b'{"a":' + b"9" * 5000 + b"}",
+    b'{"Results":5}',
+    b'{"Results":[1]}',
+    b'{"Results":null,"ID":"1","TTL":"30"}',
+    b'{"header":5}',
+    b'{"token":5}',
+    b'{"token":"a\\r\\nHost: b"}',
+    b'{"ID":"x","TTL":"y"}',
+    b'{"ID":5}',
+    b'{"ID":"a\\" b"}',
+    b'{"ID":"1","TTL":"nan"}',
+    b'{"succeeded":true}',
+    b'{"header":{"revision":"x"},"ID":"1","TTL":"30"}',
+    b'{"header":{"revision":"1_0"},"ID":"1","TTL":"30","succeeded":true}',
+    b'{"ID":"1","TTL":"30","responses":[]}',
+    b'{"ID":"1","TTL":"30","responses":{}}',
+    b'{"ID":"1","TTL":"30","responses":[{}],"header":{"revision":"7"}}',
+    b'{"ID":"1","Results":[{"KV":{}}]}',
+    b'{"ID":"1","Results":[{"KV":{"Key":5}}]}',
+    b'{"ID":"1","Results":[{"KV":{"Key":"a","CreateIndex":"1","ModifyIndex":1}}]}',
+    b'{"ID":"1","Results":[]}',
+]
+STORES = ["etcd://", "etcd://user:password@", "consul://"]
+
+
+def _take(url: str, flavour: Flavour) -> None:
+    """What a program does with a store: to take a lock, to list them, to check."""
+
+    async def run() -> None:
+        async with holdfast.connect_async(url, patience=0.2, timeout=0.2) as locks:
+            with pytest.raises((BackendUnavailable, Unsupported)):
+                await locks.lock("name").acquire(blocking=False)
+
+    if flavour is Flavour.ASYNCIO:
+        asyncio.run(run())
+        return
+    with holdfast.connect(url, patience=0.2, timeout=0.2) as locks:
+        with pytest.raises((BackendUnavailable, Unsupported)):
+            locks.lock("name").acquire(blocking=False)
+        _answered_or_refused(locks.list)
+        _answered_or_refused(locks.check)
+
+
+def _answered_or_refused(step: Callable[[], object]) -> None:
+    """As far as such an answer makes sense; nothing else is ever raised."""
+    with contextlib.suppress(BackendUnavailable, Unsupported):
+        step()
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("store", STORES)
+def test_an_answer_of_another_shape_is_told_as_such(store: str, flavour: Flavour) -> None:
+    for body in SHAPES:
+        with fake_server(answering(http_reply(body))) as port:
+            _take(f"{store}127.0.0.1:{port}", flavour)
+
+
+def test_a_server_that_is_not_consul_is_not_an_empty_one() -> None:
+    """It answers 404 to everything; Consul's own 404 says something of Consul's."""
+    with (
+        fake_server(answering(http_reply(b"404 page not found\n", "404 Not Found"))) as port,
+        holdfast.connect(f"consul://127.0.0.1:{port}", timeout=1) as locks,
+    ):
+        for step in (locks.list, locks.check, locks.lock("name").acquire):
+            with pytest.raises(Unsupported, match="not as Consul"):
+                step()
+
+
+def _servers(port: int, tls: Tls | None = None) -> Servers:
+    name = "localhost" if tls else "127.0.0.1"
+    return Servers("etcd://host", ((name, port),), tls=tls, request_seconds=SOON)
+
+
+def _ask(servers: Servers, flavour: Flavour, seconds: float) -> None:
+    """One request, which is to fail."""
+
+    async def ask() -> None:
+        wire = (BlockingHttp if flavour is Flavour.BLOCKING else AsyncHttp)(servers, 1)
+        try:
+            await wire.ask(b"GET /", until=now() + seconds)
+        finally:
+            await wire.close()
+
+    run = run_now if flavour is Flavour.BLOCKING else asyncio.run
+    with pytest.raises(BackendUnavailable):
+        run(ask())
+
+
+def _without_end(head: bytes, sent: list[int]) -> Talk:
+    """Sends ``head`` and then more and more, for as long as somebody takes it."""
+
+    def talk(wire: socket.socket) -> None:
+        wire.recv(65_536)
+        wire.sendall(head)
+        while sum(sent) < MORE_THAN_ENOUGH:
+            sent.append(wire.send(b"x" * 65_536))
+        wire.recv(65_536)  # nothing more, and no end
+
+    return talk
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFF\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nTrailer: ",
+        b"HTTP/1.1 200 OK\r\nX: ",
+    ],
+    ids=["body", "chunk", "trailer", "header"],
+)
+def test_an_answer_without_end_is_given_up(
+    head: bytes, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the most that any answer has, not when the time is over."""
+    monkeypatch.setattr(http, "MOST_ANSWER_BYTES", SMALL)
+    sent: list[int] = []
+    with fake_server(_without_end(head, sent)) as port:
+        begun = now()
+        _ask(_servers(port), flavour, SOON)
+        assert now() - begun < SOON / 2
+
+
+def test_what_an_answer_may_have() -> None:
+    """As much as a listing of very many names needs; a header much less."""
+    responses = Responses()
+    assert responses.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n") is None
+    piece = b"x" * 2**20
+    for _ in range(63):
+        assert responses.feed(piece) is None
+    with pytest.raises(OSError, match="more than any request"):
+        responses.feed(piece + piece)
+    responses = IndexedResponses()
+    responses.feed(b"HTTP/1.1 200 OK\r\nX-Consul-Index: " + b"9" * 5000)
+    with pytest.raises(OSError, match="more than any request"):
+        responses.feed(b"9" * http.MOST_HEAD_BYTES)
+
+
+def test_a_stream_may_last_but_is_read() -> None:
+    """What somebody has read no longer counts; what nobody reads does."""
+    responses = Responses()
+    responses.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    chunk = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
+    for _ in range(2 * http.MOST_ANSWER_BYTES // 2**16 // 64):
+        responses.feed(chunk * 64)
+        assert responses.pieces()
+    call = Call("owner", 0, stream=True)
+    call.add([b"x" * http.MOST_ANSWER_BYTES])
+    with pytest.raises(OSError, match="more than any request"):
+        call.add([b"x"])
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_an_answer_that_drips_ends_in_time(
+    flavour: Flavour, tls: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """However often a byte of it comes."""
+    own = make_certificate(tmp_path_factory.mktemp("tls"))
+    over = threading.Event()
+
+    def talk(wire: socket.socket) -> None:
+        wire.recv(65_536)
+        wire.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")
+        over.wait(1.8)  # nearly all of its time, and then a little more, and nothing
+        wire.sendall(b"x")
+        over.wait(SOON)
+
+    with fake_server(talk, own if tls else None) as port:
+        begun = now()
+        _ask(_servers(port, Tls(str(own.certificate)) if tls else None), flavour, 2.0)
+        assert now() - begun < 3.0
+        over.set()
+
+
+def _greet(servers: Servers, flavour: Flavour, until: float) -> None:
+    async def greet() -> None:
+        await open_async(servers, "/", until)
+
+    if flavour is Flavour.BLOCKING:
+        open_blocking(servers, "/", until)
+    else:
+        asyncio.run(greet())
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_a_greeting_that_drips_ends_in_time(flavour: Flavour) -> None:
+    over = threading.Event()
+
+    def talk(wire: socket.socket) -> None:
+        wire.recv(65_536)
+        for letter in b"HTTP/1.1 101 Switching Protocols\r\nX: " + b"y" * 20:
+            wire.sendall(bytes([letter]))
+            if over.wait(0.2):
+                return
+
+    with fake_server(talk) as port:
+        begun = now()
+        with pytest.raises(BackendUnavailable):
+            _greet(_servers(port), flavour, begun + 1.0)
+        assert now() - begun < 3.0
+        over.set()
+
+
+MESSAGES = [
+    "",
+    "[]",
+    "1",
+    "{",
+    "[" * 100_000,
+    '{"result":5}',
+    '{"result":{"watch_id":"x"}}',
+    '{"result":{"watch_id":[]}}',
+    '{"result":{"watch_id":"1","created":true}}',
+    '{"result":{"watch_id":"1","created":true,"header":{"revision":"x"}}}',
+    '{"result":{"watch_id":"1","events":5}}',
+    '{"result":{"watch_id":"1","events":[{}]}}',
+    '{"result":{"watch_id":"1","events":[{"kv":{"value":"/w=="}}]}}',
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
+def test_a_message_that_is_not_etcd_s_ends_the_connection(message: str) -> None:
+    book = Book()
+    book.bell("session", '"key":"YQ=="', ["session"])
+    with pytest.raises(ConnectionResetError, match="not etcd's"):
+        book.heard(message)
+
+
+@pytest.mark.parametrize(
+    "line", [b"[]", b"1", b"{", b"[" * 100_000, b'{"result":{"created":true}}']
+)
+def test_a_stream_that_is_not_etcd_s_is_broken(line: bytes) -> None:
+    class Listening:
+        async def begin(self, owner: str, *_: object, **__: object) -> Call:
+            self.call = Call(owner, 0, stream=True)
+            return self.call
+
+        async def rung(self, owner: str, until: float) -> bool:
+            return True
+
+    listening = Listening()
+    watches = StreamWatches(listening)  # type: ignore[arg-type]
+    watch = run_now(watches.begin("owner", '"key":"YQ=="', False, 0.0))
+    listening.call.add([line + b"\n"])
+    assert run_now(watches.rung("owner", 0.0))
+    assert watch.broken
