@@ -19,6 +19,7 @@ from holdfast.backends.zookeeper_line import (
     front_of,
     read_data,
     slot_name,
+    slots_to_end,
     write_data,
 )
 from holdfast.claim import Claim, Mode
@@ -62,13 +63,30 @@ def test_any_name_is_one_node(name: str) -> None:
 def test_data_comes_back(behind: int, slots: list[int], label: str) -> None:
     """What a node carries is read as it was written."""
     data = NodeData(30, behind, tuple(slots), 7, label.encode(errors="replace").decode())
-    assert read_data(write_data(data)) == data
+    assert read_data(write_data(data), "here") == data
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"1 2\nlabel", b"x y z w\n"])
-def test_damaged_data_says_nothing(damaged: bytes) -> None:
-    """Somebody else's bytes are no reason to fail."""
-    assert read_data(damaged).slots == ()
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"\xff\xfe",
+        b"1 2\nlabel",
+        b"x y z w\n",
+        b"1_0 0  0\n",
+        b"+1 0  0\n",
+        "١ 0  0\n".encode(),
+        b"1 0 -1 0\n",
+        b"1 0  9223372036854775808\n",
+        b"1 0 %b 0\n" % b",".join([b"1"] * 65_537),
+        b"9" * 5000 + b" 0  0\n",
+    ],
+)
+def test_damaged_data_is_refused(damaged: bytes) -> None:
+    """It names the lock; and whoever ends that claim can do so all the same."""
+    with pytest.raises(Incompatible, match="order:42"):
+        read_data(damaged, "'order:42'")
+    assert slots_to_end(damaged).slots == ()
 
 
 @pytest.mark.parametrize("first", [2**31 - 2, -(2**31), -12, -2, -1, 0, 8, 10**9 - 2])
@@ -133,14 +151,35 @@ def test_another_version_is_refused() -> None:
     """Two versions that can't exclude each other don't run together."""
     with pytest.raises(Incompatible, match="version 2"):
         Line([_node(0), "2.whatever"], "here")
-    for other in ("put here by hand", "1.x.by hand", "1.y.1.0.0.0000000001"):
-        assert len(Line([_node(0), other], "here").places) == 1
+    assert len(Line([_node(0), "put here by hand"], "here").places) == 1
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "1.x.by hand",
+        "1.y.1.0.0.0000000001",
+        "1.x.1.0.0.000000000١",
+        "1.n.1_0.2.0.0000000001",
+        "1.n.-1.2.0.0000000001",
+        "1.n.1.99999999999999999999.0.0000000001",
+        "1.k.",
+        "1.k.1_0",
+        "1." + "x." * 500,
+    ],
+)
+def test_a_damaged_node_is_refused(node: str) -> None:
+    """Whatever it was, nobody can tell who was admitted; a look says of which lock."""
+    with pytest.raises(Incompatible, match="here"):
+        Line([_node(0), node], "here")
+    own = _node(7)
+    assert front_of(own, [own, own[:-10] + "000000000x"]) is None  # left to the whole line
 
 
 SEQUENCES = st.one_of(
     st.integers(0, 40), st.integers(2**31 - 9, 2**31 - 1), st.integers(-(2**31), -1)
 )
-STRANGERS = st.sampled_from([slot_name(3), "a note", "1.x.", _node(7, Mode.SHARED)])
+STRANGERS = st.sampled_from([slot_name(3), "a note", _node(7, Mode.SHARED)])
 
 
 @given(

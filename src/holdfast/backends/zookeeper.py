@@ -274,7 +274,8 @@ class ZooKeeperBackend(Queueing, Ending, Renewing, Looking, Recording):
             await self.ask(session, read, listing, until=until)
             if read.error is not None or listing.error is not None:
                 return None
-            data, stat = read_data(read.value[0]), read.value[1]
+            data = read_data(read.value[0], self.where(entry.claim.name))
+            stat = read.value[1]
             if data.slots:  # an earlier try was not answered, but done
                 token = token_of(Mode.SLOTS, data, stat)
                 return self._grant(entry, node, token, data.slots, since)

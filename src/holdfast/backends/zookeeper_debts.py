@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kazoo.exceptions import NoNodeError
 
-from holdfast.backends.zookeeper_line import digest, read_data, slot_name
+from holdfast.backends.zookeeper_line import digest, slot_name, slots_to_end
 from holdfast.claim import Claim, Mode
 from holdfast.runtimes import clock
 from holdfast.wires.zookeeper import Session
@@ -101,7 +101,7 @@ class Debts:
                     self._deleted(debt, ask)
             # A node that its owner has made since was read after that had been forgiven.
             elif self._owed.get(debt.claim.owner) is debt:
-                slots, version = read_data(ask.value[0]).slots, ask.value[1].version
+                slots, version = slots_to_end(ask.value[0]).slots, ask.value[1].version
                 session.send(deletion(self._parent(debt.claim.name), path, slots, version))
 
         session.send(Read(path).then(read))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kazoo.exceptions import BadVersionError
 
 from holdfast.backends.zookeeper_debts import Debt, deletion
-from holdfast.backends.zookeeper_line import SEQUENCE_LIMIT, Line, Place, digest, read_data
+from holdfast.backends.zookeeper_line import SEQUENCE_LIMIT, Line, Place, digest, slots_to_end
 from holdfast.backends.zookeeper_look import token_of
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Claim, Grant, Mode
@@ -100,7 +100,7 @@ class Ending(Trips):
             ends: list[tuple[Place, int, Ask]] = []
             for place, read in zip(places, reads, strict=True):
                 if read.error is None:
-                    data, stat = read_data(read.value[0]), read.value[1]
+                    data, stat = slots_to_end(read.value[0]), read.value[1]
                     end = deletion(parent, read.path, data.slots, stat.version)
                     ends.append((place, token_of(place.mode, data, stat), end))
             if ends:

@@ -12,12 +12,14 @@ orders the line and nothing else: it starts over with a new parent, and tokens d
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from holdfast.backends.strict import MOST_SLOTS, digits
 from holdfast.claim import Claim, Mode
 from holdfast.core import admit
 from holdfast.errors import Incompatible
@@ -33,6 +35,8 @@ __all__ = [
     "front_of",
     "read_data",
     "slot_name",
+    "slots_to_end",
+    "unreadable",
     "write_data",
 ]
 
@@ -41,11 +45,16 @@ SEQUENCE_LIMIT = 2**31 - 2**20
 """From here on newcomers let the line drain, so that its node and its sequence start over."""
 _LETTERS = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 _MODES = {letter: mode for mode, letter in _LETTERS.items()}
-_CLAIMS = tuple(f"{VERSION}.{letter}." for letter in _MODES)
+_CLAIM = re.compile(
+    rf"{VERSION}\.[xsn]\.\d{{1,18}}\.\d{{1,18}}\.[0-9a-f]{{1,64}}\.(?:\d{{10}}|-\d{{9,10}})",
+    re.ASCII,
+)
+"""The whole name of a claim's node. What else begins with our version was never written by us."""
 _EXCLUSIVE = f"{VERSION}.x."
 _OWNER = slice(8, 40)
 """Where an exclusive claim's node has the owner's digest."""
 _SLOT = "k"
+_TAKEN = re.compile(rf"{VERSION}\.{_SLOT}\.(\d{{1,18}})", re.ASCII)
 _SEQUENCE = itemgetter(slice(-11, None))
 """The end of a node's name, which sorts like the number unless one of them is negative: then one
 of those comes first."""
@@ -97,7 +106,9 @@ def front_of(node: str, nodes: Sequence[str]) -> list[str] | None:
     own, owner = node[-11:], node[_OWNER]
     front = []
     for other in nodes:
-        if other[:4] != _EXCLUSIVE or "-" in other or (owner in other and other != node):
+        if other[:4] != _EXCLUSIVE or not other[-10:].isdigit():
+            return None
+        if owner in other and other != node:
             return None
         if other[-11:] < own:
             front.append(other)
@@ -110,15 +121,33 @@ def write_data(data: NodeData) -> bytes:
     return f"{data.ttl} {data.behind} {slots} {data.token}\n{data.label}".encode()
 
 
-def read_data(data: bytes) -> NodeData:
-    """Reads a node's data; a damaged one says nothing, and raises nothing."""
-    head, _, label = data.decode(errors="replace").partition("\n")
+def read_data(data: bytes, where: str) -> NodeData:
+    """Reads a node's data: the one place where that is done. Raises ``Incompatible``."""
     try:
+        head, _, label = data.decode().partition("\n")
         ttl, behind, slots, token = head.split(" ")
-        numbers = tuple(int(slot) for slot in slots.split(",") if slot)
-        return NodeData(int(ttl), int(behind), numbers, int(token), label)
+        numbers = tuple(digits(slot) for slot in slots.split(",") if slot)
+        if len(numbers) > MOST_SLOTS:
+            raise ValueError("its slots are too many")
+        return NodeData(digits(ttl), digits(behind), numbers, digits(token), label)
     except ValueError:
-        return NodeData(0, 0, (), 0, label)
+        raise unreadable(where) from None
+
+
+def slots_to_end(data: bytes) -> NodeData:
+    """The same for who ends a claim, which must be possible in any case: what can't be read says
+    nothing of slots, which end with their session."""
+    try:
+        return read_data(data, "")
+    except Incompatible:
+        return NodeData(0, 0, (), 0, "")
+
+
+def unreadable(where: str) -> Incompatible:
+    return Incompatible(
+        f"what is kept for {where} was written by a version of Holdfast that this one does not "
+        "understand, or by something else"
+    )
 
 
 class Place(NamedTuple):
@@ -147,7 +176,7 @@ class Line:
 
     def __init__(self, nodes: Sequence[str], where: str) -> None:
         self.slots: set[int] = set()
-        self._nodes = [n for n in nodes if n.startswith(_CLAIMS) and n.count(".") == 5]
+        self._nodes = [node for node in nodes if _CLAIM.fullmatch(node)]
         self._nodes.sort(key=_SEQUENCE)
         if len(self._nodes) < len(nodes):
             self._read_others(nodes, where)
@@ -156,11 +185,15 @@ class Line:
         self.admitted = self._count_admitted()
 
     def _read_others(self, nodes: Sequence[str], where: str) -> None:
+        claims = set(self._nodes)
         for node in nodes:
-            version, _, rest = node.partition(".")
+            version, _, _ = node.partition(".")
             if version == VERSION:
-                if rest.startswith(f"{_SLOT}."):
-                    self.slots.add(int(rest.partition(".")[2]))
+                taken = _TAKEN.fullmatch(node)
+                if taken:
+                    self.slots.add(int(taken[1]))
+                elif node not in claims:
+                    raise unreadable(where)
             elif version.isdigit():
                 raise Incompatible(
                     f"{where} is in use by version {version} of the protocol; this is {VERSION}"

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.backends.zookeeper_line import Line, NodeData, Place, decode_name, read_data
+from holdfast.backends.lines import shown_unreadable
+from holdfast.backends.zookeeper_line import (
+    Line,
+    NodeData,
+    Place,
+    decode_name,
+    encode_name,
+    read_data,
+)
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Finding, Page
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.wires.zookeeper import USUAL_TICK_SECONDS
 from holdfast.wires.zookeeper_asks import Listing, Persistent, Read, Stat, Sync
 
@@ -31,40 +39,58 @@ class Looking(Trips):
         listing = Listing(self.store.parent(name))
         await self.ask(session, Sync(self.store.root), listing)
         (standing,) = await self._standings([name], [listing])
+        if isinstance(standing, Incompatible):
+            raise standing
         return standing
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         session = await self.looking()
         listing = Listing(self.store.lines())
         await self.ask(session, listing)
-        names = sorted(decode_name(node) for node in listing.value or ())
-        names = [name for name in names if name.startswith(prefix) and name > (cursor or "")]
-        page = names[:limit]
-        if not page:
-            return Page([], None)
-        lists = [Listing(self.store.parent(name)) for name in page]
-        await self.ask(session, *lists)
-        standings = await self._standings(page, lists)
-        used = [s for s in standings if s.holders or s.waiters]
-        return Page(used, page[-1] if len(names) > limit else None)
+        found = sorted((decode_name(node), node) for node in listing.value or ())
+        found = [each for each in found if each[0].startswith(prefix) and each[0] > (cursor or "")]
+        page = found[:limit]
+        names = [name for name, node in page if encode_name(name) == node]
+        used = [shown_unreadable(node) for name, node in page if encode_name(name) != node]
+        lists = [Listing(self.store.parent(name)) for name in names]
+        if lists:
+            await self.ask(session, *lists)
+        for name, standing in zip(names, await self._standings(names, lists), strict=True):
+            if isinstance(standing, Incompatible):
+                used.append(shown_unreadable(encode_name(name), standing))
+            elif standing.holders or standing.waiters:
+                used.append(standing)
+        return Page(used, page[-1][0] if len(found) > limit else None)
 
-    async def _standings(self, names: Sequence[str], lists: Sequence[Listing]) -> list[Standing]:
-        """All nodes of all lines in one trip."""
-        session = await self.looking()
-        lines = [
-            Line(listing.value or (), self.where(name))
-            for name, listing in zip(names, lists, strict=True)
-        ]
+    async def _standings(
+        self, names: Sequence[str], lists: Sequence[Listing]
+    ) -> list[Standing | Incompatible]:
+        """All nodes of all lines in one trip; of a name that can't be read, why."""
+        lines = [self._line(name, found) for name, found in zip(names, lists, strict=True)]
         reads = [
-            [Read(f"{self.store.parent(name)}/{p.node}") for p in line.places[:MOST_SHOWN]]
+            []
+            if isinstance(line, Incompatible)
+            else [Read(f"{self.store.parent(name)}/{p.node}") for p in line.places[:MOST_SHOWN]]
             for name, line in zip(names, lines, strict=True)
         ]
         if flat := [read for some in reads for read in some]:
-            await self.ask(session, *flat)
+            await self.ask(await self.looking(), *flat)
         return [
-            self._standing(name, line, some)
+            line if isinstance(line, Incompatible) else self._read(name, line, some)
             for name, line, some in zip(names, lines, reads, strict=True)
         ]
+
+    def _line(self, name: str, listing: Listing) -> Line | Incompatible:
+        try:
+            return Line(listing.value or (), self.where(name))
+        except Incompatible as error:
+            return error
+
+    def _read(self, name: str, line: Line, reads: Sequence[Read]) -> Standing | Incompatible:
+        try:
+            return self._standing(name, line, reads)
+        except Incompatible as error:
+            return error
 
     def _standing(self, name: str, line: Line, reads: Sequence[Read]) -> Standing:
         holders: list[Holder] = []
@@ -72,7 +98,7 @@ class Looking(Trips):
         for index, (place, read) in enumerate(zip(line.places, reads, strict=False)):
             if read.error is not None:
                 continue  # it left meanwhile
-            data, stat = read_data(read.value[0]), read.value[1]
+            data, stat = read_data(read.value[0], self.where(name)), read.value[1]
             label = read_label(data.label)
             slots_missing = place.mode is Mode.SLOTS and not data.slots
             if index < line.admitted and not slots_missing:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from kazoo.exceptions import NoNodeError
 
-from holdfast.backends.zookeeper_line import decode_name, encode_name
+from holdfast.backends.strict import digits, moment
+from holdfast.backends.zookeeper_line import decode_name, encode_name, unreadable
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Grant, Record
 from holdfast.errors import BackendUnavailable
@@ -45,10 +46,11 @@ def _write(token: int, keep_seconds: float, value: str) -> bytes:
 
 
 def _read(data: bytes) -> _Kept | None:
-    head, _, value = data.decode(errors="replace").partition("\n")
+    """``None`` for what can't be read."""
     try:
+        head, _, value = data.decode().partition("\n")
         token, keep = head.split(" ")
-        return _Kept(int(token), float(keep), value)
+        return _Kept(digits(token), moment(float(keep)), value)
     except ValueError:
         return None
 
@@ -85,9 +87,11 @@ class Recording(Trips):
         session = await self.looking()
         read = Read(self._record_path(name))
         await self.ask(session, read)
-        kept = _read(read.value[0]) if read.error is None else None
-        if kept is None:
+        if read.error is not None:
             return None
+        kept = _read(read.value[0])
+        if kept is None:
+            raise unreadable(f"the record of {self.where(name)}")
         age = self._wall(session) - read.value[1].mtime / 1000
         if age >= kept.keep_seconds:
             await self.ask(session, Delete(read.path, read.value[1].version))

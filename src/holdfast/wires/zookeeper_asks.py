@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Self
 
-from kazoo.exceptions import EXCEPTIONS
+from kazoo.exceptions import EXCEPTIONS, ZookeeperError
 from kazoo.security import ACL
 
 from holdfast.wires.zookeeper_calls import Call
@@ -87,7 +87,18 @@ def pack_acl(acls: Sequence[ACL]) -> bytes:
 def _read_text(buffer: bytes, offset: int) -> tuple[str, int]:
     (length,) = _INT.unpack_from(buffer, offset)
     offset += 4
+    if not 0 <= length <= len(buffer) - offset:
+        raise ValueError(f"a text of {length} bytes")
     return buffer[offset : offset + length].decode(), offset + length
+
+
+def _error(code: int) -> Exception:
+    """What a server's error code means; of one that is not known, its number."""
+    if code not in EXCEPTIONS:
+        unknown: Exception = ZookeeperError(f"error {code}")
+        return unknown
+    error: Exception = EXCEPTIONS[code]()
+    return error
 
 
 _parent_text = lru_cache(maxsize=1024)(_text)
@@ -138,7 +149,7 @@ class Ask:
         """Its answer has come."""
         if code:
             if code != _NO_NODE or self.kind != Exists.kind:
-                self.error = EXCEPTIONS[code]()
+                self.error = _error(code)
         elif self._sent:
             try:
                 self.value = self.read(body)
@@ -267,6 +278,8 @@ class Listing(Ask):
     def read(self, body: bytes) -> list[str]:
         (count,) = _INT.unpack_from(body)
         packed = body[4:]
+        if not 0 <= count <= len(packed):
+            raise ValueError(f"a list of {count} names")
         if packed.isascii():
             # Names have no zeroes; their lengths have three if they are short, as ours are.
             names = packed.decode().split("\0\0\0")
@@ -343,7 +356,7 @@ class Multi(Ask):
                 offset += _STAT.size
             elif kind == -1:
                 (code,) = _INT.unpack_from(body, offset)
-                result, offset = EXCEPTIONS[code](), offset + 4
+                result, offset = _error(code), offset + 4
             results.append(result)
 
     @property

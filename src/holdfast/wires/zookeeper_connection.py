@@ -6,10 +6,11 @@ its thread, which costs two more system calls and a change of threads each time.
 
 from __future__ import annotations
 
+import ssl
 import struct
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from kazoo.exceptions import ConnectionDropped
@@ -24,9 +25,24 @@ from holdfast.wires.zookeeper_reader import Reader
 __all__ = ["Connection"]
 
 MOST_XID = 2**31 - 1
+MOST_FRAME_BYTES = 64 * 2**20
+"""What one answer may have at the most: a listing of very many names."""
+LEAST_ANSWER_BYTES = 16
+"""The head of an answer."""
+_DAMAGED = (struct.error, LookupError, RuntimeError, TypeError, ValueError)
+"""What kazoo makes of bytes that no ZooKeeper sends."""
 _HEAD = struct.Struct("!iii")
 _ANSWER = struct.Struct("!iiqi")
 _PING = _HEAD.pack(8, PING_XID, Ping.type)
+
+
+@contextmanager
+def _dropped_if_damaged() -> Iterator[None]:
+    """Ends the connection, and not the thread, for an answer that makes no sense."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise ConnectionDropped(f"an answer that is not ZooKeeper's ({error})") from None
 
 
 def _of_socket(error: BaseException) -> bool:
@@ -195,6 +211,8 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         at, size = 0, len(data)
         while at + _ANSWER.size <= size:
             length, xid, zxid, code = _ANSWER.unpack_from(data, at)
+            if not LEAST_ANSWER_BYTES <= length <= MOST_FRAME_BYTES:
+                raise ConnectionAbortedError(0, f"an answer of {length} bytes")
             end = at + length + 4
             if end > size or not self._take(xid, zxid, code, data[at + _ANSWER.size : end]):
                 break
@@ -222,7 +240,10 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _take_other(self, xid: int, body: bytes) -> bool:
         if xid == WATCH_XID:
-            self._read_watch_event(body, 0)
+            try:
+                self._read_watch_event(body, 0)
+            except (struct.error, ValueError):
+                raise ConnectionAbortedError(0, "an event that is not ZooKeeper's") from None
         elif xid == PING_XID:
             self.ping_outstanding.clear()
         else:
@@ -250,7 +271,30 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         # A server that hangs may still be connected to: the handshake has its own, short time.
-        return super()._invoke(min(timeout, self.handler.connect_seconds), request, xid)
+        with _dropped_if_damaged():
+            return super()._invoke(min(timeout, self.handler.connect_seconds), request, xid)
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        with _dropped_if_damaged():
+            return super()._read_socket(read_timeout)
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        """Reads so many bytes, in so many seconds altogether: kazoo would allow them for every
+        byte of a server that sends one at a time, and take in whatever length is announced."""
+        if not 0 <= length <= MOST_FRAME_BYTES:
+            raise ConnectionDropped(f"an answer of {length} bytes")
+        data, deadline = bytearray(), now() + timeout
+        with self._socket_error_handling():
+            while len(data) < length:
+                wire, left = self._socket, deadline - now()
+                if left <= 0 or not self.handler.select([wire], [], [], left)[0]:
+                    raise self.handler.timeout_exception("socket time-out during read")
+                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    chunk = wire.recv(length - len(data))
+                    if not chunk:
+                        raise ConnectionDropped("socket connection broken")
+                    data += chunk
+        return bytes(data)
 
     def _shortest_session(self, host: str, hostip: str, port: int) -> float:
         """Asks a server for a session of a millisecond, and gives it back.
