@@ -33,7 +33,8 @@ KAZOO_CLIENT = {
     *("_session_id", "_session_timeout", "_state", "_stopped"),
 }
 KAZOO_CONNECTION = {
-    *("_connect", "_invoke", "_read_response", "_read_sock", "_read_watch_event", "_send_ping"),
+    *("_connect", "_invoke", "_read_response", "_read_sock", "_read_socket"),
+    *("_read_watch_event", "_send_ping"),
     *("_send_request", "_socket", "_socket_error_handling", "_submit", "_write_sock", "_xid"),
 }
 
