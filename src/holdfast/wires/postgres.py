@@ -22,6 +22,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires import sql, sql_session
 from holdfast.wires.postgres_statement import Request, Statement
+from holdfast.wires.resolver import look_up
 
 __all__ = ["Address", "Connection", "Refused", "Session", "Sessions", "dial", "first_value"]
 
@@ -196,7 +197,7 @@ def first_value(answer: pq.abc.PGresult) -> bytes:
 def dial(address: Address, until: float, greet: Callable[[Connection], None]) -> Connection:
     """Connects to the first of the hosts that answers and that ``greet`` does not raise for."""
     error: BackendUnavailable | None = None
-    for parameters in _targets(address):
+    for parameters in _targets(address, until):
         try:
             connection = _connect(address, parameters, until)
         except BackendUnavailable as failure:
@@ -214,9 +215,9 @@ def dial(address: Address, until: float, greet: Callable[[Connection], None]) ->
     raise error or BackendUnavailable(f"{address.display}: no host")
 
 
-def _targets(address: Address) -> list[dict[str, str]]:
+def _targets(address: Address, until: float) -> list[dict[str, str]]:
     """One set of libpq's parameters per address. Names are looked up here: libpq would do so
-    while it keeps every other thread waiting."""
+    while it keeps every other thread waiting, for as long as it takes."""
     targets: list[dict[str, str]] = []
     for host, port in address.hosts or (("", None),):
         base = dict(address.parameters)
@@ -226,7 +227,7 @@ def _targets(address: Address) -> list[dict[str, str]]:
             targets.append(base | ({"host": host} if host else {}))
             continue
         try:
-            found = socket.getaddrinfo(host, port or 5432, type=socket.SOCK_STREAM)
+            found = look_up(host, port or 5432, until)
         except OSError as error:
             if host == address.hosts[-1][0] and not targets:
                 raise BackendUnavailable(f"{address.display}: {host}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""One deadline bounds the way to etcd or Consul: the look-up of a name and all of its addresses."""
+"""One deadline bounds the way to a store: the look-up of a name and all of its addresses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from holdfast.errors import BackendUnavailable
+from holdfast.locks_async import AsyncLocks
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
+from holdfast.testing.doors import open_door, run_here
 from holdfast.wires import http, http_async
 from holdfast.wires.http import Servers
 from holdfast.wires.http_async import AsyncConnection
@@ -203,3 +205,18 @@ def test_a_fork_looks_up_by_itself() -> None:
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split("\n") == ["looking up store.test took too long", "127.0.0.1", "0", ""]
     assert done.stderr == ""
+
+
+@flavours
+def test_postgresql_gives_up_a_look_up_that_hangs(names: Names, flavour: Flavour) -> None:
+    """libpq is given addresses, which are looked up as above."""
+    names.answer.clear()
+    url = f"postgresql://user@{NAME}/db"
+
+    async def ask(locks: AsyncLocks) -> None:
+        await locks.lock("name", timeout=1).acquire()
+
+    began = now()
+    with pytest.raises(BackendUnavailable, match=f"looking up {NAME} took too long"):
+        asyncio.run(ask(open_door(url, flavour, run_here)))
+    assert now() - began < 3.0
