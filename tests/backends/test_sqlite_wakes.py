@@ -70,6 +70,16 @@ def sockets_of(path: Path) -> list[str]:
     return sorted(found.name for found in Path(f"{path}-wake").iterdir())
 
 
+def dead_socket(path: Path) -> None:
+    """A socket at which nobody reads; its path may be longer than an address."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+            dead.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+
+
 def test_a_release_wakes_the_first_in_line_alone(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend, Program(path, WAITER) as first:
@@ -198,8 +208,7 @@ def test_leftovers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
             assert waiter.says() == "waits"
             assert len(sockets_of(path)) == 1
         old = Path(f"{path}-wake") / "1-0123456789abcdef.sock.new"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as draft:
-            draft.bind(str(old))
+        dead_socket(old)
         os.utime(old, (0, 0))
         busy(backend, claim())
         assert len(sockets_of(path)) == 1
@@ -317,15 +326,18 @@ def test_asyncio_waiters_are_woken_through_their_loop(tmp_path: Path) -> None:
     assert sockets_of(path) == []
 
 
-def test_a_socket_of_another_kind_in_the_folder_hurts_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["stranger.sock", "1-0123456789abcdef.sock"])
+def test_a_socket_of_another_kind_in_the_folder_hurts_nobody(tmp_path: Path, name: str) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         take(backend)
         Path(f"{path}-wake").mkdir(0o700)
+        folder = os.open(f"{path}-wake", os.O_RDONLY)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-            stranger.bind(f"{path}-wake/stranger.sock")
+            stranger.bind(f"/proc/self/fd/{folder}/{name}")
+            os.close(folder)
             busy(backend, claim())
-            assert "stranger.sock" in sockets_of(path)
+            assert name in sockets_of(path)
 
 
 def test_threads_that_send_at_once_share_a_socket(
@@ -387,8 +399,7 @@ def test_an_address_that_is_not_of_ours_leads_nowhere(tmp_path: Path, address: s
     files = [folder / name for folder in (tmp_path, wake) for name in names]
     for file in files:
         file.write_text("not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
-        dead.bind(str(tmp_path / "dead"))
+    dead_socket(tmp_path / "dead")
     with backend_of(path) as backend:
         held = take(backend)
         line_up_at(backend, address.format(folder=tmp_path))
@@ -404,8 +415,7 @@ def test_only_sockets_are_removed(tmp_path: Path) -> None:
     (tmp_path / "wake").mkdir()
     file, link = (tmp_path / "wake" / f"{n}-0123456789abcdef.sock" for n in (1, 2))
     file.write_text("not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
-        dead.bind(str(tmp_path / "dead"))
+    dead_socket(tmp_path / "dead")
     link.symlink_to(tmp_path / "dead")
     assert folder.send(file.name, "key") is Delivery.DEAD
     assert folder.send(link.name, "key") is Delivery.DEAD
@@ -420,8 +430,7 @@ def test_a_folder_that_became_a_link_is_not_swept(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path / "wake"), lambda path: None, 0o600)
     (tmp_path / "wake").symlink_to(elsewhere)
     name = "1-0123456789abcdef.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
-        dead.bind(str(elsewhere / name))
+    dead_socket(elsewhere / name)
     assert folder.send(name, "key") is Delivery.DEAD
     folder.close()
     assert (elsewhere / name).is_socket()
