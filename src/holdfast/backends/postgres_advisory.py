@@ -81,6 +81,8 @@ class AdvisoryBackend(SharedBackend):
             return Busy(0, RECHECK_SECONDS)
         try:
             return await self._attempt(claim, join, inf if until is None else until)
+        except Refused as error:
+            raise self._refused(claim.name, error) from None
         finally:
             del asking[claim.owner]
             session = self.sessions.by_owner.get(claim.owner)

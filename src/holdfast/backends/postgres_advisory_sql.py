@@ -311,7 +311,7 @@ RETURNS TABLE (name text, capacity integer, holders json, waiters json) LANGUAGE
         ORDER BY q.since)
       FROM @queue q WHERE q.namespace = l.namespace AND q.name = l.name AND EXISTS (
         SELECT FROM @keys k WHERE k.pid = q.pid
-          AND (k.key = l.base AND NOT k.granted OR k.key = l.base + 2)))
+          AND (k.key = l.base AND NOT k.granted OR k.key = l.base::numeric + 2)))
   FROM @counter l WHERE l.namespace = ns AND l.name = nm;
 $$;
 

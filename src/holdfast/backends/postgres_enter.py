@@ -32,10 +32,20 @@ def enter(schema: Schema, connection: Connection, namespace: str, mode: str, unt
             raise
         _create(schema, connection, until)
         answer = first_value(connection.request((ask, parameters), until))
-    revision, version, kept_mode = answer.decode().split(" ")
-    if int(revision) < REVISION:
+    revision, version, kept_mode = _read(answer, connection.server, namespace)
+    if revision < REVISION:
         _create(schema, connection, until)
-    _compare(schema, connection.server, namespace, mode, int(version), kept_mode)
+    _compare(schema, connection.server, namespace, mode, version, kept_mode)
+
+
+def _read(answer: bytes, server: str, namespace: str) -> tuple[int, int, str]:
+    try:
+        revision, version, kept_mode = answer.decode().split(" ")
+        return int(revision), int(version), kept_mode
+    except ValueError:
+        raise Incompatible(
+            f"what is stored about the namespace {namespace!r} on {server} can't be read"
+        ) from None
 
 
 def _compare(

@@ -99,7 +99,7 @@ class LeaseBackend(SharedBackend):
             joins = join and claim.mode is Mode.EXCLUSIVE
             statement = self.statements.join if joins else self.statements.attempt_again
         heard = self.listening.hung
-        answer = await self.wire.request((statement, parameters), claim.owner, until)
+        answer = await self._about(claim.name, (statement, parameters), claim.owner, until)
         self._until_purge -= 1
         told = self._answered(claim, first_value(answer))
         if isinstance(told, Grant):
@@ -151,7 +151,8 @@ class LeaseBackend(SharedBackend):
         namespace, name, *asked = self._asked(claim)
         parameters = (namespace, name, grant.claim.owner.encode(), *asked)
         heard = self.listening.hung
-        answer = await self.wire.request((self.statements.exchange, parameters), claim.owner)
+        request = self.statements.exchange, parameters
+        answer = await self._about(claim.name, request, claim.owner)
         ours, rest = first_value(answer).split(b" ", 1)
         told = self._answered(claim, rest)
         return ours == b"1", told._replace(
@@ -183,7 +184,8 @@ class LeaseBackend(SharedBackend):
         claim = grant.claim
         waited = b"t" if grant.ref else b"f"
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode(), waited)
-        answer = await self.wire.request((self.statements.release, parameters), claim.owner)
+        request = self.statements.release, parameters
+        answer = await self._about(claim.name, request, claim.owner)
         if self._until_purge <= 0:
             await self._purge()
         return first_value(answer) == b"t"
@@ -191,7 +193,8 @@ class LeaseBackend(SharedBackend):
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         self._standing.pop(claim.owner, None)
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
-        await self.wire.request((self.statements.abandon, parameters), claim.owner, until)
+        request = self.statements.abandon, parameters
+        await self._about(claim.name, request, claim.owner, until)
         self.listening.forget_ring(ring(claim.owner).decode())
 
     async def _purge(self, until: float | None = None) -> None:
@@ -213,7 +216,7 @@ class LeaseBackend(SharedBackend):
             b"%d" % grant.token,
             b"%.6f" % min(keep_seconds, 3e9),
         )
-        answer = await self.wire.request((self.statements.record, parameters))
+        answer = await self._about(claim.name, (self.statements.record, parameters))
         return first_value(answer) == b"t"
 
     async def probe(self) -> list[Finding]:

@@ -113,7 +113,8 @@ BEGIN
 END $$;
 """
 
-# Answers 'G token slots', 'B place seconds', 'F place' (the line is full) or 'M capacity'. A ring
+# Answers 'G token slots', 'B place seconds', 'F place' (the line is full), 'M capacity' or 'D' (the
+# row is damaged). A ring
 # of two words is that of one who can be granted as it is woken, and for how many seconds: it gets a
 # token in their stead, and the last one is the end of its 'B'. Whoever stands in line already, or
 # knows that others do, asks `join` or `attempt_locked` at once.
@@ -226,6 +227,10 @@ BEGIN
   was := r;
   FOR i IN 1 .. cardinality(r.holders) LOOP
     h := r.holders[i];
+    IF (h.owner <> '' AND h.mode IN ('exclusive', 'shared', 'slots') AND h.weight >= 0
+        AND h.token >= 0 AND isfinite(h.ends) AND isfinite(h.since)) IS NOT TRUE THEN
+      RETURN 'D';  -- no version has written this: it can't be told who holds what
+    END IF;
     IF h.owner = own AND h.ends > moment THEN  -- a retry whose first answer was lost
       PERFORM @durable(true);
       UPDATE @lock l SET holders[i].ends = greatest(h.ends, moment + make_interval(secs => ttl)),
@@ -340,7 +345,8 @@ CREATE OR REPLACE FUNCTION @look(ns text, nm text)
 RETURNS TABLE (name text, capacity integer, holders json, waiters json) LANGUAGE sql AS $$
   SELECT l.name, l.capacity,
     (SELECT json_agg(json_build_array(o.label, o.mode, o.token, o.slots,
-        extract(epoch FROM o.since), extract(epoch FROM o.ends - clock_timestamp())))
+        extract(epoch FROM o.since),
+        extract(epoch FROM o.ends) - extract(epoch FROM clock_timestamp())))
       FROM unnest(l.holders) o WHERE o.ends > clock_timestamp()),
     (SELECT json_agg(json_build_array(q.label, q.mode, extract(epoch FROM q.since), q.behind)
         ORDER BY q.place)

@@ -4,40 +4,88 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from math import isfinite
 from typing import Any
 
 from psycopg.pq.abc import PGresult
 
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Finding
+from holdfast.errors import Incompatible
 from holdfast.wires.postgres_statement import Request, Statement
 
-__all__ = ["findings", "standing_of"]
+__all__ = ["damaged", "findings", "finite", "standing_of", "standing_or_notice", "whole"]
 
 Ask = Callable[[Request], Awaitable[PGresult]]
 
 
-def standing_of(answer: PGresult, row: int) -> Standing:
-    """A row of name, capacity, holders and waiters, the last two as JSON."""
-    name, capacity, holders, waiters = (answer.get_value(row, column) for column in range(4))
-    return Standing(
-        (name or b"").decode(),
-        int(capacity or 0),
-        tuple(_holder(*values) for values in json.loads(holders or b"[]")),
-        tuple(_waiter(*values) for values in json.loads(waiters or b"[]")),
+LARGEST_TOKEN = 2**63 - 1
+MOST_SLOTS = 65536
+
+
+def damaged(name: str, store: str, cause: object) -> Incompatible:
+    """The error for a name about which something is stored that no version has written."""
+    return Incompatible(
+        f"what {store} has stored for {name!r} can't be read ({cause}). If nobody uses it, delete "
+        "the rows of that name"
     )
 
 
+def standing_of(answer: PGresult, row: int) -> Standing:
+    """A row of name, capacity, holders and waiters, the last two as JSON. Raises ``ValueError``
+    for what no version has written; a label that can't be read has question marks."""
+    name, capacity, holders, waiters = (answer.get_value(row, column) for column in range(4))
+    try:
+        return Standing(
+            (name or b"").decode(),
+            whole(int(capacity or 0), MOST_SLOTS),
+            tuple(_holder(*values) for values in json.loads(holders or b"[]")),
+            tuple(_waiter(*values) for values in json.loads(waiters or b"[]")),
+        )
+    except (TypeError, RecursionError, OverflowError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def standing_or_notice(answer: PGresult, row: int) -> Standing:
+    """The same; for what can't be read, the name and a notice that says so."""
+    try:
+        return standing_of(answer, row)
+    except ValueError as error:
+        name = (answer.get_value(row, 0) or b"").decode(errors="replace")
+        text = f"what is stored under this name can't be read: {error}"
+        return Standing(name, 0, (), (), notice=text)
+
+
 def _holder(
-    label: str, mode: str, token: int, slots: list[int] | None, since: float, remaining: float
+    label: object, mode: object, token: object, slots: object, since: object, remaining: object
 ) -> Holder:
-    host, pid, thread, note = read_label(label)
-    held = tuple(slots or ())
-    return Holder(host, pid, thread, note, Mode(mode), token, held, since, remaining)
+    if slots is not None and (not isinstance(slots, list) or len(slots) > MOST_SLOTS):
+        raise ValueError("slots are no list")
+    held = tuple(whole(slot, MOST_SLOTS) for slot in slots or ())
+    times = finite(since), finite(remaining)
+    return Holder(*_label(label), Mode(mode), whole(token), held, *times)
 
 
-def _waiter(label: str, mode: str, since: float, behind: int) -> Waiter:
-    return Waiter(*read_label(label), Mode(mode), since, behind)
+def _waiter(label: object, mode: object, since: object, behind: object) -> Waiter:
+    return Waiter(*_label(label), Mode(mode), finite(since), whole(behind))
+
+
+def _label(label: object) -> tuple[str, int, str, str]:
+    return read_label(label if isinstance(label, str) else "")
+
+
+def whole(value: object, largest: int = LARGEST_TOKEN) -> int:
+    """The value if it is a number that can be stored: not below 0, nor above the largest."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
+        raise ValueError(f"{str(value)[:40]!r} is no number from 0 to {largest}")
+    return value
+
+
+def finite(value: object) -> float:
+    """The value if it is a time: a number that is not infinite."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+        raise ValueError(f"{str(value)[:40]!r} is no time")
+    return value
 
 
 async def findings(ask: Ask, settings: Statement, waiting: Finding) -> list[Finding]:

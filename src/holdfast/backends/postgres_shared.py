@@ -7,14 +7,20 @@ from contextlib import suppress
 
 from psycopg.pq.abc import PGresult
 
-from holdfast.backends.postgres_look import standing_of
+from holdfast.backends.postgres_look import (
+    damaged,
+    finite,
+    standing_of,
+    standing_or_notice,
+    whole,
+)
 from holdfast.backends.postgres_schema import Schema
 from holdfast.claim import Busy, Claim, Grant, Record, Standing
 from holdfast.core.admit import check_limit
 from holdfast.core.contract import QUEUE_CAP, Page, Runtime
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.wires import sql_wire
-from holdfast.wires.postgres import first_value
+from holdfast.wires.postgres import Refused, first_value
 from holdfast.wires.postgres_statement import Request
 
 __all__ = ["PURGE_EVERY", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
@@ -53,6 +59,14 @@ class SharedBackend:
 
     def _answered(self, claim: Claim, answer: bytes) -> Grant | Busy:
         """Reads 'G token slots', 'B place seconds last-token', 'F place' or 'M capacity'."""
+        try:
+            return self._read(claim, answer)
+        except ValueError as error:
+            raise damaged(claim.name, self.display, error) from None
+
+    def _read(self, claim: Claim, answer: bytes) -> Grant | Busy:
+        if answer == b"D":
+            raise ValueError("a holder in its row is damaged")
         kind, number, rest, *last = answer.split(b" ")
         if kind == b"G":
             return Grant(claim, int(number), tuple(ints(rest)) if rest else ())
@@ -63,7 +77,21 @@ class SharedBackend:
             return Busy(int(number), 1.0, reason=f"{QUEUE_CAP} already wait for {claim.name!r}")
         capacity = int(number)
         check_limit(claim, capacity, slots=capacity > 0, store=self.display)
-        raise AssertionError(f"{self.display} disagrees about a limit of {capacity}")
+        raise ValueError(f"its limit is {capacity}")
+
+    async def _about(
+        self, name: str, request: Request, owner: str = "", until: float | None = None
+    ) -> PGresult:
+        """Asks for something that depends on what is stored about one name. The server refuses
+        values that no version has written (a data exception, class 22): told as ``Incompatible``,
+        since asking again would not help."""
+        try:
+            return await self.wire.request(request, owner, until)
+        except Refused as error:
+            raise self._refused(name, error) from None
+
+    def _refused(self, name: str, error: Refused) -> HoldfastError:
+        return damaged(name, self.display, error) if error.sqlstate[:2] == "22" else error
 
     async def _purge(self, until: float | None = None) -> None:
         """A bounded step through the names, now and then; what fails is done another time."""
@@ -74,27 +102,33 @@ class SharedBackend:
             self._purged_to = first_value(answer)
 
     async def revoke(self, name: str) -> list[int]:
-        answer = await self.wire.request((self._shared.revoke, (self.namespace, name.encode())))
+        answer = await self._about(name, (self._shared.revoke, (self.namespace, name.encode())))
         return ints(first_value(answer))
 
     async def look(self, name: str) -> Standing:
-        answer = await self.wire.request((self._shared.look, (self.namespace, name.encode())))
-        return standing_of(answer, 0) if answer.ntuples else Standing(name, 0, (), ())
+        answer = await self._about(name, (self._shared.look, (self.namespace, name.encode())))
+        try:
+            return standing_of(answer, 0) if answer.ntuples else Standing(name, 0, (), ())
+        except ValueError as error:
+            raise damaged(name, self.display, error) from None
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         after = (cursor or "").encode()
         parameters = (self.namespace, prefix.encode(), after, b"%d" % limit)
         answer = await self.wire.request((self._shared.survey, parameters))
-        standings = [standing_of(answer, row) for row in range(answer.ntuples)]
-        used = [standing for standing in standings if standing.holders or standing.waiters]
+        standings = [standing_or_notice(answer, row) for row in range(answer.ntuples)]
+        used = [each for each in standings if each.holders or each.waiters or each.notice]
         return Page(used, standings[-1].name if len(standings) == limit else None)
 
     async def recall(self, name: str) -> Record | None:
-        answer = await self.wire.request((self._shared.recall, (self.namespace, name.encode())))
+        answer = await self._about(name, (self._shared.recall, (self.namespace, name.encode())))
         if not answer.ntuples:
             return None
         text, token, age = (answer.get_value(0, column) or b"" for column in range(3))
-        return Record(text.decode(), int(token), float(age))
+        try:
+            return Record(text.decode(), whole(int(token)), finite(float(age)))
+        except ValueError as error:
+            raise damaged(name, self.display, error) from None
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))

@@ -19,6 +19,7 @@ from holdfast.wires.postgres_statement import Request
 __all__ = ["AsyncListener", "ListenBell", "SharedBell"]
 
 KEPT_TOKENS = 4096
+LARGEST_TOKEN = 2**63 - 1
 ASKING_SECONDS = 0.002
 """How long who waits is kept from reading by who asks, before it looks at its own clock again."""
 
@@ -60,7 +61,7 @@ class ListenBell:
         """The key that it rings. If it brings a grant, the token is put where whoever is rung
         looks for it; those of waiters that have left are forgotten in the end."""
         key, _, token = payload.decode(errors="replace").partition(" ")
-        if token.isdecimal():
+        if _is_token(token):
             if len(self.tokens) >= KEPT_TOKENS:
                 self.tokens.pop(next(iter(self.tokens)), None)
             self.tokens[key] = int(token)
@@ -71,6 +72,12 @@ class ListenBell:
 
     def forget(self) -> None:
         self._connection.forget()
+
+
+def _is_token(text: str) -> bool:
+    """Whoever may connect may notify, and send any text."""
+    plain = len(text) <= len(str(LARGEST_TOKEN)) and text.isascii() and text.isdecimal()
+    return plain and int(text) <= LARGEST_TOKEN
 
 
 class SharedBell(ListenBell):
