@@ -273,7 +273,7 @@ class AdvisoryStatements:
         }
 
     def look(self, names: Iterable[str]) -> bytes:
-        listed = b", ".join(quoted(name.encode()) for name in names)
+        listed = b", ".join(quoted(name.encode(errors="surrogateescape")) for name in names)
         return self._sql["look"] + b" AND name IN (%s) ORDER BY name, slot" % listed
 
     def waiting(self, name: str) -> bytes:
@@ -285,7 +285,7 @@ class AdvisoryStatements:
         start = prefix.encode()
         return self._sql["page"] % {
             b"start": quoted(start),
-            b"after": quoted(after.encode()),
+            b"after": quoted(after.encode(errors="surrogateescape")),
             b"end": quoted(start + b"\xff"),
             b"limit": limit,
         }

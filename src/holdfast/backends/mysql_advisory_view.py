@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from holdfast.backends.mysql_advisory_sql import AdvisoryStatements, hold_mark
 from holdfast.backends.mysql_change import Wire
 from holdfast.backends.mysql_look import findings
-from holdfast.backends.mysql_row import MICROS
+from holdfast.backends.mysql_row import MICROS, read_record
 from holdfast.claim import Holder, Mode, Record, Standing, Waiter, read_label
 from holdfast.core.contract import Finding, Page, Runtime
 from holdfast.runtimes.clock import now
@@ -58,13 +58,13 @@ class AdvisoryView:
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         (page,) = await self._request(self.statements.page(prefix, cursor or "", limit))
-        names = [(row[0] or b"").decode() for row in page.rows]
+        names = [(row[0] or b"").decode(errors="surrogateescape") for row in page.rows]
         if not names:
             return Page([], None)
         (held,) = await self._request(self.statements.look(names))
         by_name: dict[str, list[Row]] = {}
         for row in held.rows:
-            by_name.setdefault((row[0] or b"").decode(), []).append(row)
+            by_name.setdefault((row[0] or b"").decode(errors="backslashreplace"), []).append(row)
         standings = [
             Standing(name, found[1], found[0], ())
             for name, rows in by_name.items()
@@ -74,8 +74,8 @@ class AdvisoryView:
 
     async def recall(self, name: str) -> Record | None:
         (kept,) = await self._request(self.statements.recall(name))
-        for value, token, age in kept.rows:
-            return Record((value or b"").decode(), int(token or 0), int(age or 0) / MICROS)
+        for row in kept.rows:
+            return read_record(row, name, self.display)
         return None
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
@@ -103,7 +103,7 @@ def _holders(rows: Sequence[Row]) -> tuple[tuple[Holder, ...], int]:
         slots = holders[token].slots if token in holders else ()
         slots += (slot,) if slot >= 0 else ()
         mode = Mode.SLOTS if slots else Mode.EXCLUSIVE
-        who = read_label((row[4] or b"").decode())
+        who = read_label((row[4] or b"").decode(errors="replace"))
         holders[token] = Holder(*who, mode, token, slots, since / MICROS, ttl / MICROS)
     return tuple(holders.values()), limit
 

@@ -18,7 +18,7 @@ from holdfast.wires import sql_wire
 from holdfast.wires.mysql import checked
 from holdfast.wires.mysql_protocol import Reply, Result
 
-__all__ = ["REMEMBERED", "Rows", "Wire"]
+__all__ = ["REMEMBERED", "UNREADABLE", "Rows", "Wire"]
 
 T = TypeVar("T")
 CHANGES = 100
@@ -26,6 +26,8 @@ CHANGES = 100
 REMEMBERED = 4096
 CLASHES = frozenset({1020, 1205, 1213})
 """The server gave way to another transaction; nothing was changed."""
+UNREADABLE = frozenset({1264, 1292, 1366, 1690, 1916})
+"""What is stored is not what a statement can count with; nothing was changed. The row tells."""
 
 
 Wire = sql_wire.Wire[bytes, Reply]

@@ -11,17 +11,19 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal
 
-from holdfast.backends.mysql_change import REMEMBERED, Rows, Wire
+from holdfast.backends.mysql_change import REMEMBERED, UNREADABLE, Rows, Wire
 from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock, place_of
 from holdfast.backends.mysql_leaving import make_leaving
 from holdfast.backends.mysql_listen import SLEEP_SECONDS, Hanger, make_listening
 from holdfast.backends.mysql_look import findings
 from holdfast.backends.mysql_notice import ask_for, told_by
-from holdfast.backends.mysql_row import State, read_state
+from holdfast.backends.mysql_row import State, parse_state, read_record, read_state
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.acquire import LEAST_REQUEST_SECONDS
 from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
-from holdfast.wires.mysql_protocol import Result
+from holdfast.errors import Incompatible
+from holdfast.wires.mysql import Refused
+from holdfast.wires.mysql_protocol import Result, Row
 
 __all__ = ["LeaseBackend"]
 
@@ -67,6 +69,18 @@ class LeaseBackend(Rows):
         return told
 
     async def _alone(
+        self, claim: Claim, join: bool, bell: str, until: float | None
+    ) -> Grant | Busy | State:
+        """The short ways of one who wants the name alone; where the row is damaged, its state says
+        what it is."""
+        try:
+            return await self._come_alone(claim, join, bell, until)
+        except Refused as error:
+            if error.code not in UNREADABLE:
+                raise
+        return await self._read(claim.name, claim.owner, until)
+
+    async def _come_alone(
         self, claim: Claim, join: bool, bell: str, until: float | None
     ) -> Grant | Busy | State:
         """The ways of one who wants the name alone, each a single request: the likely one first.
@@ -164,10 +178,10 @@ class LeaseBackend(Rows):
     ) -> Renewal:
         others = [g.claim for g in grants if g.claim.mode is not Mode.EXCLUSIVE]
         lost = await self._renew_alone(grants, until, shorten)
-        gone = await self._renew_crowds(others, waits, until, shorten)
+        gone, unknown = await self._renew_crowds(others, waits, until, shorten)
         lost |= {claim.owner: LOST for claim in others if claim.owner in gone}
         await self._purge(until)
-        return Renewal(lost, forgotten=frozenset(w.claim.owner for w in waits) & gone)
+        return Renewal(lost, unknown, frozenset(w.claim.owner for w in waits) & gone)
 
     async def _renew_alone(
         self, grants: Sequence[Grant], until: float, shorten: bool
@@ -191,9 +205,11 @@ class LeaseBackend(Rows):
 
     async def _renew_crowds(
         self, claims: Sequence[Claim], waits: Sequence[Waiting], until: float, shorten: bool
-    ) -> set[str]:
-        """Renews holds and refreshes waiters in crowds; answers which are no longer there."""
+    ) -> tuple[set[str], dict[str, str]]:
+        """Renews holds and refreshes waiters in crowds; answers which are no longer there, and of
+        which that can't be told, with the cause."""
         gone: set[str] = set()
+        unknown: dict[str, str] = {}
         names = sorted({claim.name for claim in claims} | {w.claim.name for w in waits})
         for start in range(0, len(names), BATCH):
             batch = set(names[start : start + BATCH])
@@ -202,11 +218,13 @@ class LeaseBackend(Rows):
                 [wait for wait in waits if wait.claim.name in batch],
                 shorten,
             )
-            states = await self._read_many(batch, until)
-            for name in batch - set(states):
+            states, damaged = await self._read_many(batch, until)
+            for name in batch - set(states) - set(damaged):
                 gone |= due.owners(name)
+            for name, why in damaged.items():
+                unknown |= dict.fromkeys(due.owners(name), why)
             gone |= await self._renew_states(states, due, until)
-        return gone
+        return gone, unknown
 
     async def _renew_states(self, states: dict[str, State], due: _Due, until: float) -> set[str]:
         answers = {name: due.apply(state) for name, state in states.items()}
@@ -223,13 +241,20 @@ class LeaseBackend(Rows):
                 answers[name] = await self._change(name, due.apply, until=until)
         return set[str]().union(*answers.values())
 
-    async def _read_many(self, names: Iterable[str], until: float) -> dict[str, State]:
+    async def _read_many(
+        self, names: Iterable[str], until: float
+    ) -> tuple[dict[str, State], dict[str, str]]:
+        """The states by name; and of those that can't be read, why."""
         (result,) = await self._ask(self.statements.read_many(names), until=until)
         states: dict[str, State] = {}
+        damaged: dict[str, str] = {}
         for row in result.rows:
-            name = (row[8] or b"").decode()
-            states[name] = read_state(row, name, self.display)
-        return states
+            name = (row[8] or b"").decode()  # one that we have asked for
+            try:
+                states[name] = read_state(row, name, self.display)
+            except Incompatible as error:
+                damaged[name] = str(error)
+        return states, damaged
 
     async def release(self, grant: Grant) -> bool:
         claim, state = grant.claim, None
@@ -260,6 +285,10 @@ class LeaseBackend(Rows):
             if crowded and await self._free(claim):
                 self._crowded.pop(name, None)
                 return None
+            return await self._read(name, claim.owner)
+        except Refused as error:
+            if error.code not in UNREADABLE:
+                raise
             return await self._read(name, claim.owner)
         finally:
             self._leaving.left(name)
@@ -312,13 +341,10 @@ class LeaseBackend(Rows):
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         sql = self.statements.survey(prefix, cursor or "", limit)
         rows = (await self._ask(sql))[0].rows
-        names = [(row[8] or b"").decode() for row in rows]
-        standings = [
-            read_state(row, name, self.display).standing()
-            for name, row in zip(names, rows, strict=True)
-        ]
-        used = [standing for standing in standings if standing.holders or standing.waiters]
-        return Page(used, names[-1] if len(names) == limit else None)
+        standings = [_standing(row, self.display) for row in rows]
+        used = [s for s in standings if s.holders or s.waiters or s.notice]
+        last = (rows[-1][8] or b"").decode(errors="surrogateescape") if rows else ""
+        return Page(used, last if len(rows) == limit else None)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         claim = grant.claim
@@ -330,8 +356,8 @@ class LeaseBackend(Rows):
         return True
 
     async def recall(self, name: str) -> Record | None:
-        for value, token, age in (await self._ask(self.statements.recall(name)))[0].rows:
-            return Record((value or b"").decode(), int(token or 0), int(age or 0) / 1_000_000)
+        for row in (await self._ask(self.statements.recall(name)))[0].rows:
+            return read_record(row, name, self.display)
         return None
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
@@ -363,6 +389,19 @@ class LeaseBackend(Rows):
     async def close(self) -> None:
         self.listening.close()
         await self.wire.close()
+
+
+def _standing(row: Row, store: str) -> Standing:
+    """What a row of a survey shows; of one that can't be read, that it is there."""
+    stored = row[8] or b""
+    name = stored.decode(errors="backslashreplace")
+    try:
+        stored.decode()
+        return parse_state(row, name, store).standing()
+    except ValueError as error:
+        why = "its name is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        notice = f"what is stored under this name can't be read: {why}"
+        return Standing(name, 0, (), (), notice=notice)
 
 
 class _NotHeld(Exception):

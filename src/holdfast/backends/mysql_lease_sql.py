@@ -332,7 +332,12 @@ class LeaseStatements:
         start = prefix.encode()
         return self._sql["read_many"] + (
             b" AND name >= %s AND name > %s AND name < %s ORDER BY name LIMIT %d"
-            % (quoted(start), quoted(after.encode()), quoted(start + b"\xff"), limit)
+            % (
+                quoted(start),
+                quoted(after.encode(errors="surrogateescape")),
+                quoted(start + b"\xff"),
+                limit,
+            )
         )
 
     def write(self, state: State) -> bytes:

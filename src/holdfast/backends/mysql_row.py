@@ -11,13 +11,35 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from holdfast.claim import Busy, Claim, Grant, Holder, Mode, Standing, Waiter, read_label
+from holdfast.claim import (
+    Busy,
+    Claim,
+    Grant,
+    Holder,
+    Mode,
+    Record,
+    Standing,
+    Waiter,
+    read_label,
+)
 from holdfast.core import admit
 from holdfast.core.admit import Share
 from holdfast.core.contract import GRACE_SECONDS, QUEUE_CAP, STALE_SECONDS
+from holdfast.errors import Incompatible
 from holdfast.wires.mysql_protocol import Row
 
-__all__ = ["CALLED", "MICROS", "NONE", "Entry", "State", "Wake", "empty_state", "read_state"]
+__all__ = [
+    "CALLED",
+    "MICROS",
+    "NONE",
+    "Entry",
+    "State",
+    "Wake",
+    "empty_state",
+    "parse_state",
+    "read_record",
+    "read_state",
+]
 
 MICROS = 1_000_000
 NONE = "-"
@@ -25,6 +47,11 @@ NONE = "-"
 CALLED = "r"
 """Stands before the end of a reservation, right behind the bell of who was called."""
 _GRACE, _STALE = int(GRACE_SECONDS * MICROS), int(STALE_SECONDS * MICROS)
+LARGEST_NUMBER = 2**63 - 1
+COUNTS = LARGEST_NUMBER - 1
+"""The most that can still be counted up."""
+LARGEST_LIMIT = 2**31 - 1
+MOST_SLOTS = 65536
 _MODES: dict[str, Mode] = {mode.value: mode for mode in Mode}
 
 
@@ -295,24 +322,81 @@ def empty_state(name: str, now: int, store: str) -> State:
 
 
 def read_state(row: Row, name: str, store: str) -> State:
-    """A row of now, version, token, owner, label, since, ends and crowd, tidied."""
+    """A row of now, version, token, owner, label, since, ends and crowd, tidied.
+
+    Raises ``Incompatible`` for one that this version can't have written.
+    """
+    try:
+        return parse_state(row, name, store)
+    except ValueError as error:
+        raise Incompatible(
+            f"what is stored under {name!r} on {store} can't be read: {error}. Another version "
+            "may have written it, or it is damaged: delete the name's row in the table of locks "
+            "once nobody uses it"
+        ) from None
+
+
+def read_record(row: Row, name: str, store: str) -> Record:
+    """A row of value, token and age; raises ``Incompatible`` for one that can't be read."""
+    try:
+        value, token, age = (value or b"" for value in row)
+        aged = 0 if age.startswith(b"-") else _number(age)  # the clock went back
+        return Record(_text(value), _number(token), aged / MICROS)
+    except ValueError as error:
+        raise Incompatible(f"the record of {name!r} on {store} can't be read: {error}") from None
+
+
+def parse_state(row: Row, name: str, store: str) -> State:
+    """The same; raises ``ValueError``, in words that show nothing of what is stored."""
     now, version, token, owner, label, since, ends, crowd, *_ = (value or b"" for value in row)
-    state = State(name, int(now), store)
-    state.version, state.token, state.since = int(version), int(token), int(since)
-    state.owner, state.label, state.ends = owner.decode(), label.decode(), int(ends)
+    state = State(name, _number(now), store)
+    state.version, state.token = _number(version, COUNTS), _number(token, COUNTS)
+    state.since, state.ends = _number(since), _number(ends)
+    state.owner = _text(owner)
+    state.label = label.decode(errors="replace")  # only shown, and nobody else's matter
     if crowd:
-        state.crowd = [_read_entry(line) for line in crowd.decode().split("\n") if line]
+        *lines, rest = _text(crowd).split("\n")
+        if rest:
+            raise ValueError("its line has no end")
+        state.crowd = [_read_entry(line) for line in lines]
     state.tidy()
     return state
 
 
 def _read_entry(line: str) -> Entry:
-    owner, mode, token, ends, bell, called, since, weight, limit, behind, slots, label = line.split(
-        " ", 11
-    )
+    words = line.split(" ", 11)
+    if len(words) != 12:
+        raise ValueError("somebody in its line has too few words")
+    owner, mode, token, ends, bell, called, since, weight, limit, behind, slots, label = words
+    if mode not in _MODES or not owner or slots.count(",") >= MOST_SLOTS:
+        raise ValueError("somebody in its line wants what there is not")
     return Entry(
-        owner, mode, int(weight), int(limit), json.loads(label), int(since), int(ends), int(token),
-        () if slots == NONE else tuple(map(int, slots.split(","))),
-        0 if called == NONE else int(called.removeprefix(CALLED)),
-        "" if bell == NONE else bell, int(behind),
+        owner, mode, _number(weight, LARGEST_LIMIT), _number(limit, LARGEST_LIMIT),
+        _read_text(label), _number(since), _number(ends), _number(token, COUNTS),
+        () if slots == NONE else tuple(_number(n, LARGEST_LIMIT) for n in slots.split(",")),
+        0 if called == NONE else _number(called.removeprefix(CALLED)),
+        "" if bell == NONE else bell, _number(behind),
     )  # fmt: skip
+
+
+def _number(text: bytes | str, most: int = LARGEST_NUMBER) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 20 and (number := int(text)) <= most:
+        return number
+    raise ValueError(f"a number of it is none from 0 to {most}")
+
+
+def _text(stored: bytes) -> str:
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        raise ValueError("a text of it is no UTF-8") from None
+
+
+def _read_text(label: str) -> str:
+    try:
+        text = json.loads(label)
+    except (ValueError, RecursionError):
+        text = None
+    if not isinstance(text, str):
+        raise ValueError("what somebody in its line says of itself is no text")
+    return text
