@@ -131,8 +131,8 @@ def busy_answer(claim: Claim, reply: Any, store: str, heard: int) -> Busy:
     if barred:
         reason = (
             f"{store} grants nothing before {clock_time(barred)}: it was restarted, emptied, "
-            "demoted or replaced and may have lost holds "
-            "(loss_protection; `holdfast init` marks a new one as new)"
+            "demoted or replaced and may have lost holds (loss_protection; "
+            "`holdfast init` marks a new one as new)"
         )
     return Busy(place, retry / 1000 if retry >= 0 else None, (heard, token), reason)
 

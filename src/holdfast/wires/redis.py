@@ -13,7 +13,6 @@ from binascii import crc_hqx
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import hiredis
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -21,6 +20,7 @@ from redis.retry import Retry
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
+from holdfast.wires.redis_reader import INCOMPLETE, Reader, Refused, TimedSocket
 
 __all__ = [
     "FIRST_WORD",
@@ -29,11 +29,12 @@ __all__ = [
     "Address",
     "Greeting",
     "LinkBroken",
+    "Reader",
     "Refused",
     "bulk",
     "key_slot",
     "link_options",
-    "new_reader",
+    "node_address",
     "pack",
     "unreachable",
 ]
@@ -41,17 +42,6 @@ __all__ = [
 SLOTS = 16_384
 TRIFLE_SECONDS = 0.05
 """Not worth a timeout of its own."""
-INCOMPLETE = object()
-"""What a reader answers while a reply is not all there."""
-
-
-class Refused(Exception):
-    """An error reply. The connection it came over is fine."""
-
-    @property
-    def code(self) -> str:
-        """Its first word: ``NOSCRIPT``, ``MOVED``, ``READONLY`` …"""
-        return str(self).partition(" ")[0]
 
 
 class LinkBroken(BackendUnavailable):
@@ -73,6 +63,13 @@ class Address(NamedTuple):
         if not self.port:
             return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def node_address(host: str, port: str) -> Address:
+    """A node as another one names it; ``BackendUnavailable`` if that is no address."""
+    if not host or not port.isdecimal() or len(port) > 5:
+        raise BackendUnavailable(f"not the address of a node: {host[:100]!r} {port[:10]!r}")
+    return Address(host, int(port))
 
 
 class Greeting(NamedTuple):
@@ -97,13 +94,6 @@ FIRST_WORD = pack("TIME")
 """Sent in front of a command that tells others something, so that its reply comes behind that. A
 server writes last to whom it first had something to say: those who are told run while we wait,
 instead of waiting while we run on. The reply to this one is dropped, whatever it is."""
-
-
-def new_reader() -> Any:
-    """A parser of replies: bytes, ints, lists, None, and ``Refused`` as a value."""
-    return hiredis.Reader(
-        protocolError=ConnectionError, replyError=Refused, notEnoughData=INCOMPLETE
-    )
 
 
 def key_slot(key: str) -> int:
@@ -178,14 +168,17 @@ class Access:
         )
 
     def blocking(self, address: Address, seconds: float) -> Any:
-        """A redis-py connection, not open yet."""
+        """A redis-py connection, not open yet; it is open, and logged in, in so many seconds."""
         import redis
 
         arguments = self._arguments(address, seconds)
         maker: Any = redis.SSLConnection if self.tls else redis.Connection
         if not address.port:
             maker = redis.UnixDomainSocketConnection
-        return maker(**arguments)
+        connection = maker(**arguments)
+        dial, by = connection._connect, now() + seconds
+        connection._connect = lambda: TimedSocket(dial(), by)
+        return connection
 
     def aio(self, address: Address, seconds: float) -> Any:
         """Its asyncio twin."""

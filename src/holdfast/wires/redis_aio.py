@@ -22,10 +22,11 @@ from holdfast.wires.redis import (
     Address,
     Greeting,
     LinkBroken,
+    Reader,
     chunks,
-    new_reader,
     unreachable,
 )
+from holdfast.wires.redis_reader import WatchedStream
 
 __all__ = ["AsyncLink", "AsyncPool", "Wired"]
 
@@ -69,6 +70,7 @@ class Wired(asyncio.Protocol):
         async def dial_and_note() -> None:
             await dial()
             self._writer = connection._writer
+            connection._reader = WatchedStream(connection._reader)
 
         # Noted at once: redis-py forgets a transport that it has only begun to close.
         connection._connect = dial_and_note
@@ -115,7 +117,7 @@ class AsyncLink(Wired):
         self._watching = False
         self._oldest: asyncio.Future[Any] | None = None
         self._ticks = 0
-        reader = new_reader()
+        reader = Reader()
         self._feed, self._gets = reader.feed, reader.gets
 
     @classmethod
@@ -238,9 +240,8 @@ class AsyncPool:
         return (await self.calls([packed], until))[0]
 
     async def _fresh_call(self, packed: bytes) -> Any:
-        if self._closed:
-            return (await self.alone([packed]))[0]
-        return await (await self._connect()).request(packed)
+        """Over a connection that is opened for it first, all in the time of one request."""
+        return (await self.calls([packed]))[0]
 
     async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
         """Sends many commands at once and brings their replies, in order, all by ``until``."""

@@ -17,8 +17,8 @@ from holdfast.wires.redis import (
     Access,
     Address,
     LinkBroken,
+    Reader,
     Refused,
-    new_reader,
     pack,
     unreachable,
 )
@@ -39,7 +39,7 @@ class AsyncBell(Wired):
         self._ring: Callable[[str], None] | None = None
         self._lost: Callable[[AsyncBell], None] | None = None
         self._subscribed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        reader = new_reader()
+        reader = Reader()
         self._feed, self._gets = reader.feed, reader.gets
 
     @classmethod

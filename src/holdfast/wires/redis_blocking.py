@@ -24,8 +24,8 @@ from holdfast.wires.redis import (
     Address,
     Greeting,
     LinkBroken,
+    Reader,
     chunks,
-    new_reader,
     unreachable,
 )
 from holdfast.wires.room import Place, Room
@@ -65,14 +65,14 @@ class BlockingLink:
             connection.connect()
         except (RedisError, OSError) as error:
             raise unreachable(address, error, self._seconds) from error
-        self._sock: socket.socket = connection._sock
+        self._sock: socket.socket = connection._sock.inner
         connection._sock = None  # ours from here on: redis-py must not end it
         wait = readable(self._sock, access.request_seconds)
         self._watched = wait is None
         """Whether the socket's own timeout is needed."""
         self._readable: Readable = wait or _at_once
         self.limit(access.request_seconds)
-        reader = new_reader()
+        reader = Reader()
         self._feed, self._gets = reader.feed, reader.gets
         self._send, self._recv = self._sock.sendall, self._sock.recv
 
@@ -91,24 +91,36 @@ class BlockingLink:
         except OSError as error:
             raise unreachable(self.address, error, self._seconds) from error
 
-    def receive(self) -> Any:
-        """The next reply; an error reply is a ``Refused``, as a value."""
+    def receive(self, by: float | None = None) -> Any:
+        """The next reply, all of it by one moment; an error reply is a ``Refused``, as a value."""
         try:
             reply = self._gets()
-            while reply is INCOMPLETE:
-                if not self._readable(self._seconds * 1000):
-                    raise TimeoutError
-                data = self._recv(READ_SIZE)
-                if not data:
-                    raise EOFError("closed by the server")
-                self._feed(data)
-                reply = self._gets()
+            if reply is INCOMPLETE:
+                reply = self._rest(now() + self._seconds if by is None else by)
         except (OSError, EOFError) as error:
             raise unreachable(self.address, error, self._seconds) from error
         return reply
 
+    def _rest(self, by: float) -> Any:
+        """Reads on until a reply is complete: however many reads that takes, not longer."""
+        reply: Any = INCOMPLETE
+        while reply is INCOMPLETE:
+            left = by - now()
+            if self._watched and left > 0:
+                self._sock.settimeout(left)
+            if left <= 0 or not self._readable(left * 1000):
+                raise TimeoutError
+            data = self._recv(READ_SIZE)
+            if not data:
+                raise EOFError("closed by the server")
+            self._feed(data)
+            reply = self._gets()
+        self.limit(self._seconds)
+        return reply
+
     def call(self, packed: bytes) -> Any:
         """Sends one command and reads its reply."""
+        by = now() + self._seconds
         try:
             self._send(packed)
             if not self._readable(self._seconds * 1000):
@@ -120,13 +132,14 @@ class BlockingLink:
             reply = self._gets()
         except (OSError, EOFError) as error:
             raise unreachable(self.address, error, self._seconds) from error
-        return self.receive() if reply is INCOMPLETE else reply
+        return self.receive(by) if reply is INCOMPLETE else reply
 
     def call_behind(self, packed: bytes) -> Any:
         """The same, with a reply that comes behind what the command tells others."""
+        by = now() + self._seconds
         self.send(FIRST_WORD + packed)
-        self.receive()
-        return self.receive()
+        self.receive(by)
+        return self.receive(by)
 
     def call_by(self, packed: bytes, until: float, seconds: float) -> Any:
         """The same, given up at ``until``; ``seconds`` is for all others."""
@@ -215,9 +228,11 @@ class BlockingPool:
         return link.call_by(packed, until, self.access.request_seconds)
 
     def _fresh_call(self, packed: bytes, until: float | None) -> Any:
+        """Over a connection that is waited for or opened first, all in the time of one request."""
+        until = now() + self.access.seconds_until(until)
         link = self._take(until)
         try:
-            reply = link.call(packed) if until is None else self._hurried(link, packed, until)
+            reply = self._hurried(link, packed, until)
         except BaseException:
             self._drop(link)
             raise
@@ -231,15 +246,14 @@ class BlockingPool:
     async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
         """Sends many commands at once and reads their replies, in order, all by ``until``."""
         replies: list[Any] = []
-        link = self._take(until)
+        by = now() + self.access.seconds_until(until)
+        link = self._take(by)
         try:
             for batch in chunks(commands, BATCH):
-                if until is not None:
-                    link.limit(self.access.seconds_until(until))
+                link.limit(self.access.seconds_until(by))
                 link.send(b"".join(batch))
-                replies += [link.receive() for _ in batch]
-            if until is not None:
-                link.limit(self.access.request_seconds)
+                replies += [link.receive(by) for _ in batch]
+            link.limit(self.access.request_seconds)
         except BaseException:
             self._drop(link)
             self.reset()

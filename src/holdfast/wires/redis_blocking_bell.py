@@ -18,6 +18,8 @@ from holdfast.wires.redis_blocking import BlockingLink
 __all__ = ["BlockingBell", "BlockingWakeups", "take_down"]
 
 KEPT_TOKENS = 4096
+LONGEST_TOKEN = 16
+"""Scripts count to 2^53, which has so many digits."""
 
 
 def take_down(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
@@ -25,10 +27,10 @@ def take_down(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
     looks for it; those of waiters that have left are forgotten in the end."""
     keys = []
     for message in messages:
-        if len(message) == 3:
-            key, _, token = message[2].decode().partition(" ")
+        if type(message) is list and len(message) == 3 and type(message[2]) is bytes:
+            key, _, token = message[2].decode(errors="replace").partition(" ")
             keys.append(key)
-            if token:
+            if token.isascii() and token.isdigit() and len(token) <= LONGEST_TOKEN:
                 tokens[key] = int(token)
     while len(tokens) > KEPT_TOKENS:
         tokens.pop(next(iter(tokens)), None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
-from holdfast.wires.redis import SLOTS, Address, Greeting, Refused, key_slot, pack
+from holdfast.wires.redis import SLOTS, Address, Greeting, Refused, key_slot, node_address, pack
 from holdfast.wires.redis_guides import HUNG_SECONDS, Guides, share
 from holdfast.wires.redis_topology import CallBehind, CallNow, Pool, Wire
 
@@ -252,13 +252,18 @@ def _slots(seed: Address, reply: Any) -> Owners:
         said = reply if isinstance(reply, Refused) else "no slots"
         raise BackendUnavailable(f"{seed}: {said}")
     owners: Owners = [None] * SLOTS
-    for first, last, master, *_ in reply:
-        address = Address(master[0].decode() or seed.host, master[1])
-        owners[first : last + 1] = [address] * (last + 1 - first)
+    try:
+        for first, last, master, *_ in reply:
+            host, port = master[0].decode() or seed.host, str(master[1])
+            if not 0 <= first <= last < SLOTS:
+                raise ValueError(f"slots {first} to {last}")
+            owners[first : last + 1] = [node_address(host, port)] * (last + 1 - first)
+    except (ValueError, TypeError, IndexError, AttributeError) as error:
+        raise BackendUnavailable(f"{seed}: its slots are not understood") from error
     return owners
 
 
 def _target(reply: Refused, asked: Address) -> Address:
     """The node that ``MOVED 866 host:port`` names; an empty host means the one that was asked."""
-    host, _, port = str(reply).split(" ")[2].rpartition(":")
-    return Address(host or asked.host, int(port))
+    host, _, port = str(reply).rpartition(" ")[2].rpartition(":")
+    return node_address(host or asked.host, port)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast.errors import BackendUnavailable
-from holdfast.wires.redis import Access, Address, Greeting, Refused, pack
+from holdfast.wires.redis import Access, Address, Greeting, Refused, node_address, pack
 from holdfast.wires.redis_guides import Guides
 
 __all__ = ["CallBehind", "CallNow", "Pool", "Route", "SentinelRoute", "SingleRoute", "Wire"]
@@ -191,8 +191,8 @@ class SentinelRoute:
             raise BackendUnavailable(f"no sentinel names a master: {error}") from error
 
     def _named(self, sentinel: Address, reply: Any) -> Address:
-        if isinstance(reply, list) and len(reply) == 2:
-            return Address(reply[0].decode(), int(reply[1]))
+        if isinstance(reply, list) and [type(word) for word in reply] == [bytes, bytes]:
+            return node_address(reply[0].decode(errors="replace"), reply[1].decode("latin-1"))
         refused = isinstance(reply, Refused)
         says = f"refuses: {reply}" if refused else f"knows no master {self._service!r}"
         raise BackendUnavailable(f"the sentinel at {sentinel} {says}")

@@ -11,7 +11,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
 from holdfast.wires.doorbell import AsyncDoorbell
 from holdfast.wires.opening import Opening, look_by
-from holdfast.wires.redis import INCOMPLETE, Access, new_reader, pack
+from holdfast.wires.redis import INCOMPLETE, Access, Reader, pack
 from holdfast.wires.redis_aio import Wired
 from holdfast.wires.redlock import CONNECT_SECONDS, Fleet, Node
 from holdfast.wires.redlock_bell import Listeners
@@ -27,7 +27,7 @@ class AsyncNameBell(Wired):
     ) -> None:
         self.node, self._heard = node, heard
         self._lost: Callable[[AsyncNameBell], None] | None = lost
-        reader = new_reader()
+        reader = Reader()
         self._feed, self._gets = reader.feed, reader.gets
 
     def send(self, word: str, channel: str) -> None:

@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.runtimes.clock import now
@@ -26,6 +27,10 @@ MOST_CHANNELS = 4096
 SPREAD_SECONDS = 0.002
 """How far apart two listeners come on average."""
 LONGEST_SPREAD_SECONDS = 0.05
+
+
+def _is_count(word: object) -> bool:
+    return type(word) is bytes and len(word) <= 9 and word.isdigit()
 
 
 class Listeners:
@@ -74,15 +79,18 @@ class Listeners:
         self._live.clear()
         return [key for keys in list(self._keys.values()) for key in list(keys)]
 
-    def heard(self, message: list[bytes]) -> list[str]:
+    def heard(self, message: list[Any]) -> list[str]:
         """Whom a message is for: a new subscription calls as a release does."""
-        kind, channel = message[0], message[1].decode()
+        if len(message) != 3 or type(message[1]) is not bytes:
+            return []
+        kind, channel = message[0], message[1].decode(errors="replace")
         if kind == b"subscribe":
             if channel in self._live:
                 self._live[channel] = True
             self._others.pop(channel, None)
         elif kind == b"message":
-            self._others[channel] = int(message[2])
+            told = message[2]
+            self._others[channel] = int(told) if _is_count(told) else 1
             if channel in self._keys:
                 self._calls[channel] = self._calls.get(channel, 0) + 1
             if len(self._others) > MOST_CHANNELS:

@@ -158,7 +158,7 @@ class BlockingFan:
             if answered != (answered := round_.answered()):
                 ends = round_.until(deadline, self.fleet.quorum)
             ready = bundle.readable(ends - now())
-            if not ready:
+            if not ready or now() > deadline:
                 break
             for index in ready:
                 self._read(bundle, index, round_, until)
@@ -236,7 +236,7 @@ class BlockingFan:
         try:
             link.limit(self.access.seconds_until(soon))
             link.send(b"".join(self.fleet.greeting))
-            replies = [link.receive() for _ in self.fleet.greeting]
+            replies = [link.receive(soon) for _ in self.fleet.greeting]
             self.fleet.judge(node, replies[0])
             link.limit(self.access.request_seconds)
         except BaseException:
