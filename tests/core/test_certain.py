@@ -1,0 +1,148 @@
+"""What is called certain is: late answers, old grants and long waits don't make it longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import pytest
+
+import holdfast
+from holdfast.backends.memory import Ledger, MemoryStore
+from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.acquire import acquire
+from holdfast.core.contract import Renewal, Waiting
+from holdfast.core.door import Door
+from holdfast.core.hold import Ask, Hold, State
+from holdfast.core.keep import Keep
+from holdfast.errors import LockLost
+from holdfast.testing.simulator import Node, SimRuntime, World
+
+TTL = 30.0
+SECONDS = 15.0
+"""How long a grant lasts that comes with a wake-up."""
+SOON = 10.0
+
+
+def _claim() -> Claim:
+    return Claim("name", Mode.EXCLUSIVE, 1, 0, TTL, "owner", "[]")
+
+
+class Handle:
+    _released = False
+
+
+class LateStore:
+    """Renews a hold, and says so after its certain time was over."""
+
+    def __init__(self, runtime: SimRuntime) -> None:
+        self._runtime = runtime
+        self.answered = 0
+
+    async def renew(
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
+    ) -> Renewal:
+        await self._runtime.sleep(TTL)
+        self.answered += 1
+        return Renewal()
+
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None: ...
+
+
+def test_a_late_answer_to_a_renewal_revives_nothing() -> None:
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    store: Any = LateStore(runtime)
+    keep = Keep(runtime, store, "sim://")
+    hold = Hold(Grant(_claim(), 1), runtime.now(), True, None)
+    handle = Handle()
+    hold.handles.append(ref(handle))
+    ends = hold.ends
+    keep.add(hold)
+    node.spawn(keep.run(), "keeper")
+    world.run(2 * TTL)
+    world.end()
+    assert store.answered == 1
+    assert hold.ends == ends
+    assert hold.state is State.LOST
+
+
+class WakingStore(MemoryStore):
+    """Lets a claim wait, and wakes it with its grant, which was made right after it asked."""
+
+    def __init__(self, runtime: SimRuntime, after: float) -> None:
+        super().__init__(Ledger(runtime.now, runtime.wall), "sim://")
+        self._runtime, self._after = runtime, after
+        self.attempts = 0
+
+    def backend(self, runtime: object) -> Any:
+        return self
+
+    async def attempt(
+        self, claim: Claim, *, join: bool, until: float | None = None
+    ) -> Grant | Busy:
+        self.attempts += 1
+        return Busy(0) if self.attempts == 1 else Grant(claim, 7)
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
+        await self._runtime.sleep(self._after)
+        return Grant(claim, 7, seconds=SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("after", "renew", "attempts"),
+    [(0.4 * SECONDS, True, 1), (0.6 * SECONDS, True, 2), (0.1 * SECONDS, False, 2)],
+    ids=["young", "old", "never renewed"],
+)
+def test_a_grant_that_comes_with_a_wake_up_is_relied_on_while_it_is_young(
+    after: float, renew: bool, attempts: int
+) -> None:
+    """Where much of it may be over, the store is asked again."""
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    store = WakingStore(runtime, after)
+    keep = Keep(runtime, store.backend(runtime), "sim://")
+    door = Door(store, runtime, keep, patience=30, epoch=0)
+    task = node.spawn(acquire(door, _claim(), Ask(None, renew=renew, explain=False)))
+    world.run(after + 1)
+    hold = task.result
+    assert isinstance(hold, Hold)
+    assert store.attempts == attempts
+    assert hold.ends - node.now() > SECONDS / 3
+    world.end()
+
+
+def test_several_leases_are_verified_after_the_last_wait() -> None:
+    """The first may have run out while the last was waited for."""
+    with holdfast.connect("memory://multi") as locks, holdfast.connect("memory://multi") as others:
+        other = others.lock("b", ttl=1.5, renew=False).acquire()
+        assert other is not None
+        with pytest.raises(LockLost):
+            locks.multi(["a", "b"], ttl=0.5, renew=False, timeout=SOON).acquire()
+        assert not locks.lock("a").locked()
+        assert not locks.lock("b").locked()
+        other.release()
+
+
+def test_several_async_leases_are_verified_after_the_last_wait() -> None:
+    async def use() -> None:
+        async with holdfast.connect_async("memory://async multi") as locks:
+            other = await locks.lock("b", ttl=1.5, renew=False).acquire()
+            assert other is not None
+            multi = locks.multi(["a", "b"], ttl=0.5, renew=False, timeout=SOON)
+            waiting = asyncio.create_task(multi.acquire())
+            with pytest.raises(LockLost):
+                await waiting
+            assert not await locks.lock("b").locked()
+            await other.release()
+
+    asyncio.run(use())
