@@ -53,23 +53,53 @@ class BlockingSignal:
         return self._set
 
 
+class ForeignThread:
+    """A thread that ``threading`` did not start, from its first use here to its end.
+
+    ``threading`` knows such a thread by its number only, and before Python 3.13 gives the next one
+    with the same number the same object: that one would be taken for the first."""
+
+    __slots__ = ("__weakref__", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _Here(threading.local):
+    """Who the calling thread is. What is in here ends with the thread."""
+
+    def __init__(self) -> None:  # once in every thread
+        thread = threading.current_thread()
+        foreign = isinstance(thread, threading._DummyThread)
+        self.me = ForeignThread(thread.name) if foreign else thread
+
+
+_here = _Here()
+
+
+def _me() -> threading.Thread | ForeignThread:
+    return _here.me
+
+
 class BlockingRuntime:
     """Any thread may use it."""
 
     blocking = True
     now = staticmethod(clock.now)
     wall = staticmethod(clock.wall)
-    me = staticmethod(threading.current_thread)
+    me = staticmethod(_me)
     between = staticmethod(clock.between)
     mutex = staticmethod(threading.Lock)
 
     where = staticmethod(clock.where)
 
     def name_of(self, who: Hashable) -> str:
-        return who.name if isinstance(who, threading.Thread) else "?"
+        return who.name if isinstance(who, threading.Thread | ForeignThread) else "?"
 
     def alive(self, who: Hashable) -> bool:
-        return isinstance(who, threading.Thread) and who.is_alive()
+        if isinstance(who, threading.Thread):
+            return who.is_alive()
+        return isinstance(who, ForeignThread)  # whoever asks has it weakly
 
     def signal(self) -> Signal:
         return BlockingSignal()
