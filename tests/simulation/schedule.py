@@ -9,11 +9,13 @@ from weakref import ref
 from holdfast.claim import Claim, Mode, write_label
 from holdfast.core.acquire import acquire, attempt_once
 from holdfast.core.door import Door
+from holdfast.core.extend import extend
 from holdfast.core.hold import Ask
 from holdfast.core.hold import Hold as CoreHold
 from holdfast.core.keep import Keep
 from holdfast.core.watch import Watch
 from holdfast.errors import BackendUnavailable, LockTimeout
+from holdfast.errors import BackendUnavailable, LockLost, LockTimeout
 from holdfast.testing.history import Hold, faults
 from holdfast.testing.simulated_store import Network, SimStore
 from holdfast.testing.simulator import Cancelled, Node, SimRuntime, SimTask, World
@@ -33,6 +35,9 @@ class Report:
     lost: int = 0
     given: int = 0
     """Holds that were granted by a wake-up."""
+    extended: int = 0
+    unanswered: int = 0
+    """Extends that the store has confirmed, and those of which nobody knows."""
 
 
 class Client:
@@ -104,7 +109,7 @@ class Client:
         handle = _Handle()
         hold.handles.append(ref(handle))
         try:
-            await self.door.runtime.sleep(seconds)
+            await self._hold_on(hold, seconds)
         except GeneratorExit:  # a crash, or the end of the world
             raise
         except BaseException:
@@ -113,6 +118,20 @@ class Client:
             raise
         believed.end()
         await self.door.release(hold)
+
+    async def _hold_on(self, hold: CoreHold, seconds: float) -> None:
+        """Works on, and now and then asks for more time, or for less."""
+        draw, runtime = self.world.random, self.door.runtime
+        await runtime.sleep(seconds)
+        while draw.random() < 0.3:
+            try:
+                await extend(self.door, hold, draw.choice((None, 1.0, 3.0, 10.0)))
+                self.report.extended += 1
+            except LockLost:
+                return
+            except BackendUnavailable:
+                self.report.unanswered += 1
+            await runtime.sleep(draw.expovariate(1.0))
 
 
 class _Handle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.acquire import acquire
 from holdfast.core.contract import Renewal
 from holdfast.core.door import Door
-from holdfast.core.hold import Ask
+from holdfast.core.hold import Ask, Hold
 from holdfast.core.keep import Keep
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.testing.simulated_store import Network, SimBackend, SimStore
@@ -25,7 +26,7 @@ SHARDS = 10
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_schedule_breaks_a_rule(shard: int) -> None:
     """Exclusion of certain time, growing tokens, progress, and nothing left behind."""
-    holds = cancelled = lost = given = 0
+    holds = cancelled = lost = given = extended = unanswered = 0
     for seed in range(shard, SCHEDULES, SHARDS):
         report = run_schedule(seed)
         assert not report.problems, f"seed {seed}: {report.problems[:5]}"
@@ -33,11 +34,15 @@ def test_no_schedule_breaks_a_rule(shard: int) -> None:
         cancelled += report.cancelled
         lost += report.lost
         given += report.given
+        extended += report.extended
+        unanswered += report.unanswered
     # The schedules are worth something only if all of this did happen in them.
     assert holds > 1000
     assert cancelled > 10
     assert lost > 10
     assert given > 100
+    assert extended > 100
+    assert unanswered > 10
 
 
 Prepare = Callable[[SimStore, list[Client]], None]
@@ -103,6 +108,31 @@ def test_renewal_that_ignores_the_owner_is_caught(monkeypatch: pytest.MonkeyPatc
         return Renewal()
 
     monkeypatch.setattr(MemoryBackend, "renew", renew_anything)
+    assert _problems(lambda store, clients: None, "while")
+
+
+def test_an_extend_that_counts_only_once_it_is_answered_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shorter ttl may have landed although nobody hears of it."""
+
+    def later(self: Hold, grant: Grant, sent: float) -> None:
+        self.renew_by(sent)
+
+    monkeypatch.setattr(Hold, "shorten", later)
+    assert _problems(lambda store, clients: None, "while")
+
+
+def test_a_store_that_shortens_without_being_asked_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A renewal or an attempt that arrives late must not bring the end of a hold forward."""
+    renew = MemoryBackend.renew
+
+    async def shorten(self: MemoryBackend, *args: Any, **kwargs: Any) -> Renewal:
+        return await renew(self, *args, **(kwargs | {"shorten": True}))
+
+    monkeypatch.setattr(MemoryBackend, "renew", shorten)
     assert _problems(lambda store, clients: None, "while")
 
 
