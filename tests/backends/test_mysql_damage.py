@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_damaged_name_is_incompatible_and_others_go_on(
     """Whoever takes, waits for, reads or breaks it is told the same; a list names it."""
     url = server.url
     with holdfast.connect(url, namespace=namespace) as locks, locks.lock("a"), locks.lock("z"):
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "take": lambda: locks.lock("name").acquire(timeout=0),
             "wait": lambda: locks.lock("name").acquire(timeout=5),
             "read": lambda: locks.rwlock("name").read().acquire(timeout=0),

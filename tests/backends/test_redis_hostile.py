@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,17 @@ REPLIES = (
     b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nk\r\n",
     b"*2\r\n*2\r\n:1\r\n$1\r\nx\r\n*1\r\n-ERR\r\n",
 )
-VALUES = (1, b"OK", Refused("ERR no"), None, None, [], b"", b"a\r\n*9999", [b"message", b"c", b"k"])
+VALUES: tuple[Any, ...] = (
+    1,
+    b"OK",
+    Refused("ERR no"),
+    None,
+    None,
+    [],
+    b"",
+    b"a\r\n*9999",
+    [b"message", b"c", b"k"],
+)
 TOO_MUCH = (
     b"*1000000001\r\n",
     b"*99999999999999999999\r\n",
@@ -249,8 +260,19 @@ def test_an_answer_of_another_shape_is_told(flavour: Flavour, scheme: str, reply
 
 
 def test_messages_of_another_shape_are_no_wake_up() -> None:
-    chance, tokens = random.Random(1), {}
-    words = (1, None, b"message", b"\xff", b"k 12", b"k " + b"9" * 400, b"k x", [], Refused("no"))
+    chance = random.Random(1)
+    tokens: dict[str, int] = {}
+    words: tuple[Any, ...] = (
+        1,
+        None,
+        b"message",
+        b"\xff",
+        b"k 12",
+        b"k " + b"9" * 400,
+        b"k x",
+        [],
+        Refused("no"),
+    )
     for _ in range(5000):
         message = [chance.choice(words) for _ in range(chance.choice((0, 1, 2, 3, 3, 3)))]
         take_down([message, chance.choice(words)], tokens)

@@ -14,7 +14,6 @@ from holdfast.core.hold import Ask
 from holdfast.core.hold import Hold as CoreHold
 from holdfast.core.keep import Keep
 from holdfast.core.watch import Watch
-from holdfast.errors import BackendUnavailable, LockTimeout
 from holdfast.errors import BackendUnavailable, LockLost, LockTimeout
 from holdfast.testing.history import Hold, faults
 from holdfast.testing.simulated_store import Network, SimStore

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -48,11 +47,12 @@ def test_no_schedule_breaks_a_rule(shard: int) -> None:
 Prepare = Callable[[SimStore, list[Client]], None]
 
 
-def _problems(prepare: Prepare, word: str) -> int:
-    """How many of some schedules are caught with a broken core."""
-    return sum(
-        any(word in problem for problem in run_schedule(seed, prepare).problems)
-        for seed in range(60)
+def _problems(prepare: Prepare, word: str) -> bool:
+    """Whether one of the schedules catches a broken core."""
+    return any(
+        word in problem
+        for seed in range(SCHEDULES)
+        for problem in run_schedule(seed, prepare).problems
     )
 
 
@@ -120,19 +120,6 @@ def test_an_extend_that_counts_only_once_it_is_answered_is_caught(
         self.renew_by(sent)
 
     monkeypatch.setattr(Hold, "shorten", later)
-    assert _problems(lambda store, clients: None, "while")
-
-
-def test_a_store_that_shortens_without_being_asked_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A renewal or an attempt that arrives late must not bring the end of a hold forward."""
-    renew = MemoryBackend.renew
-
-    async def shorten(self: MemoryBackend, *args: Any, **kwargs: Any) -> Renewal:
-        return await renew(self, *args, **(kwargs | {"shorten": True}))
-
-    monkeypatch.setattr(MemoryBackend, "renew", shorten)
     assert _problems(lambda store, clients: None, "while")
 
 

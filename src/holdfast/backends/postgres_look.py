@@ -63,11 +63,11 @@ def _holder(
         raise ValueError("slots are no list")
     held = tuple(whole(slot, MOST_SLOTS) for slot in slots or ())
     times = finite(since), finite(remaining)
-    return Holder(*_label(label), Mode(mode), whole(token), held, *times)
+    return Holder(*_label(label), Mode(str(mode)), whole(token), held, *times)
 
 
 def _waiter(label: object, mode: object, since: object, behind: object) -> Waiter:
-    return Waiter(*_label(label), Mode(mode), finite(since), whole(behind))
+    return Waiter(*_label(label), Mode(str(mode)), finite(since), whole(behind))
 
 
 def _label(label: object) -> tuple[str, int, str, str]:
