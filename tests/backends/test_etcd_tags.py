@@ -90,8 +90,8 @@ def test_who_was_refused_with_an_unanswered_request_keeps_its_key(
     ours.take(claim_of("warm"))
     held, claim = theirs.take(claim_of()), claim_of()
     _lose(ours, claim, join=False)
-    assert isinstance(ours.attempt(claim, join=False), Busy)
     used = ours.store.key(claim).decode()
+    assert isinstance(ours.attempt(claim, join=False), Busy)
     assert _release(theirs, held)
     assert ours.take(claim_of()).ref.key != used
 

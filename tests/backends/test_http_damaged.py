@@ -7,11 +7,14 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import holdfast
+from backends.claims import claim_of
 from backends.fake_server import Talk, answering, fake_server, http_reply
+from backends.http_peer import peers
 from holdfast.backends.etcd_stream import StreamWatches
 from holdfast.backends.etcd_watch import Book
 from holdfast.core.drive import run_now
@@ -19,11 +22,14 @@ from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires import http
-from holdfast.wires.http import BlockingHttp, IndexedResponses, Responses, Servers, Tls
+from holdfast.wires.http import BlockingHttp, IndexedResponses, Reply, Responses, Servers, Tls
 from holdfast.wires.http_async import AsyncHttp
 from holdfast.wires.http_listen import Call
 from holdfast.wires.websocket import open_blocking
 from holdfast.wires.websocket_async import open_async
+from servers.consul import ConsulServer
+from servers.etcd import EtcdServer
+from servers.registry import Servers as ServerRegistry
 from servers.tls import make_certificate
 
 SMALL = 100_000
@@ -106,6 +112,34 @@ def test_a_server_that_is_not_consul_is_not_an_empty_one() -> None:
         for step in (locks.list, locks.check, locks.lock("name").acquire):
             with pytest.raises(Unsupported, match="not as Consul"):
                 step()
+
+
+@pytest.mark.parametrize("kind", [EtcdServer, ConsulServer], ids=["etcd", "consul"])
+@pytest.mark.parametrize(
+    "reply",
+    [Reply(200, b"{}"), Reply(200, b"null"), Reply(404, b"404 page not found\n")],
+    ids=["empty", "null", "404"],
+)
+def test_a_renewal_that_is_not_the_store_s_loses_no_hold(
+    servers: ServerRegistry, namespace: str, kind: Any, reply: Reply
+) -> None:
+    """A session counts as ended by the word of its own store only."""
+    with peers(servers.of(kind).url, namespace) as make:
+        one = make()
+        grant = one.take(claim_of())
+        ask = one.post.ask
+
+        async def damaged(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+            keeps = b"/keepalive" in line or b"/renew/" in line
+            return reply if keeps else await ask(line, body, until)
+
+        one.post.ask = damaged  # type: ignore[method-assign]
+        renewal = run_now(one.backend.renew([grant], [], until=now() + SOON))
+        assert renewal.lost == {}
+        assert list(renewal.unknown) == [grant.claim.owner]
+        one.post.ask = ask  # type: ignore[method-assign]
+        renewal = run_now(one.backend.renew([grant], [], until=now() + SOON))
+        assert (renewal.lost, renewal.unknown) == ({}, {})
 
 
 def _servers(port: int, tls: Tls | None = None) -> Servers:

@@ -13,11 +13,10 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-import holdfast
 from backends.claims import claim_of
 from backends.http_peer import Peer, peers
 from holdfast.backends import consul_view
-from holdfast.claim import Standing
+from holdfast.claim import Mode, Standing
 from holdfast.core.drive import run_now
 from holdfast.errors import Incompatible
 from holdfast.runtimes.clock import now
@@ -227,18 +226,18 @@ def test_what_is_stored_is_never_sent_as_a_request(
     assert [kv["Key"] for kv in server.ask(f"/v1/kv/{quote(victim)}", None, method="GET")]
 
 
-def test_a_hold_that_was_overwritten_is_lost(peer: Callable[..., Peer], server: Any) -> None:
-    """Where its ttl was changed, so that it is read and written again."""
-    if not isinstance(server, EtcdServer):
-        pytest.skip("Consul writes the whole entry anew")
-    one = peer()
-    grant = one.take(claim_of("name", holdfast.Mode.SLOTS, limit=2))
-    lease = grant.ref.session
-    body = {"key": grant.ref.key, "value": b64encode(b"x").decode(), "lease": lease}
-    server.ask("/v3/kv/put", body)
-    longer = grant._replace(claim=grant.claim._replace(ttl=60.0))
-    renewal = run_now(one.backend.renew([longer], [], until=now() + SOON))
-    assert "overwritten" in renewal.lost[grant.claim.owner]
+def test_a_hold_that_was_overwritten_is_lost(servers: Servers, namespace: str) -> None:
+    """Where its ttl was changed, so that etcd's entry is read and written again."""
+    server = servers.of(EtcdServer)
+    with peers(server.url, namespace) as make:
+        one = make()
+        grant = one.take(claim_of("name", Mode.SLOTS, limit=2))
+        lease = grant.ref.session
+        body = {"key": grant.ref.key, "value": b64encode(b"x").decode(), "lease": lease}
+        server.ask("/v3/kv/put", body)
+        longer = grant._replace(claim=grant.claim._replace(ttl=60.0))
+        renewal = run_now(one.backend.renew([longer], [], until=now() + SOON))
+        assert "overwritten" in renewal.lost[grant.claim.owner]
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"[1,2]", b"\xff", b'[1,"x",1,1,""]', b"[" * 99_999])

@@ -36,7 +36,7 @@ def test_a_follower_is_cut_off_at_any_moment(
 ) -> None:
     """The client's server still answers and calls it connected: no proof of anything."""
     lonely = trio.follower()
-    with Believers(trio, lonely.url, namespace, ZOOKEEPER.ttl) as believers:
+    with Believers(trio, trio.url_of(lonely), namespace, ZOOKEEPER.ttl) as believers:
         # At another moment between two renewals each time.
         assert not believers.each[0].lost(turn * ZOOKEEPER.ttl / 9)
         trio.isolate(lonely)

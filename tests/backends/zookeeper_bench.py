@@ -156,9 +156,6 @@ class LinkedServer(ZooKeeperServer):
         super().__init__(tick_ms=tick_ms)
         self.links: dict[int, list[Pump]] = {}
 
-    def url_at(self, port: int) -> str:
-        return f"{super().url_at(port)}{TICK}"
-
     def link(self) -> None:
         for other in self.members:
             if other is not self:

@@ -105,7 +105,7 @@ class Leases:
         """When the answered request was sent, or ``None`` if the session is gone."""
         sent = self.runtime.now()
         answer = await self.gateway.post(KEEP_ALIVE, b'{"ID":"%b"}' % session_id.encode(), until)
-        result = answer.get("result", {})
+        result = answer["result"]
         if int(result.get("TTL", 0)) <= 0:
             self.sessions.ended(session_id)
             return None

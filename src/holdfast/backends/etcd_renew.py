@@ -18,7 +18,7 @@ from holdfast.backends.etcd_leases import TXN, Leases, Ref
 from holdfast.backends.sessions import whole
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, Unsupported
 
 if TYPE_CHECKING:
     from holdfast.backends.sessions import Session
@@ -82,7 +82,7 @@ class _Renewing:
             if since is None:
                 return None
             _, keys = await self._leases.time_to_live(session_id, self._until)
-        except BackendUnavailable as error:
+        except (BackendUnavailable, Unsupported) as error:
             return str(error)
         self._counts_from(since)
         return _Kept(since, keys)
