@@ -76,6 +76,25 @@ def test_holds_are_renewed_together(peer: Callable[[], Peer]) -> None:
     assert len(one.post.asked) == 1 + ceil(1000 / 64)
 
 
+def test_a_shorter_session_is_kept_alive_before_a_hold_moves_there(
+    peer: Callable[[], Peer],
+) -> None:
+    """If the answer gets lost, the holder counts with the whole of the shorter ttl."""
+    one = peer()
+    grant, other = one.take(claim_of(ttl=60.0)), one.take(claim_of("other", ttl=20.0))
+    session = one.store.sessions.current(20.0)
+    session.since -= 5.0  # as if nothing had been heard since
+    sent = now()
+    shorter = grant._replace(claim=grant.claim._replace(ttl=20.0))
+    renewal = run_now(one.backend.renew([shorter], [], until=sent + SOON, shorten=True))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert session.since >= sent
+    assert renewal.since is not None
+    assert renewal.since >= sent
+    for each in (grant, other):
+        assert run_now(one.backend.release(each)) is True
+
+
 def test_a_lost_mark_is_found_again(peer: Callable[[], Peer]) -> None:
     """A waiter whose grant was lost on the way back asks again and gets the same."""
     ours, theirs = peer(), peer()

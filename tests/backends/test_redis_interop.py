@@ -67,6 +67,29 @@ def test_redis_py_and_holdfast_exclude_each_other(servers: Servers, flavour: Fla
 
 
 @blocking_and_asyncio
+def test_what_redis_py_sees_ends_no_sooner_than_the_hold(
+    servers: Servers, flavour: Flavour
+) -> None:
+    """Nor does a renewal or an attempt shorten it that arrives late; its owner may."""
+    server = servers.of(RedisServer)
+
+    async def body(bench: Bench) -> None:
+        name = _name()
+        peer = bench.peer()
+        grant = await peer.take(bench.claim(name, ttl=60.0))
+        late = grant._replace(claim=grant.claim._replace(ttl=20.0))
+        assert (await peer.renew([late])).lost == {}
+        assert int(str(server.ask("PTTL", name))) > 40_000
+        assert isinstance(await peer.attempt(late.claim), Grant)
+        assert int(str(server.ask("PTTL", name))) > 40_000
+        assert (await peer.extend(late, shorten=True)).lost == {}
+        assert 0 < int(str(server.ask("PTTL", name))) <= 20_000
+        assert await peer.release(grant)
+
+    over(server.url + INTEROP, flavour, body)
+
+
+@blocking_and_asyncio
 def test_a_hold_that_redis_py_took_over_is_lost(servers: Servers, flavour: Flavour) -> None:
     server = servers.of(RedisServer)
 
