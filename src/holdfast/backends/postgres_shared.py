@@ -18,7 +18,7 @@ from holdfast.backends.postgres_schema import Schema
 from holdfast.claim import Busy, Claim, Grant, Record, Standing
 from holdfast.core.admit import check_limit
 from holdfast.core.contract import QUEUE_CAP, Page, Runtime
-from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.errors import BackendUnavailable, HoldfastError, LimitMismatch
 from holdfast.wires import sql_wire
 from holdfast.wires.postgres import Refused, first_value
 from holdfast.wires.postgres_statement import Request
@@ -61,6 +61,8 @@ class SharedBackend:
         """Reads 'G token slots', 'B place seconds last-token', 'F place' or 'M capacity'."""
         try:
             return self._read(claim, answer)
+        except LimitMismatch:
+            raise
         except ValueError as error:
             raise damaged(claim.name, self.display, error) from None
 
