@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import asyncmy
 import pymysql
@@ -14,7 +16,10 @@ import holdfast
 from backends.claims import claim_of
 from backends.mysql_bench import open_admin, peers, rows
 from fencing.accounts import mysql_settings
-from holdfast.errors import Unsupported
+from holdfast.backends.mysql_dial import SKEW_MICROS
+from holdfast.claim import Busy, Grant, Mode
+from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.runtimes.blocking import BlockingRuntime
 from holdfast.sql import transaction_lock
 from holdfast.testing import Flavour
 from servers.missing import ServerMissing
@@ -120,3 +125,76 @@ def test_who_ends_a_hold_leaves_the_line_as_it_is(
     line = [entry.split(" ") for entry in crowd.decode().splitlines()]
     assert [entry[0] for entry in line] == [claim.owner for claim in asked]
     assert [entry[5] != "-" for entry in line] == [True, False, False]
+
+
+@pytest.mark.parametrize(("shift", "told"), [(-4.0, "4.0 s ahead of"), (4.0, "4.0 s behind")])
+def test_a_node_with_another_clock_is_refused(
+    server: GaleraServer, namespace: str, monkeypatch: pytest.MonkeyPatch, shift: float, told: str
+) -> None:
+    """A hold would end at another time there than on the other nodes."""
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        (clock,) = [finding for finding in locks.check() if finding.subject == "clock"]
+        assert clock.level == "ok"
+    monkeypatch.setattr("holdfast.backends.mysql_dial.wall", lambda: time.time() + shift)
+    with (
+        holdfast.connect(server.url, namespace=namespace, patience=0.5) as locks,
+        pytest.raises(BackendUnavailable, match=f"Galera node whose clock is {told}.*NTP"),
+    ):
+        locks.lock("name").acquire()
+
+
+def test_a_clock_that_went_astray_is_told(
+    server: GaleraServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ``check``, on connections that were opened before."""
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        locks.check()
+        monkeypatch.setattr(BlockingRuntime, "wall", lambda _: time.time() - 4.0)
+        (clock,) = [finding for finding in locks.check() if finding.subject == "clock"]
+    assert (clock.level, "4.0" in clock.detail) == ("warning", True)
+
+
+@pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_hold_is_over_once_it_is_by_all_clocks(
+    server: GaleraServer,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Mode,
+    crowded: bool,
+) -> None:
+    """Nodes may be a second apart, ten here: who ran out two seconds ago may hold elsewhere."""
+    assert SKEW_MICROS == 1_000_000
+    monkeypatch.setattr("holdfast.backends.mysql_dial.SKEW_MICROS", 10_000_000)
+    with (
+        peers(namespace, Flavour.BLOCKING, *[server.url] * 3) as (holder, waiter, other),
+        open_admin(server) as admin,
+    ):
+        held = holder.do(holder.backend.attempt(claim_of(mode=mode, ttl=600), join=True))
+        assert isinstance(held, Grant)
+        asked = claim_of()
+        if crowded:
+            waiter.stand(asked)
+        for ago, over in ((2.0, False), (12.0, True)):
+            run_out(admin, namespace, held, ago)
+            answer = waiter.do(waiter.backend.attempt(asked, join=crowded))
+            assert isinstance(answer, Grant) == over
+            if isinstance(answer, Busy):
+                assert 1.0 < (answer.retry_seconds or 0.0) <= 8.0
+                left = other.do(other.backend.look("name")).holders[0].remaining
+                assert left == 0
+
+
+def run_out(admin: Any, namespace: str, held: Grant, ago: float) -> None:
+    """Lets a hold end so many seconds ago, in its column or in its line."""
+    ends = int((time.time() - ago) * 1_000_000)
+    where = f"WHERE namespace = '{namespace}'"
+    if held.claim.mode is Mode.EXCLUSIVE:
+        rows(admin, f"UPDATE holdfast_lock SET ends = {ends} {where}")
+        return
+    ((crowd,),) = rows(admin, f"SELECT crowd FROM holdfast_lock {where}")
+    first, *others = crowd.decode().splitlines(keepends=True)
+    words = first.split(" ")
+    words[3] = str(ends)
+    line = "".join([" ".join(words), *others]).encode().hex()
+    rows(admin, f"UPDATE holdfast_lock SET crowd = X'{line}' {where}")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import secrets
 
 from holdfast.backends.mysql_advisory_sql import session_lock
+from holdfast.backends.mysql_lease_sql import UTC_MICROS
+from holdfast.backends.mysql_row import MICROS
 from holdfast.backends.mysql_schema import PROTOCOL, TABLES, Schema
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
+from holdfast.runtimes.clock import wall
 from holdfast.url import Url
 from holdfast.wires.mysql import Connection, Refused, dial
 from holdfast.wires.mysql_login import address_of
 from holdfast.wires.mysql_protocol import quoted
 
-__all__ = ["Dialler"]
+__all__ = ["MOST_SKEW_SECONDS", "SKEW_MICROS", "Dialler", "ahead_seconds"]
 
 OLDEST_SERVER = {"MySQL": (8, 0), "MariaDB": (10, 5)}
 NO_TABLE = 1146
@@ -22,9 +25,13 @@ NO_RIGHTS = frozenset({1044, 1142, 1227, 1410})
 _SESSION = (
     b"SET SESSION time_zone='+00:00', autocommit=1, completion_type=0, "
     b"sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout=%d, "
-    b"@holdfast_now=0; "
+    b"@holdfast_now=0, @holdfast_skew=%d; "
     b"SET SESSION TRANSACTION ISOLATION LEVEL %s"
 )
+MOST_SKEW_SECONDS = 0.5
+"""So far the clock of a Galera node may be from that of whoever asks it."""
+SKEW_MICROS = int(2 * MOST_SKEW_SECONDS * MICROS)
+"""So far two such nodes may be from each other: a hold that ran out is others' only after that."""
 IDLE_SECONDS = 2147483
 """The most that servers on all systems take as ``wait_timeout``."""
 _FACTS = (
@@ -57,6 +64,8 @@ class Dialler:
             _check_server(self.address.display, facts)
             self.galera = facts.get("wsrep_on", "OFF") == "ON"
             self._refuse_galera()
+            if self.galera:
+                self._check_clock(connection, until)
             settings = self._settings(facts) + (b"; " + more if more else b"")
             connection.checked(connection.request(settings, until))
         except BaseException:
@@ -71,11 +80,26 @@ class Dialler:
                 "use lease rows (without mode=advisory)"
             )
 
+    def _check_clock(self, connection: Connection, until: float) -> None:
+        """Every node ends holds by a clock of its own: they must agree."""
+        before = wall()
+        reply = connection.request(b"SELECT " + UTC_MICROS.encode(), until)
+        told = int(connection.checked(reply)[0].rows[0][0] or 0) / MICROS
+        ahead = ahead_seconds(told, before, wall())
+        if abs(ahead) > MOST_SKEW_SECONDS:
+            raise BackendUnavailable(
+                f"{self.address.display} is a Galera node whose clock is {abs(ahead):.1f} s "
+                f"{'ahead of' if ahead > 0 else 'behind'} this host's: holds would end at another "
+                f"time there than on other nodes. {MOST_SKEW_SECONDS:g} s are allowed: set both "
+                "clocks (NTP)"
+            )
+
     def _settings(self, facts: dict[str, str]) -> bytes:
         # The server can't log statements of READ COMMITTED as statements.
         as_text = facts.get("log_bin") == "ON" and facts.get("binlog_format") == "STATEMENT"
         level = b"REPEATABLE READ" if as_text else b"READ COMMITTED"
-        return _SESSION % (max(1, int(self.settings.request_seconds)), level)
+        skew = SKEW_MICROS if self.galera else 0
+        return _SESSION % (max(1, int(self.settings.request_seconds)), skew, level)
 
     def enter(self, until: float) -> Connection:
         """A connection that found our tables."""
@@ -187,6 +211,16 @@ class Dialler:
                 f"not exclude those of {self.mode} mode. Use another namespace, or, when nobody "
                 f"uses it any more, delete its row in {self.schema.filled('@protocol')}"
             )
+
+
+def ahead_seconds(told: float, before: float, after: float) -> float:
+    """How far a clock is ahead that told its time between two moments of ours; 0 if that can't be
+    said.
+
+    >>> ahead_seconds(105.0, 100.0, 101.0), ahead_seconds(100.5, 100.0, 101.0)
+    (4.0, 0.0)
+    """
+    return told - min(max(told, before), after)
 
 
 def _check_server(display: str, facts: dict[str, str]) -> None:

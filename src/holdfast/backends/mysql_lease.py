@@ -15,7 +15,7 @@ from holdfast.backends.mysql_change import REMEMBERED, UNREADABLE, Rows, Wire
 from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock, place_of
 from holdfast.backends.mysql_leaving import make_leaving
 from holdfast.backends.mysql_listen import SLEEP_SECONDS, Hanger, make_listening
-from holdfast.backends.mysql_look import findings
+from holdfast.backends.mysql_look import clock_finding, findings
 from holdfast.backends.mysql_notice import ask_for, told_by
 from holdfast.backends.mysql_row import State, parse_state, read_record, read_state
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
@@ -378,6 +378,8 @@ class LeaseBackend(Rows):
 
     async def probe(self) -> list[Finding]:
         found, waiting = await findings(self._ask), self._hanger.finding
+        if self._hanger.galera:
+            found.append(await clock_finding(self._ask, self.runtime.wall))
         why = await self._uncalled(())
         return [*found, Finding("waiting", why, "warning") if why else waiting]
 

@@ -24,6 +24,7 @@ __all__ = [
     "IF_WRITTEN",
     "NOW",
     "PURGE_TRANSACTIONS",
+    "UTC_MICROS",
     "LeaseStatements",
     "bell_lock",
     "fill",
@@ -31,13 +32,17 @@ __all__ = [
 ]
 
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
+UTC_MICROS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+"""The same, whatever the session's time zone is."""
 CLOCK = "@holdfast_now"
 """Where a statement keeps the time. A session begins with a whole number in there: a variable's
 type is that of its last value, for a statement that sets it too."""
 # A statement that needs the time often reads the clock once: the server spends more on the words
 # of such a statement than on the row. In a WHERE it comes first, so the rest finds it set.
 _CLOCK = f"(#t# := {NOW})"
-_FREE = "crowd = '' AND ends <= #t#"
+# Nobody's hold any more, also by the clock of another node (``mysql_dial.SKEW_MICROS``).
+_OVER = "ends <= #t# - #skew#"
+_FREE = "crowd = '' AND #over#"
 JOINED = 1 << 62
 """Above all tokens: what one who has joined a line is told begins here."""
 PLACES = 1 << 16
@@ -88,7 +93,7 @@ UPDATE @lock SET version = GREATEST(version + 1, #t#),
   token = LAST_INSERT_ID(GREATEST(token + 1, #t#)), owner = %(owner)s, label = %(label)s,
   since = #t#, crowd = SUBSTRING(crowd, LOCATE(X'0A', crowd) + 1), ends = #t# + %(ttl)d
 #where# AND #clock#"""
-_COME_FIRST = "#granted# AND ends <= #t# AND LEFT(crowd, %(length)d) = %(mine)s"
+_COME_FIRST = "#granted# AND #over# AND LEFT(crowd, %(length)d) = %(mine)s"
 # Ends a hold and grants another in its place, where nobody else is first in line.
 _HAND_ON = """
 #granted# AND owner = %(holder)s AND ends > #t#
@@ -136,9 +141,9 @@ _HELD = "SELECT owner FROM @lock #of_ours#"
 
 _COLUMNS = "version, token, owner, label, since, ends, crowd"
 _READ = """
-SELECT #now#, #columns# FROM (SELECT 1) one LEFT JOIN @lock
+SELECT #now#, #columns#, name, #skew# FROM (SELECT 1) one LEFT JOIN @lock
 ON namespace = %(namespace)s AND name = %(name)s"""
-_READ_MANY = "SELECT #now#, #columns#, name FROM @lock WHERE namespace = %(namespace)s"
+_READ_MANY = "SELECT #now#, #columns#, name, #skew# FROM @lock WHERE namespace = %(namespace)s"
 
 _WRITE = """
 UPDATE @lock SET version = %(next)d, token = %(token)d, owner = %(owner)s, label = %(label)s,
@@ -175,6 +180,7 @@ ORDER BY name LIMIT %(batch)d"""
 
 _WORDS = {
     "#free#": _FREE,
+    "#over#": _OVER,
     "#before#": _BEFORE_MINE,
     "#after#": _AFTER_MINE,
     "#called#": _CALLED,
@@ -239,6 +245,7 @@ class LeaseStatements:
             .replace("#written#", "@holdfast = 1")
             .replace("#first#", "@holdfast_first")
             .replace("#taken#", "@holdfast")
+            .replace("#skew#", "@holdfast_skew")
             .replace("#t#", CLOCK)
             .encode()
             for name, sql in _TEXTS.items()

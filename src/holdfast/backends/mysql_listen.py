@@ -78,6 +78,11 @@ class Hanger:
         return Listen(lambda names: self._statements.listen(bell, names, asleep), seconds)
 
     @property
+    def galera(self) -> bool:
+        """Whether the server is one node of several."""
+        return self._galera()
+
+    @property
     def looks(self) -> bool:
         """Whether it is known that sessions can't stir each other."""
         return self.quiet or self._galera()

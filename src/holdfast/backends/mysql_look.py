@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from holdfast.backends.mysql_dial import MOST_SKEW_SECONDS, ahead_seconds
+from holdfast.backends.mysql_lease_sql import UTC_MICROS
+from holdfast.backends.mysql_row import MICROS
 from holdfast.core.contract import Finding
 from holdfast.wires.mysql_protocol import Result
 
-__all__ = ["findings"]
+__all__ = ["clock_finding", "findings"]
 
 _FACTS = (
     b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'log_bin', 'sync_binlog', "
@@ -31,6 +34,18 @@ async def findings(ask: Ask) -> list[Finding]:
         _replication(facts, int(replicas or 0)),
         _privacy(bool(cipher.rows and cipher.rows[0][1])),
     ]
+
+
+async def clock_finding(ask: Ask, wall: Callable[[], float]) -> Finding:
+    """Of a Galera node: how far its clock is from ours. All nodes must agree."""
+    before = wall()
+    (told,) = await ask(b"SELECT " + UTC_MICROS.encode())
+    ahead = ahead_seconds(int(told.rows[0][0] or 0) / MICROS, before, wall())
+    text = (
+        f"this node's clock is {abs(ahead):.3f} s {'behind' if ahead < 0 else 'ahead of'} this "
+        f"host's; nodes end holds by their own clocks, and {MOST_SKEW_SECONDS:g} s are allowed"
+    )
+    return Finding("clock", text, "warning" if abs(ahead) > MOST_SKEW_SECONDS else "ok")
 
 
 def _durability(facts: dict[str, str]) -> Finding:

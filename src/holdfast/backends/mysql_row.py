@@ -103,8 +103,10 @@ class Entry:
     def share(self) -> Share:
         return Share(self.mode, self.weight, self.slots)
 
-    def over(self, now: int) -> bool:
-        """Whether its hold ran out or, of a waiter, whether it is to be skipped."""
+    def over(self, now: int, skew: int) -> bool:
+        """Whether its hold ran out by all clocks, or, of a waiter, whether it is to be skipped."""
+        if self.token:
+            return self.ends <= now - skew
         return self.ends <= now or 0 < self.reserved < now
 
 
@@ -112,7 +114,7 @@ class State:
     """A name's state at one moment of the server's clock."""
 
     __slots__ = (
-        "changed", "crowd", "ends", "label", "name", "now", "owner", "since", "store",
+        "changed", "crowd", "ends", "label", "name", "now", "owner", "since", "skew", "store",
         "token", "version", "wakes",
     )  # fmt: skip
 
@@ -120,6 +122,8 @@ class State:
         self.name, self.now, self.store = name, now, store
         self.version = self.token = self.since = self.ends = 0
         self.owner = self.label = ""
+        self.skew = 0
+        """So far the clock of whoever wrote it may be behind that of ``now``, in µs."""
         self.crowd: list[Entry] = []
         self.changed = False
         self.wakes: list[Wake] = []
@@ -127,9 +131,9 @@ class State:
 
     def tidy(self) -> None:
         """Ends what has run out and skips who is gone."""
-        if self.owner and self.ends <= self.now:
+        if self.owner and self.ends <= self.now - self.skew:
             self._vacate()
-        for entry in [entry for entry in self.crowd if entry.over(self.now)]:
+        for entry in [entry for entry in self.crowd if entry.over(self.now, self.skew)]:
             self._remove(entry)
 
     def _vacate(self) -> None:
@@ -216,7 +220,7 @@ class State:
         """The soonest end of a hold or a reservation; both are 0 where there is none."""
         ends = [entry.ends if entry.token else entry.reserved for entry in self.crowd]
         soonest = min(filter(None, [self.ends, *ends]), default=None)
-        return None if soonest is None else max(0, soonest - self.now) / MICROS
+        return None if soonest is None else max(0, soonest + self.skew - self.now) / MICROS
 
     def holds(self, owner: str) -> bool:
         """Whether the owner holds it now."""
@@ -300,12 +304,12 @@ class State:
         holders = [
             Holder(
                 *read_label(e.label), e.mode, e.token, e.slots, e.since / MICROS,
-                (e.ends - self.now) / MICROS,
+                max(0, e.ends - self.now) / MICROS,
             )
             for e in self.crowd if e.token
         ]  # fmt: skip
         if self.owner:
-            since, left = self.since / MICROS, (self.ends - self.now) / MICROS
+            since, left = self.since / MICROS, max(0, self.ends - self.now) / MICROS
             who = read_label(self.label)
             holders.insert(0, Holder(*who, Mode.EXCLUSIVE, self.token, (), since, left))
         waiters = [
@@ -322,7 +326,7 @@ def empty_state(name: str, now: int, store: str) -> State:
 
 
 def read_state(row: Row, name: str, store: str) -> State:
-    """A row of now, version, token, owner, label, since, ends and crowd, tidied.
+    """A row of now, version, token, owner, label, since, ends, crowd, name and skew, tidied.
 
     Raises ``Incompatible`` for one that this version can't have written.
     """
@@ -348,8 +352,9 @@ def read_record(row: Row, name: str, store: str) -> Record:
 
 def parse_state(row: Row, name: str, store: str) -> State:
     """The same; raises ``ValueError``, in words that show nothing of what is stored."""
-    now, version, token, owner, label, since, ends, crowd, *_ = (value or b"" for value in row)
+    now, version, token, owner, label, since, ends, crowd, _, skew = (v or b"" for v in row)
     state = State(name, _number(now), store)
+    state.skew = _number(skew)
     state.version, state.token = _number(version, COUNTS), _number(token, COUNTS)
     state.since, state.ends = _number(since), _number(ends)
     state.owner = _text(owner)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from holdfast.backends.mysql_lease_sql import UTC_MICROS
 from holdfast.backends.mysql_schema import Schema
 from holdfast.errors import LockTimeout, Unsupported
 from holdfast.sql import Asked
@@ -25,8 +26,7 @@ _LOCK = """
 INSERT INTO @transaction (namespace, name, token) VALUES (UNHEX(:namespace), UNHEX(:name), 0)
 ON DUPLICATE KEY UPDATE token = token"""
 _COUNT = """
-UPDATE @transaction SET token = LAST_INSERT_ID(GREATEST(token + 1,
-  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))))
+UPDATE @transaction SET token = LAST_INSERT_ID(GREATEST(token + 1, #utc#))
 WHERE namespace = UNHEX(:namespace) AND name = UNHEX(:name)"""
 _GALERA = "SELECT @@GLOBAL.wsrep_on"
 _PATIENCE = """
@@ -76,7 +76,8 @@ async def _refuse_galera(driver: Any, asked: Asked) -> None:
 
 async def _count(driver: Any, schema: Schema, given: dict[str, Any]) -> int:
     await driver.execute(schema.filled(_LOCK), given)
-    return int((await driver.execute(schema.filled(_COUNT), given)).inserted)
+    counted = await driver.execute(schema.filled(_COUNT.replace("#utc#", UTC_MICROS)), given)
+    return int(counted.inserted)
 
 
 async def _count_in_time(driver: Any, schema: Schema, given: dict[str, Any], timeout: float) -> int:
