@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -274,9 +273,11 @@ class SqliteBackend:
         name = self._space + claim.name
         freed = False
         if claim.mode is EXCLUSIVE and name not in self._crowded:
-            row = (name, claim.owner, now_seconds())
-            with suppress(sqlite3.Error):  # locked, most likely: the long way waits for it
+            try:
+                row = (name, claim.owner, now_seconds())
                 freed = self._wire.change(_FREE, row) is not None
+            except sqlite3.Error:  # locked, most likely: the long way waits for it
+                freed = False
         if not freed:
             freed, _ = await self._change(name, lambda line: line.release(claim.owner))
         if self._wire.ran >= self._chores_at:

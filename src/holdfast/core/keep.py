@@ -89,7 +89,7 @@ class Keep(Planned):
         self.registered += 1
         if hold.grant.seconds is not None:
             self.hurried = True
-        if self._glances is not None:
+        if self._glances is not None and self.runtime.now() + GLANCE_SECONDS < self.planned:
             self.plan(min(hold.next_at(), self.runtime.now() + GLANCE_SECONDS))
         elif hold.renew_at < self.planned or hold.doubtful_at < self.planned:
             self.plan(hold.next_at())

@@ -49,6 +49,9 @@ FileId = tuple[int, int]
 class FileReplaced(sqlite3.OperationalError):
     """The request was done in a file that is no longer the one at the path."""
 
+    def __init__(self) -> None:
+        super().__init__("it was removed or replaced while it was in use")
+
 
 class SqliteWire:
     """A connection that is opened at its first request and after a failure."""
@@ -88,8 +91,10 @@ class SqliteWire:
                 changed = cursor.execute(statement, parameters).rowcount
                 self._torn = False
                 self.ran += 1
-                self._check_file()
-                return self.file if changed else None
+                file = self.file_at_path()
+                if file != self.file:
+                    raise FileReplaced
+                return file if changed else None
         except BaseException as error:
             self._mend(error)
             raise
@@ -129,7 +134,8 @@ class SqliteWire:
                 result = work(cursor, *args, **kwargs)
                 self._torn = False
                 self.ran += 1
-                self._check_file()
+                if self.file_at_path() != self.file:
+                    raise FileReplaced
                 return result
         except BaseException as error:
             self._mend(error)
@@ -195,10 +201,6 @@ class SqliteWire:
         except OSError:
             return None
         return found.st_dev, found.st_ino
-
-    def _check_file(self) -> None:
-        if self.file_at_path() != self.file:
-            raise FileReplaced("it was removed or replaced while it was in use")
 
     def _mend(self, error: BaseException | None) -> None:
         """Ends what was cut short: an open transaction, a statement that was not read to its end,
