@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
+
+import pytest
 
 import holdfast
 from backends import mysql_bench
@@ -17,9 +20,10 @@ from backends.mysql_bench import (
     taken,
     wait_for,
 )
-from holdfast.claim import Busy, Grant
+from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.runtimes.clock import now
+from holdfast.wires.mysql_protocol import quoted
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 
@@ -131,3 +135,32 @@ def test_a_batch_is_renewed_by_one_statement(server: MySQLServer, namespace: str
         assert seconds > 15
         assert most > 45
         run_now(backend.close())
+
+
+def test_a_batch_is_locked_in_the_order_of_its_names(
+    server: MySQLServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two doors that renew the same names at once, each in a transaction, none waits in vain.
+    The server may answer with its rows in any order."""
+    backend: Any = backend_of(server.url, namespace)
+    names = [f"{letter}{number}" for number in range(3) for letter in "cab"]
+    grants = [taken(backend, claim_of(name, Mode.SHARED)) for name in names]
+    read_many, request, sent = backend._read_many, backend.wire.request, list[bytes]()
+
+    async def read_backwards(*asked: Any) -> Any:
+        states, damaged = await read_many(*asked)
+        return dict(reversed(states.items())), damaged
+
+    async def send(sql: bytes, *more: Any, **others: Any) -> Any:
+        sent.append(sql)
+        return await request(sql, *more, **others)
+
+    monkeypatch.setattr(backend, "_read_many", read_backwards)
+    monkeypatch.setattr(backend.wire, "request", send)
+    renewal = run_now(backend.renew(grants, [], until=now() + 60))
+    assert not renewal.lost
+    assert not renewal.unknown
+    (batch,) = [sql for sql in sent if sql.startswith(b"BEGIN")]
+    places = [batch.index(quoted(name.encode())) for name in sorted(names)]
+    assert places == sorted(places)
+    run_now(backend.close())

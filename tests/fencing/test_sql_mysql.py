@@ -112,6 +112,19 @@ def test_every_entry_changes_the_row(connect: Connect, stock: str, asked: Fence)
     assert entries == [(1,), (2,), (3,)]
 
 
+@pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
+def test_a_damaged_name_lets_nobody_in(connect: Connect, stock: str, mode: Mode) -> None:
+    """Bytes that are no text: it is another lock's."""
+    connection = connect()
+    asked = fence(7, mode)
+    sql.guard(connection, stock, asked)
+    connection.commit()
+    ask(connection, f"UPDATE holdfast_fence SET name = X'61FF' WHERE resource = '{stock}'")
+    connection.commit()
+    with pytest.raises(StaleFence, match=r"guarded by the lock .*xff"):
+        sql.guard(connection, stock, asked)
+
+
 BEGINNINGS = {
     "consistent snapshot": ["START TRANSACTION WITH CONSISTENT SNAPSHOT"],
     "read elsewhere": ["SELECT * FROM holdfast_fence LIMIT 1"],

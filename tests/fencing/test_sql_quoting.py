@@ -19,7 +19,7 @@ from holdfast.sql import transaction_lock
 from servers.mysql import MySQLServer
 from servers.registry import Servers
 
-SESSIONS: dict[str, dict[str, str]] = {
+SESSIONS: dict[str, dict[str, Any]] = {
     "usual": {},
     "no backslashes": {"init_command": "SET sql_mode='NO_BACKSLASH_ESCAPES'"},
     "gbk": {"charset": "gbk"},

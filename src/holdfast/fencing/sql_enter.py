@@ -185,7 +185,7 @@ def _stored(asked: Statements, text: str) -> str:
 
 
 def _text(stored: str | bytes) -> str:
-    return stored if isinstance(stored, str) else bytes(stored).decode()
+    return stored if isinstance(stored, str) else bytes(stored).decode(errors="backslashreplace")
 
 
 def _note(key: tuple[str, str, str]) -> None:

@@ -149,7 +149,8 @@ class _Login(_Client):  # type: ignore[misc]
         wire = self._open_local() if self._local else self._open()
         self._secure = self._local  # nobody else reads such a socket
         self.connect(wire)
-        self._until = self._current_timeout = self._read_timeout = self._write_timeout = None
+        self._until = None
+        self._current_timeout = self._read_timeout = self._write_timeout = None
         self._sock.settimeout(None)
 
     def _open_local(self) -> socket.socket:
