@@ -70,8 +70,18 @@ class Pretender:
             self._talk(wire)
 
     def hear(self, wire: socket.socket) -> bytes:
-        said = wire.recv(65536)
-        self.heard += said
+        """One packet, and nothing of what comes behind it: TLS may begin there."""
+        said = self._exactly(wire, 4)
+        return said + self._exactly(wire, int.from_bytes(said[:3], "little"))
+
+    def _exactly(self, wire: socket.socket, size: int) -> bytes:
+        said = b""
+        while len(said) < size:
+            piece = wire.recv(size - len(said))
+            if not piece:
+                raise ConnectionResetError
+            said += piece
+            self.heard += piece
         return said
 
     def url(self, options: str = "") -> str:
