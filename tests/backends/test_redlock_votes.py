@@ -58,11 +58,11 @@ def test_only_the_holder_raises_its_token(servers: Servers, namespace: str, mode
     limit = 3 if mode is Mode.SLOTS else 0
     kind = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}[mode]
     shape = f"{kind} 1 {limit} 0 60000 {'@0' if limit else '-'}"
-    granted = client.eval(scripts.grant.text, 2, key, run, "me", "[]", "1", "30000", "1", shape)  # type: ignore[no-untyped-call]
+    granted = client.eval(scripts.grant.text, 2, key, run, "me", "[]", "1", "30000", "1", shape)
     token = granted[1]
 
     def raise_to(owner: str, to: int) -> object:
-        return client.eval(scripts.raises.text, 1, key, owner, str(to))  # type: ignore[no-untyped-call]
+        return client.eval(scripts.raises.text, 1, key, owner, str(to))
 
     before = client.hgetall(key)
     assert raise_to("another", token + 5) == 0
@@ -70,5 +70,5 @@ def test_only_the_holder_raises_its_token(servers: Servers, namespace: str, mode
     assert client.hgetall(key) == before
     assert raise_to("me", token + 5) == 1
     assert client.hget(key, "c") == str(token + 5).encode()
-    looked = client.eval(scripts.look.text, 1, key, "10")  # type: ignore[no-untyped-call]
+    looked = client.eval(scripts.look.text, 1, key, "10")
     assert [row[2] for row in looked[2]] == [token + 5]
