@@ -13,8 +13,15 @@ import pytest
 
 import holdfast
 from backends import postgres_bench
+from backends.claims import claim_of
 from backends.sql_deadline import gives_up_in_time
+from holdfast.backends.postgres_advisory import AdvisoryBackend
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockLost, Unsupported
+from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.url import open_store
+from holdfast.wires.postgres import first_value
 from servers.account import account, give_to
 from servers.postgres import USER, PgBouncer, PostgresServer, binary
 from servers.proxy import Proxy
@@ -202,3 +209,44 @@ def test_an_attempt_ends_at_its_own_deadline(
     """Who waits a second for a lock does not wait longer for a server that hangs."""
     with Proxy(server) as proxy:
         gives_up_in_time(proxy, mode, blocking=blocking, connected=connected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_names_are_listed_in_a_database_without_an_encoding(
+    server: PostgresServer, namespace: str, mode: str
+) -> None:
+    """SQL_ASCII takes any bytes, and has no characters beyond 255."""
+    made = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {namespace} {made}".encode())
+        try:
+            url = server.url.rpartition("/")[0] + f"/{namespace}?mode={mode}"
+            with (
+                holdfast.connect(url) as locks,
+                locks.lock("a"),
+                locks.lock("aä🔒"),
+                locks.lock("b"),
+            ):
+                assert [each.name for each in locks.list("a")] == ["a", "aä🔒"]
+                assert len(locks.list()) == 3
+        finally:
+            admin.execute(f"DROP DATABASE {namespace} (FORCE)".encode())
+
+
+def test_a_session_is_ended_whatever_the_role_calls_its_date(own_server: PostgresServer) -> None:
+    """Which session is meant is told by when it began. In India's clocks that ends with "IST",
+    which is Israel's to PostgreSQL: another moment, and no session of that."""
+    with psycopg.connect(own_server.url, autocommit=True) as admin:
+        admin.execute("ALTER ROLE holdfast SET datestyle = 'SQL, DMY'")
+        admin.execute("ALTER ROLE holdfast SET timezone = 'Asia/Kolkata'")
+        store = open_store(f"{own_server.url}?mode=advisory", Settings(namespace="n"))
+        backend = store.backend(BlockingRuntime())
+        assert isinstance(backend, AdvisoryBackend)
+        run_now(backend.attempt(claim_of(), join=True))
+        ((_, session),) = backend.sessions.by_owner.items()
+        pid, started = session.connection.pid, session.connection.started
+        request = backend.statements.end, (b"%d" % pid, started.encode())
+        assert first_value(run_now(backend.wire.request(request))) == b"t"
+        there = "SELECT FROM pg_stat_activity WHERE pid = %s"
+        assert admin.execute(there, (pid,)).fetchone() is None
+        run_now(backend.close())

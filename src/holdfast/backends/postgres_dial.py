@@ -38,6 +38,7 @@ POOLER_ROUNDS = 3
 
 # Sent as one script, so in one transaction: behind a pooler no setting may outlive it.
 _GREETING = b"""SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+SELECT set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true);
 SELECT pg_backend_pid(), current_setting('server_version_num')::integer,
   pg_is_in_recovery(), current_setting('server_encoding'),
   (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())"""

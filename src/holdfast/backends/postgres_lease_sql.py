@@ -359,8 +359,9 @@ $$;
 CREATE OR REPLACE FUNCTION @survey(ns text, pre text, after text, most integer)
 RETURNS TABLE (name text, capacity integer, holders json, waiters json) LANGUAGE sql AS $$
   SELECT s.* FROM (SELECT l.name FROM @lock l WHERE l.namespace = ns AND l.name >= pre
-      AND l.name > after AND l.name <= pre || repeat(chr(1114111), 4) AND starts_with(l.name, pre)
-      ORDER BY l.name LIMIT most) l, @look(ns, l.name) s ORDER BY l.name;
+      AND l.name > after AND l.name <= pre || repeat(chr(%highest%), 4)
+      AND starts_with(l.name, pre) ORDER BY l.name LIMIT most) l, @look(ns, l.name) s
+  ORDER BY l.name;
 $$;
 """
 

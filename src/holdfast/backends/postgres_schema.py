@@ -26,6 +26,7 @@ _WORDS = {
     "fresh": "(q.reserved IS NULL OR q.reserved >= moment)"
     f" AND q.refreshed >= moment - interval '{STALE_SECONDS} s'",
     "grace": str(GRACE_SECONDS),
+    "highest": "CASE current_setting('server_encoding') WHEN 'UTF8' THEN 1114111 ELSE 255 END",
     "idle": str(IDLE_COUNTER_SECONDS),
     "revision": str(REVISION),
     "stale": str(STALE_SECONDS),
