@@ -166,8 +166,8 @@ def refusal(reply: Any, store: str, name: str) -> HoldfastError:
     if isinstance(reply, list) and reply[:1] == [b"incompatible"]:
         version = reply[1][:20].decode(errors="replace") if type(reply[-1]) is bytes else "?"
         return Incompatible(
-            f"{store} holds locks of protocol version {version!r} ({name!r} is one), which this "
-            "version of Holdfast can't share: use one version, or another namespace"
+            f"{store} holds locks of protocol version {repr(version)[1:-1]} ({name!r} is one), "
+            "which this version of Holdfast can't share: use one version, or another namespace"
         )
     what = damage(reply)
     if what:
