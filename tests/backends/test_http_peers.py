@@ -176,6 +176,31 @@ def test_a_hold_counts_with_the_time_of_its_own_session(
     assert one.run(one.backend.release(again)) is True
 
 
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize(("mode", "limit"), [(Mode.EXCLUSIVE, 0), (Mode.SLOTS, 1)])
+def test_a_hold_stays_in_a_session_of_a_longer_ttl(
+    peer: Callable[..., Peer],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Mode,
+    limit: int,
+    flavour: Flavour,
+) -> None:
+    """An attempt of a shorter ttl, which may arrive after later requests, leaves a hold where it
+    is; it is answered with the time of that session, which is asked for anew if it is old."""
+    one = peer(flavour)
+    longer = claim_of("name", mode, limit=limit, ttl=60.0)
+    first = one.take(longer)
+    clock = one.backend.runtime.now
+    monkeypatch.setattr(one.backend.runtime, "now", lambda: clock() + 20.0)
+    asked = one.backend.runtime.now()
+    again = one.take(longer._replace(ttl=10.0))
+    assert (again.token, again.slots) == (first.token, first.slots)
+    assert again.ref.session == first.ref.session
+    assert again.since is not None
+    assert again.since >= asked
+    assert one.run(one.backend.release(again)) is True
+
+
 SLOW = 5.0
 """How long every request takes, by the clock of the test."""
 

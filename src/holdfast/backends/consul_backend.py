@@ -185,16 +185,18 @@ class ConsulBackend:
         except LimitMismatch:
             await self.abandon(claim)
             raise
-        own, held = verdict.own, self.store.holds.get(claim.owner)
+        own = verdict.own
         if own is None:
             return None
+        hold = self._hold_of(claim, own)
         if own.session != session.id:
-            await self._rebind(at, own)
-            return None
-        if held is not None and own.held and own.details.token == held.token:
-            return self._granted(claim, session, held.token, held.slots)
-        if own.details.settled:  # the answer that said so was lost
-            return self._granted(claim, session, own.details.token, own.details.slots)
+            longer = hold and await self.keeper.longer(own.session, claim.ttl, until)
+            if longer is None:
+                await self._rebind(at, own)
+                return None
+            session = longer
+        if hold is not None:
+            return self._granted(claim, session, *hold)
         if verdict.fits:
             return await self._enter(at, (), verdict.slots)
         self.store.remember((entry.key, entry.order) for entry in line if not entry.held)
@@ -209,6 +211,15 @@ class ConsulBackend:
         await self.abandon(claim)
         reason = f"{QUEUE_CAP} already wait for {claim.name!r}" if join else ""
         return Busy(verdict.place, 1.0 if join else retry, reason=reason)
+
+    def _hold_of(self, claim: Claim, own: Entry) -> Held | None:
+        """What the own entry holds, if it does."""
+        held = self.store.holds.get(claim.owner)
+        if held is not None and own.held and own.details.token == held.token:
+            return held
+        if own.details.settled:  # the answer that said so was lost
+            return Held(own.details.token, own.details.slots)
+        return None
 
     async def _rebind(self, at: Attempt, own: Entry) -> None:
         """Binds the own entry to this session, with whose time a grant would count."""

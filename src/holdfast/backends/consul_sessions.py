@@ -109,6 +109,13 @@ class SessionKeeper:
         session_id: str = answer["ID"]
         return session_id
 
+    async def longer(self, session_id: str, ttl: float, until: float | None) -> Session | None:
+        """A session of a longer ttl, with enough certain time for a hold of this one."""
+        session = self.sessions.longer(session_id, ttl)
+        if session is None or session.fresh(self.runtime.now(), ttl):
+            return session
+        return None if await self.keep_alive(session_id, until) is None else session
+
     async def keep_alive(self, session_id: str, until: float | None = None) -> float | None:
         """When the answered request was sent, or ``None`` if the session is gone."""
         sent = self.runtime.now()

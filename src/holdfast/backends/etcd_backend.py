@@ -206,10 +206,13 @@ class EtcdBackend:
 
     async def _found(self, at: Attempt, own: Entry) -> Grant | None:
         """The own hold, whose answer was lost or whose ttl is another one now. It counts with the
-        time of this session, so it has to be bound to it."""
+        time of the session that it is bound to: of a longer ttl, or else of this one."""
         claim, _, session, until = at
         key, said = own.key.encode(), own.details
         if own.session != session.id:
+            longer = await self.leases.longer(own.session, claim.ttl, until)
+            if longer is not None:
+                return self.granted(claim, longer, key, own.order, said.slots, SOMEBODY, said.token)
             value = requests.entry_value(
                 claim, said.since, held=True, slots=said.slots, token=said.token
             )

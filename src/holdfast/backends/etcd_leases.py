@@ -101,6 +101,13 @@ class Leases:
         answer = await self.gateway.post(GRANT, b'{"TTL":"%d"}' % whole(ttl), until)
         return self.sessions.install(Session(answer["ID"], whole(ttl), sent))
 
+    async def longer(self, session_id: str, ttl: float, until: float | None) -> Session | None:
+        """A session of a longer ttl, with enough certain time for a hold of this one."""
+        session = self.sessions.longer(session_id, ttl)
+        if session is None or session.fresh(self.runtime.now(), ttl):
+            return session
+        return None if await self.keep_alive(session_id, until) is None else session
+
     async def keep_alive(self, session_id: str, until: float | None = None) -> float | None:
         """When the answered request was sent, or ``None`` if the session is gone."""
         sent = self.runtime.now()

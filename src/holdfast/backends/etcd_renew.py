@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import SessionGone
 from holdfast.backends.etcd_leases import TXN, Leases, Ref
-from holdfast.backends.sessions import whole
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable, Unsupported
@@ -136,9 +135,8 @@ class _Renewing:
     async def _stays(self, session_id: str, ttl: float) -> bool:
         """Keeps a hold where it is if that is a session of a longer ttl; whether it was. Only an
         owner who asks for it gets the shorter one: this request may arrive after later ones."""
-        sessions = self._leases.sessions.all()
-        longer = any(each.id == session_id and each.ttl > whole(ttl) for each in sessions)
-        return longer and isinstance(await self._keep(session_id), _Kept)
+        longer = self._leases.sessions.longer(session_id, ttl)
+        return longer is not None and isinstance(await self._keep(session_id), _Kept)
 
     async def _why(self, grant: Grant) -> str:
         """The reason for which an entry must have ended."""

@@ -40,9 +40,10 @@ class Session:
         self.generation = 0
         """What the session's guard must say for a request of ours to count."""
 
-    def fresh(self, now: float) -> bool:
-        """Whether enough certain time is left to put a new hold on it without asking."""
-        return now - self.since < self.ttl * FRESH_SHARE
+    def fresh(self, now: float, ttl: float | None = None) -> bool:
+        """Whether enough certain time is left to put a hold on it without asking; ``ttl`` is the
+        hold's, where that is another one."""
+        return now - self.since < (self.ttl if ttl is None else ttl) * FRESH_SHARE
 
 
 class Attempt(NamedTuple):
@@ -110,6 +111,14 @@ class Sessions:
     def all(self) -> list[Session]:
         with self._mutex:
             return list(self._current.values())
+
+    def longer(self, session_id: str, ttl: float) -> Session | None:
+        """The session of that id, if it is one of a longer ttl: a hold that is bound to it stays
+        there, unless its owner asks for the shorter one."""
+        for session in self.all():
+            if session.id == session_id and session.ttl > whole(ttl):
+                return session
+        return None
 
     def install(self, session: Session) -> Session:
         """Makes it the current one, unless another thread was faster; answers the current one."""
