@@ -21,7 +21,7 @@ from holdfast.testing.doors import open_door, run_here
 from holdfast.wires import http, http_async
 from holdfast.wires.http import Servers
 from holdfast.wires.http_async import AsyncConnection
-from holdfast.wires.resolver import look_up, resolver
+from holdfast.wires.resolver import MOST_THREADS, Found, Lookup, look_up, open_socket, resolver
 
 SECONDS = 2.0
 """What a request is given; it must be given up within a second more."""
@@ -35,6 +35,8 @@ class Names:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: list[str] = ["127.0.0.1"]
+        self.hanging = ""
+        """The only name whose look-up waits, if not all do."""
         self.asked: list[str] = []
         self.answer = threading.Event()
         self.answer.set()
@@ -45,7 +47,7 @@ class Names:
         if not host.endswith(".test"):
             return self._real(host, port, *how, **more)
         self.asked.append(host)
-        assert self.answer.wait(60)
+        assert self.hanging not in ("", host) or self.answer.wait(60)
         kind = socket.SOCK_STREAM
         return [(socket.AF_INET, kind, 6, "", (address, port)) for address in self.addresses]
 
@@ -78,9 +80,15 @@ def port() -> Iterator[int]:
         one.close()
 
 
-def _connect(flavour: Flavour, port: int, seconds: float = SECONDS) -> str:
+def _connect(
+    flavour: Flavour,
+    port: int,
+    seconds: float = SECONDS,
+    hosts: tuple[tuple[str, int], ...] = (),
+) -> str:
     """The address that was reached."""
-    servers = Servers("etcd://store.test", ((NAME, port),), tls=None, request_seconds=seconds)
+    hosts = hosts or ((NAME, port),)
+    servers = Servers("etcd://store.test", hosts, tls=None, request_seconds=seconds)
     if flavour is Flavour.BLOCKING:
         connection = http.connect(servers, now() + seconds)
         reached: str = connection.socket.getpeername()[0]
@@ -94,6 +102,13 @@ def _connect(flavour: Flavour, port: int, seconds: float = SECONDS) -> str:
         return peer[0]
 
     return asyncio.run(main())
+
+
+def _wait_for(condition: Callable[[], object]) -> None:
+    ends = now() + 30
+    while not condition():
+        assert now() < ends
+        time.sleep(0.01)
 
 
 def _given_up(work: Callable[[], object]) -> str:
@@ -145,34 +160,89 @@ def test_a_name_that_is_not_known_is_told_at_once(port: int, flavour: Flavour) -
 
 
 def test_a_look_up_that_hangs_is_shared_and_never_repeated(names: Names, port: int) -> None:
-    """By all who ask meanwhile; what nobody waits for any more is not looked up later."""
+    """By all who ask meanwhile."""
     names.answer.clear()
     given_up: list[OSError] = []
     answered: list[object] = []
 
-    def ask(seconds: float, name: str = NAME) -> None:
+    def ask(seconds: float) -> None:
         try:
-            answered.append(look_up(name, port, now() + seconds))
+            answered.append(look_up(NAME, port, now() + seconds))
         except OSError as error:
             given_up.append(error)
 
     for _ in range(3):
         ask(0.01)
-    ask(0.01, "other.test")
     threads = [threading.Thread(target=ask, args=(60,)) for _ in range(10)]
     for thread in threads:
         thread.start()
-    while resolver._asked.qsize() < 10 + 3:
-        time.sleep(0.01)
+    _wait_for(lambda: _waiting(port) == 10)
     assert look_up("127.0.0.1", port, now())  # what is no name waits for nobody
-    running = [thread.name for thread in threading.enumerate()]
-    assert running.count("holdfast-resolver") == 1
     names.answer.set()
     for thread in threads:
         thread.join(30)
-    assert (len(given_up), len(answered), names.asked) == (4, 10, [NAME])
+    assert (len(given_up), len(answered), names.asked) == (3, 10, [NAME])
     assert len(look_up(NAME, port, now() + 30)) == 1
     assert names.asked == [NAME, NAME]
+
+
+def _waiting(port: int) -> int:
+    asked = list(resolver._under_way.get((NAME, port), ()))
+    return sum(not lookup.given_up for lookup in asked)
+
+
+def test_names_whose_look_ups_hang_take_a_bounded_number_of_threads(
+    names: Names, port: int
+) -> None:
+    """What nobody waits for any more is not looked up later."""
+    names.answer.clear()
+    hosts = [f"{number}.test" for number in range(2 * MOST_THREADS)]
+    lookups = [Lookup(host, port, lambda: None) for host in hosts]
+    for lookup in lookups:
+        resolver.ask(lookup)
+    _wait_for(lambda: len(names.asked) == MOST_THREADS)
+    for lookup in lookups:
+        lookup.given_up = True
+    names.answer.set()
+    assert look_up(NAME, port, now() + 30)
+    assert sorted(names.asked) == [*hosts[:MOST_THREADS], NAME]
+
+
+@flavours
+def test_a_host_whose_look_up_hangs_leaves_the_others(
+    names: Names, port: int, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names.answer.clear()
+    monkeypatch.setattr(names, "hanging", "slow.test")
+    hosts = (("slow.test", port), (NAME, port))
+    assert _connect(flavour, port, 4, hosts) == "127.0.0.1"
+
+
+def test_two_names_that_are_asked_for_at_once_do_not_wait_for_each_other(
+    names: Names, port: int
+) -> None:
+    """Also if the second is asked for before the first is seen to be under way."""
+    names.answer.clear()
+    names.hanging = "slow.test"
+    answered = threading.Event()
+    fresh = type(resolver)()
+    for name, tell in (("slow.test", lambda: None), (NAME, answered.set)):
+        fresh._asked.put(Lookup(name, port, tell))
+    fresh._threads[0].start()
+    assert answered.wait(30)
+
+
+def test_an_address_of_a_family_that_the_system_does_not_have_is_passed_over(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(*_: object, **__: object) -> list[Found]:
+        kind = socket.SOCK_STREAM
+        families = (socket.AF_APPLETALK, socket.AF_INET)
+        return [(family, kind, 6, "", ("127.0.0.1", port)) for family in families]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with open_socket(NAME, port, now() + 30) as connected:
+        assert connected.getpeername() == ("127.0.0.1", port)
 
 
 FORK = """

@@ -1,14 +1,15 @@
 """Looking up a host's name, and connecting to its addresses, within one deadline.
 
-The system's look-up can't be given a time, so it runs on one thread per process, and the caller
+The system's look-up can't be given a time, so it runs on a thread of its own, and the caller
 waits for it no longer than it may. Whoever asks for a name that is being looked up gets that
-answer: a look-up that hangs is never begun again beside itself.
+answer: a look-up that hangs is never begun again beside itself. A few names are looked up at the
+same time, so that one that hangs does not keep a client from the other hosts of its store.
 """
 
 from __future__ import annotations
 
 import socket
-from collections import deque
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -24,6 +25,8 @@ except ImportError:
 
 __all__ = ["Found", "Lookup", "is_address", "look_up", "look_up_now", "open_socket", "resolver"]
 
+MOST_THREADS = 4
+"""So many names are looked up at the same time; a thread is started when it is first needed."""
 Found = tuple[Any, Any, int, str, Any]
 """An address as ``socket.getaddrinfo`` gives it."""
 
@@ -55,36 +58,53 @@ class Lookup:
 class _Resolver:
     def __init__(self) -> None:
         self._asked: SimpleQueue[Lookup] = SimpleQueue()
-        self._one = OneThread("holdfast-resolver", self._run)
+        self._mutex = threading.Lock()
+        """Taken by the resolver's own threads only: an interrupt never strikes there."""
+        self._under_way: dict[tuple[str, int], list[Lookup]] = {}
+        self._threads = [OneThread("holdfast-resolver", self._run) for _ in range(MOST_THREADS)]
 
     def ask(self, lookup: Lookup) -> None:
         """Has it looked up; raises ``OSError`` if no thread can be started for that."""
+        self._asked.put(lookup)  # before the look at what is under way: see _run
         try:
-            self._one.start()
+            self._threads[0].start()
         except RuntimeError as error:
+            lookup.given_up = True
             raise OSError(0, f"looking up {lookup.host}: {error}") from None
-        self._asked.put(lookup)
+        self._start_idle()
+
+    def _start_idle(self) -> None:
+        """Starts one thread more than are at work."""
+        with suppress(RuntimeError):  # no more threads: those that there are come to it
+            for one in self._threads[: len(self._under_way) + 1]:
+                one.start()
 
     def _run(self) -> None:
-        waiting: deque[Lookup] = deque()
         while True:
-            lookup = waiting.popleft() if waiting else self._asked.get()
-            if lookup.given_up:
+            lookup = self._asked.get()
+            if lookup.given_up or not self._begin(lookup):
                 continue
+            if self._asked.qsize():  # it was put before this one was seen to be under way
+                self._start_idle()
             found, error = _look_up(lookup.host, lookup.port)
-            with suppress(Empty):  # whoever has asked meanwhile
-                while True:
-                    waiting.append(self._asked.get_nowait())
-            asked, waiting = waiting, deque()
-            for one in (lookup, *asked):
-                if (one.host, one.port) == (lookup.host, lookup.port):
-                    one.answer(found, error)
-                else:
-                    waiting.append(one)
+            with self._mutex:
+                asked = self._under_way.pop((lookup.host, lookup.port))
+            for one in asked:
+                one.answer(found, error)
+
+    def _begin(self, lookup: Lookup) -> bool:
+        """Whether it is to be looked up: it may wait for a look-up that is under way."""
+        with self._mutex:
+            asked = self._under_way.setdefault((lookup.host, lookup.port), [])
+            asked.append(lookup)
+            return len(asked) == 1
 
     def forked(self) -> None:
         self._asked = SimpleQueue()
-        self._one.forked()
+        self._mutex = threading.Lock()
+        self._under_way = {}
+        for one in self._threads:
+            one.forked()
 
 
 resolver = _Resolver()
@@ -135,17 +155,20 @@ def open_socket(host: str, port: int, until: float) -> socket.socket:
         left = until - now()
         if left <= 0:
             break
-        sock = socket.socket(family, kind, protocol)
         try:
             # The last address may use up what is left; the others must leave some for the rest.
-            sock.settimeout(left / (len(found) - number))
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
+            share = left / (len(found) - number)
+            return _connect(socket.socket(family, kind, protocol), address, share)
+        except OSError as error:  # also of a family that this system does not have
             failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
     raise failure or TimeoutError()
+
+
+def _connect(sock: socket.socket, address: Any, seconds: float) -> socket.socket:
+    try:
+        sock.settimeout(seconds)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
