@@ -12,6 +12,7 @@ import redis
 from backends.doors import through
 from backends.redis_bench import blocking_and_asyncio, over, until
 from holdfast.claim import Busy, Grant
+from holdfast.errors import BackendUnavailable
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.proxy import Proxy
@@ -130,6 +131,27 @@ def test_a_hold_in_doubt_is_handed_over_in_one_step(
 
 async def _not_on_its_behalf(*_: object, **__: object) -> None:
     raise AssertionError("the heir was asked for in a second step")
+
+
+@blocking_and_asyncio
+def test_what_shortens_a_hold_is_sent_once(server: RedisServer, flavour: Flavour) -> None:
+    """If it was sent again and answered, the first might still arrive, behind a later extend."""
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer(proxied=True)
+        grant = await peer.take(bench.claim("name", ttl=60))
+        shorter = grant._replace(claim=grant.claim._replace(ttl=20))
+        dropped = proxy.drop_next_reply()
+        with pytest.raises(BackendUnavailable):
+            await peer.extend(shorter, shorten=True)
+        assert dropped.wait(SECONDS)
+        dropped = proxy.drop_next_reply()
+        assert not (await peer.extend(grant, shorten=False)).unknown
+        assert dropped.wait(SECONDS)
+        assert await peer.release(grant)
+
+    with Proxy(server) as proxy:
+        over(server.url, flavour, body, proxy.url)
 
 
 @blocking_and_asyncio

@@ -32,7 +32,7 @@ class Keeping:
     ) -> Renewal:
         batch = [self._renewal(grant.claim, shorten) for grant in grants]
         batch += [self._refreshing(claim, behind) for claim, behind in waits]
-        replies = await self._requests.many(batch, until)
+        replies = await self._requests.many(batch, until, again=not shorten)
         lost: dict[str, str] = {}
         unknown: dict[str, str] = {}
         for grant, reply in zip(grants, replies, strict=False):

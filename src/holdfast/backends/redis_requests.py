@@ -1,7 +1,8 @@
 """Sending scripts to Redis and reading their replies, whatever stands between.
 
-Every command is idempotent by owner, so one whose connection was closed is sent once more. A
-server that does not know a script gets its text.
+Every command is idempotent by owner, so one whose connection was closed is sent once more; but not
+one that shortens a hold: the first may arrive after later ones, from a proxy that closed its other
+side. A server that does not know a script gets its text.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Requests:
         if any(type(reply) is Refused and reply.code == "READONLY" for reply in replies):
             self.route.refused()
 
-    async def many(self, commands: Sequence[Command], until: float | None = None) -> list[Any]:
+    async def many(
+        self, commands: Sequence[Command], until: float | None = None, *, again: bool = True
+    ) -> list[Any]:
         """All in one round trip; what the server has no script for, in one more. Error replies
         stand where their replies would."""
         if not commands:
@@ -86,7 +89,7 @@ class Requests:
         try:
             replies = await self.route.calls(packed, keys, until)
         except LinkBroken as error:
-            if not error.closed:
+            if not error.closed or not again:
                 raise
             replies = await self.route.calls(packed, keys, until)
         unknown = [i for i, r in enumerate(replies) if type(r) is Refused and r.code == "NOSCRIPT"]

@@ -217,7 +217,8 @@ class Backend(Protocol):
 
         An end that is stored already and is later stays: this request, or an attempt, may arrive
         long after later ones. Only with ``shorten`` it becomes the earlier one: the owner asks
-        for that by ``extend``. A store that can't do that safely leaves it to the later end.
+        for that by ``extend``. Such a request is sent once: if it had no answer, its outcome is
+        unknown. A store that can't do that safely leaves it to the later end.
 
         The keeper calls it, over blocking wires. It returns or raises by ``until`` (or after
         ``request_seconds``, if that is sooner): a store that hangs must not keep the keeper
