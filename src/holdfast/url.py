@@ -154,13 +154,19 @@ def environment_url() -> str | None:
 
 
 def read_secret(path: str, variable: str) -> str:
-    """The text in a file that an environment variable names; raises ``ValueError``."""
+    """The text in a file that an environment variable names; raises ``ValueError``.
+
+    An empty file is an error: a secret that is not there yet must not count as none.
+    """
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
-            return file.read(LONGEST_SECRET).strip()
+        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123 - pathlib is slow to import
+            text = file.read(LONGEST_SECRET).strip()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise ValueError(f"{variable}: {path!r} can't be read: {why}") from None
+    if not text:
+        raise ValueError(f"{variable}: {path!r} is empty")
+    return text
 
 
 def _is_secret(key: str) -> bool:

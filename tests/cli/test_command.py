@@ -144,3 +144,12 @@ def test_the_url_in_a_file(cli: Cli, tmp_path: Path) -> None:
     result = cli("ls", env={"HOLDFAST_URL_FILE": "/nowhere"})
     assert result.returncode == 78
     assert "HOLDFAST_URL_FILE: '/nowhere' can't be read" in result.stderr
+
+
+def test_an_empty_file_is_no_url(cli: Cli) -> None:
+    """A secret that is not mounted yet must not make a fleet lock each its own machine."""
+    del cli.environment["HOLDFAST_URL"]
+    result = cli("run", "x", "--", "echo", "ran", env={"HOLDFAST_URL_FILE": "/dev/null"})
+    assert result.returncode == 78
+    assert "HOLDFAST_URL_FILE: '/dev/null' is empty" in result.stderr
+    assert "ran" not in result.stdout

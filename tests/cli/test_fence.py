@@ -264,6 +264,8 @@ def test_the_fence_of_a_broken_hold_is_signed(cli: Cli) -> None:
         ),
         ({"HOLDFAST_FENCE_KEYS_FILE": "/nowhere/keys"}, "'/nowhere/keys' can't be read"),
         ({"HOLDFAST_FENCE_KEYS": KEYS, "HOLDFAST_FENCE_KEYS_FILE": "x"}, "are both set"),
+        ({"HOLDFAST_FENCE_KEYS_FILE": "/dev/null"}, "'/dev/null' is empty"),
+        ({"HOLDFAST_FENCE_KEYS": " \n"}, "is set, and has no keys"),
     ],
 )
 def test_keys_that_can_not_be_used(cli: Cli, variables: dict[str, str], says: str) -> None:

@@ -183,3 +183,7 @@ def test_the_url_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOLDFAST_URL_FILE", str(tmp_path / "missing"))
     with pytest.raises(ValueError, match="missing' can't be read: No such file"):
         holdfast.connect_async()
+    kept.write_text("memory://marked\n", encoding="utf-8-sig")  # as some editors write it
+    monkeypatch.setenv("HOLDFAST_URL_FILE", str(kept))
+    with holdfast.connect() as locks:
+        assert "memory://marked" in repr(locks)

@@ -109,6 +109,8 @@ def fence_keys() -> FenceKeys:
     try:
         if path:
             text = read_secret(path, KEYS_FILE)
+        if text and not text.split():  # without keys nothing would be signed or verified
+            raise BadSetting(f"{KEYS} is set, and has no keys")
         return FenceKeys(text.split())
     except ValueError as error:
         raise BadSetting(f"keys of fences: {error}") from None
