@@ -118,6 +118,7 @@ def parse_url(text: str) -> Url:
     """Takes a store's URL apart; raises ``ValueError`` without repeating what may be a secret."""
     if text == "local":
         return Url("local", None, None, (), "", {})
+    _check_text(text)
     scheme, found, rest = text.strip().partition("://")
     if not found or not _is_scheme(scheme):
         raise ValueError(
@@ -183,7 +184,7 @@ def _decode(text: str) -> str:
         return text
     from urllib.parse import unquote
 
-    return unquote(text)
+    return _check_text(unquote(text, errors="surrogateescape"))
 
 
 def _options(query: str) -> dict[str, str]:
@@ -191,7 +192,16 @@ def _options(query: str) -> dict[str, str]:
         return {}
     from urllib.parse import parse_qsl
 
-    return dict(parse_qsl(query, keep_blank_values=True))
+    pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+    return {_check_text(key): _check_text(value) for key, value in pairs}
+
+
+def _check_text(text: str) -> str:
+    """Refuses bytes that are no UTF-8, which an environment and percent-encoding can have: drivers
+    would fail on them with an error that has the whole password in it."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("not a store's URL: its bytes, also as %XX, must be UTF-8")
+    return text
 
 
 def _host(text: str) -> tuple[str, int | None]:

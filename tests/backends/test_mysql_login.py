@@ -345,3 +345,11 @@ def test_a_resource_is_connected_to_as_a_store_is(
     done = enter(f"{password}@/holdfast?unix_socket={path}#orders")
     assert done.returncode == 0, done.stderr
     assert rows(admin, "SELECT token FROM holdfast_fence") == [(1,)]
+
+
+def test_a_password_that_is_not_ascii(server: MySQLServer, admin: Any) -> None:
+    """PyMySQL alone takes it for Latin-1, or fails with an error that has it in its repr."""
+    rows(admin, "CREATE OR REPLACE USER wide@'%' IDENTIFIED BY 'pä€ss'")
+    url = f"mysql://wide:p%C3%A4€ss@{server.host}:{server.port}/information_schema"
+    log_in(address_of(parse_url(url)), now() + 10).close()
+    rows(admin, "DROP USER wide@'%'")

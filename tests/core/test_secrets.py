@@ -41,6 +41,20 @@ def test_a_password_that_was_not_escaped_is_refused(scheme: str, rest: str) -> N
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize("scheme", NETWORK)
+@pytest.mark.parametrize(
+    "rest",
+    [f"u:\udc80{SECRET}@host/0", f"u:%F0{SECRET}@host/0", f"host/0?password=%F0{SECRET}"],
+    ids=["environment", "escaped", "option"],
+)
+def test_a_password_that_is_no_text_is_refused(scheme: str, rest: str) -> None:
+    """Errors of Python's codecs have all of the text in them, and drivers raise these late."""
+    with pytest.raises(ValueError, match="must be UTF-8") as caught:
+        holdfast.connect(f"{scheme}://{rest}")
+    assert SECRET not in repr(caught.value)
+    assert caught.value.__context__ is None
+
+
 @pytest.mark.parametrize(
     ("text", "password", "path"),
     [

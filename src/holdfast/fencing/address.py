@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from holdfast.claim import Fence
 from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
@@ -37,6 +37,9 @@ def enter_at(address: str, fence: Fence, *, table: str, door: Callable[[], Any])
         where, mark, resource = address.partition("#")
         if not mark or not resource:
             raise ValueError("the resource's name is missing: end the address with #name")
+        if "@" in resource and not {"@", "/"} & set(where.partition("://")[2]):
+            # Taken as it stands, the first half of a password would be shown as a host.
+            raise ValueError("write a '#' in a password as %23, and an '@' in a name as %40")
         _enter_store(where, unquote(resource), fence, table)
 
 
@@ -57,7 +60,7 @@ def _enter_store(where: str, resource: str, fence: Fence, table: str) -> None:
         raise ValueError(f"no resource is known at {url.scheme}:; known are {known}")
     extra, opener = _OPENERS[url.scheme]
     try:
-        with closing(opener(url, where)) as opened:
+        with closing(opener(url, _for_drivers(url, where))) as opened:
             if extra == "redis":
                 redis.guard(opened, resource, fence).enter()
             else:
@@ -65,12 +68,27 @@ def _enter_store(where: str, resource: str, fence: Fence, table: str) -> None:
     except ModuleNotFoundError as error:
         words = f"{url.scheme}: needs {error.name!r}: pip install 'holdfast[{extra}]'"
         raise Unsupported(words) from None
-    except (HoldfastError, ValueError):
+    except HoldfastError:
         raise
+    except ValueError as error:
+        raise ValueError(url.scrub(str(error))) from None
     except Exception as error:  # noqa: BLE001 - each driver has words of its own for it
         # Without its cause, too: drivers repeat what they can't read, be it the password.
         told = url.scrub(f"{type(error).__name__}: {error}")
         raise BackendUnavailable(f"{url}: {told}") from None
+
+
+def _for_drivers(url: Url, where: str) -> str:
+    """The URL with user and password escaped in full: drivers read what is not in other ways than
+    we do, and repeat what they can't read."""
+    rest = where.partition("://")[2]
+    authority = rest.partition("?")[0].partition("/")[0]
+    userinfo, at, hosts = authority.rpartition("@")
+    if at:
+        words = [quote(url.username or "", safe="")]
+        words += [] if url.password is None else [quote(url.password, safe="")]
+        userinfo = ":".join(words)
+    return f"{url.scheme}://{userinfo}{at}{hosts}{rest[len(authority) :]}"
 
 
 def _enter_table(connection: Any, resource: str, fence: Fence, table: str) -> None:

@@ -50,7 +50,7 @@ def address_of(url: Url) -> Address:
     if url.username is not None:
         parameters["user"] = url.username
     if url.password is not None:
-        parameters["password"] = url.password
+        parameters["password"] = url.password.encode()  # PyMySQL would take it for Latin-1
     hosts = url.hosts
     if "unix_socket" in url.options:
         parameters["unix_socket"] = url.options["unix_socket"]
