@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -102,6 +105,54 @@ def test_a_gate_takes_in_so_many_new_resources(caplog: pytest.LogCaptureFixture)
         with gate.enter("a", exclusive("a", 5)):
             pass
     assert "half of its limit of 3 resources" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
+def test_a_gate_that_is_full_writes_nothing(tmp_path: Path, mode: Mode) -> None:
+    """A lock that was taken leaves its counter behind, for a week."""
+    path = tmp_path / "locks.db"
+
+    def stored() -> list[object]:
+        with closing(sqlite3.connect(path)) as database:
+            names = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            tables = [database.execute(f"SELECT * FROM {name}").fetchall() for (name,) in names]
+        return [row for table in tables for row in table if "gate/" in str(row)]
+
+    with holdfast.connect(f"sqlite://{path}") as locks:
+        send = sender(gate=http.Gate(locks, limit=1))
+        assert send(Fence("known", mode, (), 0, 5)) == "200"
+        before = stored()
+        assert before
+        sent = [send(Fence(f"invented {number}", mode, (), 0, 5)) for number in range(5)]
+        assert sent == ["503"] * 5
+        assert stored() == before
+
+
+def test_a_gate_has_room_again_on_the_next_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that meets new orders every day need not be started anew."""
+    with holdfast.connect("memory://days") as locks:
+        moment = monotonic()
+        send = sender(gate=http.Gate(locks, limit=1))
+        assert [send(exclusive(name)) for name in ("a", "b")] == ["200", "503"]
+        monkeypatch.setattr("holdfast.fencing.gate.monotonic", lambda: moment + 24 * 3600 + 60)
+        assert [send(exclusive(name)) for name in ("b", "c")] == ["200", "503"]
+
+
+@pytest.mark.parametrize("size", [507, 508, 512])
+def test_a_gate_of_any_name(size: int) -> None:
+    """The gate's own name is longer, and a lock's name has an end."""
+    name = "n" * size
+    with holdfast.connect("memory://long") as locks:
+        send = sender(gate=http.Gate(locks))
+        assert [send(exclusive(name, token)) for token in (5, 4)] == ["200", "409"]
+        other = name[:-1] + "m"
+        assert send(exclusive(other, 1)) == "200"
+
+
+@pytest.mark.parametrize("name", ["", "\x1b[2J", "n" * 513])
+def test_a_resource_that_can_not_be_called_so(name: str) -> None:
+    """It often comes from the request's path, which strangers write."""
+    assert sender(resource=lambda _: name)(exclusive("a")) == "400"
 
 
 def test_a_gate_with_keys_has_no_such_limit() -> None:

@@ -7,16 +7,18 @@ longer than the ttl can still act afterwards. Where the resource can check for i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import hashlib
+from collections.abc import AsyncIterator, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
 )
+from time import monotonic
 from typing import Any
 
-from holdfast.claim import Fence, FenceKeys, Keys, Mode
+from holdfast.claim import LONGEST_NAME_BYTES, Fence, FenceKeys, Keys, Mode
 from holdfast.core import log
 from holdfast.core.contract import Guarantee
 from holdfast.core.drive import run_now
@@ -36,9 +38,12 @@ from holdfast.fencing.rule import (
 __all__ = ["Gate"]
 
 PREFIX = "gate/"
+LONG_PREFIX = "gate#"
+"""Of gates whose resource has a name that is too long to be a part of another one."""
 KEEP_SECONDS = 366 * 24 * 3600.0
 """How long a fence is remembered after it was the first to pass with its token."""
 MOST_RESOURCES = 100_000
+DAY_SECONDS = 24 * 3600.0
 
 
 class Gate:
@@ -63,15 +68,15 @@ class Gate:
         """``locks`` is a client of a store that all servers of the resource share.
 
         With ``fence_keys``, or those of the client, what is not a lease must be signed by one.
-        Without keys this object records at most ``limit`` resources that were not known before,
-        so that invented names can't fill the store; further ones are refused (``Unsupported``),
-        those that are known pass as ever.
+        Without keys this object records at most ``limit`` resources a day that were not known
+        before, so that invented names can't fill the store; further ones are refused
+        (``Unsupported``), those that are known pass as ever.
         """
         if Guarantee.RECORDS not in locks.guarantees:
             raise Unsupported(f"{locks!r} can't keep a gate: it has no RECORDS")
         self._locks = locks
         self.fence_keys = FenceKeys(fence_keys) or locks._door.fence_keys
-        self._limit, self._recorded = limit, 0
+        self._limit, self._recorded, self._day = limit, 0, monotonic()
         self._options: dict[str, Any] = {"timeout": timeout}
         if ttl is not None:
             self._options["ttl"] = ttl
@@ -89,38 +94,49 @@ class Gate:
         """
         check_resource(resource)
         fence = as_fence(lease, self.fence_keys)
-        passing = Passing(self._locks, resource, fence, self._options, self._count)
+        passing = Passing(self, self._locks, resource, fence, self._options)
         return passing.over_async() if self.asynchronous else passing.over()
 
-    def _count(self, resource: str) -> None:
+    @property
+    def full(self) -> bool:
+        """Whether resources that are not known yet are refused for now."""
+        if monotonic() - self._day >= DAY_SECONDS:
+            self._recorded, self._day = 0, monotonic()
+        return self._recorded >= self._limit and not self.fence_keys
+
+    def count(self, resource: str) -> None:
         """Counts a resource that is about to be recorded first; raises ``Full`` past the limit."""
-        if self.fence_keys:
-            return
-        if self._recorded >= self._limit:
-            raise Full(
-                f"the gate {resource!r} is new, and this Gate has recorded {self._limit} new ones: "
-                "it takes in no more, for names in fences that are not signed may be invented; use "
-                "fence_keys, or raise limit"
-            )
+        if self.full:
+            raise self.refused(resource)
         self._recorded += 1
-        if self._recorded == self._limit // 2 + 1:
-            log.warning("a Gate has recorded half of its limit of %d resources", self._limit)
+        if self._recorded == self._limit // 2 + 1 and not self.fence_keys:
+            log.warning("a Gate has recorded half of its limit of %d resources a day", self._limit)
+
+    def refused(self, resource: str) -> Full:
+        """The error for a resource that there is no room for."""
+        return Full(
+            f"the gate {resource!r} is new, and this Gate has recorded {self._limit} new ones in a "
+            "day: it takes in no more, for names in fences that are not signed may be invented; "
+            "use fence_keys, or raise limit"
+        )
+
+
+def gate_name(resource: str) -> str:
+    """The name of the lock that is the resource's gate."""
+    name = PREFIX + resource
+    if len(name.encode()) <= LONGEST_NAME_BYTES:
+        return name
+    return LONG_PREFIX + hashlib.sha256(resource.encode()).hexdigest()
 
 
 class Passing:
     """One fence at one gate."""
 
     def __init__(
-        self,
-        locks: Any,
-        resource: str,
-        fence: Fence,
-        options: dict[str, Any],
-        count: Callable[[str], None],
+        self, owner: Gate, locks: Any, resource: str, fence: Fence, options: dict[str, Any]
     ) -> None:
-        self._locks, self._resource, self._fence = locks, resource, fence
-        self._count = count
-        self._name, self._options = PREFIX + resource, options
+        self._owner, self._locks, self._resource, self._fence = owner, locks, resource, fence
+        self._name, self._options = gate_name(resource), options
         shared = Guarantee.SHARED in locks.guarantees
         self._reads = fence.mode is Mode.SHARED and shared
 
@@ -137,6 +153,7 @@ class Passing:
 
     @contextmanager
     def _write(self) -> Iterator[Any]:
+        run_now(self._room())
         with self._gate() as lease:
             run_now(self._admit(lease))
             yield lease
@@ -144,6 +161,7 @@ class Passing:
     @contextmanager
     def _read(self) -> Iterator[Any]:
         """A reader's first entry is recorded, alone; it then passes beside other readers."""
+        run_now(self._room())
         with self._gate(read=True) as lease:
             if run_now(self._known()):
                 yield lease
@@ -156,12 +174,14 @@ class Passing:
 
     @asynccontextmanager
     async def _write_async(self) -> AsyncIterator[Any]:
+        await self._room()
         async with self._gate() as lease:
             await self._admit(lease)
             yield lease
 
     @asynccontextmanager
     async def _read_async(self) -> AsyncIterator[Any]:
+        await self._room()
         async with self._gate(read=True) as lease:
             if await self._known():
                 yield lease
@@ -171,6 +191,11 @@ class Passing:
         async with self._gate(read=True) as lease:
             await self._known()
             yield lease
+
+    async def _room(self) -> None:
+        """Refuses a new resource before its lock is taken: that would leave a trace."""
+        if self._owner.full and await self._locks._door.backend.recall(self._name) is None:
+            raise self._owner.refused(self._resource)
 
     async def _judge(self) -> tuple[Any, Any]:
         """What is remembered, and what would be; raises ``StaleFence``."""
@@ -190,7 +215,7 @@ class Passing:
         if entered is memory:
             return
         if memory is None:
-            self._count(self._resource)
+            self._owner.count(self._resource)
         grant = lease._hold.grant
         if not await self._locks._door.backend.record(grant, pack(entered), KEEP_SECONDS):
             reason = lease.reason or "the store had it no longer"

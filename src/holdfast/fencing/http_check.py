@@ -13,6 +13,7 @@ from holdfast.claim import LONGEST_FENCE, Fence, FenceKeys, Keys
 from holdfast.errors import (
     BackendUnavailable,
     HoldfastError,
+    InvalidName,
     LockTimeout,
     StaleFence,
     UntrustedFence,
@@ -109,9 +110,12 @@ class Checks:
             raise Refused(400, "Bad Request", "urn:holdfast:bad-fence", str(error)) from None
 
     def name(self, fence: Fence, request: Mapping[str, Any]) -> str:
-        """The resource that a request is about."""
+        """The resource that a request is about; raises ``Refused`` if nothing can be called so."""
         named = None if self._resource is None else self._resource(request)
-        return check_resource(fence.name if named is None else named)
+        try:
+            return check_resource(fence.name if named is None else named)
+        except InvalidName as error:
+            raise Refused(400, "Bad Request", "urn:holdfast:bad-name", str(error)) from None
 
     def look(self, resource: str, fence: Fence) -> None:
         """The early check; raises ``StaleFence``."""
