@@ -37,6 +37,21 @@ def test_pages(
         names["conn"].close()
 
 
+def test_the_next_order_fits_the_first_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resource belongs to one lock: one that all orders share lets in the first only."""
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "guides/use-the-fence.md").read_text()
+    block = text.partition("```python\n")[2].partition("```")[0]
+    assert "42" in block
+    for number in ("42", "43"):
+        names: dict[str, Any] = {"__name__": "example"}
+        exec(block.replace("42", number), names)
+        names["locks"].close()
+        names["conn"].close()
+
+
 @pytest.mark.parametrize("page", [*PAGES, "explain/fencing.md", "explain/trust.md"])
 def test_links(page: str) -> None:
     path = DOCS / page

@@ -5,7 +5,7 @@ fence that counts is checked where the effect is, by a guard in the handler's ow
 which the middleware hands the fence on; or, for handlers without one, by a ``Gate``.
 
     app = fencing.http.AsgiFence(app)              # or WsgiFence
-    fencing.sql.guard(conn, "orders", fencing.http.fence_of(request))   # in the handler
+    fencing.sql.guard(conn, "order:42", fencing.http.fence_of(request)) # in the handler
 
     httpx.post(url, headers=fencing.http.headers(lease))                # at the caller
 """

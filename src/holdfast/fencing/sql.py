@@ -55,7 +55,7 @@ def guard(
     >>> conn = sqlite3.connect(":memory:")
     >>> with holdfast.connect("memory://") as locks:
     ...     with locks.lock("order:42") as lease, conn:
-    ...         guard(conn, "orders", lease)
+    ...         guard(conn, "order:42", lease)
     >>> conn.close()
     """
     fence = as_fence(lease, fence_keys)
