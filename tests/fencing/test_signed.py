@@ -96,6 +96,17 @@ def test_a_signature_has_one_form(signature: str) -> None:
             as_fence(Fence("order:42", Mode.EXCLUSIVE, (), 3, 17, signature), NEW)
 
 
+@pytest.mark.parametrize("damage", [" {}x", "{},{}", "{}0", ";{}", "9{}"])
+def test_errors_do_not_show_the_signature(damage: str) -> None:
+    """They are logged: who reads a log could put the text right and show it."""
+    signed = PLAIN.signed(NEW)
+    text = damage.format(signed, signed)
+    for shown in (text, text.upper()):
+        with pytest.raises(ValueError, match="not a fence") as caught:
+            Fence.parse(shown)
+        assert signed.signature[:40] not in str(caught.value).lower()
+
+
 def test_keys_are_long_enough_and_never_shown() -> None:
     for short in ("fifteen bytes..", b"", "", ["long enough for a key", "short"]):
         with pytest.raises(ValueError, match="at least 16 bytes") as caught:
