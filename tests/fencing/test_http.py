@@ -306,3 +306,22 @@ def test_with_requests_over_a_socket() -> None:
             assert http.raise_for_stale(fine) is fine
         server.shutdown()
         thread.join()
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"{", b"[" * 100_000, b"\xff", b"{}"])
+def test_a_conflict_of_another_service(body: bytes) -> None:
+    """Not every problem document is one of ours, nor what it says it is."""
+    answer = httpx.Response(409, headers={"content-type": "application/problem+json"}, content=body)
+    assert http.raise_for_stale(answer) is answer
+
+
+def test_what_the_other_side_says_is_harmless_to_show() -> None:
+    told: dict[str, Any] = {"type": "urn:holdfast:stale-fence", "fence": [], "highest": "1;x"}
+    told["detail"] = "\x1b[2J\nforged" + "x" * 10_000
+    answer = httpx.Response(409, headers={"content-type": "application/problem+json"}, json=told)
+    with pytest.raises(StaleFence) as caught:
+        http.raise_for_stale(answer)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 2100
+    assert caught.value.fence is None
+    assert caught.value.highest is None

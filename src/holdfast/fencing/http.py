@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from holdfast.claim import Fence
+from holdfast.claim import Fence, escaped
 from holdfast.errors import StaleFence, UntrustedFence
 from holdfast.fencing.gate import Gate
 from holdfast.fencing.http_asgi import AsgiFence
@@ -36,6 +36,9 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+
+LONGEST_DETAIL = 2000
+"""Characters that are kept of what the other side says."""
 
 
 def headers(lease: Any) -> dict[str, str]:
@@ -82,14 +85,24 @@ def raise_for_stale(response: R) -> R:
     kind = str(told.headers.get("content-type", ""))
     if told.status_code != 409 or not kind.startswith("application/problem+json"):
         return response
-    problem = told.json()
+    problem = _problem(told)
     if problem.get("type") == STALE:
+        detail = str(problem.get("detail", "the fence was refused"))
         raise StaleFence(
-            str(problem.get("detail", "the fence was refused")),
+            escaped(detail[:LONGEST_DETAIL]),
             fence=_parsed(problem.get("fence")),
             highest=_parsed(problem.get("highest")),
         )
     return response
+
+
+def _problem(response: Any) -> dict[str, Any]:
+    """The problem document; nothing for what is none, of whatever service that may be."""
+    try:
+        found = response.json()
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _parsed(text: object) -> Fence | None:
