@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,8 @@ import redis
 
 from cli.processes import Cli
 from fencing.accounts import mysql_settings
-from holdfast import Fence, Mode, StaleFence, connect, fencing
+from holdfast import BackendUnavailable, Fence, Mode, StaleFence, connect, fencing
+from holdfast.fencing.address import enter_at
 from servers.mysql import MySQLServer
 from servers.postgres import PostgresServer
 from servers.redis import RedisServer
@@ -221,6 +224,18 @@ def test_bad_input(cli: Cli, address: str, text: str, code: int, says: str) -> N
     assert says in result.stderr
     assert "secret" not in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_a_server_that_does_not_answer(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given up by a deadline, and its store with it."""
+    monkeypatch.setattr("holdfast.fencing.address.LOGIN_SECONDS", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"{scheme}://u:p@127.0.0.1:{silent.getsockname()[1]}/d#order:42"
+        began = time.monotonic()
+        with pytest.raises(BackendUnavailable):
+            enter_at(address, fence(5), table="holdfast_fence", door=lambda: None)
+    assert time.monotonic() - began < 20
 
 
 KEYS = "first-key-that-is-long-enough\nsecond-key-that-is-long-enough"

@@ -107,10 +107,13 @@ def _redis(_: Url, where: str) -> Any:
     return Redis.from_url(where)
 
 
-def _postgresql(_: Url, where: str) -> Any:
+def _postgresql(url: Url, where: str) -> Any:
     import psycopg
 
-    return psycopg.connect(where)
+    given: dict[str, Any] = {}
+    if "connect_timeout" not in url.options:
+        given["connect_timeout"] = int(LOGIN_SECONDS)
+    return psycopg.connect(where, **given)
 
 
 def _mysql(url: Url, _: str) -> Any:
