@@ -12,8 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import holdfast
 from fencing.databases import Connect, fence, ready
@@ -135,6 +140,40 @@ def test_sqlalchemy_tells_on_asyncio(servers: Servers) -> None:
             with pytest.raises(Unsupported, match=REFUSED):
                 async with connection.begin_nested():
                     await sql.guard(connection, "r", fence(5, name="other"))
+        await engine.dispose()
+
+    asyncio.run(body())
+
+
+def test_a_scoped_session_is_the_session_behind_it(servers: Servers, namespace: str) -> None:
+    """As ``db.session`` of Flask-SQLAlchemy is: taken as any other session, and as nested."""
+    url = servers.of(PostgresServer).url
+    with holdfast.connect(url, namespace=namespace) as locks, locks.lock("any"):
+        pass
+    engine = sqlalchemy.create_engine(url.replace("://", "+psycopg://"))
+    session = scoped_session(sessionmaker(engine))
+    sql.guard(session, namespace, fence(5))
+    assert transaction_lock(session, "name", namespace=namespace).token
+    session.commit()
+    with pytest.raises(StaleFence):
+        sql.guard(session, namespace, fence(4))
+    session.rollback()
+    with pytest.raises(Unsupported, match=REFUSED), session.begin_nested():
+        sql.guard(session, namespace, fence(5))
+    session.remove()
+    engine.dispose()
+
+
+def test_a_scoped_session_on_asyncio(servers: Servers, namespace: str) -> None:
+    async def body() -> None:
+        engine = create_async_engine(servers.of(PostgresServer).url.replace("://", "+psycopg://"))
+        made = async_sessionmaker(engine)
+        session = async_scoped_session(made, scopefunc=asyncio.current_task)
+        await sql.guard(session, namespace, fence(5))
+        await session.commit()
+        with pytest.raises(StaleFence):
+            await sql.guard(session, namespace, fence(4))
+        await session.remove()
         await engine.dispose()
 
     asyncio.run(body())

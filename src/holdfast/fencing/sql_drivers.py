@@ -201,7 +201,10 @@ class Sqlite:
 
 
 class SQLAlchemy:
-    """SQLAlchemy 2: ``Connection`` and ``Session``, and the two of ``sqlalchemy.ext.asyncio``."""
+    """SQLAlchemy 2: ``Connection`` and ``Session``, and the two of ``sqlalchemy.ext.asyncio``.
+
+    Of a ``scoped_session`` (``db.session`` of Flask-SQLAlchemy) this is the session behind it.
+    """
 
     def __init__(self, connection: Any, session: bool, asynchronous: bool) -> None:
         self._given, self._session, self.asynchronous = connection, session, asynchronous
@@ -274,6 +277,8 @@ def driver_of(connection: Any) -> Driver:
             return Sqlite(connection)
         if package == "sqlalchemy" and hasattr(connection, "execute"):
             asynchronous = ".asyncio" in kind.__module__
+            if hasattr(connection, "registry"):  # a scoped_session: the session of this thread
+                connection = connection()
             return SQLAlchemy(connection, hasattr(connection, "get_bind"), asynchronous)
     raise TypeError(
         "a guard takes a connection of psycopg, PyMySQL, asyncmy or sqlite3, or a Connection or "
