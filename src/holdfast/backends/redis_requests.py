@@ -95,8 +95,8 @@ class Requests:
         unknown = [i for i, r in enumerate(replies) if type(r) is Refused and r.code == "NOSCRIPT"]
         if unknown:
             full = [commands[i].script.in_full(packed[i]) for i in unknown]
-            again = await self.route.calls(full, [keys[i] for i in unknown], until)
-            for i, reply in zip(unknown, again, strict=True):
+            loaded = await self.route.calls(full, [keys[i] for i in unknown], until)
+            for i, reply in zip(unknown, loaded, strict=True):
                 replies[i] = reply
         self._look_elsewhere(replies)
         return replies
