@@ -13,6 +13,7 @@ import pymysql
 import pytest
 import sqlalchemy
 
+from backends.mysql_bench import open_admin
 from fencing.accounts import mysql_settings
 from fencing.databases import Beside, fence
 from holdfast import Fence, Mode, StaleFence, Unsupported
@@ -123,6 +124,68 @@ def test_a_damaged_name_lets_nobody_in(connect: Connect, stock: str, mode: Mode)
     connection.commit()
     with pytest.raises(StaleFence, match=r"guarded by the lock .*xff"):
         sql.guard(connection, stock, asked)
+
+
+# As version 0.1 made it.
+OLDER = """CREATE TABLE {} (
+  resource VARBINARY(512) NOT NULL, slot BIGINT NOT NULL, name VARBINARY(512) NOT NULL,
+  epoch BIGINT NOT NULL, token BIGINT NOT NULL, highest_epoch BIGINT NOT NULL,
+  highest_token BIGINT NOT NULL, verdict INT NOT NULL, PRIMARY KEY (resource, slot)
+) ENGINE=InnoDB"""
+OLDER_ENTERS = """INSERT INTO {} (resource, slot, name, epoch, token, highest_epoch, highest_token,
+  verdict) VALUES ('{}', -1, 'lock', 0, 7, 0, 7, 0)"""
+
+
+def test_a_table_of_an_older_version(connect: Connect) -> None:
+    """It is told what to do, and then both versions can use it, side by side."""
+    table, connection = f"fence_{secrets.token_hex(4)}", connect()
+    ask(connection, OLDER.format(table))
+    ask(connection, OLDER_ENTERS.format(table, "a"))
+    connection.commit()
+    for asked in (fence(8), fence(8, Mode.SHARED)):
+        with pytest.raises(Unsupported, match=r"older version(.|\n)*sql\.create(.|\n)*ALTER TABLE"):
+            sql.guard(connection, "a", asked, table=table)
+        connection.rollback()
+    for _ in range(2):
+        sql.create(connection, table=table)
+    connection.commit()
+    ask(connection, OLDER_ENTERS.format(table, "b"))
+    connection.commit()
+    for resource in ("a", "b", "c"):
+        sql.guard(connection, resource, fence(8), table=table)
+        connection.commit()
+        with pytest.raises(StaleFence):
+            sql.guard(connection, resource, fence(7), table=table)
+        connection.rollback()
+
+
+def test_an_account_without_rights_is_told_which(servers: Servers, url: str, stock: str) -> None:
+    """A reader's account: what it lacks, and what would make the table."""
+    with open_admin(servers.of(MySQLServer)) as admin:
+        ask(admin, f"CREATE USER {stock} IDENTIFIED BY 'secret'")
+        ask(admin, f"GRANT SELECT ON holdfast.* TO {stock}")
+    with pymysql.connect(**mysql_settings(url) | {"user": stock}) as connection:
+        with pytest.raises(Unsupported, match="GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast_f"):
+            sql.guard(connection, stock, fence(1))
+        connection.rollback()
+        with pytest.raises(Unsupported, match=r"can't make it(.|\n)*CREATE TABLE(.|\n)*GRANT"):
+            sql.create(connection, table="nowhere")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_refused_lock_leaves_no_row(connect: Connect, stock: str, begun: bool) -> None:
+    """Also if its caller goes on and commits: it would be let in the next time."""
+    connection = connect()
+    sql.guard(connection, stock, fence(5, Mode.SLOTS, 0))
+    connection.commit()
+    for asked in [fence(9), fence(9, name="another"), fence(9, Mode.SLOTS, 1, name="another")] * 2:
+        if begun:
+            connection.begin()
+        with pytest.raises(StaleFence):
+            sql.guard(connection, stock, asked)
+        connection.commit()
+    rows = ask(connection, f"SELECT slot, name FROM holdfast_fence WHERE resource = '{stock}'")
+    assert rows == ((0, b"lock"),)
 
 
 BEGINNINGS = {

@@ -67,7 +67,8 @@ def guard(
 def create(connection: Any, *, table: str = TABLE) -> Any:
     """Makes the table of fences if it is missing; the caller commits.
 
-    ``guard`` does so on first use, except on MySQL, where it would end the transaction.
+    ``guard`` does so on first use, except on MySQL, where it would end the transaction. On MySQL it
+    also upgrades a table that an older version has made.
     """
     driver, asked = _asked(connection, table)
     return _drive(driver, make_table(driver, asked))

@@ -9,7 +9,7 @@ from holdfast.claim import Fence, Mode
 from holdfast.errors import StaleFence, Unsupported
 from holdfast.fencing.rule import NOBODY, Memory, Stamp, refusal, stale
 from holdfast.fencing.sql_drivers import Answer, Driver
-from holdfast.fencing.sql_table import ensure_table, forget_table, is_missing, make_table, no_table
+from holdfast.fencing.sql_table import ensure_table, forget_table, is_missing, make_table, refused
 from holdfast.fencing.sql_text import LOCK_ROW, Statements
 
 __all__ = ["enter"]
@@ -109,10 +109,11 @@ class Row:
             return await self._driver.execute(sql, wanted)
         except Exception as error:
             forget_table(self._driver, self._asked)
+            told = refused(self._asked, error)
+            if told is not None:
+                raise told from error
             if not is_missing(self._asked, error):
                 raise
-            if self._asked.dialect == "mysql":
-                raise no_table(self._asked) from error
         await make_table(self._driver, self._asked)
         return await self._driver.execute(sql, wanted)
 
@@ -154,9 +155,19 @@ class MySQLRow(Row):
         if answer.inserted == ENTERED and not new:
             return answer
         # A new row: is it ours to make?
-        if answer.inserted == REFUSED or (await self._ask(self._asked.other)).rows:
+        if answer.inserted == REFUSED:
+            return None
+        if (await self._ask(self._asked.other)).rows:
+            await self._unmake()
             return None
         return answer
+
+    async def _unmake(self) -> None:
+        """Takes the new row away: a caller may commit after all, and it would let this lock in."""
+        try:
+            await self._ask(self._asked.unmake)
+        except Unsupported:  # no right to delete: then a rollback alone does it
+            return
 
     async def _check_age(self, row: tuple[Any, ...]) -> None:
         if self._begun:

@@ -8,11 +8,15 @@ from holdfast.errors import Unsupported
 from holdfast.fencing.sql_drivers import Driver
 from holdfast.fencing.sql_text import Statements
 
-__all__ = ["ensure_table", "forget_table", "is_missing", "make_table", "no_table"]
+__all__ = ["ensure_table", "forget_table", "is_missing", "make_table", "refused"]
 
 CREATION_KEY = 7_019_267_233_085_447_001
 """Two that create at once in PostgreSQL: one waits for the other."""
 NO_SUCH_TABLE = 1146
+NO_SUCH_COLUMN = 1054
+SUCH_A_COLUMN = 1060
+NO_RIGHTS = (1142, "42501")
+"""What MySQL and PostgreSQL say where an account lacks a right on a table."""
 
 _present: set[Hashable] = set()
 """Databases in which the table was seen."""
@@ -65,21 +69,40 @@ def _second(asked: Statements, schemas: list[str], there: bool) -> Unsupported:
 
 
 async def make_table(driver: Driver, asked: Statements) -> None:
-    """Makes the table; running it again changes nothing."""
+    """Makes the table, or gives an older version's what it lacks; again, it changes nothing."""
     if asked.dialect == "postgresql":
         await _find(driver, asked)
     elif asked.dialect == "sqlite":
         await _find_attached(driver, asked)
     try:
         if asked.dialect == "postgresql":
-            await driver.execute(f"SELECT pg_advisory_xact_lock({CREATION_KEY})", {})
+            lock = f"SELECT pg_catalog.pg_advisory_xact_lock({CREATION_KEY})"
+            await driver.execute(lock, {})
         await driver.execute(asked.create, {})
     except Exception as error:
         raise Unsupported(
-            f"the table of fences is missing and could not be made ({error}): let somebody who may "
-            f"create tables run what fencing.sql.schema({asked.dialect!r}) gives, which is\n"
-            f"{asked.create}"
+            f"the table of fences is missing, and this account can't make it ({_words(error)}). "
+            f"Let somebody who may create tables run\n{asked.create};\n{_grant(asked)}"
+            f"{_elsewhere(asked)}"
         ) from error
+    if asked.renew:
+        await _renew(driver, asked)
+
+
+async def _renew(driver: Driver, asked: Statements) -> None:
+    """Gives a table of MySQL's that an older version has made what it lacks."""
+    try:
+        await driver.execute(asked.newest, {})
+        return
+    except Exception as error:
+        if _code(asked, error) != NO_SUCH_COLUMN:
+            raise
+        older = refused(asked, error)
+    try:
+        await driver.execute(asked.renew, {})
+    except Exception as error:
+        if _code(asked, error) != SUCH_A_COLUMN:  # another one was faster
+            raise older or error from error
 
 
 def forget_table(driver: Driver, asked: Statements) -> None:
@@ -88,16 +111,58 @@ def forget_table(driver: Driver, asked: Statements) -> None:
 
 
 def is_missing(asked: Statements, error: Exception) -> bool:
-    """Whether this is MySQL's or SQLite's word for a missing table."""
-    cause = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
-    if asked.dialect == "mysql":
-        return cause.args[:1] == (NO_SUCH_TABLE,)
-    return asked.dialect == "sqlite" and str(cause).startswith("no such table")
+    """Whether this is SQLite's word for a missing table, where one can be made."""
+    return asked.dialect == "sqlite" and str(_cause(error)).startswith("no such table")
 
 
-def no_table(asked: Statements) -> Unsupported:
-    """What to do where making the table would end the transaction."""
+def refused(asked: Statements, error: Exception) -> Unsupported | None:
+    """What to do about the table where a statement has failed because of it; else nothing."""
+    code = _code(asked, error)
+    if code in NO_RIGHTS:
+        return Unsupported(
+            f"this account may not use the table of fences ({_words(error)}): let its owner run\n"
+            f"{_grant(asked)}"
+        )
+    if asked.dialect != "mysql" or code not in (NO_SUCH_TABLE, NO_SUCH_COLUMN):
+        return None
+    if code == NO_SUCH_TABLE:
+        what, does = "is missing", asked.create
+    else:
+        what, does = "was made by an older version of Holdfast, and lacks a column", asked.renew
     return Unsupported(
-        "the table of fences is missing: run fencing.sql.create(connection) once, before the "
-        f"transaction (in MySQL making a table ends it), or let a DBA run\n{asked.create}"
+        f"the table of fences {what}: run fencing.sql.create(connection) once, before the "
+        f"transaction (in MySQL changing tables ends it), or let a DBA run\n{does}"
     )
+
+
+def _grant(asked: Statements) -> str:
+    if asked.dialect == "sqlite":
+        return ""
+    rights = "SELECT, INSERT, UPDATE" + (", DELETE" if asked.dialect == "mysql" else "")
+    return f"GRANT {rights} ON {asked.table} TO your_account;"
+
+
+def _elsewhere(asked: Statements) -> str:
+    if asked.dialect != "postgresql":
+        return ""
+    name = asked.table.rpartition(".")[2]
+    return (
+        "\nOr name a schema in which this account may create tables, the same in all programs: "
+        f"table='your_schema.{name}'"
+    )
+
+
+def _cause(error: BaseException) -> BaseException:
+    return getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
+
+
+def _code(asked: Statements, error: BaseException) -> object:
+    """The server's word for what is wrong: a number on MySQL, five characters on PostgreSQL."""
+    cause = _cause(error)
+    if asked.dialect == "mysql":
+        return next(iter(cause.args), None)
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+
+
+def _words(error: BaseException) -> str:
+    return str(_cause(error)).partition("\n")[0]

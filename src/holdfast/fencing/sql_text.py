@@ -40,6 +40,12 @@ class Statements(NamedTuple):
     """MySQL's only: locks the row, makes it if it is missing, and lets nobody enter."""
     seen: str = ""
     """MySQL's only: how many had entered when the transaction began to read."""
+    unmake: str = ""
+    """MySQL's only: takes away a row that was made for another lock."""
+    newest: str = ""
+    """MySQL's only: fails for a table that an older version has made."""
+    renew: str = ""
+    """MySQL's only: gives such a table what it lacks, and leaves it usable for that version."""
 
 
 _COLUMNS = "resource, slot, name, epoch, token, highest_epoch, highest_token"
@@ -203,6 +209,11 @@ _READS = {"stamps": "-1, -1, :epoch, :token", "enters": _ENTERS.format(kept="")}
 # Answers how many have entered, 0 for a new row, and changes nothing.
 _MYSQL_LOCK = _MYSQL_INSERT + "entries = entries + 0 * LAST_INSERT_ID(entries)"
 _MYSQL_SEEN = "SELECT entries FROM {table} WHERE resource = :resource AND slot = :slot"
+_MYSQL_UNMAKE = "DELETE FROM {table} WHERE resource = :resource AND slot = :slot"
+_MYSQL_NEWEST = "SELECT entries FROM {table} LIMIT 0"
+_MYSQL_RENEW = """
+ALTER TABLE {table} ADD COLUMN entries BIGINT NOT NULL DEFAULT 1,
+  ALTER COLUMN verdict SET DEFAULT 0"""
 _MYSQL_SHARE = _SHARE.replace("token FROM", "token, entries FROM") + " LOCK IN SHARE MODE"
 
 
@@ -255,6 +266,9 @@ def _mysql(table: str) -> Statements:
         _from_hex(_OTHER.format(table=table)),
         _from_hex(_MYSQL_LOCK.format(table=table, stamps="-1, -1, -1, -1")),
         _from_hex(_MYSQL_SEEN.format(table=table)),
+        _from_hex(_MYSQL_UNMAKE.format(table=table)),
+        _MYSQL_NEWEST.format(table=table),
+        _MYSQL_RENEW.format(table=table),
     )
 
 
