@@ -112,6 +112,7 @@ class Hold:
         "reason",
         "renew",
         "renew_at",
+        "since",
         "state",
         "stored_ttl",
         "tell",
@@ -121,6 +122,8 @@ class Hold:
 
     def __init__(self, grant: Grant, since: float, renew: bool, cap: float | None) -> None:
         self.grant = grant
+        self.since = since
+        """The clock before the request was sent that it was granted to."""
         self.renew = renew
         self.cap = cap
         """Until when it may be kept at all (``max_hold``)."""

@@ -76,6 +76,8 @@ class Keep(Planned):
         self.refreshed_at = 0.0
         self._glances: Callable[[Sequence[Grant]], dict[str, str]] | None
         self._glances = getattr(backend, "glance", None)
+        # A hold must not have to tell the keeper that a glance is due, either.
+        self._linger_seconds = LINGER_SECONDS if self._glances is None else GLANCE_SECONDS
         self.nudge: Callable[[Claim], None] = lambda claim: None
         """Wakes a waiter of the door whose place in the line is gone."""
         self.alive: Callable[[Hashable], bool] = runtime.alive
@@ -89,8 +91,8 @@ class Keep(Planned):
         self.registered += 1
         if hold.grant.seconds is not None:
             self.hurried = True
-        if self._glances is not None and self.runtime.now() + GLANCE_SECONDS < self.planned:
-            self.plan(min(hold.next_at(), self.runtime.now() + GLANCE_SECONDS))
+        if self._glances is not None and hold.since + GLANCE_SECONDS < self.planned:
+            self.plan(min(hold.next_at(), hold.since + GLANCE_SECONDS))
         elif hold.renew_at < self.planned or hold.doubtful_at < self.planned:
             self.plan(hold.next_at())
         if hold.doubtful_at < self.watch.planned:
@@ -135,7 +137,7 @@ class Keep(Planned):
             at = await self._guarded_round()
             if at == NEVER and self.registered:
                 self.registered = 0
-                at = self.runtime.now() + LINGER_SECONDS
+                at = self.runtime.now() + self._linger_seconds
             if self.hurried:  # more may come: it looks by itself, before they have to wake it
                 self.hurried = False
                 at = min(at, self.runtime.now() + CONFIRM_SECONDS / 2)

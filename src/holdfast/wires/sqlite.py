@@ -5,8 +5,8 @@ runtime and tries again, so the same code serves threads and event loops. All of
 under one mutex and never suspends in between. SQLite's errors are mapped here.
 
 Somebody may remove or replace the file while it is open. What is written to the old one nobody
-else sees, so after every request it is looked whether the file at the path is still the one that
-is open; if not, the request is done again on the new one.
+else sees, so after every request (but the release of a short hold) it is looked whether the
+file at the path is still the one that is open; if not, the request is done again on the new one.
 
 Fork. SQLite keeps, per process, what it believes to have locked of a file. A forked child
 inherits that belief without the locks: a new connection beside an inherited one would take
@@ -79,9 +79,12 @@ class SqliteWire:
 
     # The fast path: one statement, as few steps around it as can be.
 
-    def change(self, statement: str, parameters: tuple[object, ...]) -> FileId | None:
+    def change(
+        self, statement: str, parameters: tuple[object, ...], *, look: bool = True
+    ) -> FileId | None:
         """The file in which one statement changed a row, or ``None`` if it changed none.
-        Raises SQLite's errors as they are."""
+        Raises SQLite's errors as they are. Only what grants nothing may do without the look
+        whether the file is still the one at the path."""
         try:
             with self._mutex:
                 cursor = self._cursor
@@ -91,10 +94,9 @@ class SqliteWire:
                 changed = cursor.execute(statement, parameters).rowcount
                 self._torn = False
                 self.ran += 1
-                file = self.file_at_path()
-                if file != self.file:
+                if look and self.file_at_path() != self.file:
                     raise FileReplaced
-                return file if changed else None
+                return self.file if changed else None
         except BaseException as error:
             self._mend(error)
             raise
