@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from cli.processes import Cli, until
 from cli.screen import Shell
-from holdfast import Holder, Mode, Standing
+from holdfast import Holder, Mode, Standing, Waiter
+from holdfast.cli.ls import _rows as rows_of
 from holdfast.cli.standing import as_plain_data
 from holdfast.cli.text import duration, since
 
@@ -40,6 +43,32 @@ def test_ls_lists_holders_and_waiters(cli: Cli) -> None:
     assert first.endswith("1        nightly")
     assert "shared" in second
     assert len(cli("ls").stdout.splitlines()) == 4
+
+
+def test_ls_shows_what_it_can_not_read(cli: Cli) -> None:
+    """Nobody knows who holds a damaged name: "nobody" would be a guess."""
+    cli.hold("jobs/a", "--note", "nightly")
+    cli.hold("jobs/b")
+    with closing(sqlite3.connect(cli.folder / "locks.db")) as database:
+        database.execute("UPDATE name SET since = 'noon\x1b[2J' WHERE name LIKE '%jobs/b'")
+        database.commit()
+    result = cli("ls")
+    _, first, second = result.stdout.splitlines()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert first.endswith("nightly")
+    assert second.split()[:3] == ["jobs/b", "?", "notice:"]
+    assert "can't be read: its begin is 'noon" in second
+    assert "\x1b" not in second
+
+
+def test_ls_shows_notices_beside_holders_and_waiters() -> None:
+    holder = Holder("host", 1, "thread", "nightly", Mode.EXCLUSIVE, 7, (), 0.0, 5.0)
+    waiter = Waiter("host", 1, "thread", "", Mode.EXCLUSIVE, 0.0, 0)
+    held = rows_of(Standing("x", 0, (holder,), (), "slow"))
+    assert [(row[0], row[-1]) for row in held] == [("x", "nightly"), ("", "notice: slow")]
+    [waited_for] = rows_of(Standing("x", 0, (), (waiter,), "slow"))
+    assert (waited_for[1], waited_for[-1]) == ("nobody", "notice: slow")
+    assert len(rows_of(Standing("x", 0, (holder,), ()))) == 1
 
 
 def test_ls_of_nothing(cli: Cli) -> None:

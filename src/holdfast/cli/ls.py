@@ -34,11 +34,14 @@ def main(argv: list[str]) -> int:
 
 
 def _rows(standing: Standing) -> list[tuple[str, ...]]:
-    """One row for each holder; those who wait are counted in the first."""
+    """One row for each holder; those who wait are counted in the first. What the store has to say
+    about the name is the note of a row without a holder."""
     queue = str(waiting(standing) or "")
+    notice = f"notice: {standing.notice}" if standing.notice else ""
     if not standing.holders:
-        return [(standing.name, "nobody", "", "", "", "", queue, "")]
-    return [
+        who = "nobody" if standing.waiters else "?"  # it is listed because it can't be read
+        return [(standing.name, who, "", "", "", "", queue, notice)]
+    rows: list[tuple[str, ...]] = [
         (
             "" if nth else standing.name,
             f"{holder.host} pid {holder.pid}",
@@ -51,3 +54,4 @@ def _rows(standing: Standing) -> list[tuple[str, ...]]:
         )
         for nth, holder in enumerate(standing.holders)
     ]
+    return rows + [("", "", "", "", "", "", "", notice)] * bool(notice)
