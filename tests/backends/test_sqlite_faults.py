@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 import holdfast
 from backends.sqlite_bench import Program, backend_of, claim, expire, grant, take, try_to_take
 from holdfast.backends.sqlite import SHORT_MICROSECONDS, SqliteBackend
+from holdfast.backends.sqlite_file import Place
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.core.keep import Keep
@@ -307,6 +309,39 @@ def test_a_hold_is_in_its_own_file_and_in_no_copy_of_it(tmp_path: Path) -> None:
         assert isinstance(try_to_take(backend, claim()), Busy)  # the copy knows it
         assert list(backend.glance([held])) == [held.claim.owner]
         assert held.claim.owner in run_now(backend.renew([held], [], until=now() + 5)).lost
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no file can be pinned")
+def test_the_number_of_a_removed_file_is_not_given_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would pass for the file that the old holds are in, and nobody would tell of their loss."""
+    path = tmp_path / "locks.db"
+    in_use: list[bool] = []
+    make = Place._make_file
+
+    def watched(place: Place) -> None:
+        in_use.append(number in numbers_in_use())
+        make(place)
+
+    with backend_of(path) as backend:
+        held = take(backend)
+        number = path.stat().st_ino
+        remove(path)
+        monkeypatch.setattr(Place, "_make_file", watched)
+        take(backend, claim("another name"))
+        assert in_use == [True]
+        assert list(backend.glance([held])) == [held.claim.owner]
+        assert number not in numbers_in_use()
+
+
+def numbers_in_use() -> set[int]:
+    """The numbers of the files that this process has open."""
+    numbers = set()
+    for handle in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            numbers.add(os.fstat(int(handle.name)).st_ino)
+    return numbers
 
 
 NOTICED_SECONDS = 3.0  # about one is promised
