@@ -17,6 +17,7 @@ from holdfast.claim import (
     Standing,
     check_epoch,
     check_name,
+    escaped,
 )
 from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Runtime, Settings, Store
@@ -257,7 +258,8 @@ def _end(keep: Keep) -> None:
 
 def _log_broken(door: Door, name: str, reason: str, holders: Sequence[Holder]) -> None:
     whom = "; ".join(str(holder) for holder in holders) or "somebody"
-    log.warning("broke %r on %s, held by %s: %s", name, door.store.display, whom, reason)
+    why = escaped(reason)  # often what a person typed into a form
+    log.warning("broke %r on %s, held by %s: %s", name, door.store.display, whom, why)
 
 
 def _namespace(text: str) -> str:

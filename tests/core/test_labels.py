@@ -101,3 +101,14 @@ def test_a_thread_of_any_name_can_hold_a_lock() -> None:
     thread.start()
     thread.join()
     assert seen == ["\\ud800\\n" + "x" * 248]
+
+
+def test_the_reason_of_a_broken_hold_is_harmless_to_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It is often what a person typed into a form."""
+    with holdfast.connect("memory://reasons") as locks:
+        lease = locks.lock("name").acquire()
+        locks.break_lock("name", reason=HOSTILE)
+        assert lease is not None
+        lease.release()
+    [line] = [text for text in caplog.messages if text.startswith("broke ")]
+    assert line.isprintable()
