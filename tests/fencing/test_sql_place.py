@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 
 from fencing.databases import fence
-from holdfast import StaleFence, Unsupported
+from holdfast import Mode, StaleFence, Unsupported
 from holdfast.fencing import sql, sql_table
 from servers.postgres import PostgresServer
 from servers.registry import Servers
@@ -88,6 +88,72 @@ def test_no_second_memory_is_made(database: str) -> None:
     with psycopg.connect(database) as connection:
         connection.execute(f"ALTER TABLE worker.{TABLE} SET SCHEMA public".encode())
     enter(database, 34)
+
+
+def test_the_one_on_the_path_is_named_first(database: str) -> None:
+    """Several programs of one database had a table each; and one that is not ours is no end."""
+    make(database, "aardvark", "worker")
+    with pytest.raises(Unsupported, match=r"name it \(table='worker\.holdfast_fence'\)"):
+        enter(database, 34, "worker")
+    with pytest.raises(Unsupported, match=r"not yours.*table='public\.holdfast_fence'\)"):
+        enter(database, 34)
+    make(database, "public")
+    enter(database, 34)
+
+
+@pytest.fixture
+def role(database: str) -> Iterator[str]:
+    """An ordinary role's URL of that database: since PostgreSQL 15 it may not create in public."""
+    name = f"r{secrets.token_hex(6)}"
+    with psycopg.connect(database, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {name} LOGIN".encode())
+        yield database.replace("://holdfast@", f"://{name}@")
+        admin.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
+
+
+def test_an_ordinary_role_is_told_what_to_do(database: str, role: str) -> None:
+    with pytest.raises(Unsupported, match=r"CREATE TABLE(.|\n)*GRANT(.|\n)*table='your_schema\."):
+        enter(role, 1)
+    make(database, "public")
+    grant = "GRANT SELECT, INSERT, UPDATE ON public.holdfast_fence TO your_account;"
+    with pytest.raises(Unsupported, match=grant) as caught:
+        enter(role, 1)
+    name = role.partition("://")[2].partition("@")[0]
+    with psycopg.connect(database) as admin:
+        admin.execute(str(caught.value).splitlines()[-1].replace("your_account", name).encode())
+    enter(role, 2)
+    with pytest.raises(StaleFence):
+        enter(role, 1)
+
+
+OPERATORS = ("=", "<>", "<", "<=", ">", ">=")
+TYPES = ("text", "bigint", "boolean", '"char"', "oid", "name")
+
+
+def test_no_operator_of_another_role_runs(database: str) -> None:
+    """Also where the search_path has pg_catalog last: all that is used is named in full."""
+    with psycopg.connect(database) as admin:
+        admin.execute("CREATE SCHEMA theirs; GRANT ALL ON SCHEMA theirs TO PUBLIC")
+        for kind in TYPES:
+            admin.execute(
+                f"""CREATE FUNCTION theirs.caught(a {kind}, b {kind}) RETURNS boolean
+                LANGUAGE plpgsql AS $$ BEGIN RAISE 'caught as %', CURRENT_USER; END $$""".encode()
+            )
+            for operator in OPERATORS:
+                admin.execute(
+                    f"""CREATE OPERATOR theirs.{operator} (LEFTARG = {kind}, RIGHTARG = {kind},
+                    FUNCTION = theirs.caught)""".encode()
+                )
+    path = "theirs, public, pg_catalog"
+    sql_table._present.clear()
+    with psycopg.connect(database, options=f"-c search_path={path.replace(' ', '')}") as ours:
+        for asked in (fence(4), fence(5, Mode.SHARED), fence(5, Mode.SHARED), fence(6)):
+            sql.guard(ours, "r", asked)
+            ours.commit()
+        for asked in (fence(5), fence(5, Mode.SHARED), fence(7, name="another")):
+            with pytest.raises(StaleFence):
+                sql.guard(ours, "r", asked)
+            ours.rollback()
 
 
 def test_a_temporary_table_is_refused(database: str) -> None:

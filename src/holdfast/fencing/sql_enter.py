@@ -45,8 +45,10 @@ def _in_savepoint(resource: str) -> Unsupported:
     return Unsupported(
         f"{resource!r} can't be guarded inside a savepoint (a nested transaction): a rollback to "
         "it takes back the lock of the row, or what is remembered, while the transaction goes on. "
-        "Call guard before the savepoint, or say savepoint=True if whoever rolls back to it writes "
-        "no more under this fence"
+        "Call guard before the savepoint. In psycopg `with conn.transaction()` is a savepoint if "
+        "an earlier statement has begun a transaction: commit that first. savepoint=True allows "
+        "it, for code that writes no more under this fence after such a rollback, and for tests "
+        "that run in a transaction of their own"
     )
 
 

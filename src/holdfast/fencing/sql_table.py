@@ -60,11 +60,14 @@ def _second(asked: Statements, schemas: list[str], there: bool) -> Unsupported:
     name = asked.table.rpartition(".")[2]
     others = ", ".join(f"{schema}.{name}" for schema in schemas)
     missing = "" if there else ", which is missing,"
+    own = f". If it is not yours, make this one: fencing.sql.create(…, table={asked.table!r})"
+    if there or asked.dialect != "postgresql":
+        own = ""
     return Unsupported(
         f"fences are remembered in the table {asked.table}{missing} but there is also {others}: "
         "programs that use different tables would let a stale holder in. Keep one of them, for "
         f"all programs: name it (table={schemas[0] + '.' + name!r}), or move its rows to "
-        f"{asked.table} and drop it"
+        f"{asked.table} and drop it{own}"
     )
 
 

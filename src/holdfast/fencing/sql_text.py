@@ -2,7 +2,8 @@
 
 One row per resource, and for a semaphore one per slot of it. A statement compares and writes in
 one step and keeps the row locked until the transaction ends; it says the same as
-``fencing.rule``. Parameters are written ``:name``.
+``fencing.rule``. Parameters are written ``:name``, comparisons ``[=]``: for PostgreSQL they become
+``OPERATOR(pg_catalog.=)``, since the caller's search_path may find another role's operator first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Statements(NamedTuple):
     create: str
     found: str
     """Answers the schema of every table of that name, whether it is ours, and whether it would be
-    found without its schema. PostgreSQL's only: elsewhere failing is harmless."""
+    found without its schema; those first. PostgreSQL's only: elsewhere failing is harmless."""
     write: str
     """Lets an exclusive fence, or one of a slot, enter."""
     read: str
@@ -51,23 +52,24 @@ class Statements(NamedTuple):
 _COLUMNS = "resource, slot, name, epoch, token, highest_epoch, highest_token"
 
 _SHARE = """
-SELECT name, epoch, token FROM {table} WHERE resource = :resource AND slot = :slot
-AND (highest_epoch > :epoch OR (highest_epoch = :epoch AND highest_token >= :token))"""
+SELECT name, epoch, token FROM {table} WHERE resource [=] :resource AND slot [=] :slot
+AND (highest_epoch [>] :epoch OR (highest_epoch [=] :epoch AND highest_token [>=] :token))"""
 
 _OWN = """
 SELECT slot, name, epoch, token, highest_epoch, highest_token
-FROM {table} WHERE resource = :resource AND slot = :slot"""
+FROM {table} WHERE resource [=] :resource AND slot [=] :slot"""
 
 _OTHER = """
 SELECT slot, name, epoch, token, highest_epoch, highest_token
-FROM {table} WHERE resource = :resource AND (name <> :name OR (slot < 0) <> (:slot < 0))
+FROM {table} WHERE resource [=] :resource
+AND (name [<>] :name OR (slot [<] 0) [<>] (:slot [<] 0))
 ORDER BY slot LIMIT 1"""
 
 _POSTGRESQL_CREATE = """
 CREATE TABLE IF NOT EXISTS {table} (
-  resource text COLLATE "C" NOT NULL,
+  resource pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
   slot bigint NOT NULL,
-  name text COLLATE "C" NOT NULL,
+  name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
   epoch bigint NOT NULL,
   token bigint NOT NULL,
   highest_epoch bigint NOT NULL,
@@ -82,11 +84,12 @@ SELECT n.nspname, n.nspname OPERATOR(pg_catalog.=) '{schema}',
   n.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(true))
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
   ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
-WHERE c.relname OPERATOR(pg_catalog.=) '{name}' AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+WHERE c.relname OPERATOR(pg_catalog.=) '{name}'
+  AND c.relkind OPERATOR(pg_catalog.=) ANY ('{{r,p,v,m,f}}')
   AND (n.oid OPERATOR(pg_catalog.=) pg_catalog.pg_my_temp_schema()
     OR NOT pg_catalog.starts_with(n.nspname, 'pg_temp_'))
   AND {others}
-ORDER BY 1"""
+ORDER BY 3 DESC, 1"""
 
 _SQLITE_CREATE = """
 CREATE TABLE IF NOT EXISTS {table} (
@@ -115,8 +118,8 @@ CREATE TABLE IF NOT EXISTS {table} (
 ) ENGINE=InnoDB"""
 
 # The resource is another lock's, or this one's in its other kind: seen where a row is made.
-_OTHERS = """NOT EXISTS (SELECT 1 FROM {table} other WHERE other.resource = {resource}
-  AND (other.name <> {name} OR (other.slot < 0) <> ({slot} < 0)))"""
+_OTHERS = """NOT EXISTS (SELECT 1 FROM {table} other WHERE other.resource [=] {resource}
+  AND (other.name [<>] {name} OR (other.slot [<] 0) [<>] ({slot} [<] 0)))"""
 
 # PostgreSQL and SQLite share the upsert; the types are for PostgreSQL, SQLite takes them too.
 _UPSERT = (
@@ -135,26 +138,27 @@ _WRITE = (
     + """
   epoch = excluded.epoch, token = excluded.token,
   highest_epoch = excluded.highest_epoch, highest_token = excluded.highest_token
-WHERE kept.name = excluded.name
-  AND (kept.highest_epoch, kept.highest_token) <= (excluded.epoch, excluded.token)"""
+WHERE kept.name [=] excluded.name
+  AND (kept.highest_epoch, kept.highest_token) [<=] (excluded.epoch, excluded.token)"""
 )
 
 _READ = (
     _UPSERT
     + """
   highest_epoch = CASE WHEN (kept.highest_epoch, kept.highest_token)
-    < (excluded.highest_epoch, excluded.highest_token)
+    [<] (excluded.highest_epoch, excluded.highest_token)
     THEN excluded.highest_epoch ELSE kept.highest_epoch END,
   highest_token = CASE WHEN (kept.highest_epoch, kept.highest_token)
-    < (excluded.highest_epoch, excluded.highest_token)
+    [<] (excluded.highest_epoch, excluded.highest_token)
     THEN excluded.highest_token ELSE kept.highest_token END
-WHERE kept.name = excluded.name
-  AND (kept.epoch, kept.token) <= (excluded.highest_epoch, excluded.highest_token)"""
+WHERE kept.name [=] excluded.name
+  AND (kept.epoch, kept.token) [<=] (excluded.highest_epoch, excluded.highest_token)"""
 )
 
+_OPERATOR = re.compile(r"\[([<>=]+)\]")
 _TYPED = {
-    "resource": "CAST(:resource AS text)",
-    "name": "CAST(:name AS text)",
+    "resource": "CAST(:resource AS {text})",
+    "name": "CAST(:name AS {text})",
     "slot": "CAST(:slot AS bigint)",
     "epoch": "CAST(:epoch AS bigint)",
     "token": "CAST(:token AS bigint)",
@@ -221,34 +225,46 @@ def _postgresql(table: str) -> Statements:
     schema, given, name = table.rpartition(".")
     schema = schema or "public"
     table = f"{schema}.{name}"
-    names = {"table": table, **_TYPED}
+    names = _names(table, "pg_catalog.text")
     others = f"n.nspname OPERATOR(pg_catalog.=) '{schema}'" if given else "true"
     return Statements(
         "postgresql",
         table,
         _POSTGRESQL_CREATE.format(table=table),
         _POSTGRESQL_FOUND.format(schema=schema, name=name, others=others),
-        _WRITE.format(**names, **_WRITER) + _ENTERED,
-        _READ.format(**names, **_READER) + _ENTERED,
-        _SHARE.format(table=table) + " FOR SHARE",
-        _OWN.format(table=table),
-        _OTHER.format(table=table),
+        _in_full(_WRITE.format(**names, **_WRITER) + _ENTERED),
+        _in_full(_READ.format(**names, **_READER) + _ENTERED),
+        _in_full(_SHARE.format(table=table) + " FOR SHARE"),
+        _in_full(_OWN.format(table=table)),
+        _in_full(_OTHER.format(table=table)),
     )
+
+
+def _names(table: str, text: str) -> dict[str, str]:
+    return {"table": table, **{word: cast.format(text=text) for word, cast in _TYPED.items()}}
+
+
+def _in_full(sql: str) -> str:
+    return _OPERATOR.sub(r"OPERATOR(pg_catalog.\1)", sql)
+
+
+def _plain(sql: str) -> str:
+    return _OPERATOR.sub(r"\1", sql)
 
 
 def _sqlite(table: str) -> Statements:
     table = table if "." in table else f"main.{table}"
-    names = {"table": table, **_TYPED}
+    names = _names(table, "text")
     return Statements(
         "sqlite",
         table,
         _SQLITE_CREATE.format(table=table),
         "",
-        _WRITE.format(**names, **_WRITER),
-        _READ.format(**names, **_READER),
-        _SHARE.format(table=table),
-        _OWN.format(table=table),
-        _OTHER.format(table=table),
+        _plain(_WRITE.format(**names, **_WRITER)),
+        _plain(_READ.format(**names, **_READER)),
+        _plain(_SHARE.format(table=table)),
+        _plain(_OWN.format(table=table)),
+        _plain(_OTHER.format(table=table)),
     )
 
 
@@ -278,7 +294,7 @@ def _from_hex(sql: str) -> str:
     What a driver puts between quotes is safe only under the SQL mode and the character set that
     it counts on. asyncmy counts on backslashes, also where the session has none.
     """
-    return re.sub(r":(resource|name)\b", r"UNHEX(:\1)", sql)
+    return re.sub(r":(resource|name)\b", r"UNHEX(:\1)", _plain(sql))
 
 
 DIALECTS = {"postgresql": _postgresql, "mysql": _mysql, "mariadb": _mysql, "sqlite": _sqlite}
