@@ -248,7 +248,8 @@ def test_datagrams_of_others_are_dropped(tmp_path: Path) -> None:
     try:
         for key in ("x" * (LONGEST_KEY_BYTES + 1), "x" * 100_000, "key"):
             assert folder.send(bell.address, key) is Delivery.SENT
-        folder._sender().sendto(b"\xff", folder.reach(bell.address))
+        with folder.reach(bell.address) as path:
+            folder._sender().sendto(b"\xff", path)
         assert bell.read() == ["key", "\ufffd"]
     finally:
         bell.close()

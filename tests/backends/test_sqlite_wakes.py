@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -258,7 +259,7 @@ def test_a_socket_that_cannot_be_bound_is_told_once(
         held = take(backend)
         with monkeypatch.context() as elsewhere:  # a long path on a system without /proc
             elsewhere.setattr(datagram, "LONGEST_ADDRESS_BYTES", 0)
-            elsewhere.setattr("sys.platform", "other")
+            elsewhere.setattr(datagram, "_has_handles", lambda: False)
             asked, other = claim(), claim()
             reply = busy(backend, asked)
             busy(backend, other)
@@ -422,6 +423,61 @@ def test_only_sockets_are_removed(tmp_path: Path) -> None:
     folder.close()
     assert file.read_text() == "not a socket"
     assert (tmp_path / "dead").is_socket()
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs handles of sockets")
+
+
+@linux_only
+def test_a_link_in_a_shared_folder_carries_nothing_to_other_sockets(tmp_path: Path) -> None:
+    """One of the group could make root send its own text to a service that trusts root."""
+    folder = Folder(str(tmp_path / "wake"), lambda path: None, 0o660)
+    (tmp_path / "wake").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    service = Folder(str(tmp_path / "elsewhere"), lambda path: None, 0o600)
+    bell, own = service.bind(), folder.bind()
+    try:
+        link = tmp_path / "wake" / "1-0123456789abcdef.sock"
+        link.symlink_to(tmp_path / "elsewhere" / bell.address)
+        assert folder.send(link.name, "STOPPING=1") is Delivery.DEAD
+        assert not folder.alive(link.name)
+        assert bell.read() == []
+        assert folder.send(own.address, "key") is Delivery.SENT
+        assert own.read() == ["key"]
+    finally:
+        bell.close()
+        own.close()
+        folder.close()
+        service.close()
+
+
+@linux_only
+def test_a_shared_folder_that_became_a_link_gets_no_socket(tmp_path: Path) -> None:
+    """Between the check of the folder and binding the socket."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder = Folder(str(tmp_path / "wake"), lambda path: Path(path).symlink_to(elsewhere), 0o660)
+    with pytest.raises(OSError, match="wake"):
+        folder.bind()
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_who_waits_in_a_folder_that_was_made_anew_is_alive(tmp_path: Path) -> None:
+    """Also where the path is so long that the folder has to be opened."""
+    path = tmp_path / ("a-long-name-" * 10) / "wake"
+    path.parent.mkdir()
+    folder = Folder(str(path), lambda path: Path(path).mkdir(), 0o600)
+    first = folder.bind()
+    assert folder.send(first.address, "key") is Delivery.SENT
+    first.close()
+    path.rmdir()
+    second = folder.bind()
+    try:
+        assert folder.send(second.address, "key") is Delivery.SENT
+        assert second.read() == ["key"]
+    finally:
+        second.close()
+        folder.close()
 
 
 def test_a_folder_that_became_a_link_is_not_swept(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ enter. Whoever frees a name sends the waiter's key to the waiter's address, and 
 stirs. A refused datagram is news too: that door is dead.
 
 Those who share the locks need not trust each other with their files. An address comes from the
-database, so only names of the form that ``bind`` makes are used. Whatever is changed or removed
-in the folder is named relative to the open folder, and must be a socket.
+database, so only names of the form that ``bind`` makes are used. Whatever is changed, removed or
+sent to in a shared folder is named relative to the open folder, and must be a socket: a link could
+lead to a socket that only we may write to.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ DRAFT_SECONDS = 60.0
 MOST_LEFTOVERS = 2000
 _ADDRESS = re.compile(r"[0-9]{1,10}-[0-9a-f]{16}\.sock", re.ASCII)
 _DRAFT = ".new"
+_HANDLES = "/proc/self/fd"
 
 
 class Delivery(enum.Enum):
@@ -62,29 +64,43 @@ class Folder:
 
     def __init__(self, path: str, make: Callable[[str], None], mode: int) -> None:
         self.path, self._make, self._mode = path, make, mode
+        longest = len(os.fsencode(path)) + len("/1234567890-.sock.new") + 16
+        self._too_long = longest > LONGEST_ADDRESS_BYTES
+        shared = bool(mode & 0o070)
+        self._by_handle = (shared or self._too_long) and hasattr(os, "O_PATH") and _has_handles()
         self._socket: socket.socket | None = None
-        self._handle: int | None = None
         # Re-entrant: a signal handler may release a lock in the middle of another release.
         self._mutex = threading.RLock()
 
-    def reach(self, address: str) -> str:
+    @contextmanager
+    def reach(self, address: str) -> Iterator[str]:
         """A path to the socket, short enough to be an address; ``OSError`` if there is none."""
-        path = f"{self.path}/{address}"
-        if len(os.fsencode(path)) <= LONGEST_ADDRESS_BYTES:
-            return path
-        if sys.platform != "linux":
+        if not self._by_handle:
+            yield self._path_of(address)
+            return
+        with self._opened() as folder:
+            flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(address, flags, dir_fd=folder)
+            try:
+                if not stat.S_ISSOCK(os.fstat(file).st_mode):
+                    raise OSError(errno.ECONNREFUSED, "not a socket", address)
+                yield f"{_HANDLES}/{file}"
+            finally:
+                os.close(file)
+
+    def _path_of(self, name: str) -> str:
+        path = f"{self.path}/{name}"
+        if self._too_long:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
-        with self._mutex:
-            if self._handle is None:
-                self._handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return f"/proc/self/fd/{self._handle}/{address}"
+        return path
 
     def send(self, address: str, key: str) -> Delivery:
         """Sends a key, without ever blocking."""
         if not _ADDRESS.fullmatch(address):
             return Delivery.DEAD
         try:
-            self._sender().sendto(key.encode(), self.reach(address))
+            with self.reach(address) as path:
+                self._sender().sendto(key.encode(), path)
         except OSError as error:
             return self._failed(address, error)
         return Delivery.SENT
@@ -94,8 +110,8 @@ class Folder:
         if not _ADDRESS.fullmatch(address):
             return False
         try:
-            with _datagram_socket() as probe:
-                probe.connect(self.reach(address))
+            with self.reach(address) as path, _datagram_socket() as probe:
+                probe.connect(path)
         except OSError as error:
             return self._failed(address, error) is not Delivery.DEAD
         return True
@@ -141,8 +157,9 @@ class Folder:
         try:
             with suppress(OSError):  # Linux makes the socket file with this mode, less the umask
                 os.fchmod(bound.fileno(), self._mode)
-            bound.bind(self.reach(draft))
             with self._opened() as folder:
+                inside = f"{_HANDLES}/{folder}/{draft}"
+                bound.bind(inside if self._by_handle else self._path_of(draft))
                 _set_mode(draft, folder, self._mode)
                 os.rename(draft, address, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
@@ -172,11 +189,8 @@ class Folder:
         """Closes what sends; also right in a forked child."""
         self._mutex = threading.RLock()  # a thread of the parent's may have had it
         sender, self._socket = self._socket, None
-        handle, self._handle = self._handle, None
         if sender is not None:
             sender.close()
-        if handle is not None:
-            os.close(handle)
 
 
 class DatagramBell:
@@ -215,6 +229,11 @@ class DatagramBell:
         self._bound.close()
         if os.getpid() == self._owner:
             self._folder.remove(self.address)
+
+
+def _has_handles() -> bool:
+    """Whether open files can be named; not in a chroot without /proc."""
+    return Path(_HANDLES).is_dir()
 
 
 def _set_mode(name: str, folder: int, mode: int) -> None:
