@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import stat
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,44 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     ):
         take(backend)
     assert not target.exists()
+
+
+JOURNAL = bytes.fromhex("d9d505f920a163d7")
+
+
+def journal_over_several_files(database: Path, common: Path) -> bytes:
+    """What a crash leaves of a transaction over several files, whose common journal is named."""
+    name, page = bytes(common), 2048
+    head = JOURNAL + struct.pack(">IIIII", 0, 1, database.stat().st_size // page, 512, page)
+    sum_of = sum(name)  # of signed bytes, and these are ASCII
+    tail = struct.pack(">I", 0x40000000 // page + 1) + name
+    return head.ljust(512, b"\0") + tail + struct.pack(">II", len(name), sum_of) + JOURNAL
+
+
+def test_a_journal_deletes_no_other_file(tmp_path: Path) -> None:
+    """Whoever may write in the folder could put it there, for root to open."""
+    path, precious = tmp_path / "locks.db", tmp_path / "precious"
+    precious.write_text("not a journal")
+    with backend_of(path) as backend:
+        take(backend)
+    journal = Path(f"{path}-journal")
+    journal.write_bytes(journal_over_several_files(path, precious))
+    with backend_of(path) as backend, pytest.raises(GuaranteeNotMet, match="would delete"):
+        take(backend, claim("another name"))
+    assert precious.exists()
+    journal.write_bytes(b"")
+    with backend_of(path) as backend:
+        take(backend, claim("another name"))
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_links_beside_the_file_are_refused_at_once(tmp_path: Path, ending: str) -> None:
+    path, precious = tmp_path / "locks.db", tmp_path / "precious"
+    precious.write_text("not a log")
+    Path(f"{path}{ending}").symlink_to(precious)
+    with backend_of(path) as backend, pytest.raises(GuaranteeNotMet, match="not a plain file"):
+        take(backend)
+    assert precious.read_text() == "not a log"
 
 
 def test_a_folder_that_all_can_write_is_refused(tmp_path: Path) -> None:

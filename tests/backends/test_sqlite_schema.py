@@ -103,6 +103,37 @@ def test_what_is_added_later_is_not_trusted(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA trusted_schema").fetchone() == (0,)
 
 
+def test_a_trigger_that_is_added_later_does_not_run(tmp_path: Path) -> None:
+    """While the file is open. One that never ended would hang the request."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        held = take(backend)
+        edit(path, "CREATE TRIGGER more BEFORE UPDATE ON name BEGIN DELETE FROM record; END")
+        with pytest.raises(Incompatible, match="triggers"):
+            run_now(backend.release(held))
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_another_process_may_make_the_tables_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    path = tmp_path / "locks.db"
+    look = sqlite_schema._one
+    looks: list[str] = []
+
+    def another(connection: sqlite3.Connection, statement: str) -> int:
+        found = look(connection, statement)
+        looks.append(statement)
+        if len(looks) == moment:
+            with backend_of(path) as other:
+                take(other, claim("another name"))
+        return found
+
+    monkeypatch.setattr(sqlite_schema, "_one", another)
+    with backend_of(path) as backend:
+        take(backend)
+
+
 def test_what_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     path.write_text("a letter to a friend, longer than a hundred bytes " * 10)

@@ -22,6 +22,7 @@ from holdfast.url import Url
 __all__ = ["Place", "place_of"]
 
 _POSIX = os.name == "posix"
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # also ends one that names another journal
 
 
 class Place:
@@ -55,7 +56,9 @@ class Place:
         try:
             refuse_shifted_clock(self.path)
             self._ready_folder()
-            return self._ready_file()
+            file = self._ready_file()
+            self._check_beside()
+            return file
         except OSError as error:
             raise _explained(self.path, error) from error
 
@@ -160,6 +163,22 @@ class Place:
                 "share one with a group by ?group=NAME"
             )
 
+    def _check_beside(self) -> None:
+        """SQLite uses the files that it finds beside ours; others may have put them there."""
+        for ending in ("-wal", "-shm", "-journal"):
+            path = self.path + ending
+            try:
+                plain = stat.S_ISREG(os.lstat(path).st_mode)
+                harmful = plain and ending == "-journal" and _names_another(path)
+            except FileNotFoundError:
+                continue
+            if not plain or harmful:
+                what = "names a file that SQLite would delete" if plain else "is not a plain file"
+                raise GuaranteeNotMet(
+                    f"{path} {what}, and was not made by Holdfast: remove it while nobody uses "
+                    f"{self.path}"
+                )
+
     def _make_file(self) -> None:
         """Makes the empty file under another name: it must never be seen with other rights."""
         draft = f"{self.path}.{os.urandom(8).hex()}"
@@ -191,6 +210,18 @@ class Place:
         if self.group and _POSIX:
             os.fchown(file, -1, _gid(self.group))
             os.fchmod(file, mode)
+
+
+def _names_another(journal: str) -> bool:
+    """Whether a journal is part of a transaction over several files. None of ours is. SQLite takes
+    the name of their common journal from it, and deletes that file."""
+    file = os.open(journal, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        size = os.fstat(file).st_size
+        os.lseek(file, max(0, size - len(_JOURNAL_MAGIC)), os.SEEK_SET)
+        return os.read(file, len(_JOURNAL_MAGIC)) == _JOURNAL_MAGIC
+    finally:
+        os.close(file)
 
 
 def _upwards(folder: str) -> Iterator[str]:

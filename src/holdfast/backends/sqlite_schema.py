@@ -101,6 +101,7 @@ def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, Fi
     connection.text_factory = _read_text
     try:
         connection.execute("PRAGMA trusted_schema=OFF")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 0)  # none runs, not even once
         machine = this_machine()
         if _is_new(connection, place.path):
             _create(connection, machine)
@@ -124,9 +125,11 @@ def _one(connection: sqlite3.Connection, statement: str) -> int:
 
 def _is_new(connection: sqlite3.Connection, path: str) -> bool:
     """Whether the file is empty; raises ``Incompatible`` if it is not for us."""
+    # In this order: another process may make all of it, in one commit, between any two of these.
+    tables = _one(connection, "SELECT count(*) FROM sqlite_master")
     application = _one(connection, "PRAGMA application_id")
     version = _one(connection, "PRAGMA user_version")
-    if application == 0 and _one(connection, "SELECT count(*) FROM sqlite_master") == 0:
+    if application == 0 and tables == 0:
         return True
     if application != APPLICATION_ID:
         raise Incompatible(f"{path} is a SQLite file of something else: name another file")
