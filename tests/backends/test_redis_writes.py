@@ -18,13 +18,16 @@ from servers.redis import RedisServer
 from servers.resp import Reply
 
 SECONDS = 30.0
+RIGHTS = "+eval +evalsha +time +info +hget +hmget +hset +hdel +hexists +pexpire +publish +subscribe"
+PLAIN = f"plain on >secret resetchannels ~* &* {RIGHTS}"
+"""A user who may not ask who listens (``PUBSUB NUMSUB``)."""
 MUTE = "mute on >secret ~* +@all resetchannels"
 """A user who may not publish anywhere."""
 
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    with RedisServer(users=[MUTE]) as server:
+    with RedisServer(users=[MUTE, PLAIN]) as server:
         yield server
 
 
@@ -139,6 +142,34 @@ def test_permits_come_back_from_who_may_not_publish(server: RedisServer, flavour
         assert sorted(grant.slots for grant in taken) == [(0,), (1,)]
 
     over(server.url, flavour, body, _mute(server))
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@blocking_and_asyncio
+def test_who_may_not_ask_who_listens_wakes_all_the_same(
+    server: RedisServer, flavour: Flavour, mode: Mode
+) -> None:
+    """The release is whole, the waiter is woken by it, and ``check()`` tells what is missing."""
+    limit = 1 if mode is Mode.SLOTS else 0
+
+    async def body(bench: Bench) -> None:
+        plain, theirs = bench.peer(proxied=True), bench.peer()
+        grant = await plain.take(
+            bench.claim(mode=Mode.SLOTS if limit else Mode.EXCLUSIVE, limit=limit)
+        )
+        claim = bench.claim(mode=mode, limit=limit)
+        busy = await stand_in_line(theirs, claim)
+        assert await plain.release(grant)
+        began = now()
+        await theirs.wait(claim, busy, began + SECONDS)
+        assert now() - began < SECONDS / 2, "nobody was woken"
+        assert isinstance(await theirs.take(claim), Grant)
+        told = [
+            each.detail for each in await plain.run(plain.backend.probe()) if each.level != "ok"
+        ]
+        assert any("PUBSUB NUMSUB is not allowed" in detail for detail in told)
+
+    over(server.url, flavour, body, f"redis://plain:secret@{server.host}:{server.port}/0")
 
 
 @blocking_and_asyncio

@@ -69,7 +69,18 @@ async def _node(pool: Pool, options: Options) -> list[Finding]:
         _role(where, info, options),
         _memory(where, info, options),
         _persistence(where, info, options),
+        *await _wakeups(where, pool),
     ]
+
+
+async def _wakeups(where: str, pool: Pool) -> list[Finding]:
+    reply = await pool.call(pack("PUBSUB", "NUMSUB", "holdfast"))
+    if not isinstance(reply, Refused):
+        return []
+    detail = (
+        "PUBSUB NUMSUB is not allowed: a waiter whose process is gone holds up the line for 2 s"
+    )
+    return [Finding(where, detail, "warning")]
 
 
 def _product(info: dict[str, str]) -> str:

@@ -15,6 +15,11 @@ local function next_token(last, micros)
   return math.max(last + 1, micros)
 end
 
+-- How many listen to a channel. A user who may not ask is answered 1: somebody is taken to listen.
+local function listeners(channel)
+  return redis.pcall('PUBSUB', 'NUMSUB', channel)[2] or 1
+end
+
 -- A label longer than any client of ours writes is not shown.
 local function shown(label)
   return #label <= LABEL_BYTES and label or ''

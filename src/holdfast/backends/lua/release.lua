@@ -20,7 +20,7 @@ if not INTEROP then
         string.match(entry, '^(%d+ x 1 (%d+)) 0( %d+ %d+ (%d+) (%S+) (.*))$')
       if front and refreshed + STALE >= now then
         local key = string.sub(redis.sha1hex(owner), 1, 16)
-        local heard = channel ~= '-' and call('PUBSUB', 'NUMSUB', channel)[2] > 0
+        local heard = channel ~= '-' and listeners(channel) > 0
         local reserved = front .. ' ' .. string.format('%.0f', now + GRACE) .. rest
         -- Granted with the wake-up, if somebody hears it, and for no longer than one who waits is
         -- taken to be well without a word: who is well renews it, or asks for it again. It is
@@ -28,11 +28,11 @@ if not INTEROP then
         if heard and DIRECT and handed ~= '0' then  -- by the options of both doors
           local token = string.format('%.0f', math.max(last + 1, time[1] * 1000000 + time[2]))
           local its_end = now + math.min(tonumber(handed), STALE)
-          call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5])
           if waiting == 1 then
-            call('HDEL', KEYS[1], 'w', 'i')
+            call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5], 'w', 'i')
             call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', its_end, 'xl', label)
           else
+            call('HDEL', KEYS[1], 'w:' .. owner, 'l:' .. s[5])
             call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', its_end, 'xl', label,
               'w', waiting - 1, 'i', first + 1)
           end

@@ -245,7 +245,7 @@ end
 -- do not listen yet attempt again soon.
 local function wake(owner, channel)
   if channel == '-' then return true end
-  local heard = CLUSTER or call('PUBSUB', 'NUMSUB', channel)[2] > 0
+  local heard = CLUSTER or listeners(channel) > 0
   if heard then
     messages[#messages + 1] = {channel, string.sub(redis.sha1hex(owner), 1, 16)}
   end
