@@ -19,6 +19,7 @@ from backends.redis_bench import blocking_and_asyncio, cut_off, doors, over, rep
 from harnesses.redlock import mark_as_new
 from holdfast import fencing
 from holdfast.backends.redis import RedisBackend, initialise
+from holdfast.backends.redlock_scripts import RUN_KEY
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockTimeout, StaleFence
@@ -123,6 +124,43 @@ def test_holds_that_a_restart_kept_go_on(flavour: Flavour) -> None:
         over(server.url + PROTECTED, flavour, body)
 
 
+@blocking_and_asyncio
+def test_an_earlier_version_beside_this_one_is_no_loss(
+    own_server: RedisServer, flavour: Flavour
+) -> None:
+    """It notes the server as ``run`` and ``until``, at each of its attempts."""
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        await _begin(peer)
+        for _ in range(2):
+            own_server.ask("HSET", f"{bench.namespace}:loss", "run", "f" * 40, "until", "1")
+            assert await peer.release(await peer.take(bench.claim(ttl=3.0)))
+        noted = own_server.ask("HMGET", f"{bench.namespace}:loss", "run", "until")
+        assert noted == ["f" * 40, "1"], "the other takes a change of its note for a loss"
+
+    over(own_server.url + PROTECTED, flavour, body)
+
+
+@blocking_and_asyncio
+def test_an_earlier_version_beside_this_one_costs_no_votes(flavour: Flavour) -> None:
+    """As with one server."""
+    with Ensemble([RedisServer() for _ in range(3)]) as nodes:
+        url = f"redlock://{nodes.hosts}?max_ttl=3"
+        mark_as_new(url)
+
+        async def body(bench: Bench) -> None:
+            noted = ["f" * 40, str(2**50)]
+            for node in nodes.nodes:
+                node.ask("HSET", RUN_KEY, "run", noted[0], "since", noted[1])
+            peer = bench.peer()
+            assert await peer.release(await peer.take(bench.claim(ttl=3.0)))
+            for node in nodes.nodes:
+                assert node.ask("HMGET", RUN_KEY, "run", "since") == noted
+
+        over(url, flavour, body)
+
+
 def _mark_as_new(url: str, namespace: str) -> None:
     """What an operator does with ``holdfast init``."""
     with holdfast.connect(url, namespace=namespace, ttl=3) as locks:
@@ -131,7 +169,7 @@ def _mark_as_new(url: str, namespace: str) -> None:
 
 def _barred_until(server: RedisServer, namespace: str) -> str:
     """Until when a server grants nothing, as it has noted itself."""
-    noted = server.ask("HGET", f"{namespace}:loss", "until")
+    noted = server.ask("HGET", f"{namespace}:loss", "barred")
     return datetime.fromtimestamp(int(str(noted)) / 1000, UTC).strftime("%H:%M:%S UTC")
 
 

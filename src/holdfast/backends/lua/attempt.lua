@@ -109,14 +109,14 @@ end
 
 -- Until when nothing is granted: this server may have lost holds that their owners believe in.
 local function barred_until(max_ttl)
-  local run = server_mark()
+  local mark = server_mark()
   local key = KEYS[#KEYS]
-  local seen = call('HMGET', key, 'run', 'until')
-  if seen[1] ~= run then
-    call('HSET', key, 'run', run, 'until', now + max_ttl)
+  local seen = call('HMGET', key, 'mark', 'barred')
+  if seen[1] ~= mark then
+    call('HSET', key, 'mark', mark, 'barred', now + max_ttl)
     return now + max_ttl
   end
-  local until_ms = number(seen[2] or '', 'until')
+  local until_ms = number(seen[2] or '', 'barred')
   return until_ms > now and until_ms or nil
 end
 

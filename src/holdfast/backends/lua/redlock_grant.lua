@@ -11,12 +11,12 @@ local start = string.match(choice, '^@(%d+)$')
 
 -- Until when nothing is granted: this node may have lost holds that their owners believe in.
 local function barred_until()
-  local run = server_mark()
-  local seen = call('HMGET', KEYS[2], 'run', 'since')
-  local since = number(seen[2] or '0', 'since')
-  if seen[1] ~= run then
+  local mark = server_mark()
+  local seen = call('HMGET', KEYS[2], 'mark', 'marked')
+  local since = number(seen[2] or '0', 'marked')
+  if seen[1] ~= mark then
     since = now
-    call('HSET', KEYS[2], 'run', run, 'since', since)
+    call('HSET', KEYS[2], 'mark', mark, 'marked', since)
   end
   local over_at = since + max_ttl
   return over_at > now and over_at or nil
