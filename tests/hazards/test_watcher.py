@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 
 import holdfast
-from hazards.tearing import lines_of, torn_at
+from hazards.tearing import handled_at, lines_of, torn_at
+from holdfast.core.hold import Hold
 from holdfast.core.keep import Keep
 from holdfast.core.planned import Planned
 from holdfast.runtimes.blocking import BlockingRuntime
@@ -209,3 +211,17 @@ def test_an_interrupt_anywhere_in_the_registration_of_a_hold(name: str, line: in
         lease.on_lost(told.append)
         wait_until("the loss", lambda: bool(told))
         assert len(told) == 1
+
+
+@pytest.mark.parametrize("line", [line for _, line in lines_of(Hold.lose)])
+def test_whoever_asks_while_a_hold_is_being_lost_is_told_once_and_why(line: int) -> None:
+    told: list[str] = []
+    with holdfast.connect(f"memory://asked-{line}") as locks:
+        lease = locks.lock("name").acquire()
+        assert lease is not None
+        keep, hold, code = locks._door.keep, lease._hold, Hold.lose.__code__
+        lease.on_lost(told.append)
+        lose = partial(keep.lose, hold, "it was broken")
+        handled_at(code, line, lose, lambda: lease.on_lost(told.append))
+        wait_until("both", lambda: len(told) >= 2)
+    assert told == ["it was broken"] * 2

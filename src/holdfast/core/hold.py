@@ -216,8 +216,8 @@ class Hold:
 
     def lose(self, reason: str) -> None:
         """It may no longer be ours: everybody who asked to be told is told, once."""
+        self.reason = reason  # before the state: whoever sees that it is lost may ask why
         self.state = State.LOST
-        self.reason = reason
         self.doubt(reason)
         self.tell_lost()
 
