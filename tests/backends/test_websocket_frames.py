@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import socket
 import time
+from functools import partial
 
 import pytest
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Ping, TextMessage
 
+from holdfast.wires import websocket, websocket_async
 from holdfast.wires.http import Servers
 from holdfast.wires.websocket import Frames
+from holdfast.wires.websocket_async import AsyncWebSocket
 
 TEXTS = ["", "a", "ä" * 60, "b" * 125, "c" * 126, "d" * 70_000, "e"]
 
@@ -95,10 +100,43 @@ def test_parts_that_are_too_long_together_end_the_connection(frames: Frames) -> 
     frames.feed(Server(frames).greeting)
     part = (2**20).to_bytes(8, "big") + b"x" * 2**20
     frames.feed(b"\x01\x7f" + part)
-    for _ in range(15):
+    for _ in range(14):
         frames.feed(b"\x00\x7f" + part)
     with pytest.raises(ConnectionResetError, match="too long"):
         frames.feed(b"\x00\x7f" + part)
+
+
+def test_parts_without_anything_in_them_have_an_end(
+    frames: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them takes memory, for as long as the message is not whole."""
+    monkeypatch.setattr(websocket, "MOST_MESSAGE_BYTES", 10_000)
+    frames.feed(Server(frames).greeting)
+    frames.feed(b"\x01\x00")
+    with pytest.raises(ConnectionResetError, match="too long"):
+        frames.feed(b"\x00\x00" * 1000)
+
+
+def test_a_server_that_reads_no_answers_to_its_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not kept for it without end."""
+    monkeypatch.setattr(websocket_async, "MOST_MESSAGE_BYTES", 100_000)
+    asyncio.run(_ping_without_end())
+
+
+async def _ping_without_end() -> None:
+    servers = Servers("etcd://localhost:1", (("localhost", 1),), tls=None, request_seconds=1.0)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        make = partial(AsyncWebSocket, "/", servers, 0)
+        _, web = await asyncio.get_running_loop().create_connection(make, sock=ours)
+        web.data_received(Server(web._frames).greeting)
+        for _ in range(20_000):
+            web.data_received(b"\x89\x7d" + b"?" * 125)
+            if web.over:
+                break
+        assert web.over
+        assert web.transport.get_write_buffer_size() < 200_000
+        web.close()
 
 
 def test_a_long_message_takes_time_for_its_length(frames: Frames) -> None:

@@ -224,6 +224,21 @@ def test_a_short_session_does_not_tell_the_tick(servers: Servers, namespace: str
     assert half_a_tick < 2.0
 
 
+def test_a_server_of_short_ticks_says_how_to_name_them(servers: Servers, namespace: str) -> None:
+    """Its longest session may be shorter than what the usual tick takes of it."""
+    server = servers.of(ZooKeeperServer, tick_ms=100, longest_ms=2000)
+    with (
+        holdfast.connect(server.url, namespace=namespace, ttl=1) as locks,
+        pytest.raises(Unsupported, match=r"2 s, too short for any ttl .* \?tick="),
+    ):
+        locks.lock("name").acquire()
+    with (
+        holdfast.connect(f"{server.url}?tick=0.1", namespace=namespace, ttl=1) as locks,
+        locks.lock("name") as lease,
+    ):
+        assert lease.held
+
+
 def test_empty_names_vanish(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:
     """The servers delete a name's node after its last claim; the token goes on growing."""
     with holdfast.connect(server.url, namespace=namespace) as locks:

@@ -134,6 +134,7 @@ async def _hold_often(url: str, namespace: str, flavour: Flavour) -> None:
         ("zookeeper://host?surprise=1", "surprise"),
         ("zookeeper://host?auth=digest", "user:password"),
         ("zookeeper://host?auth=ticket", "digest, sasl or none"),
+        ("zookeeper://host?tick=2000", "tickTime in seconds"),
         ("zookeeper://host?tls=off&ca=file", "tls=on"),
         ("zookeeper://host?tls=on&verify=off&check_hostname=on", "verify=on"),
         ("zookeeper://host/a/../b", "path"),

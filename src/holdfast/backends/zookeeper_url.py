@@ -16,6 +16,7 @@ from holdfast.wires.zookeeper import Options
 __all__ = ["read_options"]
 
 PORT, TLS_PORT = 2181, 2281
+LONGEST_TICK_SECONDS = 60.0
 USERNAME, PASSWORD = "HOLDFAST_ZOOKEEPER_USERNAME", "HOLDFAST_ZOOKEEPER_PASSWORD"
 _KNOWN = (
     "auth",
@@ -41,8 +42,15 @@ def read_options(url: Url, settings: Settings) -> Options:
     tls = _tls(url)
     hosts = ",".join(_host(name, port, tls is not None) for name, port in url.hosts)
     client, acl = _access(url)
-    tick = url.number("tick", 0.0) or None
-    return Options(hosts, str(url), settings.request_seconds, acl, client, tls, tick)
+    return Options(hosts, str(url), settings.request_seconds, acl, client, tls, _tick(url))
+
+
+def _tick(url: Url) -> float | None:
+    """The servers' ``tickTime``, which their own file has in milliseconds."""
+    tick = url.number("tick", 0.0)
+    if tick > LONGEST_TICK_SECONDS:
+        raise ValueError(f"tick={tick:g}: the servers' tickTime in seconds, such as 2 or 0.5")
+    return tick or None
 
 
 def _host(name: str, port: int | None, tls: bool) -> str:

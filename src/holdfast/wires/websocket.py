@@ -39,6 +39,8 @@ MASKED = 0x80
 _HEADS = {126: 4, 127: 10}
 """How long the head of a longer frame is, by its second byte."""
 MOST_MESSAGE_BYTES = 16 * 2**20
+PART_BYTES = 64
+"""What a part of a message counts for, even if there is nothing in it."""
 _DAMAGED = (ProtocolError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What wsproto makes of bytes that are no WebSocket's."""
 
@@ -146,7 +148,7 @@ class Frames:
 
     def _add(self, part: str) -> None:
         self._parts.append(part)
-        self._parts_size += len(part)
+        self._parts_size += len(part) + PART_BYTES
         if self._parts_size > MOST_MESSAGE_BYTES:
             raise ConnectionResetError(0, "a WebSocket message that is too long")
 

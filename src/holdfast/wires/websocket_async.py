@@ -9,7 +9,7 @@ from functools import partial
 from holdfast.runtimes.clock import now
 from holdfast.wires import http_async
 from holdfast.wires.http import Servers
-from holdfast.wires.websocket import Frames
+from holdfast.wires.websocket import MOST_MESSAGE_BYTES, Frames
 
 __all__ = ["AsyncWebSocket", "open_async"]
 
@@ -44,6 +44,8 @@ class AsyncWebSocket(asyncio.Protocol):
         if self._frames.replies:
             replies, self._frames.replies = self._frames.replies, b""
             self.transport.write(replies)
+            if self.transport.get_write_buffer_size() > MOST_MESSAGE_BYTES:
+                raise ConnectionResetError(0, "a server that asks and reads no answer")
         if self._frames.open and not self.greeted.done():
             self.greeted.set_result(None)
         for message in messages:

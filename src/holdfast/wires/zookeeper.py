@@ -192,10 +192,7 @@ class Session:
         assert client is not None
         asked = client._session_timeout / 1000
         if granted < asked - 0.001 and not self.looks_only:
-            longest = int((granted - self.lag - SLACK_SECONDS) / (1 + 1 / BEATS_PER_TTL))
-            self.refusal = (
-                f"ZooKeeper's longest session here is {granted:g} s, enough for {longest} s"
-            )
+            self.refusal = self._too_short(granted)
             say_goodbye(client, 0.0)
         if client._session_id != self.id:
             self._marks.clear()
@@ -205,6 +202,14 @@ class Session:
         self.up = not self.refusal
         self.used = self.used or self.up
         self._ring(list(self._arrivals))
+
+    def _too_short(self, granted: float) -> str:
+        longest = int((granted - self.lag - SLACK_SECONDS) / (1 + 1 / BEATS_PER_TTL))
+        enough = f"enough for {longest} s" if longest > 0 else "too short for any ttl"
+        words = f"ZooKeeper's longest session here is {granted:g} s, {enough}"
+        if self.options.tick is None and (self.floor or 0.0) < 2 * USUAL_TICK_SECONDS:
+            words += f" with a tick of {USUAL_TICK_SECONDS:g} s; if it is shorter, say so: ?tick="
+        return words
 
     def disconnected(self, *, ended: bool) -> None:
         if self.up:
