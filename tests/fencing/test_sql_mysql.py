@@ -126,7 +126,7 @@ def test_a_damaged_name_lets_nobody_in(connect: Connect, stock: str, mode: Mode)
         sql.guard(connection, stock, asked)
 
 
-# As version 0.1 made it.
+# As an older version has made it.
 OLDER = """CREATE TABLE {} (
   resource VARBINARY(512) NOT NULL, slot BIGINT NOT NULL, name VARBINARY(512) NOT NULL,
   epoch BIGINT NOT NULL, token BIGINT NOT NULL, highest_epoch BIGINT NOT NULL,
