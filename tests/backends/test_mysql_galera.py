@@ -16,12 +16,18 @@ import holdfast
 from backends.claims import claim_of
 from backends.mysql_bench import open_admin, peers, rows
 from fencing.accounts import mysql_settings
-from holdfast.backends.mysql_dial import SKEW_MICROS
+from holdfast.backends.mysql_dial import SKEW_MICROS, Dialler
+from holdfast.backends.mysql_transaction import take
 from holdfast.claim import Busy, Grant, Mode
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.fencing.sql_drivers import Answer
 from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.sql import transaction_lock
+from holdfast.sql import Asked, transaction_lock
 from holdfast.testing import Flavour
+from holdfast.url import parse_url
+from holdfast.wires.mysql_protocol import Result
 from servers.missing import ServerMissing
 from servers.mysql import MySQLServer
 from servers.ports import free_port
@@ -71,6 +77,39 @@ def test_a_lock_in_a_transaction_is_refused(server: GaleraServer, namespace: str
                 await transaction_lock(connection, "name", namespace=namespace, timeout=1)
 
     asyncio.run(body())
+
+
+class Percona:
+    """Percona's Galera: there every session has a ``wsrep_on``, and the server has none.
+
+    As its manual says; it was not at hand.
+    """
+
+    def request(self, sql: bytes, _: float) -> bytes:
+        return sql
+
+    def checked(self, sql: bytes) -> list[Result]:
+        facts = {b"version": b"8.0.36-28.1", b"read_only": b"OFF", b"innodb_read_only": b"OFF"}
+        if b"GLOBAL" not in sql:
+            facts[b"wsrep_on"] = b"ON"
+        return [Result(0, 0, list(facts.items()))]
+
+    def close(self) -> None:
+        pass
+
+    async def execute(self, sql: str, _: object) -> Answer:
+        if "GLOBAL" in sql:
+            raise pymysql.OperationalError(1238, "Variable 'wsrep_on' is a SESSION variable")
+        return Answer([(1,)], 1, 0)
+
+
+def test_percona_s_cluster_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.backends.mysql_dial.dial", lambda *_: Percona())
+    dialler = Dialler(parse_url("mysql://host/database"), Settings(), "advisory")
+    with pytest.raises(Unsupported, match="Galera"):
+        dialler.greet(0.0)
+    with pytest.raises(Unsupported, match="Galera"):
+        run_now(take(Percona(), Asked("name", "namespace", None, "", "")))
 
 
 def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: str) -> None:

@@ -34,8 +34,9 @@ SKEW_MICROS = int(2 * MOST_SKEW_SECONDS * MICROS)
 """So far two such nodes may be from each other: a hold that ran out is others' only after that."""
 IDLE_SECONDS = 2147483
 """The most that servers on all systems take as ``wait_timeout``."""
+# As the session has them: Percona's Galera has no global wsrep_on.
 _FACTS = (
-    b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'read_only', 'innodb_read_only', "
+    b"SHOW SESSION VARIABLES WHERE Variable_name IN ('version', 'read_only', 'innodb_read_only', "
     b"'wsrep_on', 'log_bin', 'binlog_format')"
 )
 

@@ -13,7 +13,7 @@ from holdfast.wires.mysql_protocol import Result
 __all__ = ["clock_finding", "findings"]
 
 _FACTS = (
-    b"SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'log_bin', 'sync_binlog', "
+    b"SHOW SESSION VARIABLES WHERE Variable_name IN ('version', 'log_bin', 'sync_binlog', "
     b"'innodb_flush_log_at_trx_commit', 'wsrep_on', 'rpl_semi_sync_master_enabled', "
     b"'rpl_semi_sync_source_enabled'); SHOW SESSION STATUS LIKE 'Ssl_cipher'; "
     b"SELECT CURRENT_USER(), (SELECT COUNT(*) FROM information_schema.PROCESSLIST "

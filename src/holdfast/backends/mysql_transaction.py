@@ -28,7 +28,7 @@ ON DUPLICATE KEY UPDATE token = token"""
 _COUNT = """
 UPDATE @transaction SET token = LAST_INSERT_ID(GREATEST(token + 1, #utc#))
 WHERE namespace = UNHEX(:namespace) AND name = UNHEX(:name)"""
-_GALERA = "SELECT @@GLOBAL.wsrep_on"
+_GALERA = "SELECT @@wsrep_on"  # Percona's has no global one
 _PATIENCE = """
 SELECT @@SESSION.innodb_lock_wait_timeout, @@GLOBAL.innodb_rollback_on_timeout, VERSION()"""
 _SET_PATIENCE = "SET SESSION innodb_lock_wait_timeout = :seconds"
