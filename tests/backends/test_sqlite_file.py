@@ -169,6 +169,27 @@ def test_a_folder_that_all_can_write_is_refused(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("mode", "name", "told"),
+    [
+        (0o1777, "locks.db", "folder/NAME/locks.db"),
+        (0o777, "locks.db", "sqlite:///tmp/NAME/locks.db"),  # below it, it would be refused again
+        (0o777, "below/locks.db", "chmod .t it, or .* sqlite:///tmp/NAME/locks.db"),
+    ],
+)
+def test_a_refusal_names_a_folder_that_is_taken(
+    tmp_path: Path, mode: int, name: str, told: str
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(mode)
+    with backend_of(folder / name) as backend, pytest.raises(GuaranteeNotMet, match=told):
+        take(backend)
+    if mode & stat.S_ISVTX:
+        with backend_of(folder / "NAME" / "locks.db") as backend:
+            take(backend)
+
+
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "locks.db").mkdir()
     with (
@@ -229,6 +250,15 @@ def test_a_stranger_who_makes_the_folder_first_is_refused(
     ):
         take(backend)
     assert not (tmp_path / folders / "locks.db").exists()
+
+
+@only_root
+def test_sudo_in_somebody_s_home_is_told_of_root_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chown(tmp_path, STRANGER, -1)
+    monkeypatch.setenv("SUDO_UID", str(STRANGER))
+    refused(tmp_path / "locks.db", "sudo -H")
 
 
 @only_root

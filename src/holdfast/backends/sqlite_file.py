@@ -91,14 +91,14 @@ class Place:
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             raise GuaranteeNotMet(
                 f"{folder} can be written by everybody, who could then replace {self.path}: "
-                "chmod +t it, or name a file elsewhere"
+                f"chmod +t it, or {_elsewhere()}"
             )
 
     def _check_owner(self, found: os.stat_result, path: str) -> None:
         if not self.trusts(found.st_uid):
             raise GuaranteeNotMet(
                 f"{path} belongs to the user {found.st_uid}, who could replace the locks in "
-                f"{self.path}: name a file in a folder of your own"
+                f"{self.path}: {_elsewhere()}"
             )
 
     def trusts(self, uid: int) -> bool:
@@ -115,9 +115,10 @@ class Place:
             return
         self._check_owner(found, folder)
         if found.st_mode & stat.S_IWOTH:
+            below = f"name a file in a folder below it: {folder}/NAME/locks.db, where NAME is made"
             raise GuaranteeNotMet(
                 f"{folder} can be written by everybody, who could then replace the locks in it: "
-                f"name a folder of your own, such as {os.path.join(folder, 'holdfast', 'locks.db')}"
+                f"{below if found.st_mode & stat.S_ISVTX else _elsewhere()}"
             )
         if self.group and not (found.st_gid == _gid(self.group) and found.st_mode & stat.S_ISGID):
             raise GuaranteeNotMet(
@@ -293,12 +294,24 @@ def _is_member(uid: int, group: str) -> bool:
     return user.pw_gid == _gid(group) or user.pw_name in grp.getgrnam(group).gr_mem
 
 
+def _elsewhere() -> str:
+    """What to do where the folders are not ours: in a container, by sudo in another's home."""
+    where = (
+        "name a file in a folder of your own, such as sqlite:///tmp/NAME/locks.db (NAME is made)"
+    )
+    if _POSIX and os.geteuid() == 0 and "SUDO_UID" in os.environ:
+        return f"{where}, or let sudo -H give you root's own home"
+    return f"{where}; for local, set XDG_STATE_HOME to such a folder"
+
+
 def _explained(path: str, error: OSError) -> Unsupported:
     what = f"{error.filename or path}: {error.strerror or error}"
     if error.errno == errno.EROFS:
         return Unsupported(f"no locks can be kept in {path}: the file system is read-only ({what})")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return Unsupported(f"no locks can be kept in {path}: no right to write there ({what})")
+        return Unsupported(
+            f"no locks can be kept in {path}: no right to write there ({what}); {_elsewhere()}"
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Unsupported(f"no locks can be kept in {path}: the disk is full ({what})")
     return Unsupported(f"no locks can be kept in {path} ({what})")
