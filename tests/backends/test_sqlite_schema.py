@@ -141,6 +141,16 @@ def test_what_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
     refuses(path, Incompatible, "damaged or no store of locks")
 
 
+def test_damage_that_sqlite_cannot_quote_is_told_as_well(tmp_path: Path) -> None:
+    """Its message has bytes of the file in it, which Python takes for text."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        take(backend)
+    damaged = path.read_bytes().replace(b"CREATE TABLE meta", b"CREATE \xd8ABLE meta")
+    path.write_bytes(damaged)
+    refuses(path, Incompatible, "is damaged")
+
+
 def test_a_damaged_file_says_so(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:

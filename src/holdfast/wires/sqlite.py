@@ -55,6 +55,14 @@ class FileReplaced(sqlite3.OperationalError):
         super().__init__("it was removed or replaced while it was in use")
 
 
+class Garbled(sqlite3.DatabaseError):
+    """SQLite's own message quotes bytes of the file that are no text, so Python can't tell it."""
+
+    def __init__(self) -> None:
+        super().__init__("its tables can't be read")
+        self.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+
 class _Pin:
     """Keeps the number of a file in use (Linux). Unlike others, this handle touches none of the
     file's locks when it is closed, also by a forked child."""
@@ -115,6 +123,9 @@ class SqliteWire:
                 if look and self.file_at_path() != self.file:
                     raise FileReplaced
                 return self.file if changed else None
+        except UnicodeDecodeError as error:
+            self._mend(Garbled())
+            raise Garbled from error
         except BaseException as error:
             self._mend(error)
             raise
@@ -157,6 +168,9 @@ class SqliteWire:
                 if self.file_at_path() != self.file:
                     raise FileReplaced
                 return result
+        except UnicodeDecodeError as error:
+            self._mend(Garbled())
+            raise Garbled from error
         except BaseException as error:
             self._mend(error)
             raise
