@@ -12,6 +12,7 @@ from backends.redlock_bench import Nodes, three
 from backends.test_redis_writes import stand_in_line
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.errors import Incompatible
+from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from servers.redis import RedisServer
@@ -20,6 +21,7 @@ from servers.registry import Servers
 __all__ = ["three"]
 
 LARGEST = 2**53 - 1
+SECONDS = 30.0
 BAD_NUMBERS = (
     "",
     "x",
@@ -68,6 +70,13 @@ def _damages(fields: dict[str, str]) -> Iterator[tuple[str, str | None]]:
             yield field, None
 
 
+async def _renew(peer: Peer, grant: Grant, *, shorten: bool) -> None:
+    """What is wrong is told with its reason, since a renewal is of many holds."""
+    work = peer.backend.renew([grant], [], until=now() + SECONDS, shorten=shorten)
+    for reason in (await peer.run(work)).unknown.values():
+        raise Incompatible(reason)
+
+
 async def _every_word(server: RedisServer, key: str, peer: Peer, grant: Grant, claim: Claim) -> int:
     """How many words can't be done; each of them says so, and changes nothing."""
     words: list[tuple[str, Callable[[], Awaitable[object]]]] = [
@@ -77,6 +86,8 @@ async def _every_word(server: RedisServer, key: str, peer: Peer, grant: Grant, c
         ("exchange", lambda: peer.exchange(grant, claim)),
         ("abandon", lambda: peer.abandon(claim)),
         ("revoke", lambda: peer.revoke("name")),
+        ("renew", lambda: _renew(peer, grant, shorten=False)),
+        ("shorten", lambda: _renew(peer, grant, shorten=True)),
     ]
     told = 0
     for word, call in words:
@@ -86,7 +97,7 @@ async def _every_word(server: RedisServer, key: str, peer: Peer, grant: Grant, c
         except Incompatible as error:
             text = str(error)
         if text:
-            assert "'name'" in text
+            assert "'name' can't be used: " in text
             assert _fields(server, key) == before, f"{word} was half done"
             told += 1
     return told
@@ -124,6 +135,36 @@ def test_damaged_state_is_told(server: RedisServer, flavour: Flavour, mode: Mode
         await _check_damages(server, bench, peer, grant)
 
     over(server.url, flavour, body)
+
+
+@pytest.mark.parametrize("word", ["release", "exchange", "revoke", "attempt"])
+@blocking_and_asyncio
+def test_what_redis_py_sees_is_as_whole_as_the_rest(
+    server: RedisServer, flavour: Flavour, word: str
+) -> None:
+    """Where a word can't be done, the key of redis-py's Lock stays whose it was."""
+
+    async def body(bench: Bench) -> None:
+        peer, claim, name = bench.peer(), bench.claim(bench.namespace), bench.namespace
+        key = f"{bench.namespace}:{{{name}}}"
+        grant = await peer.take(bench.claim(name))
+        await peer.queue(claim)
+        server.ask("HDEL", key, f"w:{claim.owner}")
+        if word == "attempt":  # a grant that is refused at its last step
+            server.ask("DEL", key, name)
+            server.ask("HSET", key, "v", "1", "t", str(LARGEST))
+        before = _fields(server, key), server.ask("GET", name)
+        words: dict[str, Callable[[], Awaitable[object]]] = {
+            "release": lambda: peer.release(grant),
+            "exchange": lambda: peer.exchange(grant, claim),
+            "revoke": lambda: peer.revoke(name),
+            "attempt": lambda: peer.attempt(claim),
+        }
+        with pytest.raises(Incompatible):
+            await words[word]()
+        assert (_fields(server, key), server.ask("GET", name)) == before
+
+    over(f"{server.url}?interop=redis-py", flavour, body)
 
 
 DAMAGES: Sequence[tuple[str, ...]] = (
@@ -242,9 +283,9 @@ def test_a_quarantine_without_an_end_is_told(servers: Servers, flavour: Flavour)
     async def body(bench: Bench) -> None:
         peer, key = bench.peer(), f"{bench.namespace}:loss"
         await peer.queue(bench.claim())
-        server.ask("HSET", key, "until", str(LARGEST))
+        server.ask("HSET", key, "barred", str(LARGEST))
         assert "grants nothing before" in (await peer.queue(bench.claim())).reason
-        server.ask("HSET", key, "until", "soon")
+        server.ask("HSET", key, "barred", "soon")
         with pytest.raises(Incompatible):
             await peer.attempt(bench.claim())
 

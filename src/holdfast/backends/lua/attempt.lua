@@ -74,12 +74,11 @@ end
 
 -- What redis-py's Lock sees. It wakes nobody, so its holds are looked at again soon.
 local function taken_elsewhere(c)
-  if call('SET', KEYS[2], c.owner, 'NX', 'PX', c.ttl) then return nil end
-  if call('GET', KEYS[2]) == c.owner then
-    if call('PTTL', KEYS[2]) < c.ttl then call('PEXPIRE', KEYS[2], c.ttl) end
+  local left = foreign_owner() and call('PTTL', KEYS[2])
+  if not left or foreign == c.owner then
+    if not left or left < c.ttl then foreign, foreign_ttl = c.owner, c.ttl end
     return nil
   end
-  local left = call('PTTL', KEYS[2])
   return left >= 0 and math.min(left + 1, FOREIGN) or FOREIGN
 end
 

@@ -68,6 +68,22 @@ local function keep(ttl)
   end
 end
 
+-- The key that redis-py's Lock sees, with `interop`: its owner and, where that changes, its new ttl,
+-- which is 0 where it goes. Read when it is first asked for, and written by `finish` like all else.
+local foreign, foreign_ttl
+local function foreign_owner()
+  if foreign == nil then foreign = call('GET', KEYS[2]) end
+  return foreign
+end
+
+local function write_foreign()
+  if foreign_ttl == 0 then
+    call('DEL', KEYS[2])
+  elseif foreign_ttl then
+    call('SET', KEYS[2], foreign, 'PX', foreign_ttl)
+  end
+end
+
 local function write(command, words)
   for from = 1, #words, 2 * PORTION do
     call(command, state, unpack(words, from, math.min(from + 2 * PORTION - 1, #words)))
@@ -97,6 +113,7 @@ local function finish(reply)
       gone[#gone + 1] = field
     end
   end
+  write_foreign()
   write('HDEL', gone)  -- first: a server without memory still lets go
   write('HSET', fields)
   if expires_in then call('PEXPIRE', state, expires_in) end
@@ -139,7 +156,7 @@ end
 
 -- Ends a hold and gives its token, or nil if there was none.
 local function drop(owner)
-  if INTEROP and call('GET', KEYS[2]) == owner then call('DEL', KEYS[2]) end
+  if INTEROP and foreign_owner() == owner then foreign, foreign_ttl = false, 0 end
   if x == owner then
     x = false
     unset('x', 'xe', 'xl')
