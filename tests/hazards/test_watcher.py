@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -225,3 +226,30 @@ def test_whoever_asks_while_a_hold_is_being_lost_is_told_once_and_why(line: int)
         handled_at(code, line, lose, lambda: lease.on_lost(told.append))
         wait_until("both", lambda: len(told) >= 2)
     assert told == ["it was broken"] * 2
+
+
+LOSING = (Keep.lose, Hold.lose, Hold.doubt, Hold.tell_lost)
+
+
+@pytest.mark.parametrize(
+    ("part", "line"), [(part, line) for part in LOSING for _, line in lines_of(part)]
+)
+def test_an_interrupt_anywhere_in_an_extend_that_learns_of_a_loss(part: Any, line: int) -> None:
+    """Who asked is told all the same, once."""
+    told: list[str] = []
+    with holdfast.connect(f"memory://torn-{part.__qualname__}-{line}", ttl=60) as locks:
+        lease = locks.lock("name").acquire()
+        assert lease is not None
+        lease.on_lost(told.append)
+        locks.break_lock("name", reason="a test")
+
+        def extend() -> None:
+            with pytest.raises(holdfast.LockLost):
+                lease.extend()
+
+        torn_at(part.__code__, line, extend)
+        wait_until("the loss", lambda: bool(told))
+        assert lease.lost
+        lease.on_lost(told.append)
+        wait_until("the last", lambda: len(told) > 1)
+    assert told == ["it ran out or was broken, and is no longer stored"] * 2

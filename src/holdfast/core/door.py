@@ -215,6 +215,7 @@ class Door:
         self.keep.waits.clear()
         self.keep.undoing.clear()
         self.keep.dropped.clear()
+        self.keep.torn.clear()
         self.lines.clear()
         self.mine.clear()
         self.releasing.clear()

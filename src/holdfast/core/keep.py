@@ -70,6 +70,8 @@ class Keep(Planned):
         self.watch: Watcher = UNWATCHED
         self.unlogged: deque[tuple[str, str]] = deque()
         """Losses that ``judge`` found: logging is I/O, and left to the keeper's thread."""
+        self.torn: deque[tuple[Hold, str]] = deque()
+        """Losses of which perhaps not everybody was told."""
         self.registered = 0
         self.hurried = False
         """Whether a hold came that was granted for a moment only."""
@@ -153,6 +155,7 @@ class Keep(Planned):
     async def round(self) -> float:
         """One look at everything; answers when the next is due."""
         self._glance()
+        self._lose_torn()
         self._watch_clocks()
         await self._renew_due()
         self._watch_clocks()
@@ -234,9 +237,23 @@ class Keep(Planned):
         return True
 
     def give_up(self, hold: Hold, reason: str) -> None:
-        """The store says that a hold is lost; whatever it still has of it is undone."""
-        if self.lose(hold, reason):
-            self.undo(hold.grant.claim, landed=True)
+        """The store says that a hold is lost; whatever it still has of it is undone. If an
+        interrupt tears this apart, the keeper does the rest."""
+        try:
+            if self.lose(hold, reason):
+                self.undo(hold.grant.claim, landed=True)
+        except BaseException:
+            self.torn.append((hold, reason))
+            self.plan(float("-inf"))
+            raise
+
+    def _lose_torn(self) -> None:
+        while self.torn:
+            hold, reason = self.torn.popleft()
+            self.remove(hold)
+            if hold.state is not State.RELEASED:
+                hold.lose(reason)
+                self.undo(hold.grant.claim, landed=True)
 
     async def _renew_due(self) -> None:
         now = self.runtime.now()
