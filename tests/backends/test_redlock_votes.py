@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
@@ -72,3 +74,27 @@ def test_only_the_holder_raises_its_token(servers: Servers, namespace: str, mode
     assert client.hget(key, "c") == str(token + 5).encode()
     looked = client.eval(scripts.look.text, 1, key, "10")
     assert [row[2] for row in looked[2]] == [token + 5]
+
+
+@pytest.mark.parametrize("shapes", [("x 1 0", "x -"), ("s 1 0", "s -"), ("n 1 3", "n 0")])
+def test_a_node_that_hears_of_a_release_first_gives_no_vote(
+    servers: Servers, namespace: str, shapes: tuple[str, str]
+) -> None:
+    """A stalled node may read a release before the attempt that it ends: each has its connection.
+    Another owner's attempt is granted, and one of its own that was sent after that token."""
+    server, scripts = servers.of(RedisServer), RedlockScripts(loss_protection=False)
+    client = redis.Redis.from_url(server.url)
+    key, run, (claim, ended) = f"{namespace}:redlock:{{name}}", f"{namespace}:run", shapes
+
+    def grant(owner: str, sent: str) -> Any:
+        shape = f"{claim} 0 60000 {'0' if claim[0] == 'n' else '-'}"
+        words = (owner, "[]", sent, "30000", sent, shape)
+        return client.eval(scripts.grant.text, 2, key, run, *words)
+
+    client.eval(scripts.release.text, 1, key, "me", "1000", f"{namespace}:wake", ended)
+    assert grant("me", "1000") == [b"gone"]
+    assert grant("another", "1000")[0] == 1
+    client.delete(key)
+    client.eval(scripts.release.text, 1, key, "me", "1000", f"{namespace}:wake", ended)
+    assert grant("me", "1001")[0] == 1
+    client.close()

@@ -32,9 +32,14 @@ local reader = holds[owner] and limit == '0'
 local was = 0
 if drop(owner, to) then
   was = 1
-elseif not is_over() then
-  was = 2
-  pass_by()
+else
+  if not is_over() then
+    was = 2
+    pass_by()
+  end
+  -- Its attempt may still be under way to this node, over another connection, and would be a vote
+  -- that nobody takes back. No attempt of its owner's was sent later than its token says.
+  remember(owner, ARGV[2])
 end
 if mode == 's' then
   local known = call('HGET', key, 'o') or ' '

@@ -128,6 +128,13 @@ local function abandoned(owner, sent)
   return at and sent <= number(string.match(known, '^%d*', at + #mark), 'g')
 end
 
+-- An attempt of this owner's that was sent by then, and arrives later, finds nothing to take.
+local function remember(owner, sent)
+  local known = s[9] and tonumber(s[9]) > now and call('HGET', key, 'g') or ''
+  local remembered = ' ' .. owner .. '@' .. sent .. string.sub(known, 1, REMEMBER_BYTES)
+  call('HSET', key, 'v', VERSION, 'g', remembered, 'd', now + REMEMBER)
+end
+
 -- Whether a reader was released here. As many are known as a renewal may be late behind.
 local function released(owner)
   return string.find(call('HGET', key, 'o') or '', ' ' .. owner .. ' ', 1, true)
