@@ -14,6 +14,7 @@ import holdfast
 from backends.claims import claim_of
 from backends.http_peer import Peer, peers
 from backends.waiting import waited_for
+from holdfast.backends.consul_agent import TXN
 from holdfast.backends.consul_backend import MOST_PERMITS
 from holdfast.backends.consul_sessions import NODE
 from holdfast.claim import Busy, Mode
@@ -21,6 +22,7 @@ from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
+from holdfast.wires.http import Reply
 from servers.consul import ConsulServer
 from servers.process import wait_until
 from servers.proxy import Proxy
@@ -93,6 +95,38 @@ def test_a_shorter_session_is_kept_alive_before_a_hold_moves_there(
     assert renewal.since >= sent
     for each in (grant, other):
         assert run_now(one.backend.release(each)) is True
+
+
+@pytest.mark.parametrize("lands", [True, False], ids=["landed", "lost"])
+@pytest.mark.parametrize("ttl", [20.0, 90.0])
+def test_a_hold_that_was_moved_without_an_answer_is_found(
+    peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch, ttl: float, lands: bool
+) -> None:
+    """It is neither lost, nor counted with another session than the one that it is bound to."""
+    one = peer()
+    grant = one.take(claim_of(ttl=60.0))
+    other = grant._replace(claim=grant.claim._replace(ttl=ttl))
+    ask = one.post.ask
+
+    async def unanswered(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        if line != TXN:
+            return await ask(line, body, until)
+        if lands:
+            await ask(line, body, until)
+        raise BackendUnavailable("no answer came")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.post, "ask", unanswered)
+        renewal = run_now(one.backend.renew([other], [], until=now() + SOON, shorten=True))
+    assert list(renewal.unknown) == [grant.claim.owner]
+    for again in (grant, other):
+        sent = now()
+        renewal = run_now(one.backend.renew([again], [], until=sent + SOON))
+        assert (renewal.lost, renewal.unknown) == ({}, {})
+        assert renewal.since is not None
+        assert renewal.since >= sent
+    assert run_now(one.backend.release(grant)) is True
+    assert not one.store.moving
 
 
 def test_a_lost_mark_is_found_again(peer: Callable[[], Peer]) -> None:

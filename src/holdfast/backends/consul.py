@@ -61,6 +61,8 @@ class ConsulStore:
         self.holds: dict[str, Held] = {}
         self.moved: dict[str, Ref] = {}
         """Holds that were bound to another session after their grant."""
+        self.moving: dict[str, Ref] = {}
+        """Where holds may be bound to by now: the request had no answer."""
         self.backends: set[int] = set()
         """Which backends are open: the last one to close ends the sessions."""
 
@@ -79,6 +81,7 @@ class ConsulStore:
         self.places.pop(owner, None)
         self.holds.pop(owner, None)
         self.moved.pop(owner, None)
+        self.moving.pop(owner, None)
 
 
 def open_store(url: Url, settings: Settings) -> ConsulStore:

@@ -165,6 +165,7 @@ class ConsulBackend:
     def _granted(self, claim: Claim, session: Session, token: int, slots: tuple[int, ...]) -> Grant:
         self.store.places.pop(claim.owner, None)
         self.store.moved.pop(claim.owner, None)
+        self.store.moving.pop(claim.owner, None)
         self.store.holds[claim.owner] = Held(token, slots)
         key = self.store.names.of(claim.name).entry(claim).decode()
         return Grant(claim, token, slots, session.since, Ref(key, session.id, session.ttl))
@@ -411,7 +412,8 @@ class ConsulBackend:
 
     def forget(self) -> None:
         self.store.sessions.forget()
-        for known in (self.store.places, self.store.holds, self.store.moved):
+        store = self.store
+        for known in (store.places, store.holds, store.moved, store.moving):
             known.clear()
         self.keeper.forget()
         self.agent.http.forget()

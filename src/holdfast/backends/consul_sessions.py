@@ -26,6 +26,7 @@ RENEW = b"PUT /v1/session/renew/"
 DESTROY = b"PUT /v1/session/destroy/"
 INFO = b"GET /v1/session/info/"
 NODE = "holdfast-sessions"
+BROKEN = "its entry in Consul is gone: the hold was broken"
 """What sessions are bound to. Consul ends the sessions of a node that leaves, also of a server that
 was dead for some seconds; by default it is the one that was asked. This one never leaves."""
 OPS = 64
@@ -222,12 +223,33 @@ class _Renewing:
         for index, (claim, _, grant, behind) in enumerate(asked):
             if grant is None and index in failed:
                 self.forgotten.add(claim.owner)
-            elif index in failed:
-                self.lost[claim.owner] = "its entry in Consul is gone: the hold was broken"
+            elif grant is not None and index in failed:
+                await self._find(grant)
             elif grant is None:
                 await self._tell_behind(claim, behind)
             elif self._is_to_move(self._bound(grant).ttl, whole(claim.ttl)):
                 await self._move(grant, self._bound(grant))
+
+    async def _find(self, grant: Grant) -> None:
+        """A hold is not where it should be: an extend without an answer may have moved it."""
+        claim, moving = grant.claim, self._store.moving.get(grant.claim.owner)
+        kept = None if moving is None else await self._keep(moving.session)
+        if moving is None or kept is None:
+            self.lost[claim.owner] = BROKEN
+            return
+        try:
+            if isinstance(kept, str):
+                raise BackendUnavailable(kept)
+            body = requests.txn(requests.locked_by(moving.key.encode(), moving.session))
+            await self._keeper.agent.txn(body, line=READ, until=self._until)
+        except Refused:
+            self.lost[claim.owner] = BROKEN
+        except BackendUnavailable as error:
+            self.unknown[claim.owner] = str(error)
+        else:
+            self._store.moved[claim.owner] = moving
+            if self._is_to_move(moving.ttl, whole(claim.ttl)):
+                await self._move(grant, moving)
 
     def _is_to_move(self, bound: int, ttl: int) -> bool:
         """Whether a hold goes to another session: to a shorter one only if its owner asks for that,
@@ -266,11 +288,13 @@ class _Renewing:
             value = requests.entry_value(claim, self._keeper.runtime.wall(), token=grant.token)
             keys, move = self._store.names.of(claim.name), requests.Move(ref.session, session.id)
             body = requests.moving(keys, claim, value, grant.slots, move)
+            moved = self._store.moving[claim.owner] = Ref(ref.key, session.id, session.ttl)
             await self._keeper.agent.txn(body, until=self._until)
         except Refused:
-            self.lost[claim.owner] = "its entry in Consul is gone: the hold was broken"
+            self.lost[claim.owner] = BROKEN
         except (BackendUnavailable, SessionGone) as error:
             self.unknown[claim.owner] = str(error) or "the new session ended at once"
         else:
-            self._store.moved[claim.owner] = Ref(ref.key, session.id, session.ttl)
+            self._store.moved[claim.owner] = moved
+            self._store.moving.pop(claim.owner, None)
             self._certain(session.since)
