@@ -36,11 +36,14 @@ class Store:
     def __init__(self, runtime: SimRuntime, hangs: float = 0.0) -> None:
         self.runtime, self.hangs = runtime, hangs
         self.renewed: list[float] = []
+        self.given: list[float] = []
+        """How many seconds each renewal was given."""
         self.undone: list[str] = []
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
     ) -> Renewal:
+        self.given.append(until - self.runtime.now())
         if self.hangs:
             await self.runtime.sleep(self.hangs)
         self.renewed.append(self.runtime.now())
@@ -111,6 +114,18 @@ def test_a_hold_that_ends_earlier_than_the_first_is_seen_in_time() -> None:
     process.run(10.0)
     assert [what for what, _ in process.told] == ["doubt", "loss"]
     assert all(0 <= late < 0.01 for _, late in process.told), process.told
+    process.world.end()
+
+
+def test_a_hold_that_nobody_renews_takes_no_time_from_a_renewal() -> None:
+    process = Process()
+    process.run(1.0)
+    process.hold()
+    process.hold("short", ttl=TTL / 2 + 0.2, renew=False)  # doubtful when the other is renewed
+    process.run(TTL / 2)
+    assert len(process.store.given) == 1
+    assert process.store.given[0] > TTL / 3
+    assert process.told == [("doubt", 0.0)]
     process.world.end()
 
 

@@ -308,8 +308,9 @@ class Keep(Planned):
                 self.nudge(waiting.claim)
 
     def _patience(self, now: float) -> float:
-        """Until when a renewal may take, so that nobody is told too late of a doubtful hold."""
-        events = (h.ends if h.doubted else h.doubtful_at for h in list(self.holds.values()))
+        """Until when a request may take, so that no hold becomes doubtful or lost meanwhile that is
+        to be renewed. The others need nothing but the watcher, and take no time from these."""
+        events = (hold.watch_at() for hold in list(self.holds.values()) if hold.renew)
         return max(min(events, default=NEVER), now + 0.05)
 
     def _learn(self, due: list[Hold], grants: list[Grant], answer: Renewal, sent: float) -> None:
