@@ -140,7 +140,7 @@ def test_an_answer_has_a_head_and_an_end(length: int) -> None:
     """Whoever reads on behind one that has not would read anything as the next answer."""
 
     class Wire:
-        unread = b""
+        unread, over = b"", False
 
         def take(self) -> bytes:
             return _answer(length, -2, body=b"x" * 40)

@@ -16,7 +16,10 @@ from backends.zookeeper_bench import TTL, hold, session_of
 from hazards.tearing import handled_at, lines_of
 from holdfast.backends.zookeeper_store import ZooKeeperStore
 from holdfast.errors import BackendUnavailable
+from holdfast.runtimes.clock import now
 from holdfast.wires.zookeeper import Session
+from holdfast.wires.zookeeper_connection import Connection
+from holdfast.wires.zookeeper_reader import Reader
 from holdfast.wires.zookeeper_watches import Watches
 from servers.process import wait_until
 
@@ -63,6 +66,34 @@ OPENING: list[Step] = [
     *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore.session)),
     *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore._made)),
 ]
+
+
+MIDDLE: list[Step] = [
+    *((Connection, *step) for step in [*lines_of(Connection._take), *lines_of(Connection._pack)]),
+    *((Reader, *step) for step in lines_of(Reader._resign)),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "line"), MIDDLE)
+def test_a_handler_waits_in_the_middle_of_a_request(
+    locks: holdfast.Locks, owner: type[object], name: str, line: int
+) -> None:
+    """What its thread was sending or taking in is given up: both get their locks, soon, and the
+    session goes on."""
+    session = session_of(locks, TTL)
+    number = session.id
+    got: list[str] = []
+
+    def get(each: str) -> None:
+        with locks.lock(each, timeout=SOON):
+            got.append(each)
+
+    code = getattr(owner, name).__code__
+    begun = now()
+    _in_a_thread(lambda: handled_at(code, line, lambda: get("name"), lambda: get("other")))
+    assert got[-1] == "name"
+    assert now() - begun < SOON / 4
+    assert session.id == number
 
 
 def _in_a_thread(work: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ from kazoo.exceptions import ConnectionLoss
 
 import holdfast
 from backends import zookeeper_bench
-from backends.zookeeper_bench import TTL, QuickServer, session_of
+from backends.zookeeper_bench import TTL, QuickServer, hold, session_of
 from holdfast.wires.zookeeper_asks import Delete, Exists
 from holdfast.wires.zookeeper_handler import Wire
 from servers.proxy import Proxy
@@ -100,8 +100,9 @@ def test_who_waits_for_an_answer_is_told_of_an_interrupt(server: QuickServer) ->
 
 
 def test_a_handler_of_signals_may_send(locks: holdfast.Locks) -> None:
-    """One that comes while a request is packed leaves its own to kazoo's thread, in order."""
+    """One that comes while a request is packed ends the connection, and no more: all are told."""
     session = session_of(locks, TTL)
+    number = session.id
     order: list[str] = []
     done = threading.Event()
 
@@ -117,8 +118,9 @@ def test_a_handler_of_signals_may_send(locks: holdfast.Locks) -> None:
     session.send(first, last)
     assert done.wait(SOON)
     assert order == ["first", "last"]
-    assert first.error is None
-    assert session.up
+    assert first.error is not None
+    assert hold(locks, "name") > 0
+    assert session.id == number
 
 
 def test_a_withdrawn_request_is_never_sent() -> None:

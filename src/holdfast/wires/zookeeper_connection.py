@@ -20,7 +20,7 @@ from kazoo.protocol.serialization import CloseInstance, Connect, Ping
 from holdfast.runtimes.clock import now
 from holdfast.wires.zookeeper_asks import Ask
 from holdfast.wires.zookeeper_handler import SEND_SECONDS, Listener
-from holdfast.wires.zookeeper_reader import Reader
+from holdfast.wires.zookeeper_reader import Reader, is_mine
 
 __all__ = ["Connection"]
 
@@ -63,8 +63,6 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         self.reader: Reader = client.handler.reader
         self.reader.read, self.reader.call_kazoo = self.read, self.wake
         self._sending = threading.RLock()
-        self._packing = False
-        """Whether requests are being packed: a signal's handler may come in between."""
         self._open = False
         """Whether any thread may send: hands were shaken, and nobody was told of a loss yet."""
         self._unsent = bytearray()
@@ -92,28 +90,46 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
     def send(self, asks: Sequence[Ask]) -> bool:
         """Sends requests from any thread; false, and nothing done, if others must be sent before
         them, or kazoo's thread must send them."""
-        with self._sending:
-            if not self._open or self._packing or self.client._queue or self._unsent:
+        sending = self._sending
+        if is_mine(sending):
+            self._tear()
+            return False
+        with sending:
+            if not self._open or self.client._queue or self._unsent:
                 return False
-            self._packing = True
+            wire = self._socket
             try:
-                data = self._pack(asks)
-                sent = self._socket.send_now(data)
-                if sent < len(data):
+                data, pending = self._pack(asks)
+                if self._sending is not sending:  # a signal's handler has ended the connection
+                    for ask in asks:
+                        ask.set_exception(ConnectionDropped("a signal came as it was sent"))
+                    return True
+                self.client._pending.extend(pending)
+                sent = wire.send_now(data)
+                if sent < len(data) and self._sending is sending:
                     self._unsent += data[sent:]
                     self.wake()
             except BaseException as error:
-                self._socket.shut()  # see _send
+                wire.shut()  # see _send
                 if not _of_socket(error):
                     raise
-            finally:
-                self._packing = False
             return True
+
+    def _tear(self) -> None:
+        """In a signal's handler: its thread was sending, and goes on only after it. There is no
+        telling how far it has come."""
+        self._open, self._sending = False, threading.RLock()
+        wire = self._socket
+        if wire is not None:
+            wire.shut()
+        self.wake()
 
     def flush(self) -> bool:
         """Sends all that waits, from any thread; false if that is left to kazoo's thread."""
+        if is_mine(self._sending) or threading.current_thread() is threading.main_thread():
+            return False  # signals are handled there, in the middle of this too
         with self._sending:
-            if not self._open or self._packing:
+            if not self._open:
                 return False
             try:
                 self._send()
@@ -137,7 +153,6 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _send(self) -> None:
         """Sends what waits, as far as the socket takes it."""
-        self._packing = True
         try:
             self._pack_all()
             if self._unsent:
@@ -147,25 +162,26 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             # of the connection, and tells all who wait for one.
             self._socket.shut()
             raise
-        finally:
-            self._packing = False
 
-    def _pack(self, asks: Sequence[Ask]) -> bytes:
-        pending, xid, data = self.client._pending, self._xid, b""
+    def _pack(self, asks: Sequence[Ask]) -> tuple[bytes, list[tuple[Any, Any, int]]]:
+        """Requests as they are sent, and what is pending from before that: should it fail, all of
+        them are told so."""
+        pending, xid, data = [], self._xid, b""
         for ask in asks:
             xid = (xid % MOST_XID) + 1
             data += ask.pack(xid)
-            # Before it is sent: should that fail, all that is pending is told so.
             pending.append((ask, ask, xid))
         self._xid = xid
-        return data
+        return data, pending
 
     def _pack_all(self) -> None:
         queue, pending = self.client._queue, self.client._pending
         while queue:
             request, answer = queue[0]
             if request is answer:
-                self._unsent += self._pack([request])
+                data, packed = self._pack([request])
+                pending.extend(packed)
+                self._unsent += data
             else:  # kazoo's own
                 xid = self._xid = (self._xid % MOST_XID) + 1
                 body = request.serialize()
@@ -209,12 +225,12 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         if not data:
             return data is None  # somebody else has read it; or else it is the end
         at, size = 0, len(data)
-        while at + _ANSWER.size <= size:
+        while at + _ANSWER.size <= size and not wire.over:
             length, xid, zxid, code = _ANSWER.unpack_from(data, at)
             if not LEAST_ANSWER_BYTES <= length <= MOST_FRAME_BYTES:
                 raise ConnectionAbortedError(0, f"an answer of {length} bytes")
             end = at + length + 4
-            if end > size or not self._take(xid, zxid, code, data[at + _ANSWER.size : end]):
+            if end > size or not self._take(wire, xid, zxid, code, data[at + _ANSWER.size : end]):
                 break
             at = end
         if at < size:
@@ -222,20 +238,24 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             return False
         return not wire.pending()
 
-    def _take(self, xid: int, zxid: int, code: int, body: bytes) -> bool:
+    def _take(self, wire: Any, xid: int, zxid: int, code: int, body: bytes) -> bool:
         client = self.client
         if xid < 0:
             return self._take_other(xid, body)
-        if not client._pending:
+        try:
+            first = client._pending[0]
+        except IndexError:
             return False
-        request, answer, expected = client._pending[0]
-        if request is not answer or xid != expected:
+        request, answer, expected = first
+        # A signal's handler may have ended the connection: what is pending then is of the next.
+        if wire.over or request is not answer or xid != expected:
             return False
         if zxid > 0:
             client.last_zxid = zxid
         request.take(code, body)
         # Last: should an interrupt end the connection before, it is told so with the others.
-        client._pending.popleft()
+        with suppress(ValueError):  # a signal's handler has done so, and it was told
+            client._pending.remove(first)
         return True
 
     def _take_other(self, xid: int, body: bytes) -> bool:
@@ -258,7 +278,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             self._listener.happened(buffer[offset : offset + length].decode())
 
     def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
-        if self._take(header.xid, header.zxid, header.err, buffer[offset:]):
+        if self._take(self._socket, header.xid, header.zxid, header.err, buffer[offset:]):
             return None
         return super()._read_response(header, buffer, offset)
 

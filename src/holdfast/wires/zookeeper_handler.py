@@ -61,7 +61,8 @@ class Wire:
         self._sock = sock
         self.unread = b""
         """What has arrived and is left to kazoo, which reads in small pieces."""
-        self._ended = False
+        self.over = False
+        """Whether we have ended it."""
         self._tls_pending: Callable[[], int] | None = getattr(sock, "pending", None)
         self.setblocking, self.fileno = sock.setblocking, sock.fileno
         self.close, self.getpeername = sock.close, sock.getpeername
@@ -71,7 +72,7 @@ class Wire:
 
     def take(self) -> bytes | None:
         """All that has arrived, once what was left is read; ``None`` for nothing."""
-        if self._ended:
+        if self.over:
             return b""
         try:
             data: bytes = self._sock.recv(CHUNK_BYTES)
@@ -80,7 +81,7 @@ class Wire:
         return data
 
     def recv(self, size: int) -> bytes:
-        if self._ended:
+        if self.over:
             return b""
         if not self.unread:
             self.unread = self._sock.recv(CHUNK_BYTES)
@@ -111,7 +112,7 @@ class Wire:
 
     def shut(self) -> None:
         """Ends the connection: whoever reads finds out, whatever has still arrived."""
-        self._ended, self.unread = True, b""
+        self.over, self.unread = True, b""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 

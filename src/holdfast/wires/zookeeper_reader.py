@@ -6,7 +6,8 @@ Where several wait, or something comes that is kazoo's, its thread reads for all
 
 One who reads is found by being the one in ``_reading``; whatever an interrupt tears, it leaves
 that place, and kazoo's thread takes it from one who does not read because a signal's handler keeps
-it.
+it. A handler that waits itself, in the middle of what its thread was taking in, ends the
+connection: there is no other way to go on before that thread does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 from holdfast.runtimes.clock import now
 from holdfast.wires.zookeeper_calls import LONGEST_WAIT_SECONDS, BlockingCall
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "is_mine"]
 
 ASIDE_SECONDS = 0.2
 """How long kazoo's thread leaves the socket alone after somebody else has read it."""
@@ -32,6 +33,11 @@ _KAZOO = object()
 class Socket(Protocol):
     def fileno(self) -> int: ...
     def shut(self) -> None: ...
+
+
+def is_mine(lock: Any) -> bool:
+    """Whether this thread has it: one that asks again is in a signal's handler."""
+    return bool(lock._is_owned())
 
 
 def _nothing() -> bool:
@@ -147,6 +153,8 @@ class Reader:
         if not self.shared:
             return call.follow(seconds)
         until = now() + seconds
+        if is_mine(self._mutex):
+            self._tear()
         try:  # an interrupt at any point must not leave the others without a reader
             self._waiting[call] = None
             alone = len(self._waiting) == 1 and self._wire is not None
@@ -162,6 +170,13 @@ class Reader:
                 self._leave(call, torn=True)
                 raise
 
+    def _tear(self) -> None:
+        """In a signal's handler: its thread has the mutex, and goes on only after it."""
+        wire, self._mutex = self._wire, threading.RLock()
+        if wire is not None:
+            wire.shut()
+        self._call_kazoo()
+
     def _leave(self, call: BlockingCall, *, torn: bool) -> None:
         self._resign(call)
         self._waiting.pop(call, None)
@@ -169,9 +184,11 @@ class Reader:
             self._call_kazoo()
 
     def _resign(self, call: BlockingCall) -> None:
-        with self._mutex:
+        mutex = self._mutex
+        with mutex:
             if self._reading.get(0) is call:
-                del self._reading[0]
+                # In one step: whoever was let in by a handler right here may have the place.
+                self._reading.pop(0 if self._mutex is mutex else -1, None)
 
     def _call_kazoo(self) -> None:
         self._heard = self._missed_at = NEVER
