@@ -124,6 +124,31 @@ def test_holds_that_a_restart_kept_go_on(flavour: Flavour) -> None:
         over(server.url + PROTECTED, flavour, body)
 
 
+async def _warnings(peer: Peer) -> str:
+    """What ``check()`` warns of."""
+    found = await peer.run(peer.backend.probe())
+    return "; ".join(each.detail for each in found if each.level == "warning")
+
+
+@blocking_and_asyncio
+def test_check_tells_that_nothing_is_granted(own_server: RedisServer, flavour: Flavour) -> None:
+    """Before anybody has asked, and then until when."""
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        await _begin(peer)
+        assert "grants nothing" not in await _warnings(peer)
+        lose(own_server, "failback")
+        assert "it grants nothing for 30 s from the next request on" in await _warnings(peer)
+        assert isinstance(await peer.attempt(bench.claim(ttl=3.0), join=False), Busy)
+        noted = _barred_until(own_server, bench.namespace)
+        assert f"it grants nothing before {noted}: it may have lost holds" in await _warnings(peer)
+        await _begin(peer)
+        assert "grants nothing" not in await _warnings(peer)
+
+    over(f"{own_server.url}?loss_protection=on&max_ttl=30", flavour, body)
+
+
 @blocking_and_asyncio
 def test_an_earlier_version_beside_this_one_is_no_loss(
     own_server: RedisServer, flavour: Flavour

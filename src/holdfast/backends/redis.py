@@ -308,7 +308,8 @@ class RedisBackend(Keeping):
     # ---- the store itself
 
     async def probe(self) -> list[Finding]:
-        return await findings(self.options, self._requests.route)
+        _, noted = self._keys.start(self._scripts.begin, "")
+        return await findings(self.options, self._requests.route, noted, self._wall())
 
     async def initialise(self) -> str:
         """Marks the server's data as whole, so that loss protection does not wait."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.backends.redis_options import Options
-from holdfast.backends.redis_words import refusal
+from holdfast.backends.redis_words import clock_time, refusal
 from holdfast.core.contract import Finding
 from holdfast.errors import GuaranteeNotMet
 from holdfast.wires.redis import Greeting, Refused, pack
@@ -39,11 +39,14 @@ def eviction_greeting(store: str) -> Greeting:
     return Greeting(pack("INFO", "memory"), judge)
 
 
-async def findings(options: Options, route: Route) -> list[Finding]:
-    """One round of looking, node by node."""
+async def findings(options: Options, route: Route, noted: str, wall: float) -> list[Finding]:
+    """One round of looking, node by node; ``noted`` is the key of loss protection's mark."""
     found: list[Finding] = []
     for pool in await route.pools():
-        found += await _node(pool, options)
+        info = await _info(pool)
+        found += await _node(pool, info, options)
+        if info and options.loss_protection:
+            found += await _pause(pool, info, options, noted, wall)
     found.append(_loss(options))
     if options.access.tls and options.access.options.get("ssl_cert_reqs") == "none":
         found.append(Finding("tls", "certificates are not verified", "warning"))
@@ -54,16 +57,23 @@ async def findings(options: Options, route: Route) -> list[Finding]:
     return found
 
 
-async def _node(pool: Pool, options: Options) -> list[Finding]:
-    where = f"redis at {pool.address}"
+async def _info(pool: Pool) -> dict[str, str]:
+    """What a node tells about itself; empty where this user may not ask."""
     info: dict[str, str] = {}
     for section in ("server", "memory", "persistence", "replication"):
         reply = await pool.call(pack("INFO", section))
         if isinstance(reply, Refused):
             if reply.code != "NOPERM":
-                raise refusal(reply, where, "")
-            return [Finding(where, "INFO is not allowed: nothing can be verified", "warning")]
+                raise refusal(reply, f"redis at {pool.address}", "")
+            return {}
         info |= read_info(reply)
+    return info
+
+
+async def _node(pool: Pool, info: dict[str, str], options: Options) -> list[Finding]:
+    where = f"redis at {pool.address}"
+    if not info:
+        return [Finding(where, "INFO is not allowed: nothing can be verified", "warning")]
     return [
         Finding(where, f"{_product(info)}, run {info.get('run_id', '?')[:8]}"),
         _role(where, info, options),
@@ -71,6 +81,23 @@ async def _node(pool: Pool, options: Options) -> list[Finding]:
         _persistence(where, info, options),
         *await _wakeups(where, pool),
     ]
+
+
+async def _pause(
+    pool: Pool, info: dict[str, str], options: Options, noted: str, wall: float
+) -> list[Finding]:
+    """Whether loss protection lets nothing be granted now, or from the next request on."""
+    reply = await pool.call(pack("HMGET", noted, "mark", "barred"))
+    mark, barred = reply if type(reply) is list and len(reply) == 2 else (None, None)
+    server = f"{info.get('run_id', '')}:{info.get('master_replid', '')}"
+    if mark != server.encode():
+        detail = f"it grants nothing for {options.max_ttl:g} s from the next request on"
+    elif type(barred) is bytes and barred.isdigit() and int(barred[:16]) > wall * 1000:
+        detail = f"it grants nothing before {clock_time(int(barred[:16]))}"
+    else:
+        return []
+    detail += ": it may have lost holds (`holdfast init` marks a new one as new)"
+    return [Finding(f"redis at {pool.address}", detail, "warning")]
 
 
 async def _wakeups(where: str, pool: Pool) -> list[Finding]:
