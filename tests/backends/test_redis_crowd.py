@@ -11,7 +11,7 @@ import pytest
 from backends.redis_bench import blocking_and_asyncio
 from harnesses.redlock import mark_as_new
 from holdfast.testing import Flavour
-from holdfast.testing.history import Hold, fairness, faults
+from holdfast.testing.history import Hold, faults, overtaken
 from scale.crowd import contend
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer
@@ -36,13 +36,13 @@ def _tokens(holds: list[Hold]) -> list[int]:
 
 @blocking_and_asyncio
 def test_sixteen_processes_take_turns(servers: Servers, tmp_path: Path, flavour: Flavour) -> None:
-    """First come, first served: while all sixteen take part, each has as many turns as the others,
-    also on a machine that is overloaded."""
+    """First come, first served, also on a machine that is overloaded."""
     url = servers.of(RedisServer).url
     holds, processes = asyncio.run(contend(url, flavour, tmp_path / "history"))
     assert faults(holds) == []
     assert _tokens(holds) == sorted(set(_tokens(holds)))
-    assert fairness(holds, processes) >= 0.9
+    assert {hold.process for hold in holds} == set(processes)
+    assert overtaken(holds) <= 0.05
 
 
 @blocking_and_asyncio

@@ -86,6 +86,7 @@ class Failures:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._failed: list[dict[str, object]] = []
+        self._uncollected: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -101,9 +102,17 @@ class Failures:
                 }
             )
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._uncollected.append(report.nodeid)
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        told = {"exit": int(exitstatus), "failures": self._failed}
+        told = {
+            "exit": int(exitstatus),
+            "failures": self._failed,
+            "uncollected": self._uncollected,
+        }
         self._path.write_text(json.dumps(told))
 
 

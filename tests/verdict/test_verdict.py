@@ -27,7 +27,9 @@ def fails_once(name):
 """
 
 
-def run_stages(folder: Path, body: str, recipe: str = "") -> subprocess.CompletedProcess[str]:
+def run_stages(
+    folder: Path, body: str, recipe: str = "", options: str = ""
+) -> subprocess.CompletedProcess[str]:
     """CI over one test file in a folder of its own."""
     (folder / "test_sample.py").write_text(ONLY_ONCE + body)
     pytest_words = [
@@ -40,7 +42,7 @@ def run_stages(folder: Path, body: str, recipe: str = "") -> subprocess.Complete
         "no:cacheprovider",
     ]
     command = shlex.join(pytest_words)
-    (folder / "Makefile").write_text(f"test:\n\t{recipe or command}\n")
+    (folder / "Makefile").write_text(f"test:\n\t{recipe or f'{command} {options}'}\n")
     environment = {key: text for key, text in os.environ.items() if "PYTEST" not in key}
     environment.pop("HOLDFAST_FAILURES", None)
     environment |= {"PYTHONPATH": str(ROOT / "tests"), "HOLDFAST_RUN_ALONE": command}
@@ -175,6 +177,15 @@ def test_slow(number):
     done = run_stages(tmp_path / "four", body.format(count=4))
     assert done.returncode == 1, done.stdout
     assert "more than 3 tests failed" in done.stdout
+
+
+def test_tests_that_can_not_be_collected_fail_the_run(tmp_path: Path) -> None:
+    """Also beside a flaky one, by several test processes, which go on without them."""
+    (tmp_path / "test_other.py").write_text("import no_such_module\n")
+    body = "\ndef test_slow():\n    if fails_once('x'): raise TimeoutError('late')\n"
+    done = run_stages(tmp_path, body, options="-n 2")
+    assert done.returncode == 1, done.stdout
+    assert "not by a failed test" in done.stdout
 
 
 @pytest.mark.parametrize(
