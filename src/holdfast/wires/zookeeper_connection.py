@@ -126,8 +126,8 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     def flush(self) -> bool:
         """Sends all that waits, from any thread; false if that is left to kazoo's thread."""
-        if is_mine(self._sending) or threading.current_thread() is threading.main_thread():
-            return False  # signals are handled there, in the middle of this too
+        if is_mine(self._sending) or self._may_be_interrupted():
+            return False
         with self._sending:
             if not self._open:
                 return False
@@ -137,6 +137,12 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
                 if not _of_socket(error):
                     raise
             return not self._unsent
+
+    def _may_be_interrupted(self) -> bool:
+        """Whether a signal's handler may use this connection in the middle of the caller's work:
+        signals are handled in the main thread, and no handler can await what asyncio's client
+        does."""
+        return self.reader.shared and threading.current_thread() is threading.main_thread()
 
     def shut(self) -> None:
         """Nobody sends from here on: those whose answers are pending are about to be told."""
