@@ -8,7 +8,9 @@ import signal
 import socket
 import stat
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -341,8 +343,15 @@ def test_a_socket_of_another_kind_in_the_folder_hurts_nobody(tmp_path: Path, nam
             assert name in sockets_of(path)
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder in which a socket's address fits: longer ones are reached in another way."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def test_threads_that_send_at_once_share_a_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[socket.socket] = []
     start, late = threading.Barrier(8), threading.Event()
@@ -353,7 +362,7 @@ def test_threads_that_send_at_once_share_a_socket(
         return made[-1]
 
     monkeypatch.setattr(datagram, "_datagram_socket", make)
-    folder = Folder(str(tmp_path), os.mkdir, 0o600)
+    folder = Folder(str(short_path), os.mkdir, 0o600)
 
     def send() -> None:
         start.wait()
@@ -480,11 +489,11 @@ def test_who_waits_in_a_folder_that_was_made_anew_is_alive(tmp_path: Path) -> No
         folder.close()
 
 
-def test_a_folder_that_became_a_link_is_not_swept(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
+def test_a_folder_that_became_a_link_is_not_swept(short_path: Path) -> None:
+    elsewhere = short_path / "elsewhere"
     elsewhere.mkdir()
-    folder = Folder(str(tmp_path / "wake"), lambda path: None, 0o600)
-    (tmp_path / "wake").symlink_to(elsewhere)
+    folder = Folder(str(short_path / "wake"), lambda path: None, 0o600)
+    (short_path / "wake").symlink_to(elsewhere)
     name = "1-0123456789abcdef.sock"
     dead_socket(elsewhere / name)
     assert folder.send(name, "key") is Delivery.DEAD

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import BackendUnavailable
+from holdfast import BackendUnavailable, HoldfastError
 from holdfast.url import BACKENDS, Url, parse_url
 
 SECRET = "CaNaRy9f3kQ"
@@ -201,3 +201,23 @@ def test_the_url_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOLDFAST_URL_FILE", str(kept))
     with holdfast.connect() as locks:
         assert "memory://marked" in repr(locks)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_what_a_driver_repeats_is_not_passed_on(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """A driver's own error may have the password in it, in the form that it was given."""
+    from holdfast.claim import Fence
+    from holdfast.fencing import address
+
+    def opener(url: object, where: str) -> object:
+        raise kind(f"can't connect with password={SECRET!r} to {where}")
+
+    monkeypatch.setitem(address._OPENERS, "postgresql", ("postgresql", opener))
+    fence, nowhere = Fence.parse("1;exclusive;;0;1;x"), f"postgresql://u:{SECRET}@h/d#x"
+    with pytest.raises((HoldfastError, ValueError)) as told:
+        address.enter_at(nowhere, fence, table="fences", door=object)
+    assert "can't connect" in str(told.value)
+    assert SECRET not in str(told.value)
+    assert told.value.__cause__ is None
