@@ -25,10 +25,10 @@ from holdfast.core.door import Door
 from holdfast.core.keep import Keep
 from holdfast.durations import Duration, seconds, timeout_seconds
 from holdfast.errors import GuaranteeNotMet, Unsupported
+from holdfast.io import lifetime
+from holdfast.io.renewer_thread import KeeperThread
 from holdfast.primitives.lock import LockBase
 from holdfast.primitives.terms import Options, Terms, check_ttl, make_terms
-from holdfast.runtimes import lifetime
-from holdfast.runtimes.keeper import KeeperThread
 from holdfast.url import open_store
 
 if TYPE_CHECKING:

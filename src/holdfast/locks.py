@@ -12,9 +12,9 @@ from holdfast.core.contract import Finding, Guarantee
 from holdfast.core.drive import run_now
 from holdfast.doorway import LONGEST_LIST, Doorway, later
 from holdfast.durations import Duration
+from holdfast.io.callbacks import callbacks
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.primitives.lock import Lock
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.callbacks import callbacks
 from holdfast.url import environment_url
 
 if TYPE_CHECKING:

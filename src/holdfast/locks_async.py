@@ -13,13 +13,13 @@ from holdfast.core.contract import Guarantee
 from holdfast.core.door import Door
 from holdfast.doorway import LONGEST_LIST, Doorway
 from holdfast.durations import Duration
+from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.locks import Findings, Standings, find_url
 from holdfast.primitives.election_async import AsyncElection
 from holdfast.primitives.every_async import AsyncEvery
 from holdfast.primitives.lock_async import AsyncLock
 from holdfast.primitives.multi_async import AsyncMultiLock
 from holdfast.primitives.once_async import AsyncOnce
-from holdfast.runtimes.aio import AsyncioRuntime
 
 __all__ = ["AsyncLocks", "connect_async"]
 

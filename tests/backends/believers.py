@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from backends.recovery import SOON, Bound, Taken, Tell, door, drive, name_at, recovers
 from holdfast.errors import HoldfastError
+from holdfast.io.clock import now
 from holdfast.lease import AsyncLease
-from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from servers.ensemble import Trio
 from servers.process import Server

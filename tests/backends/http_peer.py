@@ -13,11 +13,11 @@ from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.aio import AsyncioRuntime
-from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.io.http import Http, Reply
+from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.testing import Flavour
 from holdfast.url import open_store
-from holdfast.wires.http import Http, Reply
 
 __all__ = ["Counting", "Peer", "peers"]
 

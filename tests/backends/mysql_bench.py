@@ -22,9 +22,9 @@ from backends.claims import claim_of
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
-from holdfast.runtimes.aio import AsyncioRuntime
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.testing import Flavour
 from holdfast.url import open_store
 from holdfast.wires.mysql_bell import SleepBell

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from holdfast.claim import Busy, Claim, Grant
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
 from holdfast.testing.contract.bench import SOON

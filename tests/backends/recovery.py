@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import holdfast
 from holdfast.core.drive import run_now
 from holdfast.errors import HoldfastError
+from holdfast.io.clock import now
 from holdfast.locks_async import AsyncLocks
-from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.doors import open_door, run_here
 from servers.ensemble import Trio

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.contract import Settings
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
 from holdfast.testing.doors import open_door

@@ -12,9 +12,9 @@ from holdfast.claim import Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.aio import AsyncioRuntime
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
 from servers.proxy import Proxy
 

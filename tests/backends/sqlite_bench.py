@@ -14,8 +14,8 @@ from holdfast.backends.sqlite import SqliteBackend, SqliteStore
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
 
 __all__ = ["Program", "backend_of", "claim", "expire", "grant", "store_of", "take", "try_to_take"]

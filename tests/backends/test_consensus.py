@@ -21,8 +21,8 @@ from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.testing import Flavour
 from holdfast.testing.stalls import Stalls
 from holdfast.url import open_store

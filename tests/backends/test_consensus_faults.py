@@ -28,7 +28,7 @@ from backends.recovery import (
     recovers,
 )
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
 from servers.proxy import Proxy

@@ -20,9 +20,9 @@ from holdfast.backends.consul_sessions import NODE
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.http import Reply
 from holdfast.testing import Flavour
-from holdfast.wires.http import Reply
 from servers.consul import ConsulServer
 from servers.process import wait_until
 from servers.proxy import Proxy

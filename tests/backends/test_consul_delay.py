@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from backends.waiting import somebody_waits
 from holdfast.errors import LockTimeout
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.doors import open_door, run_here
 from holdfast.testing.processes import Process

@@ -12,7 +12,7 @@ from backends.links import LinkedConsulTrio
 from backends.recovery import SOON, Tell, nothing_is_left
 from holdfast.backends.consul_remains import RETRY_SECONDS
 from holdfast.backends.consul_sessions import NODE
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from servers.consul import ConsulServer
 from servers.http import LOOK_SECONDS
 from servers.process import wait_until

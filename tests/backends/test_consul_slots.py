@@ -14,8 +14,8 @@ from backends.redis_bench import blocking_and_asyncio
 from holdfast.backends.consul_agent import TXN
 from holdfast.backends.consul_sessions import DESTROY
 from holdfast.claim import Claim, Mode
+from holdfast.io.http import Reply
 from holdfast.testing import Flavour
-from holdfast.wires.http import Reply
 from servers.consul import ConsulServer
 from servers.registry import Servers
 

@@ -17,7 +17,7 @@ from backends.waiting import waited_for
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.proxy import Proxy

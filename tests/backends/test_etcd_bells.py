@@ -19,9 +19,9 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import HANDED_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import EVERYBODY
-from holdfast.wires.http import Reply
+from holdfast.io.clock import now
+from holdfast.io.http import Reply
+from holdfast.io.wakeups import EVERYBODY
 
 SOON = 20.0
 LATER = 3 * SOON

@@ -15,9 +15,9 @@ from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockLost
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.http import Reply
 from holdfast.testing import Flavour
-from holdfast.wires.http import Reply
 from servers.etcd import EtcdServer
 from servers.process import wait_until
 

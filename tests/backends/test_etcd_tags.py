@@ -15,8 +15,8 @@ from holdfast.backends.etcd_tags import Tags
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.http import Reply
+from holdfast.io.clock import now
+from holdfast.io.http import Reply
 
 SOON = 20.0
 LATER = 3 * SOON

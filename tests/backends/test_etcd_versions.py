@@ -18,8 +18,8 @@ from backends.recovery import door, drive
 from holdfast.core.contract import Finding
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, Unsupported
+from holdfast.io.http import Reply
 from holdfast.testing import Flavour
-from holdfast.wires.http import Reply
 from servers.etcd import EtcdServer, Version
 from servers.registry import Servers
 

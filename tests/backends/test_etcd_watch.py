@@ -16,7 +16,7 @@ from holdfast.backends import etcd_wait
 from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.process import wait_until
 

@@ -19,12 +19,12 @@ from holdfast.backends.etcd_stream import StreamWatches
 from holdfast.backends.etcd_watch import Book
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io import http
+from holdfast.io.clock import now
+from holdfast.io.http import BlockingHttp, IndexedResponses, Reply, Responses, Servers, Tls
+from holdfast.io.http_aio import AsyncHttp
+from holdfast.io.long_poll import Call
 from holdfast.testing import Flavour
-from holdfast.wires import http
-from holdfast.wires.http import BlockingHttp, IndexedResponses, Reply, Responses, Servers, Tls
-from holdfast.wires.http_async import AsyncHttp
-from holdfast.wires.http_listen import Call
 from holdfast.wires.websocket import open_blocking
 from holdfast.wires.websocket_async import open_async
 from servers.consul import ConsulServer

@@ -15,9 +15,9 @@ from backends.waiting import waited_for
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.http import Reply
 from holdfast.testing import Flavour
-from holdfast.wires.http import Reply
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
 from servers.registry import Servers

@@ -18,7 +18,7 @@ from backends.mysql_bench import Admin, backend_of, key, one, rows, taken, wait_
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, LimitMismatch, Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.stalls import Stalls
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy

@@ -18,7 +18,7 @@ from holdfast.backends.mysql_lease_sql import bell_lock
 from holdfast.backends.mysql_listen import Hanger
 from holdfast.backends.mysql_sleep import still_lock
 from holdfast.claim import Busy
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires.mysql import Connection
 from holdfast.wires.mysql_bell import SleepBell

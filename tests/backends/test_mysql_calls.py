@@ -13,7 +13,7 @@ from backends.mysql_bench import Admin, account, asleep, peers, rows, taken, wai
 from holdfast.backends import mysql_listen
 from holdfast.claim import Grant
 from holdfast.core.drive import run_now
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires.mysql_bell import SleepBell
 from servers.mysql import MySQLServer

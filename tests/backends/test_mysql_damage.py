@@ -17,7 +17,7 @@ from holdfast.claim import Mode
 from holdfast.core.contract import Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import Incompatible
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
 

@@ -26,7 +26,7 @@ from backends.sql_deadline import gives_up_in_time
 from holdfast.claim import Busy, Grant
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers

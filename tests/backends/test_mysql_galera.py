@@ -23,7 +23,7 @@ from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.fencing.sql_drivers import Answer
-from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.sql import Asked, transaction_lock
 from holdfast.testing import Flavour
 from holdfast.url import parse_url

@@ -24,7 +24,7 @@ from holdfast.claim import Busy, Claim, Mode, write_label
 from holdfast.cli.show import main as show
 from holdfast.core.contract import Backend
 from holdfast.core.drive import run_now
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 

@@ -21,7 +21,7 @@ import holdfast
 from backends import mysql_bench
 from backends.mysql_bench import rows
 from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.url import parse_url
 from holdfast.wires.mysql_login import address_of, log_in
 from servers.mysql import MySQLServer

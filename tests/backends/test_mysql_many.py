@@ -22,7 +22,7 @@ from backends.mysql_bench import (
 )
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.mysql_protocol import quoted
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy

@@ -15,7 +15,7 @@ from fencing.accounts import mysql_settings
 from holdfast.backends.mysql_dial import Dialler
 from holdfast.backends.mysql_lease_sql import NOW
 from holdfast.core.contract import Settings
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.sql import transaction_lock
 from holdfast.url import parse_url
 from servers.mysql import MySQLServer

@@ -11,7 +11,7 @@ from backends import mysql_bench
 from backends.mysql_bench import Admin, key, one, wait_for
 from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
 from holdfast.claim import Claim
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from servers.mysql import MySQLServer
 
 server, admin = mysql_bench.server, mysql_bench.admin

@@ -11,7 +11,7 @@ from backends import mysql_bench
 from backends.claims import claim_of
 from backends.mysql_bench import Peer, peers
 from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
 

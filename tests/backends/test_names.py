@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from holdfast.errors import BackendUnavailable
+from holdfast.io import http
+from holdfast.io import http_aio as http_async
+from holdfast.io.clock import now
+from holdfast.io.http import Servers
+from holdfast.io.http_aio import AsyncConnection
+from holdfast.io.resolver import MOST_THREADS, Found, Lookup, look_up, open_socket, resolver
 from holdfast.locks_async import AsyncLocks
-from holdfast.runtimes.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.doors import open_door, run_here
-from holdfast.wires import http, http_async
-from holdfast.wires.http import Servers
-from holdfast.wires.http_async import AsyncConnection
-from holdfast.wires.resolver import MOST_THREADS, Found, Lookup, look_up, open_socket, resolver
 
 SECONDS = 2.0
 """What a request is given; it must be given up within a second more."""
@@ -247,8 +248,8 @@ def test_an_address_of_a_family_that_the_system_does_not_have_is_passed_over(
 
 FORK = """
 import os, socket, threading, time
-from holdfast.runtimes.clock import now
-from holdfast.wires.resolver import look_up
+from holdfast.io.clock import now
+from holdfast.io.resolver import look_up
 real, hangs = socket.getaddrinfo, True
 
 def look(host, port, *rest, **more):

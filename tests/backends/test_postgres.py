@@ -17,7 +17,7 @@ from holdfast.backends.postgres_schema import schema_sql
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
-from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.proxy import Proxy

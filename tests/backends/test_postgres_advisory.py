@@ -23,9 +23,9 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Glancing, Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import Unsupported
-from holdfast.runtimes.aio import AsyncioRuntime
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.proxy import Proxy

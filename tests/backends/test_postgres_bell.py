@@ -22,8 +22,8 @@ from holdfast.backends.postgres_listen import BlockingListening
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store

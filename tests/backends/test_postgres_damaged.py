@@ -11,7 +11,7 @@ from backends import postgres_bench, sql_bench
 from backends.postgres_bench import Admin, bells, over, stand
 from backends.sql_bench import Doors
 from holdfast import AsyncLocks, Incompatible
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.postgres import PostgresServer

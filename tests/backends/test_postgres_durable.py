@@ -9,7 +9,7 @@ import pytest
 
 from backends.postgres_bench import held, over, stand
 from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.postgres import PostgresServer

@@ -19,7 +19,7 @@ from holdfast.backends.postgres_advisory import AdvisoryBackend
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockLost, Unsupported
-from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
 from holdfast.wires.postgres import first_value
 from servers.account import account, give_to

@@ -17,8 +17,8 @@ from holdfast.claim import Fence
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.sql import TransactionLock, transaction_lock
 from holdfast.url import open_store
 from servers.postgres import PostgresServer

@@ -18,7 +18,7 @@ from backends.postgres_bench import Admin, bells, held, over, stand
 from holdfast.backends.postgres_shared import ring
 from holdfast.claim import Claim, Mode
 from holdfast.core.contract import HANDED_SECONDS, Settings
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.testing.contract.bench import in_grace

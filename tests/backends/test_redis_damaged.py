@@ -12,7 +12,7 @@ from backends.redlock_bench import Nodes, three
 from backends.test_redis_writes import stand_in_line
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.errors import Incompatible
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from servers.redis import RedisServer

@@ -15,7 +15,7 @@ import holdfast
 from backends.redis_bench import over, somebody_rests, swallow_messages
 from harnesses.redlock import mark_as_new
 from holdfast.core.drive import run_now
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from holdfast.wires.redlock_bell import Listeners

@@ -26,7 +26,7 @@ from backends.redis_bench import (
 )
 from holdfast import fencing
 from holdfast.errors import StaleFence
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
 from servers.redis import RedisServer

@@ -19,13 +19,13 @@ from backends.redis_bench import blocking_and_asyncio
 from holdfast.claim import Claim, Mode
 from holdfast.core.contract import Settings
 from holdfast.errors import HoldfastError
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.resp import INCOMPLETE, Bounds, Reader, Refused
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Peer
 from holdfast.testing.workers import Workers
 from holdfast.url import open_store
 from holdfast.wires.redis_blocking_bell import take_down
-from holdfast.wires.redis_reader import INCOMPLETE, Bounds, Reader, Refused
 from holdfast.wires.redlock_bell import Listeners
 
 Talk = Callable[[socket.socket], None]

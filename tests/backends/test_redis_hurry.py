@@ -11,7 +11,7 @@ import holdfast
 from backends.signals import signals
 from harnesses.redlock import mark_as_new
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.stalls import Stalls
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer

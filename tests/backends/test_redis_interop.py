@@ -19,7 +19,7 @@ from backends.redis_bench import Slot, blocking_and_asyncio, doors, over, until
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import Guarantee, Settings
 from holdfast.errors import Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from holdfast.testing.history import Hold, faults, read_holds

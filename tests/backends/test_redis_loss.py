@@ -23,7 +23,7 @@ from holdfast.backends.redlock_scripts import RUN_KEY
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockTimeout, StaleFence
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from servers.ensemble import Ensemble

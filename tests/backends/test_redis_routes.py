@@ -16,7 +16,7 @@ from backends.redis_bench import Slot, blocking_and_asyncio, client_peer, over, 
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Settings, Waiting
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store

@@ -11,7 +11,7 @@ from backends.redis_bench import blocking_and_asyncio, channels, listening, over
 from holdfast.backends.redis import _bell_key
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import HANDED_SECONDS, Settings
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store

@@ -22,8 +22,8 @@ from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from holdfast.url import open_store

@@ -11,7 +11,7 @@ from backends.redis_bench import blocking_and_asyncio, over, until
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import HANDED_SECONDS
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from servers.redis import RedisServer

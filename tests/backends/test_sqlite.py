@@ -16,8 +16,8 @@ from holdfast.backends.sqlite import SqliteBackend
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
 from holdfast.core.drive import run_now
-from holdfast.runtimes.aio import AsyncioRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_aio import AsyncioRuntime
 
 
 def statements_of(backend: SqliteBackend, said: list[str]) -> None:
@@ -263,7 +263,7 @@ def test_a_survey_passes_idle_names_page_by_page(
 
 def test_namespaces_do_not_meet(tmp_path: Path) -> None:
     from holdfast.core.contract import Settings
-    from holdfast.runtimes.blocking import BlockingRuntime
+    from holdfast.io.runtime_blocking import BlockingRuntime
     from holdfast.url import open_store
 
     with backend_of(tmp_path / "locks.db") as one:

@@ -23,7 +23,7 @@ from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.core.keep import Keep
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.stalls import Stalls
 
 IN_A_TRANSACTION = """
@@ -399,7 +399,7 @@ import subprocess, sys
 from pathlib import Path
 from backends.sqlite_bench import *
 from holdfast.core.drive import run_now
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", sys.argv[1]], check=True)
 path, ballast = Path(sys.argv[1]) / "folder" / "locks.db", Path(sys.argv[1]) / "ballast"
 

@@ -15,7 +15,7 @@ from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import Incompatible, LimitMismatch
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.datagram import LONGEST_KEY_BYTES, Delivery, Folder
 
 VALUES = (

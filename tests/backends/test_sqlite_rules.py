@@ -15,7 +15,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import LimitMismatch
-from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 
 STEPS = 150
 

@@ -18,7 +18,7 @@ from holdfast.backends.sqlite_host import Machine, this_machine
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, Incompatible, Unsupported
-from holdfast.runtimes import clock
+from holdfast.io import clock
 
 
 def becomes(monkeypatch: pytest.MonkeyPatch, boot: str, host: str = "here") -> None:

@@ -29,11 +29,11 @@ from holdfast.backends.sqlite import SqliteBackend
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS, Waiting
 from holdfast.core.drive import run_now
-from holdfast.runtimes.aio import AsyncioRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.io.wakeups import BlockingDoorbell
 from holdfast.wires import datagram
 from holdfast.wires.datagram import Delivery, Folder
-from holdfast.wires.doorbell import BlockingDoorbell
 
 WAITER = """
 with backend_of(path) as backend:
@@ -222,7 +222,7 @@ def test_leftovers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
 def test_a_program_s_end_leaves_no_socket(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     lines = "b = store_of(path).backend(BlockingRuntime()); take(b); try_to_take(b, claim())"
-    program = Program(path, "from holdfast.runtimes.blocking import BlockingRuntime\n" + lines)
+    program = Program(path, "from holdfast.io.runtime_blocking import BlockingRuntime\n" + lines)
     assert program.end() == 0
     assert sockets_of(path) == []
 

@@ -19,7 +19,7 @@ from holdfast.backends import consul_view
 from holdfast.claim import Mode, Standing
 from holdfast.core.drive import run_now
 from holdfast.errors import Incompatible
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer

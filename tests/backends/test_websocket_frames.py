@@ -12,8 +12,8 @@ import pytest
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Ping, TextMessage
 
+from holdfast.io.http import Servers
 from holdfast.wires import websocket, websocket_async
-from holdfast.wires.http import Servers
 from holdfast.wires.websocket import Frames
 from holdfast.wires.websocket_async import AsyncWebSocket
 

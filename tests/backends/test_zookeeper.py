@@ -21,8 +21,8 @@ from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
 from holdfast.wires.zookeeper import BEATS_PER_TTL, Session
 from holdfast.wires.zookeeper_asks import Ask

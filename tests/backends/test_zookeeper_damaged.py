@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from backends.fake_server import Talk, fake_server
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires.zookeeper_asks import Checks, Create, Listing, Multi, Read, Write
 from holdfast.wires.zookeeper_connection import Connection

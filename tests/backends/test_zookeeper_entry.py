@@ -25,7 +25,7 @@ from holdfast.backends import zookeeper_entry
 from holdfast.backends.zookeeper_entry import Node, Term
 from holdfast.backends.zookeeper_wait import _Look
 from holdfast.claim import Busy, Claim, Grant
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract.bench import ACROSS, Bench, Peer
 from holdfast.testing.doors import open_door, run_here

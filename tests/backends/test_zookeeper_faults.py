@@ -12,7 +12,7 @@ from backends.believers import Believers
 from backends.ensembles import KINDS
 from backends.recovery import SOON, Tell, door, drive, nothing_is_left
 from backends.zookeeper_bench import LinkedZooKeeperTrio, QuickServer
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires.zookeeper_asks import Create
 from servers.proxy import Proxy

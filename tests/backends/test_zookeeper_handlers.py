@@ -16,7 +16,7 @@ from backends.zookeeper_bench import TTL, hold, session_of
 from hazards.tearing import handled_at, lines_of
 from holdfast.backends.zookeeper_store import ZooKeeperStore
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_connection import Connection
 from holdfast.wires.zookeeper_reader import Reader

@@ -16,8 +16,8 @@ from holdfast.backends import zookeeper_renew
 from holdfast.claim import Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
 from holdfast.wires.zookeeper import NEVER, Options, Session
 from holdfast.wires.zookeeper_asks import Ask

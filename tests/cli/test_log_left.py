@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.processes import Cli
-from holdfast.runtimes import lifetime
+from holdfast.io import lifetime
 from holdfast.wires import sqlite as wire
 
 

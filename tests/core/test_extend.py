@@ -18,8 +18,8 @@ from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal
 from holdfast.core.hold import Change, Hold
 from holdfast.errors import BackendUnavailable, HoldfastError, LockLost
+from holdfast.io.clock import now
 from holdfast.lease import AsyncLease, Lease
-from holdfast.runtimes.clock import now
 
 SOON = 10.0
 Renew = Callable[..., Awaitable[Renewal]]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 import holdfast
+from holdfast.io.clock import now
 from holdfast.lease import Lease
-from holdfast.runtimes.clock import now
 
 SOON = 10.0
 TRIES = 50

@@ -6,7 +6,7 @@ from harnesses.served import EnsembleHarness
 from holdfast.backends.redlock import initialise, open_store
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
-from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import parse_url
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer

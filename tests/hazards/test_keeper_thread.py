@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.claim import Busy, Claim, Grant
-from holdfast.runtimes.one_thread import OneThread
+from holdfast.io.one_thread import OneThread
 
 
 def _keepers() -> int:

@@ -17,7 +17,7 @@ import holdfast
 from harnesses import harness_classes
 from holdfast.backends import mysql_listen, postgres, postgres_listen
 from holdfast.core.contract import Settings
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store

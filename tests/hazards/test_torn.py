@@ -10,13 +10,13 @@ import pytest
 
 from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.core.drive import run_now
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import BlockingDoorbell
+from holdfast.io.clock import now
+from holdfast.io.connection_limit import Room
+from holdfast.io.wakeups import BlockingDoorbell
 from holdfast.wires.redis import Access, LinkBroken
 from holdfast.wires.redis_blocking_bell import BlockingWakeups
 from holdfast.wires.redlock import Fleet
 from holdfast.wires.redlock_blocking import BlockingFan
-from holdfast.wires.room import Room
 
 SOON = 30.0
 

@@ -18,9 +18,9 @@ from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.core.hold import Hold
 from holdfast.core.keep import Keep
 from holdfast.core.planned import Planned
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
-from holdfast.runtimes.watcher import watcher
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.io.watcher import watcher
 from servers.process import wait_until
 
 SOON = 30.0

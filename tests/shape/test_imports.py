@@ -14,7 +14,7 @@ import holdfast
 
 ROOT = Path(holdfast.__file__).parent
 
-PACKAGES = ("holdfast.backends", "holdfast.wires")
+PACKAGES = ("holdfast.backends", "holdfast.wires", "holdfast.io")
 """Of these it is a module that is imported, not a name."""
 
 WORLD = {"asyncio", "threading", "time", "socket", "ssl", "select", "selectors", "os", "sqlite3"}
@@ -22,9 +22,9 @@ WORLD = {"asyncio", "threading", "time", "socket", "ssl", "select", "selectors",
 # What a room of the tree may import of the package, besides its own.
 ALLOWED: dict[str, set[str]] = {
     "core": {"claim", "errors"},
-    "runtimes": {"core", "claim", "errors"},
-    "wires": {"core", "claim", "errors", "runtimes", "url"},
-    "backends": {"core", "claim", "errors", "runtimes", "wires", "url", "sql"},
+    "io": {"core", "claim", "errors"},
+    "wires": {"core", "claim", "errors", "io", "url"},
+    "backends": {"core", "claim", "errors", "io", "wires", "url", "sql"},
     "primitives": {"core", "claim", "errors", "durations", "lease", "multilease"},
     "fencing": {"core", "claim", "errors", "durations", "lease", "url", "sql"},
     "cli": {
@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
         "lease",
         "locks",
         "primitives",
-        "runtimes",
+        "io",
         "url",
     },
 }
@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 OWN_STORES = ("fencing.etcd", "fencing.consul", "fencing.zookeeper")
 # A resource's address is connected to as a store's is: the same options, the same safety.
 LOGINS = {
-    "fencing.address": {"holdfast.wires.mysql_login", "holdfast.runtimes.clock"},
+    "fencing.address": {"holdfast.wires.mysql_login", "holdfast.io.clock"},
 }
 
 # A backend stays among its own files; these serve several.

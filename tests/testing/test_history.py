@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.claim import Mode
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.history import (
     Event,
     Hold,

@@ -15,8 +15,8 @@ from holdfast.backends.consul_requests import Names
 from holdfast.backends.consul_sessions import Held, Ref
 from holdfast.backends.sessions import Sessions
 from holdfast.core.contract import Guarantee, Runtime, Settings
+from holdfast.io.http import IndexedResponses, Servers, Tls
 from holdfast.url import Url
-from holdfast.wires.http import IndexedResponses, Servers, Tls
 
 __all__ = ["ConsulStore", "Place", "open_store"]
 

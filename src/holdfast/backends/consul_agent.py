@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from holdfast.backends.strict import LARGEST_TOKEN, DamagedAnswer, Items, JsonReader, is_list_of
 from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.wires.http import Http, Reply
+from holdfast.io.http import Http, Reply
 
 __all__ = ["Agent", "NodeMissing", "Refused", "SessionGone"]
 

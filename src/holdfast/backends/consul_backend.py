@@ -35,7 +35,7 @@ from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Uns
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore
-    from holdfast.wires.http import Http
+    from holdfast.io.http import Http
 
 __all__ = ["ConsulBackend"]
 
@@ -430,9 +430,9 @@ class ConsulBackend:
 
 def _http(store: ConsulStore, runtime: Runtime) -> Http:
     if runtime.blocking:
-        from holdfast.wires.http import BlockingHttp
+        from holdfast.io.http import BlockingHttp
 
         return BlockingHttp(store.servers, store.settings.connections)
-    from holdfast.wires.http_async import AsyncHttp
+    from holdfast.io.http_aio import AsyncHttp
 
     return AsyncHttp(store.servers, store.settings.connections)

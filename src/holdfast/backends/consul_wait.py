@@ -15,11 +15,11 @@ from holdfast.backends.strict import is_list_of
 from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
-from holdfast.wires.http import Reply
+from holdfast.io.http import Reply
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore
-    from holdfast.wires.http_listen import Listening
+    from holdfast.io.long_poll import Listening
 
 __all__ = ["Waits"]
 
@@ -120,9 +120,9 @@ def _listed(body: bytes) -> frozenset[str]:
 
 def _listening(store: ConsulStore, runtime: Runtime) -> Listening:
     if runtime.blocking:
-        from holdfast.wires.http_listen import BlockingListening
+        from holdfast.io.long_poll import BlockingListening
 
         return BlockingListening(store.servers)
-    from holdfast.wires.http_listen_async import AsyncListening
+    from holdfast.io.long_poll_aio import AsyncListening
 
     return AsyncListening(store.servers)

@@ -20,8 +20,8 @@ from holdfast.backends.lines import Entry, Verdict, judge
 from holdfast.backends.sessions import Sessions
 from holdfast.claim import Claim
 from holdfast.core.contract import Guarantee, Runtime, Settings
+from holdfast.io.http import Servers, Tls
 from holdfast.url import Url
-from holdfast.wires.http import Servers, Tls
 
 __all__ = ["EtcdStore", "open_store"]
 

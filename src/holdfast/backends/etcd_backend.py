@@ -37,7 +37,7 @@ from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Uns
 if TYPE_CHECKING:
     from holdfast.backends.etcd import EtcdStore
     from holdfast.backends.etcd_requests import NameKeys
-    from holdfast.wires.http import Http
+    from holdfast.io.http import Http
 
 __all__ = ["EtcdBackend"]
 
@@ -391,9 +391,9 @@ def _calls(front: Entry | None, claim: Claim) -> bool:
 
 def _http(store: EtcdStore, runtime: Runtime) -> Http:
     if runtime.blocking:
-        from holdfast.wires.http import BlockingHttp
+        from holdfast.io.http import BlockingHttp
 
         return BlockingHttp(store.servers, store.settings.connections)
-    from holdfast.wires.http_async import AsyncHttp
+    from holdfast.io.http_aio import AsyncHttp
 
     return AsyncHttp(store.servers, store.settings.connections)

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.backends.strict import JsonReader, is_base64, is_digits, is_list_of
 from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.wires.http import Http, Reply
+from holdfast.io.http import Http, Reply
 
 __all__ = ["Credentials", "Gateway", "NoSpace", "SessionGone"]
 

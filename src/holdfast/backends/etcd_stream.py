@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection
 
 from holdfast.backends.etcd_watch import Watch
-from holdfast.wires.http_listen import Call, Listening
+from holdfast.io.long_poll import Call, Listening
 
 __all__ = ["StreamWatches"]
 

@@ -132,10 +132,10 @@ class Waits:
 
 def _streams(store: EtcdStore, runtime: Runtime) -> Watches:
     if runtime.blocking:
-        from holdfast.wires.http_listen import BlockingListening
+        from holdfast.io.long_poll import BlockingListening
 
         return StreamWatches(BlockingListening(store.servers))
-    from holdfast.wires.http_listen_async import AsyncListening
+    from holdfast.io.long_poll_aio import AsyncListening
 
     return StreamWatches(AsyncListening(store.servers))
 

@@ -14,9 +14,9 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import EVERYBODY, BlockingDoorbell
-from holdfast.wires.http import Servers
+from holdfast.io.clock import now
+from holdfast.io.http import Servers
+from holdfast.io.wakeups import EVERYBODY, BlockingDoorbell
 from holdfast.wires.websocket import BlockingWebSocket, open_blocking
 
 __all__ = ["BlockingWatches", "Book", "Watch", "Watches"]

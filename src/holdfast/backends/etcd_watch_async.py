@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Collection
 
 from holdfast.backends.etcd_watch import PATH, Book, Watch
-from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell
-from holdfast.wires.http import Servers
-from holdfast.wires.http_async import abandon_transport
+from holdfast.io.http import Servers
+from holdfast.io.http_aio import abandon_transport
+from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell
 from holdfast.wires.websocket_async import AsyncWebSocket, open_async
 
 __all__ = ["AsyncWatches"]

@@ -26,7 +26,7 @@ from holdfast.core.contract import (
     Signal,
     Waiting,
 )
-from holdfast.runtimes.blocking import BlockingRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import Url
 
 __all__ = ["Ledger", "MemoryStore", "open_store"]

@@ -23,7 +23,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.admit import check_limit
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.mysql import Connection, Session, Sessions, mark_of
 from holdfast.wires.mysql_protocol import Reply, Result
 from holdfast.wires.mysql_talk import AsyncTalk, BlockingTalk, Talk

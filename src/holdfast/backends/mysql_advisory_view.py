@@ -10,7 +10,7 @@ from holdfast.backends.mysql_look import findings
 from holdfast.backends.mysql_row import MICROS, read_record
 from holdfast.claim import Holder, Mode, Record, Standing, Waiter, read_label
 from holdfast.core.contract import Finding, Page, Runtime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.mysql import checked
 from holdfast.wires.mysql_protocol import Result, Row
 

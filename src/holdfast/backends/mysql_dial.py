@@ -10,7 +10,7 @@ from holdfast.backends.mysql_row import MICROS
 from holdfast.backends.mysql_schema import PROTOCOL, TABLES, Schema
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
-from holdfast.runtimes.clock import wall
+from holdfast.io.clock import wall
 from holdfast.url import Url
 from holdfast.wires.mysql import Connection, Refused, dial
 from holdfast.wires.mysql_login import address_of

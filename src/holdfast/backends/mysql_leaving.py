@@ -11,7 +11,7 @@ import threading
 from typing import Protocol
 
 from holdfast.core.contract import Runtime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 
 __all__ = ["Leaving", "make_leaving"]
 

@@ -16,13 +16,13 @@ from holdfast.backends.mysql_lease_sql import LeaseStatements, bell_lock
 from holdfast.backends.mysql_sleep import sleep, still_lock
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.io.clock import now
+from holdfast.io.connection_limit import Place
+from holdfast.io.single_flight import Opening, look_by, open_by
+from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.wires.in_thread import in_thread
 from holdfast.wires.mysql import Connection
 from holdfast.wires.mysql_bell import AsyncBell, Listen, SleepBell
-from holdfast.wires.opening import Opening, look_by, open_by
-from holdfast.wires.room import Place
 
 __all__ = ["SLEEP_SECONDS", "Hanger", "Listening", "Look", "make_listening"]
 

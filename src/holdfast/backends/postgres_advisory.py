@@ -26,7 +26,7 @@ from holdfast.backends.postgres_shared import SharedBackend, Wire, ring
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.postgres import Connection, Refused, Session, Sessions, first_value
 from holdfast.wires.postgres_statement import Request
 from holdfast.wires.sql import Dial, Dropped

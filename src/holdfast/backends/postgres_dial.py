@@ -6,7 +6,7 @@ from holdfast.backends.postgres_enter import enter
 from holdfast.backends.postgres_schema import SAFE_PATH, Schema
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.url import Url
 from holdfast.wires.postgres import Address, Connection, Refused, dial, first_value
 from holdfast.wires.postgres_statement import Statement

@@ -17,10 +17,10 @@ from psycopg.pq.abc import PGresult
 
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.io.clock import now
+from holdfast.io.single_flight import Opening, look_by, open_by
+from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.wires.in_thread import in_thread
-from holdfast.wires.opening import Opening, look_by, open_by
 from holdfast.wires.postgres import Connection
 from holdfast.wires.postgres_listen import AsyncListener, ListenBell, SharedBell
 from holdfast.wires.postgres_statement import Request

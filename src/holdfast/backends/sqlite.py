@@ -22,9 +22,9 @@ from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import HoldfastError, Incompatible
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now as now_seconds
-from holdfast.runtimes.clock import wall as wall_seconds
+from holdfast.io.clock import now as now_seconds
+from holdfast.io.clock import wall as wall_seconds
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import Url
 from holdfast.wires.sqlite import FileId, SqliteWire
 

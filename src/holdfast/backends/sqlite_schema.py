@@ -20,7 +20,7 @@ from holdfast.backends import sqlite_row as read
 from holdfast.backends.sqlite_file import Place
 from holdfast.backends.sqlite_host import Machine, this_machine
 from holdfast.errors import GuaranteeNotMet, Incompatible, Unsupported
-from holdfast.runtimes import clock
+from holdfast.io import clock
 from holdfast.wires.sqlite import FileId
 
 __all__ = ["Marks", "note_clock", "open_file", "raise_high", "synced"]

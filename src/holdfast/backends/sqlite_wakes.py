@@ -16,8 +16,8 @@ from holdfast.backends.sqlite_line import Wake
 from holdfast.core import log
 from holdfast.core.contract import Runtime
 from holdfast.errors import GuaranteeNotMet
+from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.wires.datagram import DatagramBell, Delivery, Folder, supported
-from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 
 if TYPE_CHECKING:
     import asyncio

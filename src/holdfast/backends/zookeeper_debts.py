@@ -13,7 +13,7 @@ from kazoo.exceptions import NoNodeError
 
 from holdfast.backends.zookeeper_line import digest, slot_name, slots_to_end
 from holdfast.claim import Claim, Mode
-from holdfast.runtimes import clock
+from holdfast.io import clock
 from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_asks import ANY_VERSION, Ask, Delete, Listing, Multi, Read
 

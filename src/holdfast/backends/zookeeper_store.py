@@ -18,7 +18,7 @@ from holdfast.backends.zookeeper_line import Line, encode_name
 from holdfast.claim import Claim
 from holdfast.core.contract import Guarantee, Runtime, Settings
 from holdfast.errors import BackendUnavailable, Incompatible
-from holdfast.runtimes import clock
+from holdfast.io import clock
 from holdfast.wires.zookeeper import Options, Session
 from holdfast.wires.zookeeper_asks import Listing, pack_acl
 

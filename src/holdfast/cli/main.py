@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from holdfast.cli.text import say
-from holdfast.runtimes import lifetime
+from holdfast.io import lifetime
 
 __all__ = ["VERBS", "main", "program"]
 

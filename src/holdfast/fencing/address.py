@@ -118,7 +118,7 @@ def _postgresql(url: Url, where: str) -> Any:
 
 def _mysql(url: Url, _: str) -> Any:
     """As a store is connected to: with the same options, and none of them passed over."""
-    from holdfast.runtimes.clock import now
+    from holdfast.io.clock import now
     from holdfast.wires.mysql_login import OPTIONS, address_of, log_in
 
     url.refuse_unknown(*OPTIONS)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.claim import Mode
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 
 __all__ = [
     "Event",

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Self
 
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 
 __all__ = ["Stalls", "in_some_try"]
 

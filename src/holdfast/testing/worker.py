@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.drive import run_now
 from holdfast.core.hold import grace_seconds
 from holdfast.errors import LockLost
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.doors import open_door, run_here
 from holdfast.testing.history import Recorder
 from holdfast.testing.rules import Flavour

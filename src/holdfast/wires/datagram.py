@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakSet
 
-from holdfast.wires.doorbell import EVERYBODY
+from holdfast.io.wakeups import EVERYBODY
 
 __all__ = ["DatagramBell", "Delivery", "Folder", "supported"]
 

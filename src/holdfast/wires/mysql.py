@@ -17,7 +17,7 @@ from typing import Any
 from pymysql.constants import CLIENT
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires import sql, sql_session
 from holdfast.wires.mysql_login import Address, log_in
 from holdfast.wires.mysql_protocol import Parser, Reply, Result, packed

@@ -19,8 +19,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import AsyncDoorbell
+from holdfast.io.clock import now
+from holdfast.io.wakeups import AsyncDoorbell
 from holdfast.wires.mysql import INTERRUPTED, Connection
 
 __all__ = ["AsyncBell", "Listen", "SleepBell"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pymysql
 
 from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.url import Url
 
 __all__ = ["OPTIONS", "Address", "address_of", "log_in"]

@@ -19,10 +19,10 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.resolver import look_up
 from holdfast.wires import sql, sql_session
 from holdfast.wires.postgres_statement import Request, Statement
-from holdfast.wires.resolver import look_up
 
 __all__ = ["Address", "Connection", "Refused", "Session", "Sessions", "dial", "first_value"]
 

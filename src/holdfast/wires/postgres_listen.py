@@ -12,7 +12,7 @@ import threading
 from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
 
-from holdfast.wires.doorbell import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.wires.postgres import Connection, Refused
 from holdfast.wires.postgres_statement import Request
 

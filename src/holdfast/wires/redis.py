@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.redis_reader import INCOMPLETE, Reader, Refused, TimedSocket
+from holdfast.io.clock import now
+from holdfast.io.resp import INCOMPLETE, Reader, Refused, TimedSocket
 
 __all__ = [
     "FIRST_WORD",

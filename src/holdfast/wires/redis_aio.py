@@ -15,6 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from holdfast.io.resp import WatchedStream
 from holdfast.wires.redis import (
     FIRST_WORD,
     INCOMPLETE,
@@ -26,7 +27,6 @@ from holdfast.wires.redis import (
     chunks,
     unreachable,
 )
-from holdfast.wires.redis_reader import WatchedStream
 
 __all__ = ["AsyncLink", "AsyncPool", "Wired"]
 

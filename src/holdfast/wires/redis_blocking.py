@@ -15,8 +15,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from holdfast.runtimes.clock import now
-from holdfast.wires.readable import Readable, readable
+from holdfast.io.clock import now
+from holdfast.io.connection_limit import Place, Room
+from holdfast.io.readable import Readable, readable
 from holdfast.wires.redis import (
     FIRST_WORD,
     INCOMPLETE,
@@ -28,7 +29,6 @@ from holdfast.wires.redis import (
     chunks,
     unreachable,
 )
-from holdfast.wires.room import Place, Room
 
 __all__ = ["BlockingLink", "BlockingPool"]
 

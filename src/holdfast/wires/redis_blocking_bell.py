@@ -9,9 +9,9 @@ from math import inf
 from typing import Any
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import EVERYBODY, BlockingDoorbell
-from holdfast.wires.opening import Opening, look_by, open_by
+from holdfast.io.clock import now
+from holdfast.io.single_flight import Opening, look_by, open_by
+from holdfast.io.wakeups import EVERYBODY, BlockingDoorbell
 from holdfast.wires.redis import LinkBroken, Refused, pack
 from holdfast.wires.redis_blocking import BlockingLink
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.redis import SLOTS, Address, Greeting, Refused, key_slot, node_address, pack
 from holdfast.wires.redis_guides import HUNG_SECONDS, Guides, share
 from holdfast.wires.redis_topology import CallBehind, CallNow, Pool, Wire

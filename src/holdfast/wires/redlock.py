@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.redis import Address, Refused, pack
 
 __all__ = ["HUNG_SECONDS", "PING", "Fleet", "Node", "Request", "Round", "heard"]

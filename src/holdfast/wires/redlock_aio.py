@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.errors import BackendUnavailable, HoldfastError
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.redis import Access, LinkBroken
 from holdfast.wires.redis_aio import AsyncLink
 from holdfast.wires.redlock import CONNECT_SECONDS, HUNG_SECONDS, Fleet, Request, Round

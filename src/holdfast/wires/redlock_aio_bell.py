@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import AsyncDoorbell
-from holdfast.wires.opening import Opening, look_by
+from holdfast.io.clock import now
+from holdfast.io.single_flight import Opening, look_by
+from holdfast.io.wakeups import AsyncDoorbell
 from holdfast.wires.redis import INCOMPLETE, Access, Reader, pack
 from holdfast.wires.redis_aio import Wired
 from holdfast.wires.redlock import CONNECT_SECONDS, Fleet, Node

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import EVERYBODY, BlockingDoorbell
-from holdfast.wires.opening import Opening, look_by
+from holdfast.io.clock import now
+from holdfast.io.single_flight import Opening, look_by
+from holdfast.io.wakeups import EVERYBODY, BlockingDoorbell
 from holdfast.wires.redis import Access, LinkBroken, pack
 from holdfast.wires.redis_blocking import BlockingLink
 from holdfast.wires.redlock import CONNECT_SECONDS, Fleet, Node

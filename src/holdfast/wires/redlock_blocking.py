@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.errors import BackendUnavailable, HoldfastError
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.connection_limit import Place, Room
 from holdfast.wires.redis import INCOMPLETE, Access, LinkBroken, Refused, unreachable
 from holdfast.wires.redis_blocking import BlockingLink
 from holdfast.wires.redlock import (
@@ -25,7 +26,6 @@ from holdfast.wires.redlock import (
     Request,
     Round,
 )
-from holdfast.wires.room import Place, Room
 
 __all__ = ["BlockingFan", "NodeLink"]
 

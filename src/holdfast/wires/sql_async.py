@@ -11,7 +11,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.in_thread import in_thread
 from holdfast.wires.sql import Connection, Dial, Refused
 

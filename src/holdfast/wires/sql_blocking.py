@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.sql import Connection, Dial
 
 __all__ = ["BlockingWire", "Shared"]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.sql import Connection, Dial, Refused
 from holdfast.wires.sql_session import Session, SessionOf
 from holdfast.wires.waker import Wakers

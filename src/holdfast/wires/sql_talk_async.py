@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.in_thread import in_thread
 from holdfast.wires.sql import Connection, Dial, Dropped, Refused
 from holdfast.wires.sql_session import Session, SessionOf

@@ -29,7 +29,7 @@ from weakref import WeakSet
 
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
-from holdfast.runtimes import clock, lifetime
+from holdfast.io import clock, lifetime
 
 __all__ = ["FileId", "SqliteWire"]
 

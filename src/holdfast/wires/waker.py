@@ -9,7 +9,7 @@ import select
 import socket
 from contextlib import suppress
 
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 
 __all__ = ["Waker", "Wakers"]
 

@@ -21,9 +21,9 @@ from wsproto.events import (
 )
 from wsproto.utilities import ProtocolError
 
-from holdfast.runtimes.clock import now
-from holdfast.wires import http
-from holdfast.wires.http import READ_BYTES, Servers, ready
+from holdfast.io import http
+from holdfast.io.clock import now
+from holdfast.io.http import READ_BYTES, Servers, ready
 
 __all__ = ["BlockingWebSocket", "Frames", "NoWebSocket", "open_blocking"]
 

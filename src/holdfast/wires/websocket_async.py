@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from holdfast.runtimes.clock import now
-from holdfast.wires import http_async
-from holdfast.wires.http import Servers
+from holdfast.io import http_aio as http_async
+from holdfast.io.clock import now
+from holdfast.io.http import Servers
 from holdfast.wires.websocket import MOST_MESSAGE_BYTES, Frames
 
 __all__ = ["AsyncWebSocket", "open_async"]

@@ -32,7 +32,7 @@ from kazoo.exceptions import (
 from kazoo.security import ACL, OPEN_ACL_UNSAFE
 
 from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.zookeeper_asks import Ask, Exists
 from holdfast.wires.zookeeper_calls import BlockingCall, Call
 from holdfast.wires.zookeeper_handler import Handler

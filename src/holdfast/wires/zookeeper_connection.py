@@ -17,7 +17,7 @@ from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import CloseInstance, Connect, Ping
 
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.zookeeper_asks import Ask
 from holdfast.wires.zookeeper_handler import SEND_SECONDS, Listener
 from holdfast.wires.zookeeper_reader import Reader, is_mine

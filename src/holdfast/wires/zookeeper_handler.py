@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from kazoo.handlers import utils
 from kazoo.handlers.threading import SequentialThreadingHandler
 
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.zookeeper_reader import ASIDE_SECONDS, Reader
 
 __all__ = ["Handler", "Listener"]

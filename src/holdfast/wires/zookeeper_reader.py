@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.wires.zookeeper_calls import LONGEST_WAIT_SECONDS, BlockingCall
 
 __all__ = ["Reader", "is_mine"]

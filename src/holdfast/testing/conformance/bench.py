@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from holdfast.core.hold import grace_seconds
 from holdfast.errors import BackendUnavailable, HoldfastError, LockLost, LockTimeout
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.doors import open_door
 from holdfast.testing.guarantees import guarantees_of
 from holdfast.testing.harness import Harness

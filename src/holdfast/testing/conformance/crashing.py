@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from holdfast.core.contract import Guarantee
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.conformance.bench import (
     SOON,
     Bench,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import BackendUnavailable, LockLost
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.conformance.bench import (
     SOON,
     Bench,

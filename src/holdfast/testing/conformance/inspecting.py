@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.claim import Mode
 from holdfast.core.contract import Guarantee
 from holdfast.errors import GuaranteeNotMet, HoldfastError, InvalidName
-from holdfast.runtimes.clock import wall
+from holdfast.io.clock import wall
 from holdfast.testing.conformance.bench import SOON, Bench, conformance, raises
 from holdfast.testing.contract.names import DISTINCT_NAMES, HOSTILE_NOTES
 from holdfast.testing.doors import open_door

@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.core.contract import Guarantee
 from holdfast.errors import JobFailed, Unsupported
-from holdfast.runtimes.clock import wall
+from holdfast.io.clock import wall
 from holdfast.testing.conformance.bench import SOON, Bench, conformance, raises, within
 
 __all__: list[str] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.hold import grace_seconds
 from holdfast.errors import LockLost
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.conformance.bench import (
     SOON,
     Bench,

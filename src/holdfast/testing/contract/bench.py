@@ -23,9 +23,9 @@ from holdfast.core.contract import (
     Waiting,
 )
 from holdfast.core.drive import run_now
-from holdfast.runtimes.aio import AsyncioRuntime
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
+from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.testing.harness import Harness
 from holdfast.testing.rules import Catalogue, Flavour
 from holdfast.testing.stalls import Stalls

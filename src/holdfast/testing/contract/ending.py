@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract
 from holdfast.testing.harness import Knob
 

@@ -7,7 +7,7 @@ import asyncio
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import Guarantee, Waiting
 from holdfast.core.hold import certain_seconds
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract
 from holdfast.testing.stalls import in_some_try
 

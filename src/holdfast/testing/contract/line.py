@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import HANDED_SECONDS, Guarantee
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract, in_grace
 
 __all__: list[str] = []

@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.claim import Mode, write_label
 from holdfast.core.contract import Guarantee
-from holdfast.runtimes.clock import now, wall
+from holdfast.io.clock import now, wall
 from holdfast.testing.contract.bench import LONG, SOON, Bench, contract
 from holdfast.testing.contract.names import DISTINCT_NAMES, HOSTILE_NOTES
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.core.contract import Signal
-from holdfast.runtimes import clock
+from holdfast.io import clock
 
 try:
     from _queue import Empty, SimpleQueue  # alone: the rest of the module is not needed

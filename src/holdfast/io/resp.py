@@ -8,7 +8,7 @@ from typing import Any
 
 import hiredis
 
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 
 __all__ = ["INCOMPLETE", "Bounds", "Reader", "Refused", "TimedSocket", "WatchedStream"]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 
 if TYPE_CHECKING:
     import asyncio  # where it runs it is imported by then: the blocking door does without

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.wires.doorbell import AsyncDoorbell
-from holdfast.wires.http import Servers
-from holdfast.wires.http_async import AsyncConnection, abandon_transport, connect
-from holdfast.wires.http_listen import ROOM, Call
+from holdfast.io.http import Servers
+from holdfast.io.http_aio import AsyncConnection, abandon_transport, connect
+from holdfast.io.long_poll import ROOM, Call
+from holdfast.io.wakeups import AsyncDoorbell
 
 __all__ = ["AsyncListening"]
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Protocol
 import httptools
 
 from holdfast.errors import BackendUnavailable
-from holdfast.runtimes.clock import now
-from holdfast.wires.readable import readable
-from holdfast.wires.resolver import open_socket
-from holdfast.wires.room import Place, Room
+from holdfast.io.clock import now
+from holdfast.io.connection_limit import Place, Room
+from holdfast.io.readable import readable
+from holdfast.io.resolver import open_socket
 
 __all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers", "Tls"]
 

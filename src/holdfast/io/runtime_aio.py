@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Hashable
 from typing import Any
 
 from holdfast.core.contract import Signal
-from holdfast.runtimes import clock
+from holdfast.io import clock
 
 __all__ = ["AsyncSignal", "AsyncioRuntime"]
 

@@ -7,10 +7,10 @@ import threading
 from holdfast.core.contract import Store
 from holdfast.core.drive import run_now
 from holdfast.core.keep import Keep
-from holdfast.runtimes import lifetime
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.one_thread import OneThread
-from holdfast.runtimes.watcher import watcher
+from holdfast.io import lifetime
+from holdfast.io.one_thread import OneThread
+from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.io.watcher import watcher
 
 __all__ = ["KeeperThread"]
 

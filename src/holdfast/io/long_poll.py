@@ -13,9 +13,8 @@ import threading
 from contextlib import suppress
 from typing import Protocol
 
-from holdfast.runtimes.clock import now
-from holdfast.wires.doorbell import BlockingDoorbell
-from holdfast.wires.http import (
+from holdfast.io.clock import now
+from holdfast.io.http import (
     MOST_ANSWER_BYTES,
     READ_BYTES,
     Connection,
@@ -23,6 +22,7 @@ from holdfast.wires.http import (
     Servers,
     connect,
 )
+from holdfast.io.wakeups import BlockingDoorbell
 
 __all__ = ["BlockingListening", "Call", "Listening"]
 

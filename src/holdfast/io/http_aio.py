@@ -14,9 +14,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.runtimes.clock import now
-from holdfast.wires.http import RESET_ON_CLOSE, Reply, Servers, describe
-from holdfast.wires.resolver import Found, Lookup, is_address, look_up_now, resolver
+from holdfast.io.clock import now
+from holdfast.io.http import RESET_ON_CLOSE, Reply, Servers, describe
+from holdfast.io.resolver import Found, Lookup, is_address, look_up_now, resolver
 
 __all__ = ["AsyncConnection", "AsyncHttp", "abandon_transport", "connect"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.core import log
-from holdfast.runtimes import lifetime
-from holdfast.runtimes.one_thread import OneThread
+from holdfast.io import lifetime
+from holdfast.io.one_thread import OneThread
 
 try:
     from _queue import SimpleQueue

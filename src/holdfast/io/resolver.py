@@ -14,9 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from holdfast.runtimes import lifetime
-from holdfast.runtimes.clock import now
-from holdfast.runtimes.one_thread import OneThread
+from holdfast.io import lifetime
+from holdfast.io.clock import now
+from holdfast.io.one_thread import OneThread
 
 try:
     from _queue import Empty, SimpleQueue

@@ -11,7 +11,7 @@ import os
 from typing import Protocol
 from weakref import WeakSet
 
-from holdfast.runtimes.clock import now
+from holdfast.io.clock import now
 
 __all__ = ["at_exit", "at_fork", "ended", "leave", "leaving"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from holdfast.runtimes.clock import now
-from holdfast.wires.room import Place, Room
+from holdfast.io.clock import now
+from holdfast.io.connection_limit import Place, Room
 
 __all__ = ["Opening", "look_by", "open_by"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from holdfast.core.drive import run_now
 from holdfast.core.watch import Watch
-from holdfast.runtimes import lifetime
-from holdfast.runtimes.blocking import BlockingRuntime
-from holdfast.runtimes.one_thread import OneThread
+from holdfast.io import lifetime
+from holdfast.io.one_thread import OneThread
+from holdfast.io.runtime_blocking import BlockingRuntime
 
 __all__ = ["watcher"]
 
