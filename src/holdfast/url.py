@@ -16,7 +16,7 @@ __all__ = ["BACKENDS", "Url", "environment_url", "open_store", "parse_url"]
 
 BACKENDS: dict[str, tuple[str, str]] = {
     # scheme: (module, the extra that installs what it needs)
-    "memory": ("holdfast.backends.memory", ""),
+    "memory": ("holdfast.stores.memory", ""),
     "local": ("holdfast.backends.sqlite", ""),
     "sqlite": ("holdfast.backends.sqlite", ""),
     "redis": ("holdfast.backends.redis", "redis"),

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from backends.http_peer import Peer, peers
 from servers.etcd import EtcdServer
 from servers.registry import Servers
+from stores.http_peer import Peer, peers
 
 __all__ = ["peer", "server"]
 

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import pymysql
 import pytest
 
-from backends.claims import claim_of
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
@@ -31,6 +30,7 @@ from holdfast.wires.mysql_bell import SleepBell
 from holdfast.wires.mysql_protocol import quoted
 from servers.mysql import MySQLServer
 from servers.registry import Servers
+from stores.claims import claim_of
 
 Admin = Any
 T = TypeVar("T")

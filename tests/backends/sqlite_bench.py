@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from backends.claims import claim_of as claim
 from holdfast.backends.sqlite import SqliteBackend, SqliteStore
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Settings
@@ -17,6 +16,7 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
+from stores.claims import claim_of as claim
 
 __all__ = ["Program", "backend_of", "claim", "expire", "grant", "store_of", "take", "try_to_take"]
 

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 import holdfast
-from backends.claims import claim_of
-from backends.http_peer import Peer, peers
-from backends.waiting import waited_for
 from holdfast.backends.consul_agent import TXN
 from holdfast.backends.consul_backend import MOST_PERMITS
 from holdfast.backends.consul_sessions import NODE
@@ -27,6 +24,9 @@ from servers.consul import ConsulServer
 from servers.process import wait_until
 from servers.proxy import Proxy
 from servers.registry import Servers
+from stores.claims import claim_of
+from stores.http_peer import Peer, peers
+from stores.waiting import waited_for
 
 SOON = 60.0
 

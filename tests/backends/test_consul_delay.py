@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import holdfast
-from backends.waiting import somebody_waits
 from holdfast.errors import LockTimeout
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
@@ -17,6 +16,7 @@ from holdfast.testing.doors import open_door, run_here
 from holdfast.testing.processes import Process
 from servers.consul import ConsulServer
 from servers.registry import Servers
+from stores.waiting import somebody_waits
 
 DELAY = 6.0
 """Longer than a few requests take on a busy machine."""

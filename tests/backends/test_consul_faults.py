@@ -6,10 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.believers import Believers
-from backends.ensembles import KINDS
-from backends.links import LinkedConsulTrio
-from backends.recovery import SOON, Tell, nothing_is_left
 from holdfast.backends.consul_remains import RETRY_SECONDS
 from holdfast.backends.consul_sessions import NODE
 from holdfast.io.clock import now
@@ -17,6 +13,10 @@ from servers.consul import ConsulServer
 from servers.http import LOOK_SECONDS
 from servers.process import wait_until
 from servers.registry import Servers
+from stores.believers import Believers
+from stores.ensembles import KINDS
+from stores.links import LinkedConsulTrio
+from stores.recovery import SOON, Tell, nothing_is_left
 
 pytestmark = pytest.mark.faults
 

@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from backends.claims import claim_of
-from backends.http_peer import Peer, peers
 from backends.redis_bench import blocking_and_asyncio
 from holdfast.backends.consul_agent import TXN
 from holdfast.backends.consul_sessions import DESTROY
@@ -18,6 +16,8 @@ from holdfast.io.http import Reply
 from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.registry import Servers
+from stores.claims import claim_of
+from stores.http_peer import Peer, peers
 
 SOON = 60.0
 

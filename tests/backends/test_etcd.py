@@ -11,9 +11,6 @@ import pytest
 
 import holdfast
 from backends import etcd_bench
-from backends.claims import claim_of
-from backends.http_peer import Peer
-from backends.waiting import waited_for
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
@@ -21,6 +18,9 @@ from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.proxy import Proxy
+from stores.claims import claim_of
+from stores.http_peer import Peer
+from stores.waiting import waited_for
 
 SOON = 60.0
 server, peer = etcd_bench.server, etcd_bench.peer

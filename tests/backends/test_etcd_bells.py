@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 
 from backends import etcd_bench
-from backends.claims import claim_of
-from backends.http_peer import Peer
 from holdfast.backends import etcd_leave as leave
-from holdfast.backends import etcd_wait, lines
+from holdfast.backends import etcd_wait
 from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core import ordered as lines
 from holdfast.core.contract import HANDED_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Reply
 from holdfast.io.wakeups import EVERYBODY
+from stores.claims import claim_of
+from stores.http_peer import Peer
 
 SOON = 20.0
 LATER = 3 * SOON

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.believers import Believers
-from backends.ensembles import KINDS
-from backends.links import LinkedEtcdTrio
-from backends.recovery import at_both, name_at, next_token, nothing_is_left
-from backends.waiting import waited_for, waits_across
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.proxy import Proxy
 from servers.registry import Servers
+from stores.believers import Believers
+from stores.ensembles import KINDS
+from stores.links import LinkedEtcdTrio
+from stores.recovery import at_both, name_at, next_token, nothing_is_left
+from stores.waiting import waited_for, waits_across
 
 pytestmark = pytest.mark.faults
 

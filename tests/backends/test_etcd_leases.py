@@ -9,8 +9,6 @@ import pytest
 
 import holdfast
 from backends import etcd_bench
-from backends.claims import claim_of
-from backends.http_peer import Counting, Peer
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.drive import run_now
@@ -20,6 +18,8 @@ from holdfast.io.http import Reply
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import wait_until
+from stores.claims import claim_of
+from stores.http_peer import Counting, Peer
 
 SOON = 60.0
 server, peer = etcd_bench.server, etcd_bench.peer

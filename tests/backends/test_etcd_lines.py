@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.backends.lines import (
+from holdfast.claim import Claim, Mode
+from holdfast.core.contract import GRACE_SECONDS
+from holdfast.core.ordered import (
     REMEMBERED,
     Details,
     Entry,
@@ -13,8 +15,6 @@ from holdfast.backends.lines import (
     judge,
     unescape,
 )
-from holdfast.claim import Claim, Mode
-from holdfast.core.contract import GRACE_SECONDS
 from holdfast.errors import LimitMismatch
 from holdfast.testing.contract.names import DISTINCT_NAMES
 

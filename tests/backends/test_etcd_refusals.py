@@ -10,13 +10,13 @@ from urllib.error import HTTPError
 
 import pytest
 
-from backends.claims import claim_of
-from backends.http_peer import Peer, peers
 from holdfast.claim import Busy
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import READY_SECONDS
+from stores.claims import claim_of
+from stores.http_peer import Peer, peers
 
 QUOTA_BYTES = 2_000_000
 PIECE_BYTES = 400_000

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from backends import etcd_bench
-from backends.claims import claim_of
-from backends.http_peer import Peer
 from holdfast.backends.etcd_tags import Tags
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Reply
+from stores.claims import claim_of
+from stores.http_peer import Peer
 
 SOON = 20.0
 LATER = 3 * SOON

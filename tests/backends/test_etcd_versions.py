@@ -13,8 +13,6 @@ import pytest
 
 import holdfast
 from backends import etcd_bench
-from backends.http_peer import Peer
-from backends.recovery import door, drive
 from holdfast.core.contract import Finding
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, Unsupported
@@ -22,6 +20,8 @@ from holdfast.io.http import Reply
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer, Version
 from servers.registry import Servers
+from stores.http_peer import Peer
+from stores.recovery import door, drive
 
 server, peer = etcd_bench.server, etcd_bench.peer
 

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from backends import etcd_bench
-from backends.claims import claim_of
-from backends.http_peer import Peer
 from holdfast.backends import etcd_wait
 from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy
@@ -19,6 +17,8 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.process import wait_until
+from stores.claims import claim_of
+from stores.http_peer import Peer
 
 SOON = 20.0
 LATER = 3 * SOON

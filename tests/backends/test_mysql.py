@@ -11,7 +11,6 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import (
     Admin,
     account,
@@ -26,6 +25,7 @@ from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 from servers.tls import make_certificate
+from stores.claims import claim_of
 
 server, admin = mysql_bench.server, mysql_bench.admin
 

@@ -13,7 +13,6 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import Admin, backend_of, key, one, rows, taken, wait_for
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
@@ -23,6 +22,7 @@ from holdfast.testing.stalls import Stalls
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers
+from stores.claims import claim_of
 
 server, admin = mysql_bench.server, mysql_bench.admin
 

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import Admin, account, asleep, open_admin, peers, rows, wait_for
 from holdfast.backends.mysql_lease_sql import bell_lock
 from holdfast.backends.mysql_listen import Hanger
@@ -24,6 +23,7 @@ from holdfast.wires.mysql import Connection
 from holdfast.wires.mysql_bell import SleepBell
 from servers.mysql import MySQLServer
 from servers.registry import Servers
+from stores.claims import claim_of
 
 SOON = 30.0
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import Admin, account, asleep, peers, rows, taken, wait_for
 from holdfast.backends import mysql_listen
 from holdfast.claim import Grant
@@ -17,6 +16,7 @@ from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires.mysql_bell import SleepBell
 from servers.mysql import MySQLServer
+from stores.claims import claim_of
 
 SOON = 30.0
 

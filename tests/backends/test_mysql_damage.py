@@ -11,7 +11,6 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import Peer, open_admin, rows
 from holdfast.claim import Mode
 from holdfast.core.contract import Waiting
@@ -20,6 +19,7 @@ from holdfast.errors import Incompatible
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
+from stores.claims import claim_of
 
 server, admin = mysql_bench.server, mysql_bench.admin
 

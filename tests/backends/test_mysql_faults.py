@@ -12,7 +12,6 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import (
     Admin,
     account,
@@ -22,7 +21,6 @@ from backends.mysql_bench import (
     taken,
     wait_for,
 )
-from backends.sql_deadline import gives_up_in_time
 from holdfast.claim import Busy, Grant
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
@@ -30,6 +28,8 @@ from holdfast.io.clock import now
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers
+from stores.claims import claim_of
+from stores.sql_deadline import gives_up_in_time
 
 pytestmark = pytest.mark.faults
 

@@ -13,7 +13,6 @@ import pymysql
 import pytest
 
 import holdfast
-from backends.claims import claim_of
 from backends.mysql_bench import open_admin, peers, rows
 from fencing.accounts import mysql_settings
 from holdfast.backends.mysql_dial import SKEW_MICROS, Dialler
@@ -32,6 +31,7 @@ from servers.missing import ServerMissing
 from servers.mysql import MySQLServer
 from servers.ports import free_port
 from servers.registry import Servers
+from stores.claims import claim_of
 
 LIBRARY = Path("/usr/lib/galera/libgalera_smm.so")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import backend_of, taken
 from holdfast.backends.mysql_change import Rows
 from holdfast.backends.mysql_row import State
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from servers.mysql import MySQLServer
+from stores.claims import claim_of
 
 server = mysql_bench.server
 LOST = 5

@@ -9,7 +9,6 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import (
     account,
     backend_of,
@@ -27,6 +26,7 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
+from stores.claims import claim_of
 
 server = mysql_bench.server
 

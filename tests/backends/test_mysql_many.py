@@ -10,7 +10,6 @@ import pytest
 
 import holdfast
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import (
     account,
     backend_of,
@@ -26,6 +25,7 @@ from holdfast.io.clock import now
 from holdfast.wires.mysql_protocol import quoted
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
+from stores.claims import claim_of
 
 server = mysql_bench.server
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from backends import mysql_bench
-from backends.claims import claim_of
 from backends.mysql_bench import Peer, peers
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
+from stores.claims import claim_of
 
 server, admin = mysql_bench.server, mysql_bench.admin
 AHEAD = 4_000_000_000_000_000

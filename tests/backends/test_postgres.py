@@ -11,7 +11,6 @@ import pytest
 
 import holdfast
 from backends import postgres_bench
-from backends.claims import claim_of
 from backends.postgres_bench import Admin
 from holdfast.backends.postgres_schema import schema_sql
 from holdfast.core.contract import Settings
@@ -22,6 +21,7 @@ from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.proxy import Proxy
 from servers.registry import Servers
+from stores.claims import claim_of
 
 server, admin = postgres_bench.server, postgres_bench.admin
 

@@ -15,7 +15,6 @@ import pytest
 
 import holdfast
 from backends import postgres_bench
-from backends.claims import claim_of
 from backends.postgres_bench import Admin
 from holdfast.backends.postgres_advisory import AdvisoryBackend
 from holdfast.backends.postgres_advisory_requests import base_key
@@ -30,6 +29,7 @@ from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.proxy import Proxy
 from servers.registry import Servers
+from stores.claims import claim_of
 
 SOON = 20.0
 HOLDING = "SELECT count(*) FROM holdfast.keys WHERE key = %s AND granted"

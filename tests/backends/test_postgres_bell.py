@@ -14,7 +14,6 @@ import psycopg
 import pytest
 
 from backends import postgres_bench
-from backends.claims import claim_of
 from backends.postgres_bench import Admin, listens_by, over
 from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.backends.postgres_lease import LeaseBackend
@@ -30,6 +29,7 @@ from holdfast.url import open_store
 from holdfast.wires.postgres_listen import SharedBell
 from servers.postgres import PostgresServer
 from servers.process import wait_until
+from stores.claims import claim_of
 
 SECONDS = 60.0
 

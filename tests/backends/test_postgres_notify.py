@@ -11,10 +11,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from backends import postgres_bench, sql_bench
+from backends import postgres_bench
 from backends.postgres_bench import Admin, bells
-from backends.sql_bench import LONG, Doors, hand_over, in_line, until
 from servers.postgres import PostgresServer
+from stores import sql_bench
+from stores.sql_bench import LONG, Doors, hand_over, in_line, until
 
 if TYPE_CHECKING:
     from holdfast import AsyncLock, AsyncLocks

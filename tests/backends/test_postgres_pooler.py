@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends import postgres_bench, sql_bench
-from backends.sql_bench import LONG, Doors, hand_over, in_line
+from backends import postgres_bench
 from servers.postgres import PgBouncer, PostgresServer
+from stores import sql_bench
+from stores.sql_bench import LONG, Doors, hand_over, in_line
 
 if TYPE_CHECKING:
     from holdfast import AsyncLocks

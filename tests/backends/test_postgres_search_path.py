@@ -13,7 +13,6 @@ import pytest
 import holdfast
 from backends import postgres_bench
 from backends.postgres_bench import Admin
-from backends.sql_bench import in_line
 from backends.test_postgres import one
 from holdfast.backends.postgres_schema import REVISION, schema_sql
 from holdfast.errors import Unsupported
@@ -22,6 +21,7 @@ from holdfast.testing import Flavour
 from holdfast.testing.doors import open_door
 from holdfast.testing.workers import Workers
 from servers.postgres import PgBouncer, PostgresServer
+from stores.sql_bench import in_line
 
 admin = postgres_bench.admin
 

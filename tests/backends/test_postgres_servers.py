@@ -13,8 +13,6 @@ import pytest
 
 import holdfast
 from backends import postgres_bench
-from backends.claims import claim_of
-from backends.sql_deadline import gives_up_in_time
 from holdfast.backends.postgres_advisory import AdvisoryBackend
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
@@ -25,6 +23,8 @@ from holdfast.wires.postgres import first_value
 from servers.account import account, give_to
 from servers.postgres import USER, PgBouncer, PostgresServer, binary
 from servers.proxy import Proxy
+from stores.claims import claim_of
+from stores.sql_deadline import gives_up_in_time
 
 pytestmark = pytest.mark.faults
 

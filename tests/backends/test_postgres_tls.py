@@ -5,11 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from backends import sql_bench
-from backends.sql_bench import LONG, MODES, Doors, hand_over
 from holdfast.errors import BackendUnavailable
 from servers.postgres import PostgresServer
 from servers.registry import Servers
+from stores import sql_bench
+from stores.sql_bench import LONG, MODES, Doors, hand_over
 
 doors, only_woken = sql_bench.doors, sql_bench.only_woken
 

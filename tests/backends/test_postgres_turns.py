@@ -13,7 +13,6 @@ import pytest
 
 import holdfast
 from backends import postgres_bench
-from backends.claims import claim_of
 from backends.postgres_bench import Admin, bells, held, over, stand
 from holdfast.backends.postgres_shared import ring
 from holdfast.claim import Claim, Mode
@@ -25,6 +24,7 @@ from holdfast.testing.contract.bench import in_grace
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.process import wait_until
+from stores.claims import claim_of
 
 SECONDS = 60.0
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))

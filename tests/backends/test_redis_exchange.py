@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import redis
 
-from backends.doors import through
 from backends.redis_bench import blocking_and_asyncio, over, until
 from holdfast.claim import Busy, Grant
 from holdfast.errors import BackendUnavailable
@@ -18,6 +17,7 @@ from holdfast.testing.contract import Bench
 from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.registry import Servers
+from stores.doors import through
 
 SECONDS = 30.0
 

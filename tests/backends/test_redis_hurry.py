@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 import holdfast
-from backends.signals import signals
 from harnesses.redlock import mark_as_new
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
@@ -17,6 +16,7 @@ from servers.ensemble import Ensemble
 from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
+from stores.signals import signals
 
 LESS_THAN_A_REQUEST_SECONDS = 4.0
 """A request may take five. What the machine stood still is not counted."""

@@ -97,7 +97,7 @@ def test_a_wrong_password_is_told_without_it(servers: Servers, flavour: Flavour)
     over(f"redis://:wr0ng@{server.host}:{server.port}/0", flavour, body)
 
 
-# As docs/backends/redis.md lists it.
+# As docs/stores/redis.md lists it.
 ALLOWED = (
     "~locks:* &locks:* +eval +evalsha +time +info +hget +hmget +hset +hdel +hexists +pexpire "
     "+publish +pubsub|numsub +subscribe +scan"

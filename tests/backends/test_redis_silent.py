@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from backends.doors import through
 from backends.redis_bench import (
     blocking_and_asyncio,
     over,
@@ -29,6 +28,7 @@ from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
+from stores.doors import through
 
 LONG_MS = 600_000
 """A cluster that does not find out by itself that a node hangs."""

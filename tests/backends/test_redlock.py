@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import holdfast
-from backends.doors import through
 from backends.redis_bench import blocking_and_asyncio, until
 from backends.redlock_bench import KEY, Nodes
 from harnesses.redlock import mark_as_new
@@ -19,6 +18,7 @@ from holdfast.url import open_store
 from servers.ensemble import Ensemble
 from servers.proxy import Proxy
 from servers.redis import RedisServer
+from stores.doors import through
 
 SOON = 30.0
 

@@ -90,7 +90,7 @@ def test_a_wrong_password_is_told_without_it(trusted: str, flavour: Flavour) -> 
     over(trusted.replace(QUOTED, "wr0ng"), flavour, body)
 
 
-# As docs/backends/redlock.md lists it.
+# As docs/stores/redlock.md lists it.
 ALLOWED = (
     "~locks:redlock:* ~holdfast:redlock:run &locks%3Aredlock:wake:* +evalsha +eval +script|load "
     "+time +hmget +hset +hget +hgetall +hexists +hdel +pexpire +info +publish +pubsub|numsub "

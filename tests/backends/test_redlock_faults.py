@@ -13,7 +13,6 @@ import pytest
 
 import holdfast
 from backends import redlock_bench
-from backends.doors import through
 from backends.redis_bench import blocking_and_asyncio, until
 from backends.redlock_bench import KEY, Nodes, held_by
 from holdfast.errors import BackendUnavailable
@@ -21,6 +20,7 @@ from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
 from servers.process import wait_until
 from servers.redis import RedisServer
+from stores.doors import through
 
 pytestmark = pytest.mark.faults
 

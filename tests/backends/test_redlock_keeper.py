@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from backends import redlock_bench
-from backends.claims import claim_of
-from backends.doors import through
 from backends.redis_bench import blocking_and_asyncio, over, scripts_run, until
 from backends.redlock_bench import Nodes
 from holdfast.claim import Mode
@@ -26,6 +24,8 @@ from holdfast.url import open_store
 from holdfast.wires.redlock_blocking import BlockingFan
 from servers.process import wait_until
 from servers.redis import RedisServer
+from stores.claims import claim_of
+from stores.doors import through
 
 three = redlock_bench.three
 SECONDS = 30.0

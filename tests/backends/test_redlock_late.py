@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from backends import redlock_bench
-from backends.doors import through
 from backends.redis_bench import blocking_and_asyncio, scripts_run, somebody_rests, until
 from backends.redlock_bench import KEY, Nodes, held_by
 from holdfast.testing import Flavour
 from servers.process import wait_until
+from stores.doors import through
 
 three, five = redlock_bench.three, redlock_bench.five
 

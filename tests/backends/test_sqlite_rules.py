@@ -9,13 +9,13 @@ import pytest
 
 from backends.sqlite_bench import backend_of, claim
 from holdfast.backends import sqlite
-from holdfast.backends.memory import Ledger, MemoryBackend
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import LimitMismatch
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.memory import Ledger, MemoryBackend
 
 STEPS = 150
 

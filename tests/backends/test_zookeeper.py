@@ -13,7 +13,6 @@ from kazoo.exceptions import NoNodeError
 
 import holdfast
 from backends import zookeeper_bench
-from backends.claims import claim_of
 from backends.zookeeper_bench import QuickServer, ShortSessionsServer, nodes_of, session_of
 from holdfast.backends import zookeeper, zookeeper_end
 from holdfast.backends.zookeeper_wait import _Look
@@ -29,6 +28,7 @@ from holdfast.wires.zookeeper_asks import Ask
 from servers.process import wait_until
 from servers.registry import Servers
 from servers.zookeeper import ZooKeeperServer
+from stores.claims import claim_of
 
 SOON = 60.0
 server = zookeeper_bench.server

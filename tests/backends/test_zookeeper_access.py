@@ -9,8 +9,6 @@ from kazoo.client import KazooClient
 
 import holdfast
 from backends import zookeeper_bench
-from backends.recovery import door, drive
-from backends.waiting import waited_for
 from backends.zookeeper_bench import QuickServer, SaslServer, SecureServer
 from holdfast.backends.zookeeper_store import ZooKeeperStore
 from holdfast.core.contract import Settings
@@ -18,6 +16,8 @@ from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.testing import Flavour
 from holdfast.url import open_store
 from servers.registry import Servers
+from stores.recovery import door, drive
+from stores.waiting import waited_for
 
 server = zookeeper_bench.server
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import holdfast
-from backends.fake_server import Talk, fake_server
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires.zookeeper_asks import Checks, Create, Listing, Multi, Read, Write
 from holdfast.wires.zookeeper_connection import Connection
+from stores.fake_server import Talk, fake_server
 
 PATIENCE = 1.0
 MORE_THAN_ENOUGH = 200 * 2**20

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import holdfast
-from backends.believers import Believers
-from backends.ensembles import KINDS
-from backends.recovery import SOON, Tell, door, drive, nothing_is_left
 from backends.zookeeper_bench import LinkedZooKeeperTrio, QuickServer
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.wires.zookeeper_asks import Create
 from servers.proxy import Proxy
 from servers.registry import Servers
+from stores.believers import Believers
+from stores.ensembles import KINDS
+from stores.recovery import SOON, Tell, door, drive, nothing_is_left
 
 pytestmark = pytest.mark.faults
 

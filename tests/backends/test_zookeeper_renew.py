@@ -10,7 +10,6 @@ import pytest
 from kazoo.client import KazooClient
 
 from backends import zookeeper_bench
-from backends.claims import claim_of
 from backends.zookeeper_bench import QuickServer
 from holdfast.backends import zookeeper_renew
 from holdfast.claim import Grant
@@ -21,6 +20,7 @@ from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
 from holdfast.wires.zookeeper import NEVER, Options, Session
 from holdfast.wires.zookeeper_asks import Ask
+from stores.claims import claim_of
 
 server = zookeeper_bench.server
 

@@ -10,7 +10,6 @@ from weakref import ref
 import pytest
 
 import holdfast
-from holdfast.backends.memory import Ledger, MemoryStore
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.acquire import acquire
 from holdfast.core.contract import Renewal, Waiting
@@ -18,6 +17,7 @@ from holdfast.core.door import Door
 from holdfast.core.hold import Ask, Hold, State
 from holdfast.core.keep import Keep
 from holdfast.errors import LockLost
+from holdfast.stores.memory import Ledger, MemoryStore
 from holdfast.testing.simulator import Node, SimRuntime, World
 
 TTL = 30.0

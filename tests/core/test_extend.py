@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.backends.memory import MemoryBackend
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal
 from holdfast.core.hold import Change, Hold
 from holdfast.errors import BackendUnavailable, HoldfastError, LockLost
 from holdfast.io.clock import now
 from holdfast.lease import AsyncLease, Lease
+from holdfast.stores.memory import MemoryBackend
 
 SOON = 10.0
 Renew = Callable[..., Awaitable[Renewal]]

@@ -36,8 +36,8 @@ def every_store(monkeypatch: pytest.MonkeyPatch) -> None:
             ("redis", "tests/backends/test_redis_wire.py redis"),
         ),
         (
-            "tests/backends/test_consensus.py::test_it[etcd-blocking]",
-            ("etcd", "tests/backends/test_consensus.py etcd"),
+            "tests/stores/test_consensus.py::test_it[etcd-blocking]",
+            ("etcd", "tests/stores/test_consensus.py etcd"),
         ),
         ("tests/core/test_list.py::test_it", ("", "tests/core/test_list.py ")),
     ],

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.backends.memory import MemoryBackend
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.acquire import acquire
 from holdfast.core.contract import Renewal
@@ -14,6 +13,7 @@ from holdfast.core.door import Door
 from holdfast.core.hold import Ask, Hold
 from holdfast.core.keep import Keep
 from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.stores.memory import MemoryBackend
 from holdfast.testing.simulated_store import Network, SimBackend, SimStore
 from holdfast.testing.simulator import Node, World
 from simulation.schedule import Client, Report, run_schedule

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from harnesses.memory import MemoryHarness
-from holdfast.backends.memory import Held, Ledger, MemoryBackend, MemoryStore, Name, Queued
 from holdfast.claim import Busy, Claim, Grant, Mode, Record
 from holdfast.core import admit
 from holdfast.core.contract import Guarantee, Page, Renewal
 from holdfast.errors import BackendUnavailable
+from holdfast.stores.memory import Held, Ledger, MemoryBackend, MemoryStore, Name, Queued
 from holdfast.testing import Flavour, conformance, contract
 from holdfast.testing import harness as testing_harness
 from holdfast.testing.conformance import bench as conformance_bench

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from holdfast.backends.consul_backend import ConsulBackend
 from holdfast.backends.consul_requests import Names
 from holdfast.backends.consul_sessions import Held, Ref
-from holdfast.backends.sessions import Sessions
 from holdfast.core.contract import Guarantee, Runtime, Settings
 from holdfast.io.http import IndexedResponses, Servers, Tls
+from holdfast.stores._consensus.sessions import Sessions
 from holdfast.url import Url
 
 __all__ = ["ConsulStore", "Place", "open_store"]

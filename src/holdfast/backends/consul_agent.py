@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from holdfast.backends.strict import LARGEST_TOKEN, DamagedAnswer, Items, JsonReader, is_list_of
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.io.http import Http, Reply
+from holdfast.stores._consensus.strict import (
+    LARGEST_TOKEN,
+    DamagedAnswer,
+    Items,
+    JsonReader,
+    is_list_of,
+)
 
 __all__ = ["Agent", "NodeMissing", "Refused", "SessionGone"]
 

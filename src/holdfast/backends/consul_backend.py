@@ -19,9 +19,6 @@ from holdfast.backends.consul_agent import READ, Agent, Refused, SessionGone
 from holdfast.backends.consul_remains import DELAYED, RETRY_SECONDS, bury, remains_of
 from holdfast.backends.consul_sessions import OPS, Held, Ref, SessionKeeper
 from holdfast.backends.consul_wait import Waits
-from holdfast.backends.lines import Entry, Patience, judge
-from holdfast.backends.sessions import Attempt, Session
-from holdfast.backends.strict import DamagedAnswer
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     QUEUE_CAP,
@@ -31,7 +28,10 @@ from holdfast.core.contract import (
     Runtime,
     Waiting,
 )
+from holdfast.core.ordered import Entry, Patience, judge
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
+from holdfast.stores._consensus.sessions import Attempt, Session
+from holdfast.stores._consensus.strict import DamagedAnswer
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from holdfast.backends import consul_requests as requests
 from holdfast.backends.consul_agent import READ, Agent, Refused
-from holdfast.backends.lines import Entry
+from holdfast.core.ordered import Entry
 from holdfast.errors import Incompatible
 
 if TYPE_CHECKING:

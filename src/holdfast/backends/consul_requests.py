@@ -16,9 +16,16 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from holdfast.backends.lines import Details, Entry, escape, unescape, unreadable
-from holdfast.backends.strict import MOST_SLOTS, digits, moment, stored_json, text, whole_number
 from holdfast.claim import Claim, Mode
+from holdfast.core.ordered import Details, Entry, escape, unescape, unreadable
+from holdfast.stores._consensus.strict import (
+    MOST_SLOTS,
+    digits,
+    moment,
+    stored_json,
+    text,
+    whole_number,
+)
 
 __all__ = ["NameKeys", "Names", "entry_value", "line_of"]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.backends import consul_requests as requests
 from holdfast.backends.consul_agent import READ, Agent, NodeMissing, Refused, SessionGone
 from holdfast.backends.consul_remains import sweep
-from holdfast.backends.sessions import Opening, Session, whole
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Renewal, Runtime, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
+from holdfast.stores._consensus.sessions import Opening, Session, whole
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore

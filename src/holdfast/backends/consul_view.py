@@ -13,11 +13,11 @@ from urllib.parse import quote
 from holdfast.backends import consul_requests as requests
 from holdfast.backends.consul_agent import READ, Refused
 from holdfast.backends.consul_sessions import INFO, OPS, Ref
-from holdfast.backends.lines import Entry, escape, shown_unreadable, standing, unescape
-from holdfast.backends.strict import read_record
 from holdfast.claim import Grant, Record, Standing
 from holdfast.core.contract import Finding, Page
+from holdfast.core.ordered import Entry, escape, shown_unreadable, standing, unescape
 from holdfast.errors import BackendUnavailable, Incompatible
+from holdfast.stores._consensus.strict import read_record
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore

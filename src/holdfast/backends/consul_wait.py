@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends import consul_requests as requests
 from holdfast.backends.consul_remains import RETRY_SECONDS
-from holdfast.backends.lines import Entry, Verdict
-from holdfast.backends.strict import is_list_of
 from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.contract import Runtime
+from holdfast.core.ordered import Entry, Verdict
 from holdfast.errors import BackendUnavailable
 from holdfast.io.http import Reply
+from holdfast.stores._consensus.strict import is_list_of
 
 if TYPE_CHECKING:
     from holdfast.backends.consul import ConsulStore

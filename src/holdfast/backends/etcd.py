@@ -16,11 +16,11 @@ from holdfast.backends.etcd_gateway import Credentials
 from holdfast.backends.etcd_leases import Place
 from holdfast.backends.etcd_requests import Names
 from holdfast.backends.etcd_tags import Tags
-from holdfast.backends.lines import Entry, Verdict, judge
-from holdfast.backends.sessions import Sessions
 from holdfast.claim import Claim
 from holdfast.core.contract import Guarantee, Runtime, Settings
+from holdfast.core.ordered import Entry, Verdict, judge
 from holdfast.io.http import Servers, Tls
+from holdfast.stores._consensus.sessions import Sessions
 from holdfast.url import Url
 
 __all__ = ["EtcdStore", "open_store"]

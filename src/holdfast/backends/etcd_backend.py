@@ -19,9 +19,6 @@ from holdfast.backends.etcd_join import join_line, take
 from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Leases, Place, Ref
 from holdfast.backends.etcd_renew import renew
 from holdfast.backends.etcd_wait import Waits
-from holdfast.backends.lines import Entry, Patience, Verdict
-from holdfast.backends.sessions import FRESH_SHARE, Attempt, Session
-from holdfast.backends.strict import DamagedAnswer
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     QUEUE_CAP,
@@ -32,7 +29,10 @@ from holdfast.core.contract import (
     Runtime,
     Waiting,
 )
+from holdfast.core.ordered import Entry, Patience, Verdict
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
+from holdfast.stores._consensus.sessions import FRESH_SHARE, Attempt, Session
+from holdfast.stores._consensus.strict import DamagedAnswer
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd import EtcdStore

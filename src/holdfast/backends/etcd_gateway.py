@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.backends.strict import JsonReader, is_base64, is_digits, is_list_of
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.io.http import Http, Reply
+from holdfast.stores._consensus.strict import JsonReader, is_base64, is_digits, is_list_of
 
 __all__ = ["Credentials", "Gateway", "NoSpace", "SessionGone"]
 

@@ -17,7 +17,7 @@ from holdfast.core.contract import QUEUE_CAP
 if TYPE_CHECKING:
     from holdfast.backends.etcd_backend import EtcdBackend
     from holdfast.backends.etcd_requests import NameKeys
-    from holdfast.backends.sessions import Attempt
+    from holdfast.stores._consensus.sessions import Attempt
 
 __all__ = ["join_line", "take"]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import Gateway, SessionGone
-from holdfast.backends.sessions import Opening, Session, whole
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.stores._consensus.sessions import Opening, Session, whole
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd import EtcdStore

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import NoSpace, SessionGone
 from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Ref
-from holdfast.backends.lines import Entry
-from holdfast.backends.sessions import Session
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import HANDED_SECONDS
 from holdfast.core.hold import certain_seconds
+from holdfast.core.ordered import Entry
 from holdfast.errors import BackendUnavailable
+from holdfast.stores._consensus.sessions import Session
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd_backend import EtcdBackend

@@ -20,7 +20,7 @@ from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable, Unsupported
 
 if TYPE_CHECKING:
-    from holdfast.backends.sessions import Session
+    from holdfast.stores._consensus.sessions import Session
 
 __all__ = ["renew"]
 

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from holdfast.backends.lines import Details, Entry, escape, unreadable
-from holdfast.backends.strict import (
+from holdfast.claim import Claim, Mode
+from holdfast.core.ordered import Details, Entry, escape, unreadable
+from holdfast.errors import Incompatible
+from holdfast.stores._consensus.strict import (
     MOST_SLOTS,
     digits,
     moment,
@@ -24,8 +26,6 @@ from holdfast.backends.strict import (
     text,
     whole_number,
 )
-from holdfast.claim import Claim, Mode
-from holdfast.errors import Incompatible
 
 __all__ = ["NameKeys", "Names", "behind", "entry_value", "line_of", "put"]
 

@@ -14,12 +14,12 @@ from holdfast.backends import etcd_requests as requests
 from holdfast.backends.etcd_gateway import SessionGone
 from holdfast.backends.etcd_leases import GRANT, REVOKE, TXN, Ref
 from holdfast.backends.etcd_leave import call_first
-from holdfast.backends.lines import Entry, escape, shown_unreadable, standing, unescape
-from holdfast.backends.sessions import whole
-from holdfast.backends.strict import read_record
 from holdfast.claim import Grant, Record, Standing
 from holdfast.core.contract import Finding, Page
+from holdfast.core.ordered import Entry, escape, shown_unreadable, standing, unescape
 from holdfast.errors import BackendUnavailable, Incompatible
+from holdfast.stores._consensus.sessions import whole
+from holdfast.stores._consensus.strict import read_record
 
 if TYPE_CHECKING:
     from holdfast.backends.etcd_backend import EtcdBackend

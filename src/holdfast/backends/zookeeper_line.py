@@ -19,10 +19,10 @@ from operator import itemgetter
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from holdfast.backends.strict import MOST_SLOTS, digits
 from holdfast.claim import Claim, Mode
 from holdfast.core import admit
 from holdfast.errors import Incompatible
+from holdfast.stores._consensus.strict import MOST_SLOTS, digits
 
 __all__ = [
     "Line",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.backends.lines import shown_unreadable
 from holdfast.backends.zookeeper_line import (
     Line,
     NodeData,
@@ -16,6 +15,7 @@ from holdfast.backends.zookeeper_line import (
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Finding, Page
+from holdfast.core.ordered import shown_unreadable
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.wires.zookeeper import USUAL_TICK_SECONDS
 from holdfast.wires.zookeeper_asks import Listing, Persistent, Read, Stat, Sync

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from kazoo.exceptions import NoNodeError
 
-from holdfast.backends.strict import digits, moment
 from holdfast.backends.zookeeper_line import decode_name, encode_name, unreadable
 from holdfast.backends.zookeeper_trips import Trips
 from holdfast.claim import Grant, Record
 from holdfast.errors import BackendUnavailable
+from holdfast.stores._consensus.strict import digits, moment
 from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_asks import (
     Ask,

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from holdfast.backends.memory import Ledger, MemoryBackend, MemoryStore, Name
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
+from holdfast.stores.memory import Ledger, MemoryBackend, MemoryStore, Name
 from holdfast.testing.simulator import Node, SimRuntime, SimSignal, World
 
 __all__ = ["Network", "SimBackend", "SimStore"]

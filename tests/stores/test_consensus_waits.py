@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from backends import ensembles
-from backends.ensembles import Kind, every_kind
-from backends.recovery import nothing_is_left
-from backends.waiting import waits_across
+from stores import ensembles
+from stores.ensembles import Kind, every_kind
+from stores.recovery import nothing_is_left
+from stores.waiting import waits_across
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("no_recheck")]
 kind, trio = ensembles.kind, ensembles.trio

@@ -12,10 +12,6 @@ from typing import NamedTuple
 import pytest
 
 import holdfast
-from backends.claims import claim_of
-from backends.consensus_bench import MutualConsul, MutualEtcd, mutual_url
-from backends.signals import signals
-from backends.waiting import waited_for
 from backends.zookeeper_bench import QuickServer
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Backend, Settings
@@ -31,6 +27,10 @@ from servers.etcd import EtcdServer
 from servers.process import Server
 from servers.proxy import Proxy
 from servers.registry import Servers
+from stores.claims import claim_of
+from stores.consensus_bench import MutualConsul, MutualEtcd, mutual_url
+from stores.signals import signals
+from stores.waiting import waited_for
 
 TIMEOUT = 1.0
 REQUEST = 4.0

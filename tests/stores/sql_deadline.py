@@ -7,7 +7,6 @@ import secrets
 
 import pytest
 
-from backends.claims import claim_of
 from holdfast.claim import Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
@@ -17,6 +16,7 @@ from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import open_store
 from servers.proxy import Proxy
+from stores.claims import claim_of
 
 __all__ = ["gives_up_in_time"]
 

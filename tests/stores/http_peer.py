@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from backends.claims import claim_of
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
@@ -18,6 +17,7 @@ from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.testing import Flavour
 from holdfast.url import open_store
+from stores.claims import claim_of
 
 __all__ = ["Counting", "Peer", "peers"]
 

@@ -13,10 +13,15 @@ from typing import Any, Self
 
 import pytest
 
-from backends import ensembles
-from backends.believers import Believers
-from backends.ensembles import SENT_AGAIN, Kind, every_kind
-from backends.recovery import (
+from holdfast.errors import BackendUnavailable
+from holdfast.io.clock import now
+from holdfast.testing import Flavour
+from holdfast.testing.processes import Process
+from servers.proxy import Proxy
+from stores import ensembles
+from stores.believers import Believers
+from stores.ensembles import SENT_AGAIN, Kind, every_kind
+from stores.recovery import (
     SOON,
     Recovery,
     Taken,
@@ -27,11 +32,6 @@ from backends.recovery import (
     nothing_is_left,
     recovers,
 )
-from holdfast.errors import BackendUnavailable
-from holdfast.io.clock import now
-from holdfast.testing import Flavour
-from holdfast.testing.processes import Process
-from servers.proxy import Proxy
 
 pytestmark = pytest.mark.faults
 kind, trio = ensembles.kind, ensembles.trio

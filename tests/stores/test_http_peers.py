@@ -9,9 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import holdfast
-from backends.claims import claim_of
-from backends.http_peer import Peer, peers
-from backends.waiting import waited_for
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
@@ -21,6 +18,9 @@ from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
 from servers.registry import Servers
+from stores.claims import claim_of
+from stores.http_peer import Peer, peers
+from stores.waiting import waited_for
 
 SOON = 60.0
 

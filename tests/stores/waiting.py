@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Self
 
 import holdfast
-from backends.recovery import SOON, Taken, name_at, next_token
 from holdfast.testing import Flavour
 from servers.ports import LOOPBACK, free_port, give_back
 from servers.process import Server, wait_until
 from servers.pump import Pump
+from stores.recovery import SOON, Taken, name_at, next_token
 
 __all__ = ["somebody_waits", "waited_for", "waits_across"]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends import sql_bench
-from backends.sql_bench import MODES, Doors, Store, in_line, until
 from servers.proxy import Proxy
+from stores import sql_bench
+from stores.sql_bench import MODES, Doors, Store, in_line, until
 
 if TYPE_CHECKING:
     from holdfast import AsyncLocks

@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 
 import holdfast
-from backends.claims import claim_of
-from backends.fake_server import Talk, answering, fake_server, http_reply
-from backends.http_peer import peers
 from holdfast.backends.etcd_stream import StreamWatches
 from holdfast.backends.etcd_watch import Book
 from holdfast.core.drive import run_now
@@ -31,6 +28,9 @@ from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
 from servers.registry import Servers as ServerRegistry
 from servers.tls import make_certificate
+from stores.claims import claim_of
+from stores.fake_server import Talk, answering, fake_server, http_reply
+from stores.http_peer import peers
 
 SMALL = 100_000
 """What an answer may have at the most, for a test that does not want to send 64 MiB."""

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from backends import sql_bench
-from backends.sql_bench import LONG, MODES, Doors, Store, in_line, until
 from servers.proxy import Proxy
+from stores import sql_bench
+from stores.sql_bench import LONG, MODES, Doors, Store, in_line, until
 
 pytestmark = pytest.mark.faults
 

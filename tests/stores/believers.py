@@ -7,13 +7,13 @@ import threading
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
-from backends.recovery import SOON, Bound, Taken, Tell, door, drive, name_at, recovers
 from holdfast.errors import HoldfastError
 from holdfast.io.clock import now
 from holdfast.lease import AsyncLease
 from holdfast.testing import Flavour
 from servers.ensemble import Trio
 from servers.process import Server
+from stores.recovery import SOON, Bound, Taken, Tell, door, drive, name_at, recovers
 
 __all__ = ["Believer", "Believers"]
 

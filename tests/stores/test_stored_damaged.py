@@ -13,8 +13,6 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from backends.claims import claim_of
-from backends.http_peer import Peer, peers
 from holdfast.backends import consul_view
 from holdfast.claim import Mode, Standing
 from holdfast.core.drive import run_now
@@ -24,6 +22,8 @@ from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
 from servers.registry import Servers
+from stores.claims import claim_of
+from stores.http_peer import Peer, peers
 
 SOON = 20.0
 DAMAGED = [
