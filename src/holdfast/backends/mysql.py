@@ -11,10 +11,10 @@ from holdfast.backends.mysql_lease_sql import LeaseStatements
 from holdfast.backends.mysql_listen import Hanger
 from holdfast.backends.mysql_schema import schema_sql
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
+from holdfast.stores._sql.wire import make_wire
 from holdfast.url import Url
 from holdfast.wires.mysql import Sessions
 from holdfast.wires.mysql_login import OPTIONS
-from holdfast.wires.sql_wire import make_wire
 
 __all__ = ["AdvisoryStore", "LeaseStore", "open_store", "schema_sql"]
 

@@ -24,10 +24,10 @@ from holdfast.core.admit import check_limit
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch
 from holdfast.io.clock import now
+from holdfast.stores._sql.connection import Dial, Dropped
 from holdfast.wires.mysql import Connection, Session, Sessions, mark_of
 from holdfast.wires.mysql_protocol import Reply, Result
 from holdfast.wires.mysql_talk import AsyncTalk, BlockingTalk, Talk
-from holdfast.wires.sql import Dial, Dropped
 
 __all__ = ["AdvisoryBackend"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from holdfast.backends import sql_advisory_keep
 from holdfast.backends.mysql_advisory_sql import AdvisoryStatements
 from holdfast.claim import Claim, Grant
+from holdfast.stores._sql import advisory as sql_advisory_keep
 from holdfast.wires.mysql import Connection, Session, Sessions
 from holdfast.wires.mysql_protocol import Reply
 from holdfast.wires.mysql_talk import Talk

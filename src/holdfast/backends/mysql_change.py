@@ -14,7 +14,7 @@ from holdfast.backends.mysql_listen import Hanger, Listening
 from holdfast.backends.mysql_row import State, empty_state, read_state
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
-from holdfast.wires import sql_wire
+from holdfast.stores._sql import wire as sql_wire
 from holdfast.wires.mysql import checked
 from holdfast.wires.mysql_protocol import Reply, Result
 

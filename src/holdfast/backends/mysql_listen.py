@@ -20,7 +20,7 @@ from holdfast.io.clock import now
 from holdfast.io.connection_limit import Place
 from holdfast.io.single_flight import Opening, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
-from holdfast.wires.in_thread import in_thread
+from holdfast.stores._sql.in_thread import in_thread
 from holdfast.wires.mysql import Connection
 from holdfast.wires.mysql_bell import AsyncBell, Listen, SleepBell
 

@@ -9,9 +9,9 @@ from holdfast.backends.postgres_lease import LeaseBackend, LeaseStatements
 from holdfast.backends.postgres_schema import schema_sql
 from holdfast.backends.postgres_shared import Wire
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
+from holdfast.stores._sql.wire import make_wire
 from holdfast.url import Url, parse_url
 from holdfast.wires.postgres import Connection, Sessions
-from holdfast.wires.sql_wire import make_wire
 
 __all__ = ["AdvisoryStore", "LeaseStore", "open_store", "schema_sql"]
 

@@ -27,11 +27,11 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
+from holdfast.stores._sql.connection import Dial, Dropped
+from holdfast.stores._sql.session_aio import AsyncTalk
+from holdfast.stores._sql.session_blocking import BlockingTalk, Talk
 from holdfast.wires.postgres import Connection, Refused, Session, Sessions, first_value
 from holdfast.wires.postgres_statement import Request
-from holdfast.wires.sql import Dial, Dropped
-from holdfast.wires.sql_talk import BlockingTalk, Talk
-from holdfast.wires.sql_talk_async import AsyncTalk
 
 __all__ = ["AdvisoryBackend"]
 

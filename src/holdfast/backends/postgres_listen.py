@@ -20,11 +20,11 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.single_flight import Opening, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
-from holdfast.wires.in_thread import in_thread
+from holdfast.stores._sql.blocking import BlockingWire
+from holdfast.stores._sql.in_thread import in_thread
 from holdfast.wires.postgres import Connection
 from holdfast.wires.postgres_listen import AsyncListener, ListenBell, SharedBell
 from holdfast.wires.postgres_statement import Request
-from holdfast.wires.sql_blocking import BlockingWire
 
 __all__ = ["Listen", "Listening", "make_listening"]
 

@@ -19,7 +19,7 @@ from holdfast.claim import Busy, Claim, Grant, Record, Standing
 from holdfast.core.admit import check_limit
 from holdfast.core.contract import QUEUE_CAP, Page, Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError, LimitMismatch
-from holdfast.wires import sql_wire
+from holdfast.stores._sql import wire as sql_wire
 from holdfast.wires.postgres import Refused, first_value
 from holdfast.wires.postgres_statement import Request
 

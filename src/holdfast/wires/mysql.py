@@ -18,10 +18,11 @@ from pymysql.constants import CLIENT
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.wires import sql, sql_session
+from holdfast.stores._sql import connection as sql
+from holdfast.stores._sql import session as sql_session
+from holdfast.stores._sql.connection import Dropped
 from holdfast.wires.mysql_login import Address, log_in
 from holdfast.wires.mysql_protocol import Parser, Reply, Result, packed
-from holdfast.wires.sql import Dropped
 
 __all__ = ["Connection", "Refused", "Session", "Sessions", "dial", "mark_of"]
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from holdfast.wires import sql_talk, sql_talk_async
+from holdfast.stores._sql import session_aio as sql_talk_async
+from holdfast.stores._sql import session_blocking as sql_talk
+from holdfast.stores._sql.session_aio import lock, receive, remove_reader
+from holdfast.stores._sql.session_blocking import settled
 from holdfast.wires.mysql import Session
 from holdfast.wires.mysql_protocol import Reply
-from holdfast.wires.sql_talk import settled
-from holdfast.wires.sql_talk_async import lock, receive, remove_reader
 
 __all__ = ["AsyncTalk", "BlockingTalk", "Talk"]
 

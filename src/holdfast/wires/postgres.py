@@ -21,7 +21,8 @@ from psycopg.conninfo import make_conninfo
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.resolver import look_up
-from holdfast.wires import sql, sql_session
+from holdfast.stores._sql import connection as sql
+from holdfast.stores._sql import session as sql_session
 from holdfast.wires.postgres_statement import Request, Statement
 
 __all__ = ["Address", "Connection", "Refused", "Session", "Sessions", "dial", "first_value"]

@@ -11,9 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.wires.sql import Connection, Dial, Refused
-from holdfast.wires.sql_session import Session, SessionOf
-from holdfast.wires.waker import Wakers
+from holdfast.stores._sql.connection import Connection, Dial, Refused
+from holdfast.stores._sql.session import Session, SessionOf
+from holdfast.stores._sql.waker import Wakers
 
 __all__ = ["Asked", "BlockingTalk", "Failed", "Talk", "settled"]
 

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.wires.in_thread import in_thread
-from holdfast.wires.sql import Connection, Dial, Dropped, Refused
-from holdfast.wires.sql_session import Session, SessionOf
-from holdfast.wires.sql_talk import Asked, Failed, settled
+from holdfast.stores._sql.connection import Connection, Dial, Dropped, Refused
+from holdfast.stores._sql.in_thread import in_thread
+from holdfast.stores._sql.session import Session, SessionOf
+from holdfast.stores._sql.session_blocking import Asked, Failed, settled
 
 __all__ = ["AsyncTalk", "lock", "receive", "remove_reader"]
 

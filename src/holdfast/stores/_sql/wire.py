@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from holdfast.core.contract import Runtime, Settings
-from holdfast.wires.sql import Connection, Dial
-from holdfast.wires.sql_async import AsyncWire
-from holdfast.wires.sql_blocking import BlockingWire
+from holdfast.stores._sql.aio import AsyncWire
+from holdfast.stores._sql.blocking import BlockingWire
+from holdfast.stores._sql.connection import Connection, Dial
 
 __all__ = ["Wire", "make_wire"]
 

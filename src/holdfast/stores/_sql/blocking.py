@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.wires.sql import Connection, Dial
+from holdfast.stores._sql.connection import Connection, Dial
 
 __all__ = ["BlockingWire", "Shared"]
 

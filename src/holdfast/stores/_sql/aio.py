@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.wires.in_thread import in_thread
-from holdfast.wires.sql import Connection, Dial, Refused
+from holdfast.stores._sql.connection import Connection, Dial, Refused
+from holdfast.stores._sql.in_thread import in_thread
 
 __all__ = ["AsyncWire"]
 

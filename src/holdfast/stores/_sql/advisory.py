@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from holdfast.claim import Claim, Grant
-from holdfast.wires.sql import Connection
-from holdfast.wires.sql_session import Session, Sessions, ended
-from holdfast.wires.sql_talk import Asked, Talk
+from holdfast.stores._sql.connection import Connection
+from holdfast.stores._sql.session import Session, Sessions, ended
+from holdfast.stores._sql.session_blocking import Asked, Talk
 
 __all__ = ["Keeping"]
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from holdfast.claim import Grant
-from holdfast.wires.sql import Connection
+from holdfast.stores._sql.connection import Connection
 
 __all__ = ["Session", "SessionOf", "Sessions", "ended"]
 
