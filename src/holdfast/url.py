@@ -17,8 +17,8 @@ __all__ = ["BACKENDS", "Url", "environment_url", "open_store", "parse_url"]
 BACKENDS: dict[str, tuple[str, str]] = {
     # scheme: (module, the extra that installs what it needs)
     "memory": ("holdfast.stores.memory", ""),
-    "local": ("holdfast.backends.sqlite", ""),
-    "sqlite": ("holdfast.backends.sqlite", ""),
+    "local": ("holdfast.stores.sqlite", ""),
+    "sqlite": ("holdfast.stores.sqlite", ""),
     "redis": ("holdfast.backends.redis", "redis"),
     "rediss": ("holdfast.backends.redis", "redis"),
     "unix": ("holdfast.backends.redis", "redis"),

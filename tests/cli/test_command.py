@@ -76,7 +76,7 @@ def test_start_up_is_light(cli: Cli) -> None:
     assert result.returncode == 0
     heavy = {"asyncio", "rich", "ssl", "subprocess", "redis", "psycopg", "kazoo", "http", "email"}
     heavy |= {"argparse", "json", "logging", "pathlib", "inspect", "dataclasses", "socket"}
-    heavy |= {"holdfast.backends.sqlite_line", "holdfast.backends.sqlite_wakes"}
+    heavy |= {"holdfast.stores.sqlite.queue", "holdfast.stores.sqlite.wakeups"}
     assert not heavy & set(result.stderr.split())
 
 

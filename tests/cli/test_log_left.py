@@ -9,7 +9,7 @@ import pytest
 
 from cli.processes import Cli
 from holdfast.io import lifetime
-from holdfast.wires import sqlite as wire
+from holdfast.stores.sqlite import connection as wire
 
 
 def token(cli: Cli, *options: str) -> int:

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from backends.sqlite_bench import Program, backend_of, claim, expire, grant, take, try_to_take
-from holdfast.backends.sqlite import SHORT_MICROSECONDS, SqliteBackend
-from holdfast.backends.sqlite_file import Place
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.core.keep import Keep
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
+from holdfast.stores.sqlite.backend import SHORT_MICROSECONDS, SqliteBackend
+from holdfast.stores.sqlite.file import Place
 from holdfast.testing.stalls import Stalls
+from stores.sqlite.bench import Program, backend_of, claim, expire, grant, take, try_to_take
 
 IN_A_TRANSACTION = """
 with backend_of(path) as backend:
@@ -397,7 +397,7 @@ def test_a_holder_in_asyncio_that_asks_for_nothing_notices_too(tmp_path: Path) -
 DISK_FULL = """
 import subprocess, sys
 from pathlib import Path
-from backends.sqlite_bench import *
+from stores.sqlite.bench import *
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", sys.argv[1]], check=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from holdfast.backends import sqlite_row as read
-from holdfast.backends.sqlite_file import Place
-from holdfast.backends.sqlite_host import file_system
 from holdfast.claim import Holder, Mode, Record, Standing, Waiter, check_name, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import InvalidName
-from holdfast.wires.datagram import supported
+from holdfast.stores.sqlite import row as read
+from holdfast.stores.sqlite.datagram import supported
+from holdfast.stores.sqlite.file import Place
+from holdfast.stores.sqlite.host import file_system
 
 __all__ = ["probe", "recall", "standing", "survey"]
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from backends.sqlite_bench import backend_of, claim, take, try_to_take
-from holdfast.backends import sqlite, sqlite_schema
-from holdfast.backends.sqlite_host import Machine, this_machine
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, Incompatible, Unsupported
 from holdfast.io import clock
+from holdfast.stores.sqlite import backend as sqlite
+from holdfast.stores.sqlite import schema as sqlite_schema
+from holdfast.stores.sqlite.host import Machine, this_machine
+from stores.sqlite.bench import backend_of, claim, take, try_to_take
 
 
 def becomes(monkeypatch: pytest.MonkeyPatch, boot: str, host: str = "here") -> None:
@@ -265,7 +266,7 @@ def test_a_file_of_those_who_cannot_read_the_boot_id_is_taken_over_on_request(
 HIDDEN = """
 import subprocess, sys
 from pathlib import Path
-from backends.sqlite_bench import *
+from stores.sqlite.bench import *
 path = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "proc", "-o", "subset=pid", "proc", "/proc"], check=True)
 try:
@@ -369,7 +370,7 @@ SHIFTED = """
 import sys
 from functools import partial
 from pathlib import Path
-from backends.sqlite_bench import *
+from stores.sqlite.bench import *
 try:
     with backend_of(Path(sys.argv[1])) as backend: take(backend)
 except Exception as error: print(type(error).__name__, error)

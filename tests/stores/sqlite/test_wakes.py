@@ -15,7 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from backends.sqlite_bench import (
+from holdfast.claim import Busy, Claim, Grant
+from holdfast.core.contract import GRACE_SECONDS, Waiting
+from holdfast.core.drive import run_now
+from holdfast.io.clock import now
+from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.io.wakeups import BlockingDoorbell
+from holdfast.stores.sqlite import datagram
+from holdfast.stores.sqlite import wakeups as sqlite_wakes
+from holdfast.stores.sqlite.backend import SqliteBackend
+from holdfast.stores.sqlite.datagram import Delivery, Folder
+from stores.sqlite.bench import (
     Program,
     backend_of,
     claim,
@@ -24,16 +34,6 @@ from backends.sqlite_bench import (
     take,
     try_to_take,
 )
-from holdfast.backends import sqlite_wakes
-from holdfast.backends.sqlite import SqliteBackend
-from holdfast.claim import Busy, Claim, Grant
-from holdfast.core.contract import GRACE_SECONDS, Waiting
-from holdfast.core.drive import run_now
-from holdfast.io.clock import now
-from holdfast.io.runtime_aio import AsyncioRuntime
-from holdfast.io.wakeups import BlockingDoorbell
-from holdfast.wires import datagram
-from holdfast.wires.datagram import Delivery, Folder
 
 WAITER = """
 with backend_of(path) as backend:
@@ -51,7 +51,7 @@ with backend_of(path) as backend:
 """
 MANY_WAITERS = """
 from contextlib import ExitStack
-from holdfast.backends import sqlite_line
+from holdfast.stores.sqlite import queue as sqlite_line
 sqlite_line.STALE_SECONDS = 3600.0  # nobody refreshes them while so many line up
 with ExitStack() as stack:
     for _ in range(100):

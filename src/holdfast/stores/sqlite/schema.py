@@ -16,12 +16,12 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.backends import sqlite_row as read
-from holdfast.backends.sqlite_file import Place
-from holdfast.backends.sqlite_host import Machine, this_machine
 from holdfast.errors import GuaranteeNotMet, Incompatible, Unsupported
 from holdfast.io import clock
-from holdfast.wires.sqlite import FileId
+from holdfast.stores.sqlite import row as read
+from holdfast.stores.sqlite.connection import FileId
+from holdfast.stores.sqlite.file import Place
+from holdfast.stores.sqlite.host import Machine, this_machine
 
 __all__ = ["Marks", "note_clock", "open_file", "raise_high", "synced"]
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from backends.sqlite_bench import backend_of, claim
-from holdfast.backends import sqlite
-from holdfast.backends.sqlite import SqliteBackend
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import LimitMismatch
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.memory import Ledger, MemoryBackend
+from holdfast.stores.sqlite import backend as sqlite
+from holdfast.stores.sqlite.backend import SqliteBackend
+from stores.sqlite.bench import backend_of, claim
 
 STEPS = 150
 

@@ -13,10 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.backends import sqlite_chores as chores
-from holdfast.backends.sqlite_file import Place, place_of
-from holdfast.backends.sqlite_row import Unreadable, damaged
-from holdfast.backends.sqlite_schema import open_file, raise_high, synced
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
@@ -25,12 +21,16 @@ from holdfast.errors import HoldfastError, Incompatible
 from holdfast.io.clock import now as now_seconds
 from holdfast.io.clock import wall as wall_seconds
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.sqlite import chores
+from holdfast.stores.sqlite.connection import FileId, SqliteWire
+from holdfast.stores.sqlite.file import Place, place_of
+from holdfast.stores.sqlite.row import Unreadable, damaged
+from holdfast.stores.sqlite.schema import open_file, raise_high, synced
 from holdfast.url import Url
-from holdfast.wires.sqlite import FileId, SqliteWire
 
 if TYPE_CHECKING:  # most programs never meet a rival, so they never load this
-    from holdfast.backends.sqlite_line import Line, Wake
-    from holdfast.backends.sqlite_wakes import Wakes
+    from holdfast.stores.sqlite.queue import Line, Wake
+    from holdfast.stores.sqlite.wakeups import Wakes
 
 __all__ = ["SqliteBackend", "SqliteStore", "open_store"]
 
@@ -43,9 +43,9 @@ SHORT_MICROSECONDS = 5_000
 grant had one, and this one would be a tenth of what such a hold costs."""
 NEVER = float("inf")
 LATER = (
-    "holdfast.backends.sqlite_line",
-    "holdfast.backends.sqlite_view",
-    "holdfast.backends.sqlite_wakes",
+    "holdfast.stores.sqlite.queue",
+    "holdfast.stores.sqlite.inspect",
+    "holdfast.stores.sqlite.wakeups",
 )
 """Modules that a command without rivals never loads."""
 EXCLUSIVE = Mode.EXCLUSIVE  # looking up a member of an enumeration takes its time
@@ -102,7 +102,7 @@ class SqliteBackend:
     @property
     def _wakes(self) -> Wakes:
         if not self._own_wakes:
-            from holdfast.backends.sqlite_wakes import Wakes
+            from holdfast.stores.sqlite.wakeups import Wakes
 
             # Where two threads come at once both make one: the first in the list is everybody's.
             self._own_wakes.append(Wakes(self._store.place, self._runtime))
@@ -174,7 +174,7 @@ class SqliteBackend:
     def _work(
         self, cursor: sqlite3.Cursor, name: str, work: Callable[[Line], T], address: str
     ) -> tuple[T, list[Wake]]:
-        from holdfast.backends.sqlite_line import Line, Moment
+        from holdfast.stores.sqlite.queue import Line, Moment
 
         moment = Moment(now_seconds(), wall_seconds(), self._floor, address, self._store.display)
         try:
@@ -298,7 +298,7 @@ class SqliteBackend:
         return tokens
 
     async def look(self, name: str) -> Standing:
-        from holdfast.backends import sqlite_view as view
+        from holdfast.stores.sqlite import inspect as view
 
         key = self._space + name
         try:
@@ -307,7 +307,7 @@ class SqliteBackend:
             raise self._damaged(key, error) from error
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
-        from holdfast.backends import sqlite_view as view
+        from holdfast.stores.sqlite import inspect as view
 
         now = now_seconds()
         return await self._wire.run(view.survey, self._space, prefix, cursor or "", limit, now)
@@ -330,7 +330,7 @@ class SqliteBackend:
         return held is not None
 
     async def recall(self, name: str) -> Record | None:
-        from holdfast.backends import sqlite_view as view
+        from holdfast.stores.sqlite import inspect as view
 
         key = self._space + name
         try:
@@ -343,7 +343,7 @@ class SqliteBackend:
         await self._runtime.sleep(max(0.0, min(left, self._runtime.between(0.5, 1.0))))
 
     async def probe(self) -> list[Finding]:
-        from holdfast.backends import sqlite_view as view
+        from holdfast.stores.sqlite import inspect as view
 
         return await self._wire.run(view.probe, self._store.place)
 

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from backends.sqlite_bench import backend_of, claim, store_of, take, try_to_take
-from holdfast.backends import sqlite, sqlite_chores, sqlite_schema
-from holdfast.backends.sqlite import SqliteBackend
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.stores.sqlite import backend as sqlite
+from holdfast.stores.sqlite import chores as sqlite_chores
+from holdfast.stores.sqlite import schema as sqlite_schema
+from holdfast.stores.sqlite.backend import SqliteBackend
+from stores.sqlite.bench import backend_of, claim, store_of, take, try_to_take
 
 
 def statements_of(backend: SqliteBackend, said: list[str]) -> None:
@@ -244,7 +246,7 @@ def test_records_are_over_in_the_end(tmp_path: Path) -> None:
 def test_a_survey_passes_idle_names_page_by_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.backends.sqlite_view.MOST_ROWS", 10)
+    monkeypatch.setattr("holdfast.stores.sqlite.inspect.MOST_ROWS", 10)
     with backend_of(tmp_path / "locks.db") as backend:
         for number in range(50):
             held = take(backend, claim(f"a-{number:02}"))

@@ -12,11 +12,11 @@ import sqlite3
 from math import isfinite
 from typing import Any, NamedTuple
 
-from holdfast.backends import sqlite_row as read
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core import admit
 from holdfast.core.admit import Share
 from holdfast.core.contract import GRACE_SECONDS, QUEUE_CAP, STALE_SECONDS
+from holdfast.stores.sqlite import row as read
 
 __all__ = ["Line", "Moment", "Wake"]
 

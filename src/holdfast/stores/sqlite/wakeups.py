@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.backends.sqlite_file import Place
-from holdfast.backends.sqlite_line import Wake
 from holdfast.core import log
 from holdfast.core.contract import Runtime
 from holdfast.errors import GuaranteeNotMet
 from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
-from holdfast.wires.datagram import DatagramBell, Delivery, Folder, supported
+from holdfast.stores.sqlite.datagram import DatagramBell, Delivery, Folder, supported
+from holdfast.stores.sqlite.file import Place
+from holdfast.stores.sqlite.queue import Wake
 
 if TYPE_CHECKING:
     import asyncio

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from backends.sqlite_bench import Program, backend_of, claim, store_of, take, try_to_take
-from holdfast.backends.sqlite_file import place_of
-from holdfast.backends.sqlite_host import file_system, refuse_network
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, Unsupported
+from holdfast.stores.sqlite.file import place_of
+from holdfast.stores.sqlite.host import file_system, refuse_network
 from holdfast.url import parse_url
+from stores.sqlite.bench import Program, backend_of, claim, store_of, take, try_to_take
 
 GROUP = grp.getgrgid(os.getgid()).gr_name
 
@@ -336,7 +336,7 @@ def test_another_member_of_the_group_takes_turns(tmp_path: Path) -> None:
             parent.chmod(mode_of(parent) | 0o005)
     tmp_path.chmod(0o755)
     lines = (
-        "import grp, pwd, holdfast.backends.sqlite_wakes\n"  # while it can still read them
+        "import grp, pwd, holdfast.stores.sqlite.wakeups\n"  # while it can still read them
         "nobody = pwd.getpwnam('nobody')\n"
         "os.setgroups([]); os.setgid(nobody.pw_gid); os.setuid(nobody.pw_uid)\n"
         f"with backend_of(path, options={options!r}) as backend:\n"
@@ -424,7 +424,7 @@ def test_urls_that_say_nothing(url: str, told: str) -> None:
 
 READ_ONLY = """
 import subprocess, sys
-from backends.sqlite_bench import *
+from stores.sqlite.bench import *
 from pathlib import Path
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", sys.argv[1]], check=True)
 path = Path(sys.argv[1]) / "folder" / "locks.db"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from backends.sqlite_bench import backend_of, claim, take, try_to_take
-from holdfast.backends.sqlite import SqliteBackend
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import Incompatible, LimitMismatch
 from holdfast.io.clock import now
-from holdfast.wires.datagram import LONGEST_KEY_BYTES, Delivery, Folder
+from holdfast.stores.sqlite.backend import SqliteBackend
+from holdfast.stores.sqlite.datagram import LONGEST_KEY_BYTES, Delivery, Folder
+from stores.sqlite.bench import backend_of, claim, take, try_to_take
 
 VALUES = (
     "'x'",

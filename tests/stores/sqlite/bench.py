@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from holdfast.backends.sqlite import SqliteBackend, SqliteStore
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.sqlite.backend import SqliteBackend, SqliteStore
 from holdfast.url import open_store
 from stores.claims import claim_of as claim
 

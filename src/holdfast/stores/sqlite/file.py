@@ -15,8 +15,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 
-from holdfast.backends.sqlite_host import refuse_network, refuse_shifted_clock
 from holdfast.errors import GuaranteeNotMet, Unsupported
+from holdfast.stores.sqlite.host import refuse_network, refuse_shifted_clock
 from holdfast.url import Url
 
 __all__ = ["Place", "place_of"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sqlite3
 
-from holdfast.backends.sqlite_schema import WAL_DUE_BYTES, note_clock
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
+from holdfast.stores.sqlite.schema import WAL_DUE_BYTES, note_clock
 
 __all__ = ["EVERY", "checkpoint", "log_is_due", "purge"]
 
