@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from backends.redis_bench import blocking_and_asyncio
 from holdfast.backends.consul_agent import TXN
 from holdfast.backends.consul_sessions import DESTROY
 from holdfast.claim import Claim, Mode
@@ -18,6 +17,7 @@ from servers.consul import ConsulServer
 from servers.registry import Servers
 from stores.claims import claim_of
 from stores.http_peer import Peer, peers
+from stores.redis.bench import blocking_and_asyncio
 
 SOON = 60.0
 

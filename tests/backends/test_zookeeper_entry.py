@@ -18,7 +18,6 @@ from kazoo.client import KazooClient
 
 import holdfast
 from backends import zookeeper_bench
-from backends.redis_bench import blocking_and_asyncio, over, until
 from backends.zookeeper_bench import TTL, QuickServer, nodes_of
 from holdfast.backends import zookeeper_entry
 from holdfast.backends.zookeeper_entry import Node, Term
@@ -33,6 +32,7 @@ from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_asks import Ask
 from servers.process import wait_until
 from stores.claims import claim_of
+from stores.redis.bench import blocking_and_asyncio, over, until
 
 SOON = 60.0
 server = zookeeper_bench.server

@@ -13,7 +13,6 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
 
 from backends import zookeeper_bench
-from backends.redis_bench import blocking_and_asyncio, over, until
 from backends.zookeeper_bench import TTL, QuickServer, nodes_of
 from holdfast.backends.zookeeper import MOMENT_SECONDS
 from holdfast.backends.zookeeper_debts import Debt
@@ -31,6 +30,7 @@ from holdfast.wires.zookeeper import Session
 from holdfast.wires.zookeeper_asks import Ask, Create, Delete, Exists, Multi, Write
 from servers.process import wait_until
 from stores.claims import claim_of
+from stores.redis.bench import blocking_and_asyncio, over, until
 
 SOON = 60.0
 server = zookeeper_bench.server

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from harnesses.served import EnsembleHarness
-from holdfast.backends.redlock import initialise, open_store
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.redlock.backend import initialise, open_store
 from holdfast.url import parse_url
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer

@@ -18,11 +18,13 @@ from harnesses import harness_classes
 from holdfast.backends import mysql_listen, postgres, postgres_listen
 from holdfast.core.contract import Settings
 from holdfast.io.clock import now
+from holdfast.stores.redis import wire as redis_wire
+from holdfast.stores.redlock import wakeups as redlock_bell
+from holdfast.stores.redlock import wakeups_aio as redlock_aio_bell
 from holdfast.stores.sqlite import datagram
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
-from holdfast.wires import redis_wire, redlock_aio_bell, redlock_bell
 from servers.process import wait_until
 from servers.proxy import Proxy
 

@@ -13,10 +13,10 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.connection_limit import Room
 from holdfast.io.wakeups import BlockingDoorbell
-from holdfast.wires.redis import Access, LinkBroken
-from holdfast.wires.redis_blocking_bell import BlockingWakeups
-from holdfast.wires.redlock import Fleet
-from holdfast.wires.redlock_blocking import BlockingFan
+from holdfast.stores.redis.connection import Access, LinkBroken
+from holdfast.stores.redis.wakeups import BlockingWakeups
+from holdfast.stores.redlock.broadcast_blocking import BlockingFan
+from holdfast.stores.redlock.nodes import Fleet
 
 SOON = 30.0
 

@@ -32,8 +32,8 @@ def every_store(monkeypatch: pytest.MonkeyPatch) -> None:
             ("etcd", "etcd-three"),
         ),
         (
-            "tests/backends/test_redis_wire.py::test_it[blocking]",
-            ("redis", "tests/backends/test_redis_wire.py redis"),
+            "tests/stores/redis/test_wire.py::test_it[blocking]",
+            ("redis", "tests/stores/redis/test_wire.py redis"),
         ),
         (
             "tests/stores/test_consensus.py::test_it[etcd-blocking]",

@@ -65,7 +65,7 @@ def test_pymysql() -> None:
 )
 def test_redis_py(kind: Any) -> None:
     """Its login is used, then its socket is ours."""
-    assert not missing(kind(), REDIS), "redis-py has changed: see wires/redis_blocking.py"
+    assert not missing(kind(), REDIS), "redis-py has changed: see stores/redis/blocking.py"
     assert used("redis_blocking.py", "redlock_blocking.py") <= REDIS
 
 
@@ -73,7 +73,7 @@ def test_redis_py(kind: Any) -> None:
 def test_redis_py_for_asyncio(kind: str) -> None:
     """The same, with its streams."""
     connection = getattr(redis.asyncio, kind)()
-    assert not missing(connection, REDIS_ASYNCIO), "redis-py has changed: see wires/redis_aio.py"
+    assert not missing(connection, REDIS_ASYNCIO), "redis-py has changed: see stores/redis/aio.py"
     assert inspect.iscoroutinefunction(connection._connect)
     assert used("redis_aio.py", "redlock_aio.py") <= REDIS_ASYNCIO
 

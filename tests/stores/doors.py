@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-from backends.redis_bench import LONGEST_SECONDS
 from holdfast.testing import Flavour
 from holdfast.testing.doors import open_door
 from holdfast.testing.workers import Workers
+from stores.redis.bench import LONGEST_SECONDS
 
 __all__ = ["through"]
 

@@ -1,0 +1,15 @@
+"""``redis://`` and its relatives: locks on Redis and Valkey, admitted by scripts on the server."""
+
+from __future__ import annotations
+
+from holdfast.core.contract import Settings, Store
+from holdfast.url import Url
+
+__all__ = ["open_store"]
+
+
+def open_store(url: Url, settings: Settings) -> Store:
+    """Opens the store of a URL; nothing touches the network yet."""
+    from holdfast.stores.redis import backend
+
+    return backend.open_store(url, settings)

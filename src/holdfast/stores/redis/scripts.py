@@ -1,0 +1,154 @@
+"""The scripts of the Redis backend, put together from ``lua/`` and packed ahead.
+
+A command is a constant head and a body: keys and arguments. When a server does not know a
+script (restarted, flushed, another node), the same body goes behind a head with its text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.core.contract import (
+    GRACE_SECONDS,
+    IDLE_COUNTER_SECONDS,
+    QUEUE_CAP,
+    STALE_SECONDS,
+)
+from holdfast.stores.redis.connection import bulk
+
+__all__ = ["PROTOCOL", "Script", "Scripts", "read_lua"]
+
+PROTOCOL = "1"
+"""The version of what is stored; versions that differ refuse each other."""
+DAY_SECONDS = 86_400.0
+REMEMBER_SECONDS = 30.0
+"""How long an abandoned owner is remembered: longer than any request of its can be under way."""
+REMEMBER_BYTES = 10_000
+"""How much is spent on that: some two hundred owners, the newest."""
+PORTION = 256
+"""How many fields are read at once."""
+LARGEST_NUMBER = 2**53 - 1
+"""Past it the numbers of Lua repeat."""
+MOST_SLOTS = 2**20
+"""How many slots, or readers, one name has at most."""
+MOST_NUMBERS = 2**24
+"""How far apart the first and the last in line may stand, with all who left between them."""
+LABEL_BYTES = 8192
+"""Longer labels are not shown: a note has 1024 bytes at the most."""
+FOREIGN_SECONDS = 0.1
+"""How often a hold of redis-py's Lock is looked at, as redis-py does itself."""
+
+_FOLDER = Path(__file__).with_name("lua")
+_PARTS = {
+    "acquire": ("acquire", "state", "mark", "attempt", "return finish(attempt(claim(1)))"),
+    "release": (
+        "release",
+        "state",
+        "expire()",
+        "local was = drop(ARGV[1])",
+        "settle()",
+        "return finish(was and 1 or 0)",
+    ),
+    "exchange": (
+        "clock",
+        "state",
+        "mark",
+        "attempt",
+        "expire()",
+        "local was = drop(ARGV[1])",
+        "settle()",
+        "return finish({was and 1 or 0, attempt(claim(2))})",
+    ),
+    "renew": ("renew",),
+    "refresh": ("clock", "state", "refresh"),
+    "abandon": ("clock", "state", "abandon"),
+    "revoke": ("clock", "state", "revoke"),
+    "look": ("clock", "state", "look"),
+    "record": ("clock", "state", "record"),
+    "recall": ("recall",),
+    "begin": ("mark", "begin"),
+}
+_CLOCK = """\
+local call = redis.call
+local time = call('TIME')
+local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
+"""
+
+
+class Script:
+    """One script with its keys, in order, and a fixed number of arguments."""
+
+    def __init__(self, text: str, keys: Sequence[str], arguments: int) -> None:
+        digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        words = 3 + len(keys) + arguments
+        count = bulk(str(len(keys)))
+        self.keys = keys
+        self.head = f"*{words}\r\n{bulk('EVALSHA')}{bulk(digest)}{count}"
+        self.starts: dict[str, tuple[str, str]] = {}
+        """Commands up to their arguments, by name; see ``Keys.start``."""
+        self._in_full = f"*{words}\r\n{bulk('EVAL')}{bulk(text)}{count}".encode()
+        self._size = len(self.head)
+
+    def in_full(self, packed: bytes) -> bytes:
+        """The same command with the script's text, for a server that does not know it."""
+        return self._in_full + packed[self._size :]
+
+
+class Scripts:
+    """All scripts of one backend: their text depends on what the store was asked to do."""
+
+    def __init__(
+        self, *, loss_protection: bool, interop: bool, cluster: bool, replicas: bool
+    ) -> None:
+        # A waiter must ask itself where a grant needs more than this hash, and where it can't be
+        # told whether the waiter's door listens: on a cluster it may do so at another node.
+        self.direct = not (loss_protection or interop or cluster or replicas)
+        """Whether a release may grant to whom it wakes."""
+        flags = (loss_protection, interop, cluster, self.direct)
+        values = ", ".join(str(flag).lower() for flag in flags)
+        self._flags = f"local LOSS, INTEROP, CLUSTER, DIRECT = {values}\n"
+        keys = ["state"] + ["foreign"] * interop
+        of_claim = keys + ["loss"] * loss_protection
+        self.acquire = self._make("acquire", of_claim, 5)
+        self.exchange = self._make("exchange", of_claim, 6)
+        self.release = self._make("release", keys, 1)
+        self.renew = self._make("renew", keys, 3)
+        self.refresh = self._make("refresh", keys, 2)
+        self.abandon = self._make("abandon", keys, 2)
+        self.revoke = self._make("revoke", keys, 0)
+        self.look = self._make("look", keys, 1)
+        self.record = self._make("record", keys, 4)
+        self.recall = self._make("recall", ["state"], 0)
+        self.begin = self._make("begin", ["loss"], 0)
+
+    def _make(self, name: str, keys: Sequence[str], arguments: int) -> Script:
+        body = "\n".join(_part(part) for part in _PARTS[name])
+        return Script(f"{self._flags}{_CONSTANTS}{_part('reading')}{body}", keys, arguments)
+
+
+def _part(part: str) -> str:
+    if part == "clock":
+        return _CLOCK
+    return read_lua(part) if part.isidentifier() else part
+
+
+def read_lua(name: str) -> str:
+    """The text of one file of ``lua/``."""
+    return (_FOLDER / f"{name}.lua").read_text()
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(round(seconds * 1000))
+
+
+_CONSTANTS = f"""\
+local MOST, MOST_SLOTS, MOST_NUMBERS = {LARGEST_NUMBER}, {MOST_SLOTS}, {MOST_NUMBERS}
+local LABEL_BYTES = {LABEL_BYTES}
+local VERSION, QUEUE = '{PROTOCOL}', {QUEUE_CAP}
+local KEEP, DAY = {_milliseconds(IDLE_COUNTER_SECONDS)}, {_milliseconds(DAY_SECONDS)}
+local STALE, GRACE = {_milliseconds(STALE_SECONDS)}, {_milliseconds(GRACE_SECONDS)}
+local FOREIGN, REMEMBER = {_milliseconds(FOREIGN_SECONDS)}, {_milliseconds(REMEMBER_SECONDS)}
+local REMEMBER_BYTES, PORTION = {REMEMBER_BYTES}, {PORTION}
+"""

@@ -1,0 +1,145 @@
+"""Wake-ups for blocking backends: one subscribed connection, whatever the number of waiters."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from math import inf
+from typing import Any
+
+from holdfast.errors import BackendUnavailable
+from holdfast.io.clock import now
+from holdfast.io.single_flight import Opening, look_by, open_by
+from holdfast.io.wakeups import EVERYBODY, BlockingDoorbell
+from holdfast.stores.redis.blocking import BlockingLink
+from holdfast.stores.redis.connection import LinkBroken, Refused, pack
+
+__all__ = ["BlockingBell", "BlockingWakeups", "take_down"]
+
+KEPT_TOKENS = 4096
+LONGEST_TOKEN = 16
+"""Scripts count to 2^53, which has so many digits."""
+
+
+def take_down(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
+    """The keys that messages ring. If one brings a grant, its token is put where whoever is rung
+    looks for it; those of waiters that have left are forgotten in the end."""
+    keys = []
+    for message in messages:
+        if type(message) is list and len(message) == 3 and type(message[2]) is bytes:
+            key, _, token = message[2].decode(errors="replace").partition(" ")
+            keys.append(key)
+            if token.isascii() and token.isdigit() and len(token) <= LONGEST_TOKEN:
+                tokens[key] = int(token)
+    while len(tokens) > KEPT_TOKENS:
+        tokens.pop(next(iter(tokens)), None)
+    return keys
+
+
+class BlockingBell:
+    """A subscribed connection, as the doorbell wants it."""
+
+    def __init__(self, link: BlockingLink, channel: str) -> None:
+        self._link = link
+        self.tokens: dict[str, int] = {}
+        """Grants that came with a ring. They end with the subscription that brought them."""
+        try:
+            reply = link.call(pack("SUBSCRIBE", channel))
+            if isinstance(reply, Refused):
+                message = f"redis at {link.address} refuses SUBSCRIBE: {reply}"
+                raise LinkBroken(message, closed=False)
+            link.listen()
+        except BaseException:
+            link.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._link.fileno()
+
+    def read(self) -> list[str]:
+        return take_down(self._link.messages(), self.tokens)
+
+    def close(self) -> None:
+        self._link.close()
+
+    def forget(self) -> None:
+        self._link.forget()
+
+
+class BlockingWakeups:
+    """Who waits in this backend, and the subscription that wakes them."""
+
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
+        self.hearing = 0
+        """Which subscription is live, counted from 1; 0 while there is none."""
+        self._count = 0
+        self._doorbell = BlockingDoorbell()
+        self._opening = Opening()
+        self._bell: BlockingBell | None = None
+
+    async def wait(
+        self,
+        key: str,
+        heard: int,
+        until: float,
+        subscribe: Callable[[str, float], Awaitable[BlockingBell]],
+    ) -> int | None:
+        """Returns when rung or by ``until``; at once unless what is waited for was asked while
+        the subscription that is live now was live (``heard``): its wake-up may have come before.
+        Answers the token, if the ring brought a grant.
+        """
+        try:
+            if not self.hearing and not await self._subscribe(until, subscribe):
+                self._doorbell.wait(key, look_by(until))
+                return None
+            bell = self._bell
+            if bell is None or not heard or heard != self.hearing:
+                return None
+            self._doorbell.wait(key, until, bell)
+            return bell.tokens.pop(key, None)
+        except (LinkBroken, OSError):
+            self.drop()
+            time.sleep(random.uniform(0.01, 0.1))
+            return None
+
+    async def _subscribe(
+        self, until: float, subscribe: Callable[[str, float], Awaitable[BlockingBell]]
+    ) -> bool:
+        """Whether there is a subscription now; there is none yet while another one subscribes."""
+        place = self._opening.begin()
+        if place is None:
+            return False
+        began = now()
+        try:
+            if not self.hearing:
+                self._bell = await subscribe(self.channel, open_by(until, inf))
+                self._doorbell.hang(self._bell)
+                self._count += 1
+                self.hearing = self._count
+        except BackendUnavailable:
+            # The next attempt says what is wrong, if anything is; until then nobody spins.
+            self._opening.failed(began)
+            return False
+        finally:
+            self._opening.end(place)
+        self._doorbell.ring(EVERYBODY)  # those who look for themselves need not any more
+        return True
+
+    def ring(self, key: str) -> None:
+        self._doorbell.ring(key)
+
+    def drop(self) -> None:
+        """The subscription broke, or its server is no longer the one: everybody attempts again
+        and the first to wait subscribes anew."""
+        self.hearing = 0
+        self._doorbell.ring(EVERYBODY)
+
+    def forget(self) -> None:
+        if self._bell is not None:
+            self._bell.forget()
+        self._doorbell.discard()
+
+    async def close(self) -> None:
+        self._doorbell.close()

@@ -1,0 +1,54 @@
+"""Sixteen processes and one lock, ten seconds: nobody overlaps, tokens grow, turns are fair."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harnesses.redlock import mark_as_new
+from holdfast.testing import Flavour
+from holdfast.testing.history import Hold, faults, overtaken
+from scale.crowd import contend
+from servers.ensemble import Ensemble
+from servers.redis import RedisServer
+from servers.registry import Servers
+from stores.redis.bench import blocking_and_asyncio
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def masters() -> Iterator[str]:
+    """Three independent masters, as a URL."""
+    with Ensemble([RedisServer() for _ in range(3)]) as nodes:
+        url = f"redlock://{nodes.hosts}"
+        mark_as_new(url)
+        yield url
+
+
+def _tokens(holds: list[Hold]) -> list[int]:
+    """In the order in which the holds began."""
+    return [hold.token for hold in sorted(holds, key=lambda hold: hold.held)]
+
+
+@blocking_and_asyncio
+def test_sixteen_processes_take_turns(servers: Servers, tmp_path: Path, flavour: Flavour) -> None:
+    """First come, first served, also on a machine that is overloaded."""
+    url = servers.of(RedisServer).url
+    holds, processes = asyncio.run(contend(url, flavour, tmp_path / "history"))
+    assert faults(holds) == []
+    assert _tokens(holds) == sorted(set(_tokens(holds)))
+    assert {hold.process for hold in holds} == set(processes)
+    assert overtaken(holds) <= 0.05
+
+
+@blocking_and_asyncio
+def test_sixteen_processes_on_a_majority(masters: str, tmp_path: Path, flavour: Flavour) -> None:
+    """Without a line, all are served all the same."""
+    holds, processes = asyncio.run(contend(masters, flavour, tmp_path / "history"))
+    assert faults(holds) == []
+    assert _tokens(holds) == sorted(set(_tokens(holds)))
+    assert {hold.process for hold in holds} == set(processes)

@@ -1,0 +1,50 @@
+"""Logging in to Redis over asyncio, where redis-py's connection becomes ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BackendUnavailable
+from holdfast.stores.redis.aio import AsyncLink
+from holdfast.stores.redis.connection import Access, Address
+from servers.tls import make_certificate
+
+
+def _refuse(listener: socket.socket, context: ssl.SSLContext) -> bool:
+    """Answers a log-in with an error and never says goodbye; whether the client hung up."""
+    connection, _ = listener.accept()
+    with connection, context.wrap_socket(connection, server_side=True) as secured:
+        secured.recv(1024)
+        secured.sendall(b"-WRONGPASS invalid username-password pair\r\n")
+        # Read below TLS, so that the client's own goodbye is never answered.
+        raw = socket.socket(fileno=secured.detach())
+        with raw, contextlib.suppress(ConnectionResetError):
+            raw.settimeout(10.0)
+            while raw.recv(1024):
+                pass
+        return True
+
+
+def test_a_refused_log_in_leaves_no_connection(tmp_path: Path) -> None:
+    """However slowly the server parts: what redis-py only begins to close is cut."""
+    made = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.certificate, made.key)
+    options = {"password": "wrong", "ssl_ca_certs": str(made.certificate)}
+    access = Access(tls=True, options=options, request_seconds=20.0)
+
+    async def body(port: int, left: Future[bool]) -> None:
+        with pytest.raises(BackendUnavailable, match="invalid username-password pair"):
+            await AsyncLink.open(access, Address("127.0.0.1", port))
+        assert await asyncio.wrap_future(left)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        left = threads.submit(_refuse, listener, context)
+        asyncio.run(body(listener.getsockname()[1], left))

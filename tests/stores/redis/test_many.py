@@ -1,0 +1,103 @@
+"""Many waiters and many holds of one door, counted at the server: few requests, one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.testing import Flavour
+from servers.process import wait_until
+from servers.proxy import Proxy
+from servers.redis import RedisServer
+from stores.redis.bench import (
+    blocking_and_asyncio,
+    connections,
+    doors,
+    scripts_run,
+    somebody_rests,
+    until,
+)
+
+MANY = 1000
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server that nobody else asks anything."""
+    with RedisServer() as server:
+        yield server
+
+
+def test_a_thousand_tasks_take_few_requests_and_connections(server: RedisServer) -> None:
+    """They are served in order, with at most 2.2 requests a hold over at most 6 connections."""
+    served: list[int] = []
+    most: list[int] = []
+
+    async def main() -> None:
+        async with holdfast.connect_async(server.url) as locks:
+            lock = locks.lock("name")
+
+            async def use(number: int) -> None:
+                async with lock:
+                    served.append(number)
+
+            async with lock:
+                users = [asyncio.create_task(use(number)) for number in range(MANY)]
+                await asyncio.to_thread(wait_until, "the waiters", lambda: somebody_rests(server))
+            await asyncio.wait(users, return_when=asyncio.FIRST_COMPLETED)
+            most.append(await asyncio.to_thread(connections, server))
+            await asyncio.gather(*users)
+
+    asyncio.run(main())
+    assert served == list(range(MANY))
+    assert scripts_run(server) <= 2.2 * MANY
+    assert most[0] <= 6
+
+
+def _renew_all(door: Any) -> None:
+    """Lets the keeper renew everything now, as if a third of the ttl had passed."""
+    keep = door._keeper.keep
+    for hold in keep.holds.values():
+        hold.renew_at = 0.0
+    keep.plan(0.0)
+
+
+def _renewed(door: Any) -> bool:
+    """Whether it has, and every answer is there."""
+    return all(hold.renew_at > 0.0 for hold in door._keeper.keep.holds.values())
+
+
+@blocking_and_asyncio
+def test_a_thousand_holds_are_renewed_in_one_batch(server: RedisServer, flavour: Flavour) -> None:
+    """By one thread, over one connection: one script call each, and many before the first reply, so
+    that all of them take four round trips."""
+    before = set(threading.enumerate())
+
+    async def main(proxy: Proxy) -> None:
+        async with doors(proxy.url, flavour, ttl=600) as (door,):
+            leases = [await door.lock(f"name:{number}").acquire() for number in range(MANY)]
+            threads = {thread.name for thread in set(threading.enumerate()) - before}
+            ours = {name for name in threads if name.startswith("holdfast")}
+            assert ours - {"holdfast-watcher"} == {"holdfast-keeper"}
+            _renew_all(door)  # from here on it is connected, and the server knows the script
+            await until(lambda: _renewed(door))
+            asked = scripts_run(server)
+            proxy.reset_counts()
+            proxy.hold_replies()
+            try:
+                _renew_all(door)
+                await until(lambda: scripts_run(server) >= asked + MANY / 4)
+                assert not _renewed(door)
+            finally:
+                proxy.let_replies()
+            await until(lambda: _renewed(door))
+            assert (scripts_run(server) - asked, proxy.counts.connections) == (MANY, 0)
+            assert all([await lease.release() for lease in leases])
+
+    with Proxy(server) as proxy:
+        asyncio.run(main(proxy))

@@ -1,0 +1,206 @@
+"""A node, a sentinel or a master that hangs or is no longer what it was: whoever can do without is
+not held up by it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.stores.redis.cluster import ClusterRoute
+from holdfast.stores.redis.connection import SLOTS, Access, Address, key_slot
+from holdfast.stores.redis.wire import AsyncWire, BlockingWire
+from holdfast.testing import Flavour
+from holdfast.testing.contract import Bench
+from servers.proxy import Proxy
+from servers.redis import RedisServer
+from servers.redis_cluster import RedisCluster
+from servers.redis_sentinel import SentinelTrio
+from stores.doors import through
+from stores.redis.bench import (
+    blocking_and_asyncio,
+    over,
+    replicated,
+    until,
+)
+
+LONG_MS = 600_000
+"""A cluster that does not find out by itself that a node hangs."""
+
+
+BODY = "the body of the test"
+"""The name of its task. What it gave up is undone beside it, by other tasks or a thread of the
+client's, and they ask for the way too."""
+
+
+def _by_the_body() -> bool:
+    if threading.current_thread() is threading.main_thread():
+        task = asyncio.current_task()
+        return task is not None and task.get_name() == BODY
+    return not threading.current_thread().name.startswith("holdfast-")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Address]:
+    """Who was asked for the way by the body of the test."""
+    seen: list[Address] = []
+    for kind in (BlockingWire, AsyncWire):
+        once: Any = kind.once
+
+        async def noted(
+            wire: Any, access: Access, address: Address, *words: Any, once: Any = once, **by: Any
+        ) -> Any:
+            if _by_the_body():
+                seen.append(address)
+            return await once(wire, access, address, *words, **by)
+
+        monkeypatch.setattr(kind, "once", noted)
+    return seen
+
+
+def _name_on(cluster: RedisCluster, index: int) -> str:
+    """A name whose slot the node has."""
+    count = len(cluster.masters)
+    slots = range(index * SLOTS // count, (index + 1) * SLOTS // count)
+    return next(name for name in map(str, range(SLOTS)) if key_slot(name) in slots)
+
+
+@pytest.mark.faults
+@blocking_and_asyncio
+def test_a_node_that_hangs_costs_its_own_names_only(flavour: Flavour, asked: list[Address]) -> None:
+    """It is the first that a door would ask for the slots, too."""
+
+    async def body(door: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name(BODY)
+        hung, near, far = (_name_on(cluster, index) for index in range(3))
+        its = await door.lock(hung).acquire()
+        other = await door.lock(near).acquire()
+        node = cluster.masters[0]
+        node.pause()
+        await until(lambda: bool(its.lost))
+        assert other.held
+        with pytest.raises(HoldfastError):
+            await door.lock(hung, timeout=1).acquire()
+        asked.clear()
+        third = await door.lock(far, timeout=30).acquire()
+        assert not asked  # what is known of the others is as good as before
+        with pytest.raises(HoldfastError):
+            await door.lock(hung, timeout=1).acquire()
+        assert asked
+        assert asked[0] != Address(node.host, node.port)
+        node.resume()
+        for lease in (its, other, third):
+            await lease.release()
+
+    with RedisCluster(timeout_ms=LONG_MS) as cluster:
+        through(flavour, body, cluster.url, ttl=6)
+
+
+@pytest.mark.faults
+@blocking_and_asyncio
+def test_replicas_are_waited_for_where_the_slot_is_now(flavour: Flavour) -> None:
+    """Its master is gone for good, and a replica has taken over."""
+
+    async def body(door: Any) -> None:
+        before = await door.lock("name", timeout=30).acquire()
+        old, new, _ = cluster.nodes
+        await replicated(old)
+        old.kill()
+        new.ask("CLUSTER", "FAILOVER", "TAKEOVER")
+        async with door.lock("other", timeout=30) as lease:
+            assert lease.held
+        await before.release()
+
+    with RedisCluster(masters=1, replicas=2, timeout_ms=LONG_MS) as cluster:
+        for replica in cluster.replicas:
+            replica.wait_linked()
+        through(flavour, body, f"{cluster.url}?replicas=1")
+
+
+@pytest.fixture
+def sentinels() -> Iterator[tuple[str, list[Proxy]]]:
+    """A deployment's URL, by way of proxies before its sentinels."""
+    with SentinelTrio(replicas=0) as trio, ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(sentinel)) for sentinel in trio.sentinels]
+        hosts = ",".join(f"{proxy.server.host}:{proxy.port}" for proxy in proxies)
+        yield f"redis+sentinel://{hosts}/{trio.service}", proxies
+
+
+@blocking_and_asyncio
+def test_a_sentinel_that_hangs_leaves_time_for_the_others(
+    sentinels: tuple[str, list[Proxy]], flavour: Flavour
+) -> None:
+    """And is not asked first any more."""
+    url, proxies = sentinels
+
+    async def body(door: Any) -> None:
+        hung, *others = proxies
+        hung.stall()
+        for proxy in others:
+            proxy.delay(0.02)
+        async with door.lock("name", timeout=4):
+            pass
+        before = hung.counts.connections
+        door._door.backend._requests.route.refused()
+        async with door.lock("name", timeout=4):
+            pass
+        assert hung.counts.connections == before
+
+    through(flavour, body, url)
+
+
+@blocking_and_asyncio
+def test_behind_one_address_may_be_another_master(flavour: Flavour) -> None:
+    """Connections to the one that was demoted go on; batches, and who waits for replicas, let go
+    of it all the same."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(proxied=True), bench.peer(proxied=True)
+        grant = await ours.get(bench.claim())
+        await ours.renew([grant])
+        await theirs.get(bench.claim("other"))
+        await replicated(first)
+        second.ask("REPLICAOF", "NO", "ONE")
+        first.ask("REPLICAOF", second.host, str(second.port))
+        first.wait_linked()
+        proxy._set(target=(second.host, second.port))
+        assert list((await ours.renew([grant])).unknown) == [grant.claim.owner]
+        assert not (await ours.renew([grant])).unknown
+        with pytest.raises(BackendUnavailable, match="replica"):
+            await theirs.attempt(bench.claim("third"))
+        await theirs.get(bench.claim("third"))
+
+    with RedisServer() as first, RedisServer(replica_of=first) as second, Proxy(first) as proxy:
+        second.wait_linked()
+        over(f"{first.url}?replicas=1", flavour, body, f"{proxy.url}?replicas=1")
+
+
+def test_two_threads_may_retire_a_node() -> None:
+    """Both have learned that it has no slots any more."""
+    here, there = Address("here", 1), Address("there", 1)
+
+    class Pool:
+        async def close(self) -> None:
+            route._pools.clear()  # another thread comes in between
+
+    class Wire:
+        access = Access(tls=False, options={}, request_seconds=5.0)
+
+        def pool(self, *_: object) -> Pool:
+            return Pool()
+
+        async def once(self, *_: object, **__: object) -> list[Any]:
+            return [[[0, SLOTS - 1, [b"new", 1]]]]
+
+    route = ClusterRoute(Wire(), [here], None)  # type: ignore[arg-type]
+    for address in (here, there):
+        route._pool(address)
+    assert run_now(route._discover())[0] == Address("new", 1)

@@ -1,0 +1,138 @@
+"""The keeper of a Redlock door: it is never late with its word, and never in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from holdfast.claim import Mode
+from holdfast.core.contract import Settings, Waiting
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.redlock.broadcast_blocking import BlockingFan
+from holdfast.testing import Flavour
+from holdfast.testing.contract import Bench
+from holdfast.url import open_store
+from servers.process import wait_until
+from servers.redis import RedisServer
+from stores.claims import claim_of
+from stores.doors import through
+from stores.redis.bench import blocking_and_asyncio, over, scripts_run, until
+from stores.redlock import bench as redlock_bench
+from stores.redlock.bench import Nodes
+
+three = redlock_bench.three
+SECONDS = 30.0
+
+
+@pytest.mark.faults
+@blocking_and_asyncio
+def test_a_holder_is_told_in_time_although_a_writer_waits(three: Nodes, flavour: Flavour) -> None:
+    """All nodes hang: nobody waits for them longer than the holder has."""
+
+    async def body(ours: Any, theirs: Any) -> None:
+        taken = await theirs.lock("taken").acquire()
+        lease = await ours.lock("name").acquire()
+        told: list[bool] = []
+        lease._hold.on_doubt = lambda _: told.append(lease.held)
+        waiting = asyncio.create_task(ours.lock("taken", timeout=SECONDS).acquire())
+        await until(lambda: bool(ours._door.keep.waits))
+        three.pause()
+        await until(lambda: bool(told))
+        three.resume()
+        assert told == [True]
+        await lease.release()
+        await taken.release()
+        assert await (await waiting).release()
+
+    through(flavour, body, three.url, three.url, ttl=6)
+
+
+def test_nodes_that_are_back_are_known_to_all_backends_of_a_door(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One backend tries them, another waits for that: no request may last as long as it could."""
+    store = open_store(three.url, Settings(request_seconds=2 * SECONDS))
+    ours, keeper = (store.backend(BlockingRuntime()) for _ in range(2))
+    waits = threading.Event()
+    wait_for_some = BlockingFan._wait_for_some
+
+    def noted(fan: BlockingFan, until: float | None) -> None:
+        waits.set()
+        wait_for_some(fan, until)
+
+    for backend in (ours, keeper):
+        run_now(backend.look("name"))  # opens the connections
+    three.pause()
+    for _ in range(2):  # the first finds out that they hang, the second tries them
+        with pytest.raises(BackendUnavailable):
+            run_now(ours.attempt(claim_of(), join=True, until=now() + 0.2))
+    monkeypatch.setattr(BlockingFan, "_wait_for_some", noted)
+    with ThreadPoolExecutor() as pool:
+        abandoning = pool.submit(run_now, keeper.abandon(claim_of()))
+        assert waits.wait(SECONDS)
+        three.resume()
+        abandoning.result(SECONDS)
+    for backend in (ours, keeper):
+        run_now(backend.close())
+
+
+@blocking_and_asyncio
+def test_a_writer_keeps_its_word_over_the_connections_there_are(
+    three: Nodes, flavour: Flavour
+) -> None:
+    """Every few seconds, on every node, without a new connection for it."""
+
+    async def body(bench: Bench) -> None:
+        peer, writer = bench.peer(), bench.claim()
+        reader = await peer.take(bench.claim(mode=Mode.SHARED))
+        await peer.queue(writer)
+        await peer.renew([reader], [Waiting(writer, 0)])
+        before = [_clients(node) for node in three.nodes]
+        key = f"{bench.namespace}:redlock:{{name}}"
+        for _ in range(3):
+            for node in three.nodes:
+                await until(lambda node=node: node.ask("HGET", key, "i") == writer.owner)  # type: ignore[misc]
+                node.ask("HSET", key, "ie", "1")
+            await peer.renew([reader], [Waiting(writer, 0)])
+            for node in three.nodes:
+                await until(lambda node=node: node.ask("HGET", key, "ie") != "1")  # type: ignore[misc]
+        assert [_clients(node) for node in three.nodes] == before
+
+    over(three.url, flavour, body)
+
+
+def _clients(node: RedisServer) -> set[str]:
+    """Who is connected, the asking one aside."""
+    lines = str(node.ask("CLIENT", "LIST")).splitlines()
+    return {line.split(" ")[0] for line in lines if "cmd=client|list" not in line}
+
+
+@blocking_and_asyncio
+def test_a_word_that_comes_after_its_writer_left_is_not_kept(
+    three: Nodes, flavour: Flavour
+) -> None:
+    """It would keep readers out for nobody."""
+
+    async def body(bench: Bench) -> None:
+        peer, writer = bench.peer(), bench.claim()
+        reader = await peer.take(bench.claim(mode=Mode.SHARED))
+        await peer.queue(writer)
+        await peer.renew([reader])  # the keeper's connections are open
+        await peer.abandon(writer)
+        key = f"{bench.namespace}:redlock:{{name}}"
+        for node in three.nodes:
+            await until(lambda node=node: node.ask("HEXISTS", key, "i") == 0)  # type: ignore[misc]
+        before = [scripts_run(node) for node in three.nodes]
+        await peer.renew([], [Waiting(writer, 0)])
+        for node, already in zip(three.nodes, before, strict=True):
+            wait_until("the word", lambda n=node, a=already: scripts_run(n) == a + 1)  # type: ignore[misc]
+            assert node.ask("HEXISTS", key, "i") == 0
+
+    over(three.url, flavour, body)

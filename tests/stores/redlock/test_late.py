@@ -1,0 +1,156 @@
+"""Nodes that answer late: their votes count, and they neither lose a hold nor a wake-up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from holdfast.testing import Flavour
+from servers.process import wait_until
+from stores.doors import through
+from stores.redis.bench import blocking_and_asyncio, scripts_run, somebody_rests, until
+from stores.redlock import bench as redlock_bench
+from stores.redlock.bench import KEY, Nodes, held_by
+
+three, five = redlock_bench.three, redlock_bench.five
+
+
+@blocking_and_asyncio
+def test_a_late_node_votes_although_it_is_not_waited_for(three: Nodes, flavour: Flavour) -> None:
+    """Also the first time, when it has not run the script before."""
+    late = three.nodes[2]
+
+    async def body(door: Any) -> None:
+        await door.inspect("other")  # opens the connections
+        three.proxies[2].hold_replies()
+        async with door.lock("name"):
+            await until(lambda: held_by(late))
+        await until(lambda: not held_by(late))
+        three.proxies[2].let_replies()
+
+    through(flavour, body, three.proxied_url, ttl=10)
+
+
+LOCKS: dict[str, Callable[[Any], Any]] = {
+    "lock": lambda door: door.lock("name", renew=False),
+    "reader": lambda door: door.rwlock("name", renew=False).read(),
+    "slots": lambda door: door.semaphore("name", 3, permits=2, renew=False),
+}
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+@blocking_and_asyncio
+def test_votes_that_it_never_had_lose_no_hold(five: Nodes, flavour: Flavour, kind: str) -> None:
+    """Two of five never voted for it, one forgot it, one is gone: nobody else was let in."""
+
+    async def body(door: Any, others: Any) -> None:
+        await door.inspect("other")
+        for node in five.nodes:
+            node.ask("SCRIPT", "FLUSH")
+        for proxy in five.proxies[3:]:
+            proxy.hold_replies()
+        lease = await LOCKS[kind](door).acquire()
+        assert [node.ask("EXISTS", KEY) for node in five.nodes] == [1, 1, 1, 0, 0]
+        for proxy in five.proxies[3:]:
+            proxy.let_replies()
+        five.nodes[0].wipe()
+        five.nodes[1].kill()
+        if kind != "slots":
+            assert await others.lock("name").acquire(blocking=False) is None
+        assert await lease.release() is True
+        assert not lease.lost
+
+    through(flavour, body, five.proxied_url, five.url, ttl=10)
+
+
+@blocking_and_asyncio
+def test_a_hold_that_was_broken_is_told_as_lost(three: Nodes, flavour: Flavour) -> None:
+    """Nodes that know that it is over say so, also those that never voted for it."""
+
+    async def body(door: Any) -> None:
+        lease = await door.lock("name").acquire()
+        await door.break_lock("name", reason="a test")
+        assert await lease.release() is False
+
+    through(flavour, body, three.url, ttl=10)
+
+
+@blocking_and_asyncio
+def test_a_writer_that_won_without_a_node_keeps_no_readers_out_there(
+    three: Nodes, flavour: Flavour
+) -> None:
+    """Its wish to write goes with it, also where readers were in its way to the last."""
+    left_behind = three.nodes[2]
+
+    async def body(ours: Any, theirs: Any) -> None:
+        reader = await theirs.rwlock("name", renew=False).read().acquire()
+        for node in three.nodes[:2]:
+            node.ask("DEL", KEY)
+        async with ours.rwlock("name").write():
+            await until(lambda: left_behind.ask("HEXISTS", KEY, "i") == 1)
+        await until(lambda: left_behind.ask("HEXISTS", KEY, "i") == 0)
+        assert await reader.release() is False
+
+    through(flavour, body, three.url, three.url, ttl=60)
+
+
+@blocking_and_asyncio
+def test_a_node_whose_own_vote_is_higher_is_not_raised(three: Nodes, flavour: Flavour) -> None:
+    """A vote that was not heard of may be above the token that the others agree on: that node
+    keeps it, and does not count for the lower one."""
+
+    async def body(door: Any) -> None:
+        async with door.lock("name") as first:
+            pass
+        ahead = first.token + 3_600_000_000
+        three.nodes[1].ask("HSET", KEY, "c", str(ahead))
+        three.nodes[2].ask("HSET", KEY, "c", str(ahead + 7))
+        before = scripts_run(three.nodes[2])
+        three.proxies[2].hold_replies()
+        async with door.lock("name") as second:
+            assert second.token == ahead + 1
+            # The vote, and the request to raise it.
+            await until(lambda: scripts_run(three.nodes[2]) == before + 2)
+            tokens = [node.ask("HGET", KEY, "xt") for node in three.nodes]
+            assert tokens == [str(ahead + 1), str(ahead + 1), str(ahead + 8)]
+        three.proxies[2].let_replies()
+        async with door.lock("name") as third:
+            assert third.token > second.token
+
+    through(flavour, body, three.proxied_url, ttl=10)
+
+
+@pytest.mark.usefixtures("no_recheck")
+@blocking_and_asyncio
+def test_who_is_called_before_the_others_have_let_go_comes_again(
+    three: Nodes, flavour: Flavour
+) -> None:
+    """One node tells of a release that has not reached the others yet: nobody calls again."""
+
+    async def body(ours: Any, theirs: Any) -> None:
+        async def wait_for_it() -> None:
+            async with theirs.lock("name", timeout=120):
+                pass
+
+        lease = await ours.lock("name", renew=False).acquire()
+        waiting = asyncio.create_task(wait_for_it())
+        # Long enough for the hold not to be taken for an attempt that may come to nothing.
+        rests = partial(somebody_rests, three.nodes[0])
+        await asyncio.to_thread(wait_until, "the waiter to rest", rests)
+        for proxy in three.proxies[1:]:
+            proxy.stall()
+        before = scripts_run(three.nodes[1])
+        releasing = asyncio.create_task(lease.release())
+        await until(lambda: not held_by(three.nodes[0]))
+        await until(lambda: scripts_run(three.nodes[1]) > before)
+        assert not waiting.done()
+        for proxy in three.proxies[1:]:
+            proxy.resume()
+        assert await releasing is True
+        await asyncio.wait_for(waiting, 30)  # long before the re-check
+
+    through(flavour, body, three.proxied_url, three.url, ttl=300)

@@ -1,0 +1,213 @@
+"""What is peculiar to Redlock: its URL, its nodes, their votes and their quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from harnesses.redlock import mark_as_new
+from holdfast.core.contract import Settings
+from holdfast.errors import BackendUnavailable, GuaranteeNotMet, LockTimeout, Unsupported
+from holdfast.testing import Flavour
+from holdfast.url import open_store
+from servers.ensemble import Ensemble
+from servers.proxy import Proxy
+from servers.redis import RedisServer
+from stores.doors import through
+from stores.redis.bench import blocking_and_asyncio, until
+from stores.redlock.bench import KEY, Nodes
+
+SOON = 30.0
+
+
+@pytest.fixture
+def nodes() -> Iterator[Ensemble[RedisServer]]:
+    """Three masters that keep nothing."""
+    with Ensemble([RedisServer() for _ in range(3)]) as ensemble:
+        yield ensemble
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reason"),
+    [
+        ("a,b", "use 3, 5 or 7"),
+        ("a,b,c,d", "survives no more failures than with 3"),
+        ("a", "not 1"),
+        ("a,b,c,d,e,f,g,h,i", "not 9"),
+        ("a,b,a", "twice"),
+        ("a,b,c?max_ttl=0", "more than 0"),
+        ("a,b,c?loss_protection=off&max_ttl=5", "belongs to"),
+        ("a,b,c?colour=red", "no option"),
+    ],
+)
+def test_what_can_t_be_is_refused(hosts: str, reason: str) -> None:
+    """Before anything touches the network, with the reason."""
+    with pytest.raises(ValueError, match=reason):
+        open_store(f"redlock://{hosts}", Settings())
+
+
+def test_a_ttl_beyond_the_quarantine_is_refused() -> None:
+    """A hold that outlives the quarantine could meet another one."""
+    with holdfast.connect("redlock://a,b,c?max_ttl=20", ttl=10) as locks:
+        with pytest.raises(ValueError, match="20"):
+            locks.lock("name", ttl=21)
+        locks.lock("name", ttl=20)
+
+
+@blocking_and_asyncio
+def test_a_replica_is_refused(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
+    """A replica is no vote of its own."""
+    with RedisServer(replica_of=nodes.nodes[0]) as replica:
+        replica.wait_linked()
+        hosts = ",".join(f"{n.host}:{n.port}" for n in (*nodes.nodes[:2], replica))
+        _refused(f"redlock://{hosts}", flavour, "is a replica")
+
+
+@blocking_and_asyncio
+def test_one_server_twice_is_refused(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
+    """Behind two names may be one server."""
+    with Proxy(nodes.nodes[0]) as proxy:
+        hosts = f"{nodes.hosts.rpartition(',')[0]},{proxy.server.host}:{proxy.port}"
+        _refused(f"redlock://{hosts}", flavour, "same server")
+
+
+def _refused(url: str, flavour: Flavour, reason: str) -> None:
+    """Whoever asks is told, not only the first."""
+
+    async def body(door: Any) -> None:
+        for _ in range(2):
+            with pytest.raises(GuaranteeNotMet, match=reason):
+                await door.lock("name").acquire(timeout=SOON)
+
+    through(flavour, body, url)
+
+
+@blocking_and_asyncio
+def test_new_nodes_grant_nothing_at_first(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
+    """Until max_ttl is over, or an operator says that they are new."""
+    url = f"redlock://{nodes.hosts}?max_ttl=30"
+
+    async def body(door: Any) -> None:
+        with pytest.raises(LockTimeout, match="grant nothing before"):
+            async with door.lock("name", timeout=0):
+                pass
+        mark_as_new(url)
+        async with door.lock("name", timeout=SOON) as lease:
+            assert lease.held
+
+    through(flavour, body, url, ttl=5)
+
+
+@blocking_and_asyncio
+def test_a_quarantine_ends(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
+    """By itself, when nothing can be held any more that was held before."""
+
+    async def body(door: Any) -> None:
+        lease = await door.lock("name", timeout=SOON).acquire()
+        assert lease is not None
+        await lease.release()
+
+    through(flavour, body, f"redlock://{nodes.hosts}?max_ttl=1", ttl=1)
+
+
+@blocking_and_asyncio
+def test_a_grant_is_one_request_to_each_node(
+    nodes: Ensemble[RedisServer], flavour: Flavour
+) -> None:
+    """And so is a release, while the nodes agree."""
+    mark_as_new(f"redlock://{nodes.hosts}")
+
+    async def body(door: Any) -> None:
+        lock = door.lock("name")
+        async with lock:
+            pass
+        async with lock:
+            before = [_calls(node) for node in nodes.nodes]
+        for _ in range(20):
+            async with lock:
+                pass
+        for node, already in zip(nodes.nodes, before, strict=True):
+            # The last requests to the slowest node may still be on their way.
+            await until(lambda n=node, a=already: _calls(n) >= a + 41)  # type: ignore[misc]
+            assert _calls(node) - already <= 42
+
+    through(flavour, body, f"redlock://{nodes.hosts}")
+
+
+def _calls(server: RedisServer) -> int:
+    """How many scripts a server has run."""
+    lines = str(server.ask("INFO", "commandstats")).splitlines()
+    (line,) = [line for line in lines if line.startswith("cmdstat_evalsha:")]
+    return int(line.split("calls=")[1].split(",")[0])
+
+
+@blocking_and_asyncio
+def test_counters_that_differ_cost_a_second_round(
+    nodes: Ensemble[RedisServer], flavour: Flavour
+) -> None:
+    """A node whose counter runs ahead: the others are raised to it, and tokens still grow."""
+    mark_as_new(f"redlock://{nodes.hosts}")
+
+    async def body(door: Any) -> None:
+        async with door.lock("name") as first:
+            pass
+        ahead = first.token + 3_600_000_000
+        nodes.nodes[0].ask("HSET", KEY, "c", str(ahead))
+        nodes.nodes[1].ask("HSET", KEY, "c", str(ahead + 7))
+        tokens = [first.token]
+        for _ in range(4):
+            async with door.lock("name") as lease:
+                tokens.append(lease.token)
+        assert tokens == sorted(set(tokens))
+        assert tokens[1] > ahead
+
+    through(flavour, body, f"redlock://{nodes.hosts}")
+
+
+@blocking_and_asyncio
+def test_a_flushed_script_is_sent_again(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
+    """SCRIPT FLUSH costs a round trip and nothing else."""
+    mark_as_new(f"redlock://{nodes.hosts}")
+
+    async def body(door: Any) -> None:
+        first = await door.lock("name").acquire()
+        for node in nodes.nodes:
+            node.ask("SCRIPT", "FLUSH")
+        assert await first.release() is True
+        for node in nodes.nodes:
+            node.ask("SCRIPT", "FLUSH")
+        second = await door.lock("name").acquire(blocking=False)
+        assert second.token > first.token
+        assert await second.release() is True
+
+    through(flavour, body, f"redlock://{nodes.hosts}")
+
+
+@blocking_and_asyncio
+def test_seven_nodes_survive_the_loss_of_three(flavour: Flavour) -> None:
+    """And grant nothing without a fourth."""
+
+    async def body(ours: Any, theirs: Any) -> None:
+        async with ours.lock("name") as first:
+            assert await theirs.lock("name").acquire(blocking=False) is None
+            for node in seven.nodes[:3]:
+                node.kill()
+            await first.extend()
+            assert await theirs.lock("name").acquire(blocking=False) is None
+        async with theirs.lock("name", timeout=SOON) as second:
+            assert second.token > first.token
+        seven.nodes[3].kill()
+        with pytest.raises(BackendUnavailable, match="needs 4 of 7 nodes"):
+            await ours.lock("name", timeout=0).acquire()
+
+    with Nodes(7) as seven:
+        through(flavour, body, seven.url, seven.url)
+
+
+def test_there_are_no_records() -> None:
+    """A job that runs once needs a store that remembers."""
+    with holdfast.connect("redlock://a,b,c") as locks, pytest.raises(Unsupported):
+        locks.once("key")

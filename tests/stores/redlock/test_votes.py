@@ -1,0 +1,100 @@
+"""The rules of a Redlock vote: how many nodes renew a hold, and whose token is raised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from holdfast.claim import Mode
+from holdfast.stores.redlock.scripts import RedlockScripts
+from holdfast.testing import Flavour
+from holdfast.testing.contract import Bench
+from servers.redis import RedisServer
+from servers.registry import Servers
+from stores.redis.bench import blocking_and_asyncio, over
+from stores.redlock.bench import Nodes, three
+
+__all__ = ["three"]
+
+
+@blocking_and_asyncio
+def test_fewer_nodes_than_a_majority_renew_nothing(three: Nodes, flavour: Flavour) -> None:
+    """One that has it, and none that could tell: whether it is held is unknown."""
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        grant = await peer.take(bench.claim())
+        for node in three.nodes[1:]:
+            node.kill()
+        renewal = await peer.renew([grant])
+        assert list(renewal.unknown) == [grant.claim.owner]
+        assert "1 nodes renewed it" in renewal.unknown[grant.claim.owner]
+
+    over(three.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_a_hold_that_most_nodes_gave_away_is_lost(three: Nodes, flavour: Flavour) -> None:
+    """One node that still has it does not keep it."""
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        grant = await peer.take(bench.claim())
+        key = f"{bench.namespace}:redlock:{{name}}"
+        for node in three.nodes[1:]:
+            node.ask("HDEL", key, "x", "xe", "xt", "xl")
+            node.ask("HSET", key, "c", str(grant.token + 1))
+        assert list((await peer.renew([grant])).lost) == [grant.claim.owner]
+
+    over(three.url, flavour, body)
+
+
+@pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED, Mode.SLOTS])
+def test_only_the_holder_raises_its_token(servers: Servers, namespace: str, mode: Mode) -> None:
+    """And never to a lower one: it may have been granted a higher one that it did not hear of."""
+    server, scripts = servers.of(RedisServer), RedlockScripts(loss_protection=False)
+    client = redis.Redis(server.host, server.port)
+    key, run = f"{namespace}:redlock:{{name}}", "holdfast:redlock:run"
+    limit = 3 if mode is Mode.SLOTS else 0
+    kind = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}[mode]
+    shape = f"{kind} 1 {limit} 0 60000 {'@0' if limit else '-'}"
+    granted = client.eval(scripts.grant.text, 2, key, run, "me", "[]", "1", "30000", "1", shape)
+    token = granted[1]
+
+    def raise_to(owner: str, to: int) -> object:
+        return client.eval(scripts.raises.text, 1, key, owner, str(to))
+
+    before = client.hgetall(key)
+    assert raise_to("another", token + 5) == 0
+    assert raise_to("me", token - 1) == 0
+    assert client.hgetall(key) == before
+    assert raise_to("me", token + 5) == 1
+    assert client.hget(key, "c") == str(token + 5).encode()
+    looked = client.eval(scripts.look.text, 1, key, "10")
+    assert [row[2] for row in looked[2]] == [token + 5]
+
+
+@pytest.mark.parametrize("shapes", [("x 1 0", "x -"), ("s 1 0", "s -"), ("n 1 3", "n 0")])
+def test_a_node_that_hears_of_a_release_first_gives_no_vote(
+    servers: Servers, namespace: str, shapes: tuple[str, str]
+) -> None:
+    """A stalled node may read a release before the attempt that it ends: each has its connection.
+    Another owner's attempt is granted, and one of its own that was sent after that token."""
+    server, scripts = servers.of(RedisServer), RedlockScripts(loss_protection=False)
+    client = redis.Redis.from_url(server.url)
+    key, run, (claim, ended) = f"{namespace}:redlock:{{name}}", f"{namespace}:run", shapes
+
+    def grant(owner: str, sent: str) -> Any:
+        shape = f"{claim} 0 60000 {'0' if claim[0] == 'n' else '-'}"
+        words = (owner, "[]", sent, "30000", sent, shape)
+        return client.eval(scripts.grant.text, 2, key, run, *words)
+
+    client.eval(scripts.release.text, 1, key, "me", "1000", f"{namespace}:wake", ended)
+    assert grant("me", "1000") == [b"gone"]
+    assert grant("another", "1000")[0] == 1
+    client.delete(key)
+    client.eval(scripts.release.text, 1, key, "me", "1000", f"{namespace}:wake", ended)
+    assert grant("me", "1001")[0] == 1
+    client.close()
