@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.backends.etcd_stream import StreamWatches
-from holdfast.backends.etcd_watch import Book
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.io import http
@@ -21,9 +19,11 @@ from holdfast.io.clock import now
 from holdfast.io.http import BlockingHttp, IndexedResponses, Reply, Responses, Servers, Tls
 from holdfast.io.http_aio import AsyncHttp
 from holdfast.io.long_poll import Call
+from holdfast.stores.etcd.stream import StreamWatches
+from holdfast.stores.etcd.watch import Book
+from holdfast.stores.etcd.websocket import open_blocking
+from holdfast.stores.etcd.websocket_aio import open_async
 from holdfast.testing import Flavour
-from holdfast.wires.websocket import open_blocking
-from holdfast.wires.websocket_async import open_async
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
 from servers.registry import Servers as ServerRegistry

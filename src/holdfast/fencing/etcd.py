@@ -11,9 +11,9 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from typing import Any
 
-from holdfast.backends import etcd_requests as requests
-from holdfast.backends.etcd_leases import TXN, Ref
 from holdfast.fencing.own_store import OwnStoreGuard
+from holdfast.stores.etcd import requests
+from holdfast.stores.etcd.session import TXN, Ref
 
 __all__ = ["Guard", "guard"]
 

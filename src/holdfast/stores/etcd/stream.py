@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from holdfast.backends.etcd_watch import Watch
 from holdfast.io.long_poll import Call, Listening
+from holdfast.stores.etcd.watch import Watch
 
 __all__ = ["StreamWatches"]
 

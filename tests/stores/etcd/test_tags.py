@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from backends import etcd_bench
-from holdfast.backends.etcd_tags import Tags
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Reply
+from holdfast.stores.etcd.keys import Tags
 from stores.claims import claim_of
+from stores.etcd import bench as etcd_bench
 from stores.http_peer import Peer
 
 SOON = 20.0

@@ -10,19 +10,19 @@ from contextlib import suppress
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
-from holdfast.backends import etcd_requests as requests
-from holdfast.backends.etcd_gateway import SessionGone
-from holdfast.backends.etcd_leases import GRANT, REVOKE, TXN, Ref
-from holdfast.backends.etcd_leave import call_first
 from holdfast.claim import Grant, Record, Standing
 from holdfast.core.contract import Finding, Page
 from holdfast.core.ordered import Entry, escape, shown_unreadable, standing, unescape
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.stores._consensus.sessions import whole
 from holdfast.stores._consensus.strict import read_record
+from holdfast.stores.etcd import requests
+from holdfast.stores.etcd.gateway import SessionGone
+from holdfast.stores.etcd.leave import call_first
+from holdfast.stores.etcd.session import GRANT, REVOKE, TXN, Ref
 
 if TYPE_CHECKING:
-    from holdfast.backends.etcd_backend import EtcdBackend
+    from holdfast.stores.etcd.backend import EtcdBackend
 
 __all__ = ["look", "probe", "recall", "record", "revoke", "survey", "watch"]
 

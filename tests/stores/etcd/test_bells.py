@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 
-from backends import etcd_bench
-from holdfast.backends import etcd_leave as leave
-from holdfast.backends import etcd_wait
-from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core import ordered as lines
 from holdfast.core.contract import HANDED_SECONDS
@@ -21,7 +17,11 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Reply
 from holdfast.io.wakeups import EVERYBODY
+from holdfast.stores.etcd import leave
+from holdfast.stores.etcd import wait as etcd_wait
+from holdfast.stores.etcd.watch import Book
 from stores.claims import claim_of
+from stores.etcd import bench as etcd_bench
 from stores.http_peer import Peer
 
 SOON = 20.0

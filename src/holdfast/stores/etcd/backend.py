@@ -11,14 +11,6 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.backends import etcd_leave as leave
-from holdfast.backends import etcd_requests as requests
-from holdfast.backends import etcd_view as view
-from holdfast.backends.etcd_gateway import Gateway, NoSpace, SessionGone
-from holdfast.backends.etcd_join import join_line, take
-from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Leases, Place, Ref
-from holdfast.backends.etcd_renew import renew
-from holdfast.backends.etcd_wait import Waits
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     QUEUE_CAP,
@@ -33,11 +25,18 @@ from holdfast.core.ordered import Entry, Patience, Verdict
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
 from holdfast.stores._consensus.sessions import FRESH_SHARE, Attempt, Session
 from holdfast.stores._consensus.strict import DamagedAnswer
+from holdfast.stores.etcd import inspect as view
+from holdfast.stores.etcd import leave, requests
+from holdfast.stores.etcd.gateway import Gateway, NoSpace, SessionGone
+from holdfast.stores.etcd.join import join_line, take
+from holdfast.stores.etcd.renew import renew
+from holdfast.stores.etcd.session import SOMEBODY, TXN, Heir, Leases, Place, Ref
+from holdfast.stores.etcd.wait import Waits
 
 if TYPE_CHECKING:
-    from holdfast.backends.etcd import EtcdStore
-    from holdfast.backends.etcd_requests import NameKeys
     from holdfast.io.http import Http
+    from holdfast.stores.etcd.requests import NameKeys
+    from holdfast.stores.etcd.store import EtcdStore
 
 __all__ = ["EtcdBackend"]
 

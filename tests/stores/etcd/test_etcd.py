@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import holdfast
-from backends import etcd_bench
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
@@ -19,6 +18,7 @@ from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.proxy import Proxy
 from stores.claims import claim_of
+from stores.etcd import bench as etcd_bench
 from stores.http_peer import Peer
 from stores.waiting import waited_for
 

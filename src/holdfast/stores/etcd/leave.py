@@ -15,18 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.backends import etcd_requests as requests
-from holdfast.backends.etcd_gateway import NoSpace, SessionGone
-from holdfast.backends.etcd_leases import SOMEBODY, TXN, Heir, Ref
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import HANDED_SECONDS
 from holdfast.core.hold import certain_seconds
 from holdfast.core.ordered import Entry
 from holdfast.errors import BackendUnavailable
 from holdfast.stores._consensus.sessions import Session
+from holdfast.stores.etcd import requests
+from holdfast.stores.etcd.gateway import NoSpace, SessionGone
+from holdfast.stores.etcd.session import SOMEBODY, TXN, Heir, Ref
 
 if TYPE_CHECKING:
-    from holdfast.backends.etcd_backend import EtcdBackend
+    from holdfast.stores.etcd.backend import EtcdBackend
 
 __all__ = ["abandon", "call_first", "handed_to", "heir_of", "release", "skip"]
 

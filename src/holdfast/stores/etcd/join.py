@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.backends import etcd_requests as requests
-from holdfast.backends.etcd_leases import Place
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import QUEUE_CAP
+from holdfast.stores.etcd import requests
+from holdfast.stores.etcd.session import Place
 
 if TYPE_CHECKING:
-    from holdfast.backends.etcd_backend import EtcdBackend
-    from holdfast.backends.etcd_requests import NameKeys
     from holdfast.stores._consensus.sessions import Attempt
+    from holdfast.stores.etcd.backend import EtcdBackend
+    from holdfast.stores.etcd.requests import NameKeys
 
 __all__ = ["join_line", "take"]
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.backends import etcd_requests as requests
-from holdfast.backends.etcd_gateway import Gateway
-from holdfast.backends.etcd_stream import StreamWatches
 from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
-from holdfast.wires.websocket import NoWebSocket
+from holdfast.stores.etcd import requests
+from holdfast.stores.etcd.gateway import Gateway
+from holdfast.stores.etcd.stream import StreamWatches
+from holdfast.stores.etcd.websocket import NoWebSocket
 
 if TYPE_CHECKING:
-    from holdfast.backends.etcd import EtcdStore
-    from holdfast.backends.etcd_watch import Watch, Watches
+    from holdfast.stores.etcd.store import EtcdStore
+    from holdfast.stores.etcd.watch import Watch, Watches
 
 __all__ = ["Waits"]
 
@@ -144,9 +144,9 @@ def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
     if store.credentials.user:
         return _streams(store, runtime)
     if runtime.blocking:
-        from holdfast.backends.etcd_watch import BlockingWatches
+        from holdfast.stores.etcd.watch import BlockingWatches
 
         return BlockingWatches(store.servers)
-    from holdfast.backends.etcd_watch_async import AsyncWatches
+    from holdfast.stores.etcd.watch_aio import AsyncWatches
 
     return AsyncWatches(store.servers)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from holdfast.backends.etcd_watch import PATH, Book, Watch
 from holdfast.io.http import Servers
 from holdfast.io.http_aio import abandon_transport
 from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell
-from holdfast.wires.websocket_async import AsyncWebSocket, open_async
+from holdfast.stores.etcd.watch import PATH, Book, Watch
+from holdfast.stores.etcd.websocket_aio import AsyncWebSocket, open_async
 
 __all__ = ["AsyncWatches"]
 

@@ -17,7 +17,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Servers
 from holdfast.io.wakeups import EVERYBODY, BlockingDoorbell
-from holdfast.wires.websocket import BlockingWebSocket, open_blocking
+from holdfast.stores.etcd.websocket import BlockingWebSocket, open_blocking
 
 __all__ = ["BlockingWatches", "Book", "Watch", "Watches"]
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import pytest
 
 import holdfast
-from backends import etcd_bench
 from holdfast.core.contract import Finding
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, Unsupported
@@ -20,6 +19,7 @@ from holdfast.io.http import Reply
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer, Version
 from servers.registry import Servers
+from stores.etcd import bench as etcd_bench
 from stores.http_peer import Peer
 from stores.recovery import door, drive
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from backends import etcd_bench
-from holdfast.backends import etcd_wait
-from holdfast.backends.etcd_watch import Book
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
+from holdfast.stores.etcd import wait as etcd_wait
+from holdfast.stores.etcd.watch import Book
 from holdfast.testing import Flavour
 from servers.process import wait_until
 from stores.claims import claim_of
+from stores.etcd import bench as etcd_bench
 from stores.http_peer import Peer
 
 SOON = 20.0

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.backends import etcd_requests as requests
-from holdfast.backends.etcd_gateway import SessionGone
-from holdfast.backends.etcd_leases import TXN, Leases, Ref
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.stores.etcd import requests
+from holdfast.stores.etcd.gateway import SessionGone
+from holdfast.stores.etcd.session import TXN, Leases, Ref
 
 if TYPE_CHECKING:
     from holdfast.stores._consensus.sessions import Session

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import holdfast
-from backends import etcd_bench
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.drive import run_now
@@ -19,6 +18,7 @@ from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import wait_until
 from stores.claims import claim_of
+from stores.etcd import bench as etcd_bench
 from stores.http_peer import Counting, Peer
 
 SOON = 60.0

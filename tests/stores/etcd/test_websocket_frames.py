@@ -13,9 +13,10 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Ping, TextMessage
 
 from holdfast.io.http import Servers
-from holdfast.wires import websocket, websocket_async
-from holdfast.wires.websocket import Frames
-from holdfast.wires.websocket_async import AsyncWebSocket
+from holdfast.stores.etcd import websocket
+from holdfast.stores.etcd import websocket_aio as websocket_async
+from holdfast.stores.etcd.websocket import Frames
+from holdfast.stores.etcd.websocket_aio import AsyncWebSocket
 
 TEXTS = ["", "a", "ä" * 60, "b" * 125, "c" * 126, "d" * 70_000, "e"]
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from holdfast.backends.etcd_backend import EtcdBackend
-from holdfast.backends.etcd_gateway import Credentials
-from holdfast.backends.etcd_leases import Place
-from holdfast.backends.etcd_requests import Names
-from holdfast.backends.etcd_tags import Tags
 from holdfast.claim import Claim
 from holdfast.core.contract import Guarantee, Runtime, Settings
 from holdfast.core.ordered import Entry, Verdict, judge
 from holdfast.io.http import Servers, Tls
 from holdfast.stores._consensus.sessions import Sessions
+from holdfast.stores.etcd.backend import EtcdBackend
+from holdfast.stores.etcd.gateway import Credentials
+from holdfast.stores.etcd.keys import Tags
+from holdfast.stores.etcd.requests import Names
+from holdfast.stores.etcd.session import Place
 from holdfast.url import Url
 
 __all__ = ["EtcdStore", "open_store"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.backends import etcd_requests as requests
-from holdfast.backends.etcd_gateway import Gateway, SessionGone
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.stores._consensus.sessions import Opening, Session, whole
+from holdfast.stores.etcd import requests
+from holdfast.stores.etcd.gateway import Gateway, SessionGone
 
 if TYPE_CHECKING:
-    from holdfast.backends.etcd import EtcdStore
+    from holdfast.stores.etcd.store import EtcdStore
 
 __all__ = ["SOMEBODY", "Heir", "Leases", "Place", "Ref"]
 

@@ -9,7 +9,7 @@ from functools import partial
 from holdfast.io import http_aio as http_async
 from holdfast.io.clock import now
 from holdfast.io.http import Servers
-from holdfast.wires.websocket import MOST_MESSAGE_BYTES, Frames
+from holdfast.stores.etcd.websocket import MOST_MESSAGE_BYTES, Frames
 
 __all__ = ["AsyncWebSocket", "open_async"]
 
