@@ -28,8 +28,8 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "zookeeper": ("holdfast.backends.zookeeper", "zookeeper"),
     "etcd": ("holdfast.stores.etcd", "etcd"),
     "etcds": ("holdfast.stores.etcd", "etcd"),
-    "consul": ("holdfast.backends.consul", "consul"),
-    "consuls": ("holdfast.backends.consul", "consul"),
+    "consul": ("holdfast.stores.consul", "consul"),
+    "consuls": ("holdfast.stores.consul", "consul"),
     "postgresql": ("holdfast.backends.postgres", "postgresql"),
     "mysql": ("holdfast.backends.mysql", "mysql"),
 }

@@ -13,11 +13,11 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from holdfast.backends import consul_view
 from holdfast.claim import Mode, Standing
 from holdfast.core.drive import run_now
 from holdfast.errors import Incompatible
 from holdfast.io.clock import now
+from holdfast.stores.consul import inspect as consul_view
 from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer

@@ -10,11 +10,11 @@ import json
 from base64 import b64decode, b64encode
 from typing import Any
 
-from holdfast.backends import consul_requests as requests
-from holdfast.backends.consul_agent import READ, Refused, SessionGone
-from holdfast.backends.consul_agent import TXN as WRITE
-from holdfast.backends.consul_sessions import Ref
 from holdfast.fencing.own_store import OwnStoreGuard
+from holdfast.stores.consul import requests
+from holdfast.stores.consul.agent import READ, Refused, SessionGone
+from holdfast.stores.consul.agent import TXN as WRITE
+from holdfast.stores.consul.session import Ref
 
 __all__ = ["Guard", "guard"]
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from holdfast.backends import consul_requests as requests
-from holdfast.backends.consul_remains import RETRY_SECONDS
 from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.contract import Runtime
 from holdfast.core.ordered import Entry, Verdict
 from holdfast.errors import BackendUnavailable
 from holdfast.io.http import Reply
 from holdfast.stores._consensus.strict import is_list_of
+from holdfast.stores.consul import requests
+from holdfast.stores.consul.orphans import RETRY_SECONDS
 
 if TYPE_CHECKING:
-    from holdfast.backends.consul import ConsulStore
     from holdfast.io.long_poll import Listening
+    from holdfast.stores.consul.store import ConsulStore
 
 __all__ = ["Waits"]
 
@@ -35,7 +35,7 @@ class Waits:
         self, claim: Claim, own: Entry, verdict: Verdict, line: list[Entry], retry: float | None
     ) -> Busy:
         """Remembers what a claim waits for, and says it."""
-        from holdfast.backends.consul import Place
+        from holdfast.stores.consul.store import Place
 
         ahead = [entry for entry in line if entry.order < own.order]
         if any(not entry.session for entry in ahead):  # nobody tells when a lock-delay is over

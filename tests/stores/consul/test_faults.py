@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.backends.consul_remains import RETRY_SECONDS
-from holdfast.backends.consul_sessions import NODE
 from holdfast.io.clock import now
+from holdfast.stores.consul.orphans import RETRY_SECONDS
+from holdfast.stores.consul.session import NODE
 from servers.consul import ConsulServer
 from servers.http import LOOK_SECONDS
 from servers.process import wait_until

@@ -13,13 +13,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from holdfast.backends import consul_requests as requests
-from holdfast.backends.consul_agent import READ, Agent, Refused
 from holdfast.core.ordered import Entry
 from holdfast.errors import Incompatible
+from holdfast.stores.consul import requests
+from holdfast.stores.consul.agent import READ, Agent, Refused
 
 if TYPE_CHECKING:
-    from holdfast.backends.consul import ConsulStore
+    from holdfast.stores.consul.store import ConsulStore
 
 __all__ = ["DELAYED", "RETRY_SECONDS", "bury", "sweep"]
 

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.backends.consul_agent import TXN
-from holdfast.backends.consul_sessions import DESTROY
 from holdfast.claim import Claim, Mode
 from holdfast.io.http import Reply
+from holdfast.stores.consul.agent import TXN
+from holdfast.stores.consul.session import DESTROY
 from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.registry import Servers

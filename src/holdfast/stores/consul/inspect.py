@@ -10,18 +10,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from holdfast.backends import consul_requests as requests
-from holdfast.backends.consul_agent import READ, Refused
-from holdfast.backends.consul_sessions import INFO, OPS, Ref
 from holdfast.claim import Grant, Record, Standing
 from holdfast.core.contract import Finding, Page
 from holdfast.core.ordered import Entry, escape, shown_unreadable, standing, unescape
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.stores._consensus.strict import read_record
+from holdfast.stores.consul import requests
+from holdfast.stores.consul.agent import READ, Refused
+from holdfast.stores.consul.session import INFO, OPS, Ref
 
 if TYPE_CHECKING:
-    from holdfast.backends.consul import ConsulStore
-    from holdfast.backends.consul_backend import ConsulBackend
+    from holdfast.stores.consul.backend import ConsulBackend
+    from holdfast.stores.consul.store import ConsulStore
 
 __all__ = ["look", "probe", "recall", "record", "revoke", "survey", "watch"]
 

@@ -13,12 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.backends import consul_requests as requests
-from holdfast.backends import consul_view as view
-from holdfast.backends.consul_agent import READ, Agent, Refused, SessionGone
-from holdfast.backends.consul_remains import DELAYED, RETRY_SECONDS, bury, remains_of
-from holdfast.backends.consul_sessions import OPS, Held, Ref, SessionKeeper
-from holdfast.backends.consul_wait import Waits
 from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
 from holdfast.core.contract import (
     QUEUE_CAP,
@@ -32,10 +26,16 @@ from holdfast.core.ordered import Entry, Patience, judge
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
 from holdfast.stores._consensus.sessions import Attempt, Session
 from holdfast.stores._consensus.strict import DamagedAnswer
+from holdfast.stores.consul import inspect as view
+from holdfast.stores.consul import requests
+from holdfast.stores.consul.agent import READ, Agent, Refused, SessionGone
+from holdfast.stores.consul.orphans import DELAYED, RETRY_SECONDS, bury, remains_of
+from holdfast.stores.consul.session import OPS, Held, Ref, SessionKeeper
+from holdfast.stores.consul.wakeups import Waits
 
 if TYPE_CHECKING:
-    from holdfast.backends.consul import ConsulStore
     from holdfast.io.http import Http
+    from holdfast.stores.consul.store import ConsulStore
 
 __all__ = ["ConsulBackend"]
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.backends.consul_agent import TXN
-from holdfast.backends.consul_backend import MOST_PERMITS
-from holdfast.backends.consul_sessions import NODE
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.io.clock import now
 from holdfast.io.http import Reply
+from holdfast.stores.consul.agent import TXN
+from holdfast.stores.consul.backend import MOST_PERMITS
+from holdfast.stores.consul.session import NODE
 from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.process import wait_until

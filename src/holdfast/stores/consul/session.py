@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.backends import consul_requests as requests
-from holdfast.backends.consul_agent import READ, Agent, NodeMissing, Refused, SessionGone
-from holdfast.backends.consul_remains import sweep
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Renewal, Runtime, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
 from holdfast.stores._consensus.sessions import Opening, Session, whole
+from holdfast.stores.consul import requests
+from holdfast.stores.consul.agent import READ, Agent, NodeMissing, Refused, SessionGone
+from holdfast.stores.consul.orphans import sweep
 
 if TYPE_CHECKING:
-    from holdfast.backends.consul import ConsulStore
+    from holdfast.stores.consul.store import ConsulStore
 
 __all__ = ["OPS", "Held", "Ref", "SessionKeeper"]
 

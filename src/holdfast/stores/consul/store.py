@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from holdfast.backends.consul_backend import ConsulBackend
-from holdfast.backends.consul_requests import Names
-from holdfast.backends.consul_sessions import Held, Ref
 from holdfast.core.contract import Guarantee, Runtime, Settings
 from holdfast.io.http import IndexedResponses, Servers, Tls
 from holdfast.stores._consensus.sessions import Sessions
+from holdfast.stores.consul.backend import ConsulBackend
+from holdfast.stores.consul.requests import Names
+from holdfast.stores.consul.session import Held, Ref
 from holdfast.url import Url
 
 __all__ = ["ConsulStore", "Place", "open_store"]
