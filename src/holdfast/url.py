@@ -25,7 +25,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "redis+sentinel": ("holdfast.stores.redis", "redis"),
     "redis+cluster": ("holdfast.stores.redis", "redis"),
     "redlock": ("holdfast.stores.redlock", "redis"),
-    "zookeeper": ("holdfast.backends.zookeeper", "zookeeper"),
+    "zookeeper": ("holdfast.stores.zookeeper", "zookeeper"),
     "etcd": ("holdfast.stores.etcd", "etcd"),
     "etcds": ("holdfast.stores.etcd", "etcd"),
     "consul": ("holdfast.stores.consul", "consul"),

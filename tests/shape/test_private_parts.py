@@ -82,8 +82,10 @@ def test_kazoo() -> None:
     """Its session is used, with our own sending and reading in place of its own: what we override
     must be there to be overridden."""
     client = KazooClient()
-    assert not missing(client, KAZOO_CLIENT), "kazoo has changed: see wires/zookeeper_kazoo.py"
-    told = "kazoo has changed: see wires/zookeeper_connection.py"
+    assert not missing(client, KAZOO_CLIENT), (
+        "kazoo has changed: see stores/zookeeper/client/kazoo.py"
+    )
+    told = "kazoo has changed: see stores/zookeeper/client/connection.py"
     assert not missing(client._connection, KAZOO_CONNECTION), told
     assert isinstance(client._connection, ConnectionHandler)
     assert used("zookeeper*.py") <= KAZOO_CLIENT | KAZOO_CONNECTION

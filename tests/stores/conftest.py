@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from backends.zookeeper_bench import QuickServer
 from holdfast.core import acquire
-from holdfast.wires.zookeeper import Session
-from holdfast.wires.zookeeper_asks import Ask
+from holdfast.stores.zookeeper.client.packets import Ask
+from holdfast.stores.zookeeper.session import Session
 from servers.registry import Servers
+from stores.zookeeper.bench import QuickServer
 
 
 @pytest.fixture

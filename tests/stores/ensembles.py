@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from backends.zookeeper_bench import TICK_SECONDS, LinkedZooKeeperTrio
 from servers.registry import Servers
 from stores.links import LinkedConsulTrio, LinkedEtcdTrio
 from stores.recovery import Bound
+from stores.zookeeper.bench import TICK_SECONDS, LinkedZooKeeperTrio
 
 __all__ = ["KINDS", "SENT_AGAIN", "Kind", "every_kind", "kind", "trio"]
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 
 import holdfast
-from backends.zookeeper_bench import QuickServer
 from holdfast.claim import Busy, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
@@ -31,6 +30,7 @@ from stores.claims import claim_of
 from stores.consensus_bench import MutualConsul, MutualEtcd, mutual_url
 from stores.signals import signals
 from stores.waiting import waited_for
+from stores.zookeeper.bench import QuickServer
 
 TIMEOUT = 1.0
 REQUEST = 4.0

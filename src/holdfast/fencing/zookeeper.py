@@ -12,7 +12,7 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from holdfast.errors import BackendUnavailable
 from holdfast.fencing.own_store import OwnStoreGuard
-from holdfast.wires.zookeeper_asks import (
+from holdfast.stores.zookeeper.client.packets import (
     Ask,
     Check,
     Delete,

@@ -1,0 +1,1 @@
+"""The ZooKeeper client: packets and connection of our own, around kazoo's session."""

@@ -1,0 +1,341 @@
+"""kazoo's connection, with its sending, its reading and its handshake made ours.
+
+Every thread sends its own requests, behind those that wait already. kazoo would have them sent by
+its thread, which costs two more system calls and a change of threads each time.
+"""
+
+from __future__ import annotations
+
+import ssl
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from kazoo.exceptions import ConnectionDropped
+from kazoo.protocol.connection import PING_XID, WATCH_XID, ConnectionHandler
+from kazoo.protocol.serialization import CloseInstance, Connect, Ping
+
+from holdfast.io.clock import now
+from holdfast.stores.zookeeper.client.handler import SEND_SECONDS, Listener
+from holdfast.stores.zookeeper.client.packets import Ask
+from holdfast.stores.zookeeper.client.reader import Reader, is_mine
+
+__all__ = ["Connection"]
+
+MOST_XID = 2**31 - 1
+MOST_FRAME_BYTES = 64 * 2**20
+"""What one answer may have at the most: a listing of very many names."""
+LEAST_ANSWER_BYTES = 16
+"""The head of an answer."""
+_DAMAGED = (struct.error, LookupError, RuntimeError, TypeError, ValueError)
+"""What kazoo makes of bytes that no ZooKeeper sends."""
+_HEAD = struct.Struct("!iii")
+_ANSWER = struct.Struct("!iiqi")
+_PING = _HEAD.pack(8, PING_XID, Ping.type)
+
+
+@contextmanager
+def _dropped_if_damaged() -> Iterator[None]:
+    """Ends the connection, and not the thread, for an answer that makes no sense."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise ConnectionDropped(f"an answer that is not ZooKeeper's ({error})") from None
+
+
+def _of_socket(error: BaseException) -> bool:
+    """Whether it is the socket's own error, not an interrupt nor an alarm's."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
+class Connection(ConnectionHandler):  # type: ignore[misc]
+    """kazoo's connection, which also learns what sessions the server allows."""
+
+    _xid: int
+    _socket: Any
+    _read_sock: Any
+
+    def __init__(self, client: Any, listener: Listener, **options: Any) -> None:
+        super().__init__(client, client._conn_retry.copy(), **options)
+        self._listener = listener
+        self.reader: Reader = client.handler.reader
+        self.reader.read, self.reader.call_kazoo = self.read, self.wake
+        self._sending = threading.RLock()
+        self._open = False
+        """Whether any thread may send: hands were shaken, and nobody was told of a loss yet."""
+        self._unsent = bytearray()
+        """What the socket did not take at once."""
+
+    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
+        floor = self._listener.floor
+        if floor is None:
+            floor = self._shortest_session(host, hostip, port)
+        timeout = self._listener.settle(floor)
+        if timeout is None:
+            self.client._stopped.set()
+            raise ConnectionDropped("the server does not honour this ttl")
+        self.client._session_timeout = int(timeout * 1000)
+        began = now()
+        read_ms, connect_ms = super()._connect(host, hostip, port)
+        self._unsent.clear()
+        self.reader.attach(self._socket)
+        self._open = self.handler.any_thread_sends
+        self._listener.connected(began, read_ms * 1.5 / 1000)
+        return read_ms, connect_ms
+
+    # Sending
+
+    def send(self, asks: Sequence[Ask]) -> bool:
+        """Sends requests from any thread; false, and nothing done, if others must be sent before
+        them, or kazoo's thread must send them."""
+        sending = self._sending
+        if is_mine(sending):
+            self._tear()
+            return False
+        with sending:
+            if not self._open or self.client._queue or self._unsent:
+                return False
+            wire = self._socket
+            try:
+                data, pending = self._pack(asks)
+                if self._sending is not sending:  # a signal's handler has ended the connection
+                    for ask in asks:
+                        ask.set_exception(ConnectionDropped("a signal came as it was sent"))
+                    return True
+                self.client._pending.extend(pending)
+                sent = wire.send_now(data)
+                if sent < len(data) and self._sending is sending:
+                    self._unsent += data[sent:]
+                    self.wake()
+            except BaseException as error:
+                wire.shut()  # see _send
+                if not _of_socket(error):
+                    raise
+            return True
+
+    def _tear(self) -> None:
+        """In a signal's handler: its thread was sending, and goes on only after it. There is no
+        telling how far it has come."""
+        self._open, self._sending = False, threading.RLock()
+        wire = self._socket
+        if wire is not None:
+            wire.shut()
+        self.wake()
+
+    def flush(self) -> bool:
+        """Sends all that waits, from any thread; false if that is left to kazoo's thread."""
+        if is_mine(self._sending) or self._may_be_interrupted():
+            return False
+        with self._sending:
+            if not self._open:
+                return False
+            try:
+                self._send()
+            except OSError as error:
+                if not _of_socket(error):
+                    raise
+            return not self._unsent
+
+    def _may_be_interrupted(self) -> bool:
+        """Whether a signal's handler may use this connection in the middle of the caller's work:
+        signals are handled in the main thread, and no handler can await what asyncio's client
+        does."""
+        return self.reader.shared and threading.current_thread() is threading.main_thread()
+
+    def shut(self) -> None:
+        """Nobody sends from here on: those whose answers are pending are about to be told."""
+        with self._sending:
+            self._open = False
+        self.reader.detach()
+
+    def wake(self) -> None:
+        """Makes kazoo's thread look what there is to do."""
+        pair = self._write_sock
+        if pair is not None:
+            with suppress(OSError):  # it has been called often enough; or closed in this moment
+                pair.send(b"\0")
+
+    def _send(self) -> None:
+        """Sends what waits, as far as the socket takes it."""
+        try:
+            self._pack_all()
+            if self._unsent:
+                del self._unsent[: self._socket.send_now(self._unsent)]
+        except BaseException:
+            # There is no telling any more which answers will come. kazoo's thread finds the end
+            # of the connection, and tells all who wait for one.
+            self._socket.shut()
+            raise
+
+    def _pack(self, asks: Sequence[Ask]) -> tuple[bytes, list[tuple[Any, Any, int]]]:
+        """Requests as they are sent, and what is pending from before that: should it fail, all of
+        them are told so."""
+        pending, xid, data = [], self._xid, b""
+        for ask in asks:
+            xid = (xid % MOST_XID) + 1
+            data += ask.pack(xid)
+            pending.append((ask, ask, xid))
+        self._xid = xid
+        return data, pending
+
+    def _pack_all(self) -> None:
+        queue, pending = self.client._queue, self.client._pending
+        while queue:
+            request, answer = queue[0]
+            if request is answer:
+                data, packed = self._pack([request])
+                pending.extend(packed)
+                self._unsent += data
+            else:  # kazoo's own
+                xid = self._xid = (self._xid % MOST_XID) + 1
+                body = request.serialize()
+                self._unsent += _HEAD.pack(len(body) + 8, xid, request.type) + body
+                pending.append((request, answer, xid))
+            queue.popleft()
+
+    # kazoo's thread
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        self._read_sock.recv(1)
+        self._send_all()
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        self.ping_outstanding.set()
+        with self._sending:
+            self._unsent += _PING
+        self._send_all()
+
+    def _send_all(self) -> None:
+        """Waits for the socket where it must; others leave theirs to this meanwhile."""
+        deadline = now() + SEND_SECONDS
+        while True:
+            with self._sending:
+                self._send()
+            if not self._unsent:
+                return
+            self._socket.wait(deadline)
+
+    # Reading
+
+    def read(self) -> bool:
+        """Takes in all answers that have arrived; false if there is something else, for kazoo.
+
+        kazoo's own way around its loop, once for each answer, costs more than the answers do.
+        """
+        wire = self._socket
+        if wire.unread:
+            return False  # the rest of something long
+        data = wire.take()
+        if not data:
+            return data is None  # somebody else has read it; or else it is the end
+        at, size = 0, len(data)
+        while at + _ANSWER.size <= size and not wire.over:
+            length, xid, zxid, code = _ANSWER.unpack_from(data, at)
+            if not LEAST_ANSWER_BYTES <= length <= MOST_FRAME_BYTES:
+                raise ConnectionAbortedError(0, f"an answer of {length} bytes")
+            end = at + length + 4
+            if end > size or not self._take(wire, xid, zxid, code, data[at + _ANSWER.size : end]):
+                break
+            at = end
+        if at < size:
+            wire.unread = data[at:]
+            return False
+        return not wire.pending()
+
+    def _take(self, wire: Any, xid: int, zxid: int, code: int, body: bytes) -> bool:
+        client = self.client
+        if xid < 0:
+            return self._take_other(xid, body)
+        try:
+            first = client._pending[0]
+        except IndexError:
+            return False
+        request, answer, expected = first
+        # A signal's handler may have ended the connection: what is pending then is of the next.
+        if wire.over or request is not answer or xid != expected:
+            return False
+        if zxid > 0:
+            client.last_zxid = zxid
+        request.take(code, body)
+        # Last: should an interrupt end the connection before, it is told so with the others.
+        with suppress(ValueError):  # a signal's handler has done so, and it was told
+            client._pending.remove(first)
+        return True
+
+    def _take_other(self, xid: int, body: bytes) -> bool:
+        if xid == WATCH_XID:
+            try:
+                self._read_watch_event(body, 0)
+            except (struct.error, ValueError):
+                raise ConnectionAbortedError(0, "an event that is not ZooKeeper's") from None
+        elif xid == PING_XID:
+            self.ping_outstanding.clear()
+        else:
+            return False
+        return True
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        # Told to the listener, which knows who watches what: kazoo keeps no watches of ours.
+        _, _, length = _HEAD.unpack_from(buffer, offset)
+        offset += _HEAD.size
+        if not self.client._stopped.is_set():
+            self._listener.happened(buffer[offset : offset + length].decode())
+
+    def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
+        if self._take(self._socket, header.xid, header.zxid, header.err, buffer[offset:]):
+            return None
+        return super()._read_response(header, buffer, offset)
+
+    def zk_loop(self) -> None:
+        try:
+            super().zk_loop()
+        finally:
+            self.close()  # whoever said goodbye may not have waited for it
+            self.reader.close()
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        # A server that hangs may still be connected to: the handshake has its own, short time.
+        with _dropped_if_damaged():
+            return super()._invoke(min(timeout, self.handler.connect_seconds), request, xid)
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        with _dropped_if_damaged():
+            return super()._read_socket(read_timeout)
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        """Reads so many bytes, in so many seconds altogether: kazoo would allow them for every
+        byte of a server that sends one at a time, and take in whatever length is announced."""
+        if not 0 <= length <= MOST_FRAME_BYTES:
+            raise ConnectionDropped(f"an answer of {length} bytes")
+        data, deadline = bytearray(), now() + timeout
+        with self._socket_error_handling():
+            while len(data) < length:
+                wire, left = self._socket, deadline - now()
+                if left <= 0 or not self.handler.select([wire], [], [], left)[0]:
+                    raise self.handler.timeout_exception("socket time-out during read")
+                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    chunk = wire.recv(length - len(data))
+                    if not chunk:
+                        raise ConnectionDropped("socket connection broken")
+                    data += chunk
+        return bytes(data)
+
+    def _shortest_session(self, host: str, hostip: str, port: int) -> float:
+        """Asks a server for a session of a millisecond, and gives it back.
+
+        The answer is two ticks unless somebody has set it; ZooKeeper has no other way to ask.
+        """
+        client = self.client
+        with self._socket_error_handling():
+            wire = self.handler.create_connection((hostip, port), host)
+        try:
+            self._socket = wire
+            hello = Connect(0, 0, 1, 0, b"\0" * 16, False)
+            answer: Any = self._invoke(client._session_timeout / 1000, hello)
+            self._submit(CloseInstance, SEND_SECONDS, 1)
+            return float(answer[0].time_out) / 1000
+        finally:
+            self._socket = None
+            wire.close()

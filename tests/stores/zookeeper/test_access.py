@@ -1,0 +1,158 @@
+"""Getting in to ZooKeeper: users, certificates, paths, URLs."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from kazoo.client import KazooClient
+
+import holdfast
+from holdfast.core.contract import Settings
+from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.stores.zookeeper.store import ZooKeeperStore
+from holdfast.testing import Flavour
+from holdfast.url import open_store
+from servers.registry import Servers
+from stores.recovery import door, drive
+from stores.waiting import waited_for
+from stores.zookeeper import bench as zookeeper_bench
+from stores.zookeeper.bench import QuickServer, SaslServer, SecureServer
+
+server = zookeeper_bench.server
+
+
+def test_nodes_belong_to_their_user(
+    server: QuickServer, namespace: str, kazoo: KazooClient
+) -> None:
+    """With a user and a password others can't even look, and no secret is shown."""
+    with holdfast.connect(_as(server, "us", "s3cret:/?"), namespace=namespace) as locks:
+        with locks.lock("name"):
+            kazoo.add_auth("digest", "us:s3cret:/?")
+            (acl,) = kazoo.get_acls(f"/{namespace}/locks/name")[0]
+            assert (acl.id.scheme, acl.id.id.split(":")[0]) == ("digest", "us")
+            with holdfast.connect(_as(server, "them", "x"), namespace=namespace) as others:
+                with pytest.raises(Unsupported, match="another user's") as caught:
+                    others.lock("name").acquire()
+                assert "s3cret" not in str(caught.value)
+        assert "s3cret" not in repr(locks)
+
+
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("way", ["url", "environment"])
+def test_waiting_as_a_user(
+    server: QuickServer,
+    namespace: str,
+    kazoo: KazooClient,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    flavour: Flavour,
+) -> None:
+    """User and password come from the URL or the environment; watches are let through, too."""
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_USERNAME", "us" if way == "environment" else "them")
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_PASSWORD", "s3cret")
+    url = server.url if way == "environment" else _as(server, "us", "s3cret")
+    with waited_for(url, namespace, flavour):
+        kazoo.add_auth("digest", "us:s3cret")
+        for node in kazoo.get_children(f"/{namespace}/locks/name"):
+            (acl,) = kazoo.get_acls(f"/{namespace}/locks/name/{node}")[0]
+            assert (acl.id.scheme, acl.id.id.split(":")[0]) == ("digest", "us")
+
+
+def _as(server: QuickServer, user: str, password: str) -> str:
+    return f"zookeeper://{user}:{quote(password, safe='')}@{server.host}:{server.port}"
+
+
+def test_sasl(servers: Servers, namespace: str) -> None:
+    """Nodes belong to the user that the server has recognised; a wrong password is told."""
+    pytest.importorskip("puresasl", reason="auth=sasl needs the package pure-sasl")
+    server = servers.of(SaslServer)
+    with holdfast.connect(f"{_as(server, 'us', 's3cret')}?auth=sasl", namespace=namespace) as locks:
+        with (
+            locks.lock("name"),
+            holdfast.connect(server.url, namespace=namespace) as others,
+            pytest.raises(Unsupported, match="another user's"),
+        ):
+            others.lock("name").acquire()
+        server.restart()
+        with locks.lock("name", timeout=30) as lease:
+            assert lease.held
+    wrong = f"{_as(server, 'us', 'wr0ng')}?auth=sasl"
+    with holdfast.connect(wrong, namespace=namespace) as locks:
+        with pytest.raises(Unsupported, match="refuses our user") as caught:
+            locks.lock("name").acquire()
+        assert "wr0ng" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_waiting_with_sasl(servers: Servers, namespace: str, flavour: Flavour) -> None:
+    """Whom the server has recognised is woken."""
+    pytest.importorskip("puresasl", reason="auth=sasl needs the package pure-sasl")
+    url = f"{_as(servers.of(SaslServer), 'us', 's3cret')}?auth=sasl"
+    with waited_for(url, namespace, flavour):
+        pass
+
+
+def test_a_path_in_the_url_is_made(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:
+    """Nobody has to create it first."""
+    with holdfast.connect(f"{server.url}/{namespace}/deep/down") as locks, locks.lock("name"):
+        assert len(kazoo.get_children(f"/{namespace}/deep/down/holdfast/locks/name")) == 1
+
+
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_tls_and_client_certificates(servers: Servers, namespace: str, flavour: Flavour) -> None:
+    """The server is verified by name, and asks for a certificate of ours; who waits is woken."""
+    secure = servers.of(SecureServer)
+    files = secure.certificate
+    url = f"zookeeper://127.0.0.1:{secure.secure_port}"
+    ours = f"{url}?ca={files.certificate}&cert={files.certificate}&key={files.key}"
+    drive(flavour, _hold_often(ours, namespace, flavour))
+    with waited_for(ours, namespace, flavour):
+        pass
+    with (
+        holdfast.connect(f"{url}?tls=on", namespace=namespace) as locks,
+        pytest.raises(BackendUnavailable),
+    ):
+        locks.lock("name").acquire(timeout=1)
+
+
+async def _hold_often(url: str, namespace: str, flavour: Flavour) -> None:
+    async with door(url, flavour, namespace) as locks:
+        for _ in range(20):
+            async with locks.lock("name") as lease:
+                assert lease.held
+        assert "CN=" not in repr(locks)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("zookeeper://", "no server"),
+        ("zookeeper://host?surprise=1", "surprise"),
+        ("zookeeper://host?auth=digest", "user:password"),
+        ("zookeeper://host?auth=ticket", "digest, sasl or none"),
+        ("zookeeper://host?tick=2000", "tickTime in seconds"),
+        ("zookeeper://host?tls=off&ca=file", "tls=on"),
+        ("zookeeper://host?tls=on&verify=off&check_hostname=on", "verify=on"),
+        ("zookeeper://host/a/../b", "path"),
+        ("zookeeper://host//a", "path"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused(wrong: str, why: str) -> None:
+    """When the store is made, before anything touches the network."""
+    with pytest.raises(ValueError, match=why):
+        open_store(wrong, Settings())
+
+
+def test_credentials_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the URL names none; neither is shown."""
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_USERNAME", "us")
+    monkeypatch.setenv("HOLDFAST_ZOOKEEPER_PASSWORD", "s3cret")
+    store = open_store("zookeeper://host1,host2:2182/path", Settings())
+    assert isinstance(store, ZooKeeperStore)
+    assert store.options.client == {"auth_data": {("digest", "us:s3cret")}}
+    assert store.options.hosts == "host1:2181,host2:2182"
+    assert "s3cret" not in f"{store.display} {store.options!r}"

@@ -1,0 +1,82 @@
+"""Three ZooKeeper servers, and what happens to them and to their sessions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.io.clock import now
+from holdfast.stores.zookeeper.client.packets import Create
+from holdfast.testing import Flavour
+from servers.proxy import Proxy
+from servers.registry import Servers
+from stores.believers import Believers
+from stores.ensembles import KINDS
+from stores.recovery import SOON, Tell, door, drive, nothing_is_left
+from stores.zookeeper.bench import LinkedZooKeeperTrio, QuickServer
+
+pytestmark = pytest.mark.faults
+
+ZOOKEEPER = KINDS["zookeeper"]
+
+
+@pytest.fixture
+def trio(servers: Servers) -> Iterator[LinkedZooKeeperTrio]:
+    running = servers.of(LinkedZooKeeperTrio)
+    yield running
+    running.mend()
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_follower_is_cut_off_at_any_moment(
+    trio: LinkedZooKeeperTrio, namespace: str, turn: int, record_property: Tell
+) -> None:
+    """The client's server still answers and calls it connected: no proof of anything."""
+    lonely = trio.follower()
+    with Believers(trio, trio.url_of(lonely), namespace, ZOOKEEPER.ttl) as believers:
+        # At another moment between two renewals each time.
+        assert not believers.each[0].lost(turn * ZOOKEEPER.ttl / 9)
+        trio.isolate(lonely)
+        believers.lose(ZOOKEEPER.ended, record_property, without=lonely, cut=now())
+        trio.mend()
+    nothing_is_left(trio, namespace)
+
+
+def test_servers_that_lost_everything(namespace: str) -> None:
+    """They refuse a client that has seen more than they know: it starts anew, by itself."""
+    with (
+        QuickServer() as server,
+        holdfast.connect(server.url, namespace=namespace, ttl=ZOOKEEPER.ttl) as locks,
+    ):
+        with locks.lock("name"):
+            pass
+        server.wipe()
+        with locks.lock("name", timeout=60) as lease:
+            assert lease.held
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_a_create_that_lands_late_leaves_nothing(
+    trio: LinkedZooKeeperTrio, namespace: str, flavour: Flavour
+) -> None:
+    """A second node of the same owner, made after its hold was released, is deleted."""
+    with Proxy(trio.nodes[0]) as proxy:
+        drive(flavour, _create_late(proxy, flavour, namespace))
+    nothing_is_left(trio, namespace)
+
+
+async def _create_late(proxy: Proxy, flavour: Flavour, namespace: str) -> None:
+    async with door(proxy.url, flavour, namespace, 5.0) as locks:
+        async with locks.lock("name"):
+            pass
+        dropped = proxy.drop_next_reply(matching=b"/name/1.x")
+        async with locks.lock("name") as lease:
+            assert dropped.is_set()
+            node = lease._hold.grant.ref[2]
+        store: Any = locks._door.store
+        store.sessions[5].send(Create(node.rpartition(".")[0] + ".", b"", store.acl))
+        async with locks.lock("name", timeout=SOON):
+            pass

@@ -1,0 +1,171 @@
+"""Handlers of signals that use locks of ZooKeeper, wherever in our own code they come."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import holdfast
+from hazards.tearing import handled_at, lines_of
+from holdfast.errors import BackendUnavailable
+from holdfast.io.clock import now
+from holdfast.stores.zookeeper.client.connection import Connection
+from holdfast.stores.zookeeper.client.reader import Reader
+from holdfast.stores.zookeeper.client.watches import Watches
+from holdfast.stores.zookeeper.session import Session
+from holdfast.stores.zookeeper.store import ZooKeeperStore
+from servers.process import wait_until
+from stores.zookeeper import bench as zookeeper_bench
+from stores.zookeeper.bench import TTL, hold, session_of
+
+SOON = 60.0
+server, locks, others = zookeeper_bench.server, zookeeper_bench.locks, zookeeper_bench.others
+
+
+def test_a_handler_of_signals_may_use_locks(locks: holdfast.Locks, others: holdfast.Locks) -> None:
+    """It keeps the thread that reads from reading: kazoo's thread takes over."""
+    session_of(locks, TTL)
+    tokens: list[int] = []
+    held = others.lock("name").acquire()
+    assert held
+    waits = threading.Event()
+
+    def interrupt() -> None:
+        wait_until("a waiter", lambda: len(others.inspect("name").waiters) == 1, SOON)
+        waits.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def handle(*_: object) -> None:
+        tokens.append(hold(locks, "other"))
+        held.release()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        tokens.append(hold(locks, "name"))
+        thread.join(SOON)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert waits.is_set()
+    assert len(tokens) == 2
+
+
+Step = tuple[type[object], str, int]
+WATCHING: list[Step] = [
+    *((Session, *step) for step in [*lines_of(Session.watch), *lines_of(Session.unwatch)]),
+    *((Watches, *step) for step in [*lines_of(Watches.add), *lines_of(Watches.remove)]),
+]
+OPENING: list[Step] = [
+    *((Session, *step) for step in lines_of(Session.open)),
+    *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore.session)),
+    *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore._made)),
+]
+
+
+MIDDLE: list[Step] = [
+    *((Connection, *step) for step in [*lines_of(Connection._take), *lines_of(Connection._pack)]),
+    *((Reader, *step) for step in lines_of(Reader._resign)),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "line"), MIDDLE)
+def test_a_handler_waits_in_the_middle_of_a_request(
+    locks: holdfast.Locks, owner: type[object], name: str, line: int
+) -> None:
+    """What its thread was sending or taking in is given up: both get their locks, soon, and the
+    session goes on."""
+    session = session_of(locks, TTL)
+    number = session.id
+    got: list[str] = []
+
+    def get(each: str) -> None:
+        with locks.lock(each, timeout=SOON):
+            got.append(each)
+
+    code = getattr(owner, name).__code__
+    begun = now()
+    _in_a_thread(lambda: handled_at(code, line, lambda: get("name"), lambda: get("other")))
+    assert got[-1] == "name"
+    assert now() - begun < SOON / 4
+    assert session.id == number
+
+
+def _in_a_thread(work: Callable[[], object]) -> None:
+    """So that one that hangs fails the test, and no more."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(SOON)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("owner", "name", "line"), WATCHING)
+def test_a_handler_waits_where_its_thread_was_to_wait(
+    locks: holdfast.Locks, others: holdfast.Locks, owner: type[object], name: str, line: int
+) -> None:
+    """For another lock of the same session, at any step: both get what they wait for."""
+    session = session_of(locks, TTL)
+    held = {each: others.lock(each).acquire() for each in ("name", "other")}
+    got: list[str] = []
+
+    def get(each: str) -> None:
+        lease = held[each]
+        assert lease
+        turn = threading.Thread(target=_once_awaited, args=(others, each, lease.release))
+        turn.start()
+        hold(locks, each)
+        got.append(each)
+        turn.join(SOON)
+
+    code = getattr(owner, name).__code__
+    _in_a_thread(lambda: handled_at(code, line, lambda: get("name"), lambda: get("other")))
+    assert got[-1] == "name"
+    assert not session.watching
+    for lease in held.values():
+        assert lease
+        lease.release()
+
+
+def _once_awaited(locks: holdfast.Locks, name: str, then: Callable[[], object]) -> None:
+    wait_until("a waiter", lambda: len(locks.inspect(name).waiters) == 1, SOON)
+    then()
+
+
+@pytest.mark.parametrize(("owner", "name", "line"), OPENING)
+def test_a_handler_opens_the_session_that_its_thread_was_to_open(
+    locks: holdfast.Locks, owner: type[object], name: str, line: int
+) -> None:
+    """There is one session after that; a handler that comes too late for its own is told."""
+
+    def handle() -> None:
+        with suppress(BackendUnavailable), locks.lock("other", timeout=0.2):
+            pass
+
+    code = getattr(owner, name).__code__
+    _in_a_thread(lambda: handled_at(code, line, lambda: hold(locks, "name"), handle))
+    store: Any = locks._door.store
+    (session,) = store.sessions.values()
+    assert session.up
+    assert hold(locks, "name") > 0
+    assert store.sessions == {TTL: session}
+
+
+def test_several_watch_one_node() -> None:
+    """Each is told until it leaves, whichever came first."""
+    watches = Watches()
+    signals = [threading.Event() for _ in range(3)]
+    for signal_ in signals:
+        watches.add("/node", signal_.set)
+    watches.add("/another", signals[0].set)
+    for left in (signals, signals[1:], signals[2:], []):
+        assert watches.of("/node") == [each.set for each in left]
+        if left:
+            watches.remove("/node", left[0].set)
+    assert watches.all() == watches.of("/another") == [signals[0].set]
+    watches.remove("/another", signals[0].set)
+    assert not watches

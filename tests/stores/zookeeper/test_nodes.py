@@ -1,0 +1,259 @@
+"""The node of a claim on ZooKeeper: there is one, and it goes when its place is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from types import NoneType
+from typing import Any, cast
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
+
+from holdfast.claim import Busy, Grant, Mode
+from holdfast.core.contract import Settings, Waiting
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.zookeeper.backend import MOMENT_SECONDS
+from holdfast.stores.zookeeper.client.packets import Ask, Create, Delete, Exists, Multi, Write
+from holdfast.stores.zookeeper.pending import Debt
+from holdfast.stores.zookeeper.queue import entry_prefix
+from holdfast.stores.zookeeper.session import Session
+from holdfast.testing import Flavour
+from holdfast.testing.contract import Bench, Peer
+from holdfast.url import open_store
+from servers.process import wait_until
+from stores.claims import claim_of
+from stores.redis.bench import blocking_and_asyncio, over, until
+from stores.zookeeper import bench as zookeeper_bench
+from stores.zookeeper.bench import TTL, QuickServer, nodes_of
+
+SOON = 60.0
+server = zookeeper_bench.server
+
+
+@blocking_and_asyncio
+def test_one_makes_the_node_of_a_claim(
+    server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes while another lines it up does not do so a second time: the one of two nodes would
+    be deleted for the other, whoever was let in by it."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        grant = await ours.take(bench.claim())
+        in_front, heir = bench.claim(), bench.claim()
+        await theirs.queue(in_front)
+        send = Session.send
+        kept: list[Ask] = []
+
+        def keep_back(session: Session, *asks: Ask) -> None:
+            if isinstance(asks[0], Create):
+                monkeypatch.undo()
+                kept.extend(asks)
+            else:
+                send(session, *asks)
+
+        monkeypatch.setattr(Session, "send", keep_back)
+        exchanging = asyncio.create_task(ours.exchange(grant, heir))
+        await until(lambda: bool(kept))
+        assert await ours.queue(heir) == Busy(0, MOMENT_SECONDS)
+        (session,) = ours.store.sessions.values()  # type: ignore[attr-defined]
+        send(session, *kept)
+        was_ours, answer = await exchanging
+        assert was_ours
+        assert isinstance(answer, Busy)
+        assert await ours.queue(heir) == answer
+        standing = await theirs.look("name")
+        assert (len(standing.holders), len(standing.waiters)) == (1, 1)
+
+    over(server.url, flavour, body)
+
+
+class Kept:
+    """Requests of some sessions that are kept back until somebody lets them go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._send = Session.send
+        self._asks: dict[Session, tuple[Ask, ...]] = {}
+        self._kinds: dict[Session, type[Ask]] = {}
+        monkeypatch.setattr(Session, "send", lambda session, *asks: self._sent(session, asks))
+
+    def next_of(self, peer: Peer, kind: type[Ask]) -> Session:
+        """Keeps back the next request of a kind, in a peer's only session."""
+        (session,) = peer.store.sessions.values()  # type: ignore[attr-defined]
+        self._kinds[session] = kind
+        return cast("Session", session)
+
+    def _sent(self, session: Session, asks: tuple[Ask, ...]) -> None:
+        if isinstance(asks[0], self._kinds.get(session, NoneType)):
+            del self._kinds[session]
+            self._asks[session] = asks
+        else:
+            self._send(session, *asks)
+
+    async def let_go(self, session: Session) -> None:
+        await until(lambda: session in self._asks)
+        self._send(session, *self._asks[session])
+
+    async def has(self, session: Session) -> None:
+        await until(lambda: session in self._asks)
+
+
+@blocking_and_asyncio
+def test_slots_that_are_taken_as_their_claim_is_ended_end_with_it(
+    server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ends it has seen none yet; they would be taken for as long as there is a session."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        for peer in (ours, theirs):
+            await peer.release(await peer.take(bench.claim("another")))
+        kept = Kept(monkeypatch)
+        claim, other = (bench.claim("name", Mode.SLOTS, limit=1) for _ in range(2))
+        taking, ending = kept.next_of(ours, Multi), kept.next_of(theirs, Delete)
+        attempt = asyncio.create_task(ours.attempt(claim))
+        await kept.has(taking)
+        revoke = asyncio.create_task(theirs.revoke("name"))
+        await kept.has(ending)
+        await kept.let_go(taking)
+        grant = await attempt
+        assert isinstance(grant, Grant)
+        await kept.let_go(ending)
+        assert await revoke == [grant.token]
+        assert await ours.release(grant) is False
+        assert (await theirs.get(other)).slots == (0,)
+
+    over(server.url, flavour, body)
+
+
+@blocking_and_asyncio
+def test_who_tells_how_many_wait_behind_it_keeps_its_slots(
+    server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the same data, which may say so by the time it is written."""
+
+    async def body(bench: Bench) -> None:
+        ours, theirs = bench.peer(), bench.peer()
+        held = await theirs.take(bench.claim("name", Mode.SLOTS, limit=1))
+        claim = bench.claim("name", Mode.SLOTS, limit=1)
+        await ours.queue(claim)
+        kept = Kept(monkeypatch)
+        telling = kept.next_of(ours, Write)
+        renewal = asyncio.create_task(ours.renew([], [Waiting(claim, 3)]))
+        await kept.has(telling)
+        assert await theirs.release(held)
+        grant = await ours.get(claim)
+        await kept.let_go(telling)
+        assert (await renewal).forgotten == frozenset()
+        (holder,) = (await theirs.look("name")).holders
+        assert (holder.token, holder.slots) == (grant.token, (0,))
+
+    over(server.url, flavour, body)
+
+
+@pytest.fixture
+def backend(server: QuickServer, namespace: str) -> Iterator[Any]:
+    made = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
+    yield made
+    run_now(made.close())
+
+
+def _lose(monkeypatch: pytest.MonkeyPatch, kind: type[Ask]) -> list[Sequence[Ask]]:
+    """The next request of a kind does not arrive."""
+    send = Session.send
+    lost: list[Sequence[Ask]] = []
+
+    def lose_one(session: Session, *asks: Ask) -> None:
+        if not lost and isinstance(asks[0], kind):
+            lost.append(asks)
+            for ask in asks:
+                ask.set_exception(ConnectionLoss())
+        else:
+            send(session, *asks)
+
+    monkeypatch.setattr(Session, "send", lose_one)
+    return lost
+
+
+def test_a_place_is_given_up_although_that_is_not_answered(
+    backend: Any, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind it would wait for as long as there is a session."""
+    held = run_now(backend.attempt(claim_of(ttl=TTL), join=True))
+    claim = claim_of(ttl=2)
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Busy)
+    lost = _lose(monkeypatch, Delete)
+    backend.store.entries[claim.owner].refreshed = -math.inf
+    path = f"/{namespace}/locks/name"
+    wait_until("its end", lambda: len(nodes_of(kazoo, path)) == 1, SOON)
+    assert lost
+    assert run_now(backend.release(held))
+
+
+def test_a_place_that_was_given_up_is_not_found_again(
+    backend: Any, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has ended it may be about to delete it still."""
+    held = run_now(backend.attempt(claim_of(ttl=TTL), join=True))
+    claim = claim_of(ttl=TTL)
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Busy)
+    entry = backend.store.entries[claim.owner]
+    entry.refreshed, ended = -math.inf, entry.node.path
+    (session,) = backend.store.sessions.values()
+    _lose(monkeypatch, Delete)
+    backend.store.tidy(session, now())
+    monkeypatch.undo()
+    _lose(monkeypatch, Create)
+    with pytest.raises(BackendUnavailable):
+        run_now(backend.attempt(claim, join=True))
+    assert ended.rpartition("/")[2] in nodes_of(kazoo, f"/{namespace}/locks/name")
+    run_now(backend.attempt(claim, join=True))
+    assert entry.node.path != ended
+    assert run_now(backend.release(held))
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
+
+
+def test_a_node_of_another_session_is_not_adopted(
+    backend: Any, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create was not answered, and its session ended before it was asked for again: what it made
+    ends with that session, whatever this one does."""
+    assert isinstance(run_now(backend.attempt(claim_of("warm", ttl=TTL), join=True)), Grant)
+    claim = claim_of(ttl=TTL)
+    _lose(monkeypatch, Create)
+    with pytest.raises(BackendUnavailable):
+        run_now(backend.attempt(claim, join=True))
+    node = f"/{namespace}/locks/name/{entry_prefix(claim)}"
+    kazoo.create(node, b"20 0  0\n[]", ephemeral=True, sequence=True, makepath=True)
+    grants: list[Grant] = []
+
+    def asked() -> bool:
+        answer = run_now(backend.attempt(claim, join=True))
+        grants.extend([answer] if isinstance(answer, Grant) else [])
+        return bool(grants)
+
+    wait_until("its turn", asked, SOON)
+    (session,) = backend.store.sessions.values()
+    assert kazoo.exists(grants[0].ref[2]).ephemeralOwner == session.id
+    assert run_now(backend.release(grants[0]))
+
+
+def test_who_comes_back_is_owed_nothing(backend: Any) -> None:
+    """The session's thread may be about to delete all that an owner has left."""
+    claim = claim_of(ttl=TTL)
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
+    run_now(backend.abandon(claim))
+    (session,) = backend.store.sessions.values()
+    debt = backend.store.debts.owe(Debt(TTL, claim, 0.0))
+    grant = run_now(backend.attempt(claim, join=True))
+    backend.store.debts.settle(session, debt)
+    run_now(backend.ask(session, Exists("/")))  # behind the listing, and then behind the read
+    run_now(backend.ask(session, Exists("/")))
+    renewal = run_now(backend.renew([grant], [], until=now() + SOON))
+    assert (renewal.lost, renewal.unknown) == ({}, {})

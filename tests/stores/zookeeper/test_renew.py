@@ -1,0 +1,125 @@
+"""Renewing on ZooKeeper: many holds in one trip, and what a heartbeat proves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from holdfast.claim import Grant
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.zookeeper import renew as zookeeper_renew
+from holdfast.stores.zookeeper.client.packets import Ask
+from holdfast.stores.zookeeper.session import NEVER, Options, Session
+from holdfast.url import open_store
+from stores.claims import claim_of
+from stores.zookeeper import bench as zookeeper_bench
+from stores.zookeeper.bench import QuickServer
+
+server = zookeeper_bench.server
+
+
+def _held(backend: Any, names: Iterable[str]) -> list[Grant]:
+    def hold(name: str) -> Grant:
+        grant = run_now(backend.attempt(claim_of(name, ttl=50.0), join=True))
+        assert isinstance(grant, Grant)
+        return grant
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(hold, names))
+
+
+def test_holds_are_renewed_in_one_trip(
+    server: QuickServer,
+    namespace: str,
+    kazoo: KazooClient,
+    trips: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They share one session: a write proves many, and only among these it is asked who is gone."""
+    monkeypatch.setattr(zookeeper_renew, "BATCH", 10)
+    backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
+    grants = _held(backend, map(str, range(25)))
+    trips.clear()
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert trips == [["Checks"] * 3]
+    broken = grants[17]
+    kazoo.delete(broken.ref[2])
+    trips.clear()
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
+    assert (set(renewal.lost), renewal.unknown) == ({broken.claim.owner}, {})
+    assert trips == [["Checks"] * 3, ["Exists"] * 10]
+    run_now(backend.close())
+
+
+def test_a_thousand_holds_are_one_request(
+    server: QuickServer, namespace: str, trips: list[list[str]]
+) -> None:
+    """Besides the heartbeats of their one session, which do not know how many there are."""
+    backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
+    grants = _held(backend, map(str, range(1000)))
+    trips.clear()
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    assert trips == [["Checks"]]
+    run_now(backend.close())
+
+
+def test_holds_of_long_names_are_renewed(server: QuickServer, namespace: str) -> None:
+    """Servers close a connection that sends a megabyte at once."""
+    settings = Settings(namespace=namespace.ljust(500, "\x7f"))
+    backend = open_store(server.url, settings).backend(BlockingRuntime())
+    grants = _held(backend, (f"{n:04}".ljust(508, "\x7f") for n in range(400)))
+    assert sum(len(grant.ref[2]) for grant in grants) > 2**20
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
+    assert (renewal.lost, renewal.unknown) == ({}, {})
+    run_now(backend.close())
+
+
+def test_holds_are_renewed_while_others_are_released(
+    server: QuickServer, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are: at every request one more."""
+    backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
+    grants = _held(backend, map(str, range(20)))
+    going, start = grants[10:], Session.start
+    gone: list[Grant] = []
+
+    def lose_one(session: Session, call: Any, *asks: Ask) -> None:
+        gone.append(going.pop())
+        kazoo.delete(gone[-1].ref[2])
+        start(session, call, *asks)
+
+    monkeypatch.setattr(Session, "start", lose_one)
+    renewal = run_now(backend.renew(grants, [], until=now() + 20))
+    monkeypatch.undo()
+    assert gone
+    assert set(renewal.lost) == {grant.claim.owner for grant in gone}
+    assert renewal.unknown == {}
+    run_now(backend.close())
+
+
+def test_a_heartbeat_counts_once_a_later_write_was_answered() -> None:
+    """The leader hears of it up to half a tick late; the session's reserve pays for that."""
+    options = Options("host:1", "zookeeper://host:1", 5.0, tick=1.0)
+    session = Session(options, 10.0, None, lambda *_: None)
+    asked = session.settle(2.0)
+    assert asked is not None
+    assert asked >= 10.0 + session.lag + 1.0
+    session.timeout, session.id = asked, 7
+    reserve = asked - 10.0
+    session._base = 100.0
+    assert session.since(100.5, 7) == 100.5  # the connection itself was the leader's word
+    assert session.since(130.0, 7) == pytest.approx(100.0 + reserve)
+    session._marks.append(129.5)
+    assert session.since(130.0, 7) == pytest.approx(100.0 + reserve)  # not told yet, for sure
+    assert session.since(130.5, 7) == 130.5
+    assert session.proven_since(7) == 130.5
+    assert session.since(131.0, 8) == session.proven_since(8) == NEVER

@@ -1,0 +1,133 @@
+"""Requests to ZooKeeper are sent by whichever thread has them: what may come in between."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from kazoo.exceptions import ConnectionLoss
+
+import holdfast
+from holdfast.stores.zookeeper.client.handler import Wire
+from holdfast.stores.zookeeper.client.packets import Delete, Exists
+from servers.proxy import Proxy
+from stores.zookeeper import bench as zookeeper_bench
+from stores.zookeeper.bench import TTL, QuickServer, hold, session_of
+
+SOON = 60.0
+server, locks = zookeeper_bench.server, zookeeper_bench.locks
+
+
+class Torn(Exists):
+    """An interrupt comes while this is packed."""
+
+    __slots__ = ()
+
+    def pack(self, xid: int) -> bytes:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("bytes_taken", [1, 7, 64])
+def test_a_socket_that_takes_little_at_a_time(
+    locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, bytes_taken: int
+) -> None:
+    """What it leaves over is sent by kazoo's thread, before anything else is."""
+    send_now = Wire.send_now
+
+    def send_little(wire: Wire, data: bytes | bytearray) -> int:
+        return send_now(wire, data[:bytes_taken])
+
+    monkeypatch.setattr(Wire, "send_now", send_little)
+
+    def hold(number: int) -> list[int]:
+        tokens = []
+        for _ in range(5):
+            with locks.lock(f"name{number % 2}", timeout=SOON) as lease:
+                tokens.append(lease.token)
+        return tokens
+
+    with ThreadPoolExecutor(6) as pool:
+        tokens = [token for own in pool.map(hold, range(6)) for token in own]
+    assert len(set(tokens)) == 30
+
+
+@pytest.mark.parametrize("moment", ["packing", "sent"])
+def test_an_interrupt_costs_the_connection_and_no_hold(
+    locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Which answers would come nobody knows, so none is waited for: the session goes on anew."""
+    session = session_of(locks, TTL)
+    kept = locks.lock("kept").acquire()
+    assert kept
+    number = session.id
+    if moment == "packing":
+        with pytest.raises(KeyboardInterrupt):
+            session.send(Torn("/"))
+    else:
+        send_now, us = Wire.send_now, threading.get_ident()
+
+        def send_and_tear(wire: Wire, data: bytes | bytearray) -> int:
+            sent = send_now(wire, data)
+            if threading.get_ident() != us:
+                return sent  # a heartbeat
+            monkeypatch.setattr(Wire, "send_now", send_now)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Wire, "send_now", send_and_tear)
+        with pytest.raises(KeyboardInterrupt):
+            session.send(Exists("/"))
+    with locks.lock("name", timeout=SOON) as lease:
+        assert lease.token > kept.token
+    assert session.id == number
+    kept.check()
+    assert kept.release() is True
+
+
+def test_who_waits_for_an_answer_is_told_of_an_interrupt(server: QuickServer) -> None:
+    """Also where the servers are silent, so that only we know that the connection has ended."""
+    with Proxy(server) as proxy, holdfast.connect(proxy.url, ttl=TTL) as locks:
+        session = session_of(locks, TTL)
+        proxy.stall()
+        told = threading.Event()
+        pending = Exists("/")
+        session.send(pending.then(lambda _: told.set()))
+        with pytest.raises(KeyboardInterrupt):
+            session.send(Torn("/"))
+        assert told.wait(SOON)
+        assert isinstance(pending.error, ConnectionLoss)
+        proxy.resume()
+
+
+def test_a_handler_of_signals_may_send(locks: holdfast.Locks) -> None:
+    """One that comes while a request is packed ends the connection, and no more: all are told."""
+    session = session_of(locks, TTL)
+    number = session.id
+    order: list[str] = []
+    done = threading.Event()
+
+    class Interrupted(Exists):
+        __slots__ = ()
+
+        def pack(self, xid: int) -> bytes:
+            session.send(Exists("/").then(lambda _: done.set()))
+            return super().pack(xid)
+
+    first = Interrupted("/").then(lambda _: order.append("first"))
+    last = Exists("/").then(lambda _: order.append("last"))
+    session.send(first, last)
+    assert done.wait(SOON)
+    assert order == ["first", "last"]
+    assert first.error is not None
+    assert hold(locks, "name") > 0
+    assert session.id == number
+
+
+def test_a_withdrawn_request_is_never_sent() -> None:
+    """Whoever gives up first decides: it goes out as a harmless read instead."""
+    ask = Delete("/holdfast/somebody")
+    assert ask.withdraw() is True
+    assert b"somebody" not in ask.pack(1)
+    sent = Delete("/holdfast/somebody")
+    assert b"somebody" in sent.pack(1)
+    assert sent.withdraw() is False

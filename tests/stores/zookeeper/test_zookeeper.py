@@ -1,0 +1,285 @@
+"""What is peculiar to ZooKeeper: trips, sessions, nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+import holdfast
+from holdfast.claim import Busy, Grant
+from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.zookeeper import backend as zookeeper
+from holdfast.stores.zookeeper import release as zookeeper_end
+from holdfast.stores.zookeeper.client.packets import Ask
+from holdfast.stores.zookeeper.session import BEATS_PER_TTL, Session
+from holdfast.stores.zookeeper.wakeups import _Look
+from holdfast.url import open_store
+from servers.process import wait_until
+from servers.registry import Servers
+from servers.zookeeper import ZooKeeperServer
+from stores.claims import claim_of
+from stores.zookeeper import bench as zookeeper_bench
+from stores.zookeeper.bench import QuickServer, ShortSessionsServer, nodes_of, session_of
+
+SOON = 60.0
+server = zookeeper_bench.server
+
+
+def test_a_hold_is_two_trips(server: QuickServer, namespace: str, trips: list[list[str]]) -> None:
+    """Create and list go out back to back; the release is one request."""
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        lock = locks.lock("name")
+        with lock:
+            pass
+        again = True
+        while again:
+            trips.clear()
+            with lock:
+                pass
+            again = ["Container"] in trips  # the servers had deleted the name, which was empty
+    assert trips == [["Create", "Listing"], ["Delete"]]
+
+
+def test_a_woken_waiter_makes_no_trip(
+    server: QuickServer, namespace: str, trips: list[list[str]]
+) -> None:
+    """What it decides by is there when it wakes: the look was sent when the watch fired."""
+    store = open_store(server.url, Settings(namespace=namespace))
+    ours, theirs = store.backend(BlockingRuntime()), store.backend(BlockingRuntime())
+    grant = run_now(ours.attempt(claim_of(), join=True))
+    assert isinstance(grant, Grant)
+    claim = claim_of()
+    busy = run_now(theirs.attempt(claim, join=True))
+    assert isinstance(busy, Busy)
+    assert run_now(ours.release(grant))
+    trips.clear()
+    assert isinstance(run_now(theirs.wait(claim, busy, now() + 30)), Grant)
+    assert trips == []
+    run_now(ours.close())
+    run_now(theirs.close())
+
+
+def test_a_look_at_what_may_be_old_lets_nobody_in(
+    server: QuickServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server was to catch up before it, and did not."""
+    store = open_store(server.url, Settings(namespace=namespace))
+    backend, claim, send = store.backend(BlockingRuntime()), claim_of(), _Look.send
+
+    def fail(look: _Look) -> None:
+        look._sync.error = NoNodeError()
+        send(look)
+
+    grant = run_now(backend.attempt(claim_of(), join=True))
+    assert isinstance(grant, Grant)
+    busy = run_now(backend.attempt(claim, join=True))
+    assert isinstance(busy, Busy)
+    assert run_now(backend.release(grant))
+    monkeypatch.setattr(_Look, "send", fail)
+    assert run_now(backend.wait(claim, busy, now() + SOON)) is None
+    assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
+    run_now(backend.close())
+
+
+def test_an_heir_that_has_come_and_gone_is_not_lined_up_again(
+    server: QuickServer, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own thread may be served, and release, before the exchange looks at the answers."""
+    store = open_store(server.url, Settings(namespace=namespace))
+    backend = store.backend(BlockingRuntime())
+    grant = run_now(backend.attempt(claim_of(), join=True))
+    heir = claim_of()
+    assert isinstance(grant, Grant)
+    assert isinstance(run_now(backend.attempt(heir, join=True)), Busy)
+    ask = Session.ask
+
+    def ask_slowly(session: Session, seconds: float, asks: Sequence[Ask]) -> None:
+        monkeypatch.setattr(Session, "ask", ask)
+        ask(session, seconds, asks)
+        own = run_now(backend.attempt(heir, join=True))
+        assert isinstance(own, Grant)
+        assert run_now(backend.release(own)) is True
+
+    monkeypatch.setattr(Session, "ask", ask_slowly)
+    ours, answer = run_now(backend.exchange(grant, heir))
+    assert ours is True
+    assert isinstance(answer, Busy)
+    assert nodes_of(kazoo, f"/{namespace}/locks/name") == []
+    run_now(backend.close())
+
+
+def test_an_heir_that_does_not_wait_is_soon_skipped(server: QuickServer, namespace: str) -> None:
+    """One who has left before the exchange lined it up: nobody attends to its turn."""
+    store: Any = open_store(server.url, Settings(namespace=namespace))
+    backend = store.backend(BlockingRuntime())
+    grant = run_now(backend.attempt(claim_of(), join=True))
+    assert isinstance(run_now(backend.attempt(claim_of(), join=True)), Busy)
+    gone = claim_of()
+    ours, answer = run_now(backend.exchange(grant, gone))
+    assert ours is True
+    assert isinstance(answer, Busy)
+    assert store.entries[gone.owner].unattended(now() + SOON)
+    run_now(backend.close())
+
+
+def test_a_door_that_has_left_opens_no_session(server: QuickServer, namespace: str) -> None:
+    """A request that comes late would leave it open for good."""
+    store: Any = open_store(server.url, Settings(namespace=namespace))
+    backend = store.backend(BlockingRuntime())
+    assert isinstance(run_now(backend.attempt(claim_of(), join=True)), Grant)
+    run_now(backend.close())
+    with pytest.raises(BackendUnavailable, match="closed"):
+        run_now(backend.attempt(claim_of(), join=True))
+
+
+@pytest.mark.faults
+def test_a_thousand_tasks_share_one_connection(server: QuickServer, namespace: str) -> None:
+    """Those who wait in one door cost no connection of their own."""
+
+    async def wait_all() -> None:
+        async with holdfast.connect_async(server.url, namespace=namespace) as locks:
+            lock = locks.lock("name")
+            before = server.connections()
+
+            async def take() -> int:
+                async with lock as lease:
+                    return lease.token
+
+            async with lock:
+                tasks = [asyncio.create_task(take()) for _ in range(1000)]
+                await asyncio.sleep(0.2)
+                assert server.connections() - before <= 1
+            tokens = await asyncio.gather(*tasks)
+            assert tokens == sorted(set(tokens))
+
+    asyncio.run(wait_all())
+
+
+def test_a_session_that_ends_loses_its_holds(
+    server: QuickServer, namespace: str, kazoo: KazooClient
+) -> None:
+    """All of them, with the reason; the next session adopts none."""
+    with holdfast.connect(server.url, namespace=namespace, ttl=6) as locks:
+        leases = [locks.lock(name).acquire() for name in ("a", "b")]
+        lost = [threading.Event() for _ in leases]
+        for lease, event in zip(leases, lost, strict=True):
+            assert lease is not None
+            lease.on_lost(lambda _, event=event: event.set())  # type: ignore[misc]
+        (session,) = [s for s in _sessions(locks).values() if s.id]
+        assert session._client is not None
+        thief = KazooClient(f"{server.host}:{server.port}", client_id=session._client.client_id)
+        thief.start()
+        thief.stop()
+        thief.close()
+        for lease, event in zip(leases, lost, strict=True):
+            assert lease is not None
+            assert event.wait(SOON)
+            assert "session" in lease.reason
+        with locks.lock("a", timeout=SOON) as lease:
+            assert leases[0] is not None
+            assert lease.token > leases[0].token
+        assert nodes_of(kazoo, f"/{namespace}/locks/b") == []
+
+
+def _sessions(locks: holdfast.Locks) -> dict[int, Session]:
+    sessions: dict[int, Session] = locks._door.store.sessions  # type: ignore[attr-defined]
+    return sessions
+
+
+def test_a_ttl_is_refused_with_its_limits(servers: Servers, namespace: str) -> None:
+    """Two ticks at least, and what the longest session leaves at the most."""
+    slow = servers.of(ZooKeeperServer, tick_ms=2000)
+    with holdfast.connect(slow.url, namespace=namespace) as locks:
+        with pytest.raises((Unsupported, ValueError), match="4 s"):
+            locks.lock("name", ttl=3).acquire()
+        with pytest.raises((Unsupported, ValueError), match="60 s, enough for 52 s"):
+            locks.lock("name", ttl=60).acquire()
+        with locks.lock("name", ttl=4) as lease:
+            assert lease.held
+
+
+def test_a_short_session_does_not_tell_the_tick(servers: Servers, namespace: str) -> None:
+    """Servers report to their leader every half tick, however short its sessions may be: what a
+    session has beyond the ttl must pay for that, or time counts that the leader does not give."""
+    server = servers.of(ShortSessionsServer)
+    half_a_tick, ttl = server.tick_ms / 2000, 2
+    beats = ttl / BEATS_PER_TTL
+    for tick, lag in (("", 2.0), ("?tick=0.1", 0.25), ("?tick=4", 4.0)):
+        with holdfast.connect(f"{server.url}{tick}", namespace=namespace, ttl=ttl) as locks:
+            session = session_of(locks, ttl)
+            assert session.floor == 0.5
+            assert session.lag == lag
+            assert session.timeout - ttl >= beats + lag
+            (found,) = [each for each in locks.check() if each.subject == "tick"]
+            assert f"{lag:g} s" in found.detail
+    assert half_a_tick < 2.0
+
+
+def test_a_server_of_short_ticks_says_how_to_name_them(servers: Servers, namespace: str) -> None:
+    """Its longest session may be shorter than what the usual tick takes of it."""
+    server = servers.of(ZooKeeperServer, tick_ms=100, longest_ms=2000)
+    with (
+        holdfast.connect(server.url, namespace=namespace, ttl=1) as locks,
+        pytest.raises(Unsupported, match=r"2 s, too short for any ttl .* \?tick="),
+    ):
+        locks.lock("name").acquire()
+    with (
+        holdfast.connect(f"{server.url}?tick=0.1", namespace=namespace, ttl=1) as locks,
+        locks.lock("name") as lease,
+    ):
+        assert lease.held
+
+
+def test_empty_names_vanish(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:
+    """The servers delete a name's node after its last claim; the token goes on growing."""
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        with locks.lock("name") as lease:
+            first = lease.token
+        wait_until("its end", lambda: not kazoo.exists(f"/{namespace}/locks/name"))
+        with locks.lock("name") as lease:
+            assert lease.token > first
+        assert nodes_of(kazoo, f"/{namespace}/locks/name") == []
+
+
+def test_the_line_starts_over_before_its_counter_ends(
+    server: QuickServer, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newcomers let it drain; the last one out takes the name's node along."""
+    for module in (zookeeper, zookeeper_end):
+        monkeypatch.setattr(module, "SEQUENCE_LIMIT", 3)
+    tokens = []
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        for _ in range(8):
+            with locks.lock("name") as lease:
+                tokens.append(lease.token)
+        with holdfast.connect(server.url, namespace=namespace) as others:
+            lock = others.lock("name")
+            for _ in range(4):
+                with locks.lock("name") as lease:
+                    tokens.append(lease.token)
+                    assert not lock.acquire(timeout=1)
+                with lock as lease:
+                    tokens.append(lease.token)
+    assert tokens == sorted(set(tokens))
+    assert nodes_of(kazoo, f"/{namespace}/locks/name") == []
+
+
+def test_a_newer_version_is_not_touched(
+    server: QuickServer, namespace: str, kazoo: KazooClient
+) -> None:
+    """What it stored stays, and nothing of ours is left beside it."""
+    kazoo.create(f"/{namespace}/locks/name/2.something", makepath=True)
+    with holdfast.connect(server.url, namespace=namespace) as locks:
+        with pytest.raises(Incompatible):
+            locks.lock("name").acquire()
+        assert kazoo.get_children(f"/{namespace}/locks/name") == ["2.something"]
