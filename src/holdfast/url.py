@@ -30,7 +30,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "etcds": ("holdfast.stores.etcd", "etcd"),
     "consul": ("holdfast.stores.consul", "consul"),
     "consuls": ("holdfast.stores.consul", "consul"),
-    "postgresql": ("holdfast.backends.postgres", "postgresql"),
+    "postgresql": ("holdfast.stores.postgres", "postgresql"),
     "mysql": ("holdfast.backends.mysql", "mysql"),
 }
 

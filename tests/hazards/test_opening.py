@@ -15,9 +15,11 @@ import pytest
 
 import holdfast
 from harnesses import harness_classes
-from holdfast.backends import mysql_listen, postgres, postgres_listen
+from holdfast.backends import mysql_listen
 from holdfast.core.contract import Settings
 from holdfast.io.clock import now
+from holdfast.stores.postgres import store as postgres
+from holdfast.stores.postgres import wakeups as postgres_listen
 from holdfast.stores.redis import wire as redis_wire
 from holdfast.stores.redlock import wakeups as redlock_bell
 from holdfast.stores.redlock import wakeups_aio as redlock_aio_bell

@@ -12,10 +12,13 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 
-from holdfast.backends.postgres_listen import Listen, make_listening
-from holdfast.backends.postgres_look import findings
-from holdfast.backends.postgres_schema import Schema
-from holdfast.backends.postgres_shared import (
+from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.contract import HANDED_SECONDS, Finding, Renewal, Runtime, Settings, Waiting
+from holdfast.errors import BackendUnavailable
+from holdfast.stores.postgres.connection import first_value
+from holdfast.stores.postgres.inspect import findings
+from holdfast.stores.postgres.schema import Schema
+from holdfast.stores.postgres.shared import (
     PURGE_EVERY,
     SharedBackend,
     SharedStatements,
@@ -23,10 +26,7 @@ from holdfast.backends.postgres_shared import (
     ints,
     ring,
 )
-from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.core.contract import HANDED_SECONDS, Finding, Renewal, Runtime, Settings, Waiting
-from holdfast.errors import BackendUnavailable
-from holdfast.wires.postgres import first_value
+from holdfast.stores.postgres.wakeups import Listen, make_listening
 
 __all__ = ["LeaseBackend", "LeaseStatements"]
 

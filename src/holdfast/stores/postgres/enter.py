@@ -5,9 +5,9 @@ The making is one idempotent step, guarded by an advisory lock.
 
 from __future__ import annotations
 
-from holdfast.backends.postgres_schema import PROTOCOL, REVISION, Schema
 from holdfast.errors import Incompatible, Unsupported
-from holdfast.wires.postgres import NO_RIGHTS, Connection, Refused, first_value
+from holdfast.stores.postgres.connection import NO_RIGHTS, Connection, Refused, first_value
+from holdfast.stores.postgres.schema import PROTOCOL, REVISION, Schema
 
 __all__ = ["enter"]
 

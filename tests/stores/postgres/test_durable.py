@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Iterator
 import psycopg
 import pytest
 
-from backends.postgres_bench import held, over, stand
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.postgres import PostgresServer
+from stores.postgres.bench import held, over, stand
 
 pytestmark = pytest.mark.faults
 

@@ -11,16 +11,16 @@ import psycopg
 import pytest
 
 import holdfast
-from backends import postgres_bench
-from backends.postgres_bench import Admin
-from backends.test_postgres import one
-from holdfast.backends.postgres_schema import REVISION, schema_sql
 from holdfast.errors import Unsupported
 from holdfast.sql import transaction_lock
+from holdfast.stores.postgres.schema import REVISION, schema_sql
 from holdfast.testing import Flavour
 from holdfast.testing.doors import open_door
 from holdfast.testing.workers import Workers
 from servers.postgres import PgBouncer, PostgresServer
+from stores.postgres import bench as postgres_bench
+from stores.postgres.bench import Admin
+from stores.postgres.test_postgres import one
 from stores.sql_bench import in_line
 
 admin = postgres_bench.admin

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from psycopg.pq.abc import PGresult
 
-from holdfast.backends.postgres_advisory_requests import AdvisoryStatements
 from holdfast.claim import Claim
 from holdfast.stores._sql import advisory as sql_advisory_keep
 from holdfast.stores._sql.session_blocking import Talk
-from holdfast.wires.postgres import Connection, Session, Sessions
-from holdfast.wires.postgres_statement import Request
+from holdfast.stores.postgres.connection import Connection, Session, Sessions
+from holdfast.stores.postgres.statement import Request
+from holdfast.stores.postgres_advisory.requests import AdvisoryStatements
 
 __all__ = ["Keeping"]
 

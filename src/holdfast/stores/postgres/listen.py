@@ -13,8 +13,8 @@ from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
 
 from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
-from holdfast.wires.postgres import Connection, Refused
-from holdfast.wires.postgres_statement import Request
+from holdfast.stores.postgres.connection import Connection, Refused
+from holdfast.stores.postgres.statement import Request
 
 __all__ = ["AsyncListener", "ListenBell", "SharedBell"]
 

@@ -12,18 +12,18 @@ import psycopg
 import pytest
 
 import holdfast
-from backends import postgres_bench
-from holdfast.backends.postgres_advisory import AdvisoryBackend
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockLost, Unsupported
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.postgres.connection import first_value
+from holdfast.stores.postgres_advisory.backend import AdvisoryBackend
 from holdfast.url import open_store
-from holdfast.wires.postgres import first_value
 from servers.account import account, give_to
 from servers.postgres import USER, PgBouncer, PostgresServer, binary
 from servers.proxy import Proxy
 from stores.claims import claim_of
+from stores.postgres import bench as postgres_bench
 from stores.sql_deadline import gives_up_in_time
 
 pytestmark = pytest.mark.faults

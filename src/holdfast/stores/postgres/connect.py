@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.backends.postgres_enter import enter
-from holdfast.backends.postgres_schema import SAFE_PATH, Schema
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.io.clock import now
+from holdfast.stores.postgres.connection import Address, Connection, Refused, dial, first_value
+from holdfast.stores.postgres.enter import enter
+from holdfast.stores.postgres.schema import SAFE_PATH, Schema
+from holdfast.stores.postgres.statement import Statement
 from holdfast.url import Url
-from holdfast.wires.postgres import Address, Connection, Refused, dial, first_value
-from holdfast.wires.postgres_statement import Statement
 
 __all__ = ["LIBPQ_OPTIONS", "Dialler", "address_of"]
 

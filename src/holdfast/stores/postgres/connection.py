@@ -23,7 +23,7 @@ from holdfast.io.clock import now
 from holdfast.io.resolver import look_up
 from holdfast.stores._sql import connection as sql
 from holdfast.stores._sql import session as sql_session
-from holdfast.wires.postgres_statement import Request, Statement
+from holdfast.stores.postgres.statement import Request, Statement
 
 __all__ = ["Address", "Connection", "Refused", "Session", "Sessions", "dial", "first_value"]
 

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from backends import postgres_bench
-from backends.postgres_bench import Admin, bells, held, over, stand
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from holdfast.testing.contract.bench import in_grace
 from servers.postgres import PostgresServer
+from stores.postgres import bench as postgres_bench
+from stores.postgres.bench import Admin, bells, held, over, stand
 from stores.sql_bench import until
 
 SECONDS = 60.0

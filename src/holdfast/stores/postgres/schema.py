@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 
-from holdfast.backends.postgres_advisory_sql import ADVISORY
-from holdfast.backends.postgres_keep_sql import LEASE_KEEPING
-from holdfast.backends.postgres_lease_sql import LEASE_ADMISSION, LEASE_LOOK, LEASE_TABLES
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, QUEUE_CAP, STALE_SECONDS
 from holdfast.sql import check_identifier
-from holdfast.wires.postgres_statement import Statement
+from holdfast.stores.postgres.renew_sql import LEASE_KEEPING
+from holdfast.stores.postgres.sql import LEASE_ADMISSION, LEASE_LOOK, LEASE_TABLES
+from holdfast.stores.postgres.statement import Statement
+from holdfast.stores.postgres_advisory.sql import ADVISORY
 
 __all__ = ["PROTOCOL", "REVISION", "SAFE_PATH", "Schema", "schema_sql"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.backends.postgres_advisory_requests import base_key
-from holdfast.backends.postgres_schema import Schema
 from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
 from holdfast.sql import Asked, in_savepoint
+from holdfast.stores.postgres.schema import Schema
+from holdfast.stores.postgres_advisory.requests import base_key
 
 __all__ = ["take"]
 

@@ -7,21 +7,21 @@ from contextlib import suppress
 
 from psycopg.pq.abc import PGresult
 
-from holdfast.backends.postgres_look import (
+from holdfast.claim import Busy, Claim, Grant, Record, Standing
+from holdfast.core.admit import check_limit
+from holdfast.core.contract import QUEUE_CAP, Page, Runtime
+from holdfast.errors import BackendUnavailable, HoldfastError, LimitMismatch
+from holdfast.stores._sql import wire as sql_wire
+from holdfast.stores.postgres.connection import Refused, first_value
+from holdfast.stores.postgres.inspect import (
     damaged,
     finite,
     standing_of,
     standing_or_notice,
     whole,
 )
-from holdfast.backends.postgres_schema import Schema
-from holdfast.claim import Busy, Claim, Grant, Record, Standing
-from holdfast.core.admit import check_limit
-from holdfast.core.contract import QUEUE_CAP, Page, Runtime
-from holdfast.errors import BackendUnavailable, HoldfastError, LimitMismatch
-from holdfast.stores._sql import wire as sql_wire
-from holdfast.wires.postgres import Refused, first_value
-from holdfast.wires.postgres_statement import Request
+from holdfast.stores.postgres.schema import Schema
+from holdfast.stores.postgres.statement import Request
 
 __all__ = ["PURGE_EVERY", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
 

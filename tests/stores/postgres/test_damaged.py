@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from backends import postgres_bench
-from backends.postgres_bench import Admin, bells, over, stand
 from holdfast import AsyncLocks, Incompatible
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.postgres import PostgresServer
 from stores import sql_bench
+from stores.postgres import bench as postgres_bench
+from stores.postgres.bench import Admin, bells, over, stand
 from stores.sql_bench import Doors
 
 server, admin, doors = postgres_bench.server, postgres_bench.admin, sql_bench.doors

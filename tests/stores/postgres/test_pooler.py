@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends import postgres_bench
 from servers.postgres import PgBouncer, PostgresServer
 from stores import sql_bench
+from stores.postgres import bench as postgres_bench
 from stores.sql_bench import LONG, Doors, hand_over, in_line
 
 if TYPE_CHECKING:

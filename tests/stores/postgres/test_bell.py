@@ -13,23 +13,23 @@ from functools import partial
 import psycopg
 import pytest
 
-from backends import postgres_bench
-from backends.postgres_bench import Admin, listens_by, over
 from hazards.tearing import handled_at, lines_of, torn_at
-from holdfast.backends.postgres_lease import LeaseBackend
-from holdfast.backends.postgres_listen import BlockingListening
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.postgres.backend import LeaseBackend
+from holdfast.stores.postgres.listen import SharedBell
+from holdfast.stores.postgres.wakeups import BlockingListening
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
-from holdfast.wires.postgres_listen import SharedBell
 from servers.postgres import PostgresServer
 from servers.process import wait_until
 from stores.claims import claim_of
+from stores.postgres import bench as postgres_bench
+from stores.postgres.bench import Admin, listens_by, over
 
 SECONDS = 60.0
 

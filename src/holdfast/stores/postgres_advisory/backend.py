@@ -18,11 +18,6 @@ from math import inf
 
 from psycopg.pq.abc import PGresult
 
-from holdfast.backends.postgres_advisory_keep import Keeping
-from holdfast.backends.postgres_advisory_requests import AdvisoryStatements, base_key
-from holdfast.backends.postgres_listen import Listen, make_listening
-from holdfast.backends.postgres_look import findings
-from holdfast.backends.postgres_shared import SharedBackend, Wire, ring
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
@@ -30,8 +25,13 @@ from holdfast.io.clock import now
 from holdfast.stores._sql.connection import Dial, Dropped
 from holdfast.stores._sql.session_aio import AsyncTalk
 from holdfast.stores._sql.session_blocking import BlockingTalk, Talk
-from holdfast.wires.postgres import Connection, Refused, Session, Sessions, first_value
-from holdfast.wires.postgres_statement import Request
+from holdfast.stores.postgres.connection import Connection, Refused, Session, Sessions, first_value
+from holdfast.stores.postgres.inspect import findings
+from holdfast.stores.postgres.shared import SharedBackend, Wire, ring
+from holdfast.stores.postgres.statement import Request
+from holdfast.stores.postgres.wakeups import Listen, make_listening
+from holdfast.stores.postgres_advisory.renew import Keeping
+from holdfast.stores.postgres_advisory.requests import AdvisoryStatements, base_key
 
 __all__ = ["AdvisoryBackend"]
 

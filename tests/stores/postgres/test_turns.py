@@ -12,12 +12,10 @@ import psycopg
 import pytest
 
 import holdfast
-from backends import postgres_bench
-from backends.postgres_bench import Admin, bells, held, over, stand
-from holdfast.backends.postgres_shared import ring
 from holdfast.claim import Claim, Mode
 from holdfast.core.contract import HANDED_SECONDS, Settings
 from holdfast.io.clock import now
+from holdfast.stores.postgres.shared import ring
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.testing.contract.bench import in_grace
@@ -25,6 +23,8 @@ from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.process import wait_until
 from stores.claims import claim_of
+from stores.postgres import bench as postgres_bench
+from stores.postgres.bench import Admin, bells, held, over, stand
 
 SECONDS = 60.0
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))

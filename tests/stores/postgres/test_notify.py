@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from backends import postgres_bench
-from backends.postgres_bench import Admin, bells
 from servers.postgres import PostgresServer
 from stores import sql_bench
+from stores.postgres import bench as postgres_bench
+from stores.postgres.bench import Admin, bells
 from stores.sql_bench import LONG, Doors, hand_over, in_line, until
 
 if TYPE_CHECKING:

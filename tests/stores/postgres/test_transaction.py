@@ -12,7 +12,6 @@ import pytest
 import sqlalchemy
 
 import holdfast
-from holdfast.backends.postgres_advisory_requests import base_key
 from holdfast.claim import Fence
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
@@ -20,6 +19,7 @@ from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.sql import TransactionLock, transaction_lock
+from holdfast.stores.postgres_advisory.requests import base_key
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.registry import Servers

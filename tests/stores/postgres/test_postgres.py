@@ -10,18 +10,18 @@ from contextlib import suppress
 import pytest
 
 import holdfast
-from backends import postgres_bench
-from backends.postgres_bench import Admin
-from holdfast.backends.postgres_schema import schema_sql
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.postgres.schema import schema_sql
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 from stores.claims import claim_of
+from stores.postgres import bench as postgres_bench
+from stores.postgres.bench import Admin
 
 server, admin = postgres_bench.server, postgres_bench.admin
 

@@ -12,7 +12,7 @@ from psycopg.pq.abc import PGresult
 from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
 from holdfast.core.contract import Finding
 from holdfast.errors import Incompatible
-from holdfast.wires.postgres_statement import Request, Statement
+from holdfast.stores.postgres.statement import Request, Statement
 
 __all__ = ["damaged", "findings", "finite", "standing_of", "standing_or_notice", "whole"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-from holdfast.backends.postgres_schema import Schema
-from holdfast.backends.postgres_shared import SharedStatements
+from holdfast.stores.postgres.schema import Schema
+from holdfast.stores.postgres.shared import SharedStatements
 
 __all__ = ["AdvisoryStatements", "base_key"]
 

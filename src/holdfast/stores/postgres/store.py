@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from holdfast.backends.postgres_advisory import AdvisoryBackend
-from holdfast.backends.postgres_advisory_requests import AdvisoryStatements
-from holdfast.backends.postgres_dial import LIBPQ_OPTIONS, Dialler, address_of
-from holdfast.backends.postgres_lease import LeaseBackend, LeaseStatements
-from holdfast.backends.postgres_schema import schema_sql
-from holdfast.backends.postgres_shared import Wire
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
 from holdfast.stores._sql.wire import make_wire
+from holdfast.stores.postgres.backend import LeaseBackend, LeaseStatements
+from holdfast.stores.postgres.connect import LIBPQ_OPTIONS, Dialler, address_of
+from holdfast.stores.postgres.connection import Connection, Sessions
+from holdfast.stores.postgres.schema import schema_sql
+from holdfast.stores.postgres.shared import Wire
+from holdfast.stores.postgres_advisory.backend import AdvisoryBackend
+from holdfast.stores.postgres_advisory.requests import AdvisoryStatements
 from holdfast.url import Url, parse_url
-from holdfast.wires.postgres import Connection, Sessions
 
 __all__ = ["AdvisoryStore", "LeaseStore", "open_store", "schema_sql"]
 

@@ -22,9 +22,9 @@ from holdfast.io.single_flight import Opening, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
 from holdfast.stores._sql.blocking import BlockingWire
 from holdfast.stores._sql.in_thread import in_thread
-from holdfast.wires.postgres import Connection
-from holdfast.wires.postgres_listen import AsyncListener, ListenBell, SharedBell
-from holdfast.wires.postgres_statement import Request
+from holdfast.stores.postgres.connection import Connection
+from holdfast.stores.postgres.listen import AsyncListener, ListenBell, SharedBell
+from holdfast.stores.postgres.statement import Request
 
 __all__ = ["Listen", "Listening", "make_listening"]
 

@@ -14,10 +14,6 @@ import psycopg
 import pytest
 
 import holdfast
-from backends import postgres_bench
-from backends.postgres_bench import Admin
-from holdfast.backends.postgres_advisory import AdvisoryBackend
-from holdfast.backends.postgres_advisory_requests import base_key
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.contract import Glancing, Settings
 from holdfast.core.drive import run_now
@@ -25,11 +21,15 @@ from holdfast.errors import Unsupported
 from holdfast.io.clock import now
 from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.postgres_advisory.backend import AdvisoryBackend
+from holdfast.stores.postgres_advisory.requests import base_key
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 from stores.claims import claim_of
+from stores.postgres import bench as postgres_bench
+from stores.postgres.bench import Admin
 
 SOON = 20.0
 HOLDING = "SELECT count(*) FROM holdfast.keys WHERE key = %s AND granted"
@@ -271,7 +271,7 @@ def test_a_waiter_is_woken_with_its_grant(
     """The server ends it a ttl after the grant, which may be as old as the request that waited:
     its time counts from there. One that may be too old is renewed before it is told."""
     if old:
-        monkeypatch.setattr("holdfast.backends.postgres_advisory.FRESH_SHARE", 0.0)
+        monkeypatch.setattr("holdfast.stores.postgres_advisory.backend.FRESH_SHARE", 0.0)
     with Proxy(server) as proxy:
         store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
         waiter = store.backend(BlockingRuntime())

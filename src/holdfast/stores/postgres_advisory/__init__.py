@@ -1,0 +1,1 @@
+"""``postgresql://…?mode=advisory``: locks that end with their connection."""
