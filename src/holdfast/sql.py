@@ -21,8 +21,8 @@ __all__ = ["TransactionLock", "check_identifier", "transaction_lock"]
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _DIALECTS = {
     "postgresql": "holdfast.stores.postgres.transaction",
-    "mysql": "holdfast.backends.mysql_transaction",
-    "mariadb": "holdfast.backends.mysql_transaction",
+    "mysql": "holdfast.stores.mysql.transaction",
+    "mariadb": "holdfast.stores.mysql.transaction",
 }
 
 

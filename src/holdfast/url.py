@@ -31,7 +31,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "consul": ("holdfast.stores.consul", "consul"),
     "consuls": ("holdfast.stores.consul", "consul"),
     "postgresql": ("holdfast.stores.postgres", "postgresql"),
-    "mysql": ("holdfast.backends.mysql", "mysql"),
+    "mysql": ("holdfast.stores.mysql", "mysql"),
 }
 
 CLIENTS = {"redis": "redis", "valkey": "redis"}

@@ -13,13 +13,13 @@ import pymysql
 import pytest
 import sqlalchemy
 
-from backends.mysql_bench import open_admin
 from fencing.accounts import mysql_settings
 from fencing.databases import Beside, fence
 from holdfast import Fence, Mode, StaleFence, Unsupported
 from holdfast.fencing import rule, sql
 from servers.mysql import MySQLServer
 from servers.registry import Servers
+from stores.mysql.bench import open_admin
 
 Connect = Callable[..., Any]
 

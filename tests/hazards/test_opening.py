@@ -15,9 +15,9 @@ import pytest
 
 import holdfast
 from harnesses import harness_classes
-from holdfast.backends import mysql_listen
 from holdfast.core.contract import Settings
 from holdfast.io.clock import now
+from holdfast.stores.mysql import wakeups as mysql_listen
 from holdfast.stores.postgres import store as postgres
 from holdfast.stores.postgres import wakeups as postgres_listen
 from holdfast.stores.redis import wire as redis_wire

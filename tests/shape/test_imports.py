@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 OWN_STORES = ("fencing.etcd", "fencing.consul", "fencing.zookeeper")
 # A resource's address is connected to as a store's is: the same options, the same safety.
 LOGINS = {
-    "fencing.address": {"holdfast.wires.mysql_login", "holdfast.io.clock"},
+    "fencing.address": {"holdfast.stores.mysql.login", "holdfast.io.clock"},
 }
 
 # A backend stays among its own files; these serve several.

@@ -56,7 +56,7 @@ def used(*files: str) -> set[str]:
 def test_pymysql() -> None:
     """Its handshake is used, then its socket is ours."""
     client = pymysql.connections.Connection(defer_connect=True)
-    assert not missing(client, PYMYSQL), "PyMySQL has changed: see wires/mysql.py"
+    assert not missing(client, PYMYSQL), "PyMySQL has changed: see stores/mysql/connection.py"
     assert used("mysql.py") <= PYMYSQL
 
 

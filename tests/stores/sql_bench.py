@@ -17,7 +17,6 @@ import psycopg
 import pymysql
 import pytest
 
-from backends import mysql_bench
 from holdfast.testing import Flavour
 from holdfast.testing.conformance.bench import eventually
 from holdfast.testing.doors import open_door
@@ -27,6 +26,7 @@ from servers.postgres import PostgresServer
 from servers.process import Server
 from servers.proxy import Proxy
 from servers.registry import Servers
+from stores.mysql import bench as mysql_bench
 
 if TYPE_CHECKING:
     from holdfast import AsyncLease, AsyncLock, AsyncLocks

@@ -1,0 +1,1 @@
+"""``mysql://…?mode=advisory``: named locks (``GET_LOCK``), which end with their connection."""

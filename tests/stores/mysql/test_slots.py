@@ -1,0 +1,103 @@
+"""Slots as named locks of MySQL: who naps for them, and who frees or breaks them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import holdfast
+from holdfast.claim import Claim
+from holdfast.io.clock import now
+from holdfast.stores.mysql_advisory.sql import AdvisoryStatements
+from servers.mysql import MySQLServer
+from stores.mysql import bench as mysql_bench
+from stores.mysql.bench import Admin, key, one, wait_for
+
+server, admin = mysql_bench.server, mysql_bench.admin
+
+
+@pytest.fixture
+def url(server: MySQLServer) -> str:
+    return f"{server.url}?mode=advisory"
+
+
+def test_a_freed_slot_is_passed_on_at_once(url: str, admin: Admin, namespace: str) -> None:
+    """Who naps for a slot is stirred by whoever frees one, a hundred times in a row."""
+    began = now()
+    with holdfast.connect(url, namespace=namespace) as ours:
+        tokens: list[int] = []
+
+        def work() -> None:
+            with holdfast.connect(url, namespace=namespace) as locks:
+                for _ in range(25):
+                    with locks.semaphore("name", 2, timeout=60) as lease:
+                        tokens.append(lease.token)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(tokens)) == 100
+        assert now() - began < 30  # each nap that nobody ends takes a second
+        standing = ours.inspect("name")
+        assert (standing.holders, standing.waiters) == ((), ())
+    assert one(admin, f"SELECT IS_FREE_LOCK('{key(namespace, part=':t')}')") == 1
+
+
+def test_breaking_a_hold_leaves_who_waits_alone(url: str, admin: Admin, namespace: str) -> None:
+    """The first who waits takes the slots while they become free one after the other: its session
+    is not taken for that which had them."""
+    slots = 16
+    with (
+        holdfast.connect(url, namespace=namespace) as ours,
+        holdfast.connect(url, namespace=namespace) as theirs,
+        holdfast.connect(url, namespace=namespace) as looking,
+    ):
+        held = ours.semaphore("name", slots, permits=slots).acquire()
+        assert held is not None
+        lost = threading.Event()
+        held.on_lost(lambda _: lost.set())
+        wanted = theirs.semaphore("name", slots, permits=slots, timeout=60)
+        took: list[holdfast.Lease | None] = []
+        thread = threading.Thread(target=lambda: took.append(wanted.acquire()))
+        thread.start()
+        wait_for(lambda: one(admin, f"SELECT IS_USED_LOCK('{key(namespace, part=':n')}')"))
+        session = one(admin, f"SELECT IS_USED_LOCK('{key(namespace, part=':t')}')")
+        assert session is not None
+        assert looking.break_lock("name", reason="a test") == held.token
+        thread.join(60)
+        assert one(admin, f"SELECT IS_USED_LOCK('{key(namespace, part=':0')}')") == session
+        assert took[0] is not None
+        assert took[0].token > held.token
+        assert lost.wait(60)
+        took[0].release()
+
+
+def test_a_nap_that_is_cut_short_keeps_nothing(
+    url: str, admin: Admin, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a server stops in the middle of a statement that is killed, as MySQL does, the lock by
+    which a nap is found is given back by the next request: it would stir a holder else."""
+    nap = AdvisoryStatements.nap
+
+    def nap_without_its_end(self: AdvisoryStatements, claim: Claim) -> bytes:
+        return nap(self, claim).rpartition(b", RELEASE_LOCK")[0]
+
+    monkeypatch.setattr(AdvisoryStatements, "nap", nap_without_its_end)
+    napping = f"SELECT IS_USED_LOCK('{key(namespace, part=':n')}')"
+    with holdfast.connect(url, namespace=namespace) as locks:
+        held = locks.semaphore("name", 1).acquire()
+        assert held is not None
+        took: list[holdfast.Lease | None] = []
+        thread = threading.Thread(
+            target=lambda: took.append(locks.semaphore("name", 1).acquire(timeout=60))
+        )
+        thread.start()
+        wait_for(lambda: one(admin, napping))
+        held.release()
+        thread.join(60)
+        assert took[0] is not None
+        assert one(admin, napping) is None
+        took[0].release()

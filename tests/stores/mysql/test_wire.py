@@ -1,0 +1,193 @@
+"""MySQL's protocol as our parser reads it, byte by byte, and the literals we send."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+
+import pytest
+
+from holdfast.stores.mysql.protocol import (
+    LONGEST_PACKET,
+    MOST_REPLY_BYTES,
+    Failure,
+    Parser,
+    Reply,
+    packed,
+    quoted,
+)
+
+
+def packet(payload: bytes, number: int = 1) -> bytes:
+    return len(payload).to_bytes(3, "little") + bytes([number]) + payload
+
+
+def text(value: bytes | None) -> bytes:
+    if value is None:
+        return b"\xfb"
+    if len(value) < 251:
+        return bytes([len(value)]) + value
+    return b"\xfc" + len(value).to_bytes(2, "little") + value
+
+
+def ok(affected: bytes, insert_id: bytes, status: int) -> bytes:
+    return packet(b"\0" + affected + insert_id + status.to_bytes(2, "little") + b"\0\0")
+
+
+def eof(status: int = 2) -> bytes:
+    return packet(b"\xfe\0\0" + status.to_bytes(2, "little"))
+
+
+TOKEN = 1794787688867537
+INSERTED = ok(b"\x02", b"\xfe" + TOKEN.to_bytes(8, "little"), 2)
+TABLE = (
+    packet(b"\x02")
+    + packet(b"\x03def column")
+    + packet(b"\xfedef column that begins like an end")
+    + eof()
+    + packet(text(b"a" * 300) + text(None))
+    + packet(text(b"") + text(b"x"))
+)
+
+
+def fed(data: bytes, step: int) -> Reply:
+    parser = Parser()
+    for start in range(0, len(data), step):
+        reply = parser.feed(data[start : start + step])
+        if reply is not None:
+            assert start + step >= len(data)
+            return reply
+    raise AssertionError("it is not complete")
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 100_000])
+def test_answers_may_come_in_any_pieces(step: int) -> None:
+    """Several statements, rows with nulls and long values, in one answer."""
+    started = ok(b"\0", b"\0", 0x08 | 0x01)
+    reply = fed(started + TABLE + eof(0x08) + INSERTED, step)
+    assert reply.failure is None
+    assert reply.results[1].rows == [(b"a" * 300, None), (b"", b"x")]
+    assert (reply.results[2].affected, reply.results[2].insert_id) == (2, TOKEN)
+    assert not reply.in_transaction
+
+
+@pytest.mark.parametrize("step", [1, 100_000])
+def test_an_error_ends_an_answer(step: int) -> None:
+    """What ran before it is told, and whether a transaction was left open."""
+    error = packet(b"\xff" + (1213).to_bytes(2, "little") + b"#40001Deadlock found")
+    reply = fed(ok(b"\0", b"\0", 0x08 | 0x01) + error, step)
+    assert len(reply.results) == 1
+    assert reply.failure == Failure(1213, "Deadlock found")
+    assert reply.in_transaction
+    assert fed(TABLE + error, step).failure == Failure(1213, "Deadlock found")
+
+
+def test_a_parser_reads_one_answer_after_the_other() -> None:
+    """Nothing of an answer is left for the next one."""
+    parser = Parser()
+    assert parser.feed(TABLE) is None
+    first = parser.feed(eof())
+    assert first is not None
+    assert len(first.results[0].rows) == 2
+    second = parser.feed(INSERTED)
+    assert second is not None
+    assert second.results[0].insert_id == TOKEN
+
+
+def test_an_answer_longer_than_a_packet() -> None:
+    """A value of 16 MB comes in two packets."""
+    value = b"v" * LONGEST_PACKET
+    payload = b"\xfd" + len(value).to_bytes(3, "little") + value
+    parts = packet(payload[:LONGEST_PACKET]) + packet(payload[LONGEST_PACKET:])
+    reply = fed(packet(b"\x01") + packet(b"\x03def") + eof() + parts + eof(), 1 << 20)
+    assert reply.results[0].rows == [(value,)]
+
+
+def test_what_is_not_the_protocol_is_refused() -> None:
+    """A server that asks for a file of ours, or nonsense."""
+    for wrong in (packet(b"\xfb/etc/passwd"), packet(b"")):
+        with pytest.raises(ValueError, match="an"):
+            Parser().feed(wrong)
+
+
+DAMAGED = {
+    "a short OK": packet(b"\0"),
+    "an OK without its status": packet(b"\0\0\0"),
+    "half a status": packet(b"\0\0\0\2"),
+    "a number cut short": packet(b"\0\xfe\1\2"),
+    "a number over 63 bits": packet(b"\0\0\xfe" + b"\xff" * 8 + b"\2\0\0\0"),
+    "a number of no kind": packet(b"\0\xff\0\0\2\0"),
+    "columns without end": packet(b"\xfe" + b"\x7f" * 8 + b"\0"),
+    "a great many columns": packet(b"\xfd\xff\xff\xff"),
+    "a row without values": packet(b"\2") + packet(b"\3def") * 2 + eof() + packet(b"\1a"),
+    "a value cut short": packet(b"\1") + packet(b"\3def") + eof() + packet(b"\x05ab"),
+    "a long value cut short": packet(b"\1") + packet(b"\3def") + eof() + packet(b"\xfc\1"),
+    "more than its values": packet(b"\1") + packet(b"\3def") + eof() + packet(b"\1ab"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+@pytest.mark.parametrize("step", [1, 100_000])
+def test_damage_is_no_protocol(how: str, step: int) -> None:
+    """One kind of error tells it, by which the connection is given up."""
+    with pytest.raises(ValueError, match=r"a |an "):
+        fed(DAMAGED[how], step)
+
+
+def test_no_bytes_give_another_error() -> None:
+    """A thousand answers with a byte or two changed, cut, or put in twice."""
+    chance = random.Random(7)
+    whole = ok(b"\0", b"\0", 0x08) + TABLE + eof(0x08) + INSERTED
+    for _ in range(3000):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.choice([0, 1, 250, 251, 252, 253, 254, 255])
+        parser = Parser()
+        with contextlib.suppress(ValueError):
+            parser.feed(bytes(data[: chance.randrange(1, len(data))]))
+
+
+def test_an_answer_has_an_end() -> None:
+    """A server that sends on and on is given up, and what it sent is let go of."""
+    full = b"\xff\xff\xff\x00" + b"\x01" * LONGEST_PACKET
+    with pytest.raises(ValueError, match="more than"):
+        fed(full * (MOST_REPLY_BYTES // len(full) + 2), len(full))
+
+
+def test_an_answer_in_small_pieces_is_read_in_time_that_grows_with_it() -> None:
+    """What has come is not copied with every piece that comes."""
+    size = LONGEST_PACKET - 1
+    packets = size.to_bytes(3, "little") + b"\0" + b"\xff" * size
+    parser, reply = Parser(), None
+    begun = time.process_time()
+    for start in range(0, len(packets), 4096):
+        reply = parser.feed(packets[start : start + 4096])
+    assert reply is not None
+    assert time.process_time() - begun < 3.0  # with copies it takes three times as long
+
+
+def test_the_text_of_an_error_is_harmless() -> None:
+    text = b"Duplicate entry '\x1b[2J\n\xff'" + b"x" * 100_000
+    reply = Parser().feed(packet(b"\xff" + (1062).to_bytes(2, "little") + b"#23000" + text))
+    assert reply is not None
+    assert reply.failure is not None
+    assert reply.failure.text.isprintable()
+    assert reply.failure.text.startswith("Duplicate entry '\\x1b[2J\\n")
+    assert len(reply.failure.text) < 3000
+
+
+def test_requests_are_packed() -> None:
+    """Also one that is longer than a packet may be."""
+    assert packed(b"DO 0") == b"\x05\0\0\0\x03DO 0"
+    long = packed(b"x" * LONGEST_PACKET)
+    assert long[:5] == b"\xff\xff\xff\0\x03"
+    assert long[4 + LONGEST_PACKET :] == b"\1\0\0\1x"
+    exact = packed(b"x" * (LONGEST_PACKET - 1))
+    assert exact[-4:] == b"\0\0\0\1"
+
+
+def test_literals_need_no_escaping() -> None:
+    """Whatever the text, it is digits."""
+    assert quoted(b"'; DROP TABLE x --\\") == b"X'273b2044524f50205441424c452078202d2d5c'"
+    assert quoted(b"") == b"X''"
