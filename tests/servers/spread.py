@@ -37,7 +37,8 @@ def place_of(test: str) -> Place:
         for harness in sorted(harness_classes(), key=len, reverse=True):
             if f"-{harness}-" in words:
                 return Place(harness.partition("-")[0], harness)
-    store = next((s for s in STORES if f"/test_{s}" in path or f"-{s}-" in words), "")
+    store = next((s for s in STORES if any(f in path for f in (f"/{s}", f"/test_{s}"))), "")
+    store = store or next((s for s in STORES if f"-{s}-" in words), "")
     return Place(store, f"{path} {store}")
 
 

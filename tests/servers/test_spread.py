@@ -51,7 +51,7 @@ def _suite(store: str, count: int) -> list[str]:
 
 
 def _file(name: str, count: int) -> list[str]:
-    return [f"tests/backends/test_{name}.py::test_{n}" for n in range(count)]
+    return [f"tests/stores/{name}/test_it.py::test_{n}" for n in range(count)]
 
 
 def test_a_process_stays_where_it_is_and_with_its_store() -> None:
@@ -76,7 +76,7 @@ def test_who_has_nothing_left_helps_where_most_is_left() -> None:
     suite = _suite("redis", 6)
     share = Share([*suite, *_file("core", 1)])
     asked = [share.next(who) for who in "abbab"]
-    assert asked == [suite[0], "tests/backends/test_core.py::test_0", suite[1], suite[2], suite[3]]
+    assert asked == [suite[0], "tests/stores/core/test_it.py::test_0", suite[1], suite[2], suite[3]]
     assert {share.next(who) for who in "ab"} == set(suite[4:])
 
 

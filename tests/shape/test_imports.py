@@ -14,8 +14,7 @@ import holdfast
 
 ROOT = Path(holdfast.__file__).parent
 
-PACKAGES = ("holdfast.backends", "holdfast.wires", "holdfast.io")
-"""Of these it is a module that is imported, not a name."""
+STORES = "holdfast.stores"
 
 WORLD = {"asyncio", "threading", "time", "socket", "ssl", "select", "selectors", "os", "sqlite3"}
 
@@ -23,8 +22,7 @@ WORLD = {"asyncio", "threading", "time", "socket", "ssl", "select", "selectors",
 ALLOWED: dict[str, set[str]] = {
     "core": {"claim", "errors"},
     "io": {"core", "claim", "errors"},
-    "wires": {"core", "claim", "errors", "io", "url"},
-    "backends": {"core", "claim", "errors", "io", "wires", "url", "sql"},
+    "stores": {"core", "claim", "errors", "io", "url", "sql"},
     "primitives": {"core", "claim", "errors", "durations", "lease", "multilease"},
     "fencing": {"core", "claim", "errors", "durations", "lease", "url", "sql"},
     "cli": {
@@ -43,15 +41,24 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 # A guard in the lock's own store speaks to it in that store's words, and in no other's.
-OWN_STORES = ("fencing.etcd", "fencing.consul", "fencing.zookeeper")
+OWN_STORES = {"fencing.etcd", "fencing.consul", "fencing.zookeeper"}
 # A resource's address is connected to as a store's is: the same options, the same safety.
 LOGINS = {
     "fencing.address": {"holdfast.stores.mysql.login", "holdfast.io.clock"},
 }
 
-# A backend stays among its own files; these serve several.
-SHARED_BACKENDS = {"lines", "sessions", "memory", "sql", "strict"}
-FAMILIES = {"redlock": "redis"}
+CONSENSUS, SQL = "_consensus", "_sql"
+KNOWN: dict[str, set[str]] = {
+    "redlock": {"redis"},
+    "etcd": {CONSENSUS},
+    "consul": {CONSENSUS},
+    "zookeeper": {CONSENSUS},
+    "postgres": {SQL, "postgres_advisory"},
+    "postgres_advisory": {SQL, "postgres"},
+    "mysql": {SQL, "mysql_advisory"},
+    "mysql_advisory": {SQL, "mysql"},
+}
+"""Which folders of ``stores`` a store may import, besides its own."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -63,7 +70,7 @@ def imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module in PACKAGES:
+        elif isinstance(node, ast.ImportFrom) and node.module == STORES:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
@@ -71,7 +78,7 @@ def imported(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(("name", "path"), list(modules()))
 def test_imports_point_one_way(name: str, path: Path) -> None:
-    """Core knows claims; backends and wires know core; primitives know core; doors know all."""
+    """Core knows claims; io knows core; stores know core and io; the clients know all of these."""
     room = name.split(".", maxsplit=1)[0]
     if room not in ALLOWED:
         return
@@ -79,8 +86,8 @@ def test_imports_point_one_way(name: str, path: Path) -> None:
         parts = target.split(".")
         if target in LOGINS.get(name, ()):
             continue
-        if name in OWN_STORES and parts[1:2] in (["backends"], ["wires"]):
-            assert family(parts[2]) in name.split("."), f"{name} imports {target}"
+        if name in OWN_STORES and parts[1:2] == ["stores"]:
+            assert name == f"fencing.{parts[2]}", f"{name} imports {target}"
         elif parts[0] == "holdfast" and len(parts) > 1:
             assert parts[1] in ALLOWED[room] | {room}, f"{name} imports {target}"
 
@@ -91,21 +98,14 @@ def test_core_is_pure(name: str, path: Path) -> None:
     assert not WORLD & {target.split(".")[0] for target in imported(path)}, name
 
 
-def family(module: str) -> str:
-    """The store that a module of ``backends`` belongs to."""
-    return module.split("_", maxsplit=1)[0]
-
-
-@pytest.mark.parametrize(("name", "path"), [m for m in modules() if m[0].startswith("backends.")])
-def test_backends_do_not_know_each_other(name: str, path: Path) -> None:
+@pytest.mark.parametrize(("name", "path"), [m for m in modules() if m[0].startswith("stores.")])
+def test_stores_do_not_know_each_other(name: str, path: Path) -> None:
     """A store is read, changed and removed without a look at another one."""
-    own = family(name.split(".")[1])
+    own = name.split(".")[1]
     for target in imported(path):
-        parts = target.split(".")
-        if parts[:2] == ["holdfast", "backends"] and len(parts) > 2:
-            other = family(parts[2])
-            known = SHARED_BACKENDS | {own, FAMILIES.get(own, own)}
-            assert other in known, f"{name} imports {target}"
+        if target.startswith(f"{STORES}."):
+            other = target.split(".")[2]
+            assert other in {own} | KNOWN.get(own, set()), f"{name} imports {target}"
 
 
 def test_a_blocking_door_loads_no_event_loop_and_no_client() -> None:

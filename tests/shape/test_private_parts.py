@@ -1,7 +1,7 @@
 """Libraries whose private parts we use: each is named, is there, and has a version cap.
 
 Where one of these fails after an upgrade, read what the library does now in its place, and mend the
-module under ``wires`` before the cap in pyproject.toml is raised.
+module that is named before the cap in pyproject.toml is raised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kazoo.protocol.connection import ConnectionHandler
 
 import holdfast
 
-WIRES = Path(holdfast.__file__).parent / "wires"
+STORES = Path(holdfast.__file__).parent / "stores"
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 
@@ -45,7 +45,7 @@ def missing(thing: object, names: set[str]) -> list[str]:
 
 def used(*files: str) -> set[str]:
     """What modules use of objects that are a library's, by the names we give those."""
-    texts = [path.read_text() for pattern in files for path in sorted(WIRES.glob(pattern))]
+    texts = [path.read_text() for pattern in files for path in sorted(STORES.glob(pattern))]
     assert texts
     found = [
         re.findall(r"(?:\bclient|\bconnection|super\(\))\.(_[a-z]\w*)", text) for text in texts
@@ -57,7 +57,7 @@ def test_pymysql() -> None:
     """Its handshake is used, then its socket is ours."""
     client = pymysql.connections.Connection(defer_connect=True)
     assert not missing(client, PYMYSQL), "PyMySQL has changed: see stores/mysql/connection.py"
-    assert used("mysql.py") <= PYMYSQL
+    assert used("mysql/connection.py") <= PYMYSQL
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_pymysql() -> None:
 def test_redis_py(kind: Any) -> None:
     """Its login is used, then its socket is ours."""
     assert not missing(kind(), REDIS), "redis-py has changed: see stores/redis/blocking.py"
-    assert used("redis_blocking.py", "redlock_blocking.py") <= REDIS
+    assert used("redis/blocking.py", "redlock/broadcast_blocking.py") <= REDIS
 
 
 @pytest.mark.parametrize("kind", ["Connection", "SSLConnection", "UnixDomainSocketConnection"])
@@ -75,7 +75,7 @@ def test_redis_py_for_asyncio(kind: str) -> None:
     connection = getattr(redis.asyncio, kind)()
     assert not missing(connection, REDIS_ASYNCIO), "redis-py has changed: see stores/redis/aio.py"
     assert inspect.iscoroutinefunction(connection._connect)
-    assert used("redis_aio.py", "redlock_aio.py") <= REDIS_ASYNCIO
+    assert used("redis/aio.py", "redlock/broadcast_aio.py") <= REDIS_ASYNCIO
 
 
 def test_kazoo() -> None:
@@ -88,7 +88,7 @@ def test_kazoo() -> None:
     told = "kazoo has changed: see stores/zookeeper/client/connection.py"
     assert not missing(client._connection, KAZOO_CONNECTION), told
     assert isinstance(client._connection, ConnectionHandler)
-    assert used("zookeeper*.py") <= KAZOO_CLIENT | KAZOO_CONNECTION
+    assert used("zookeeper/session.py", "zookeeper/client/*.py") <= KAZOO_CLIENT | KAZOO_CONNECTION
 
 
 @pytest.mark.parametrize(

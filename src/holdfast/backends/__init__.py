@@ -1,1 +1,0 @@
-"""One module per store. Read ``memory`` first: it is the rules of admission and nothing else."""

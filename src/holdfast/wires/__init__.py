@@ -1,1 +1,0 @@
-"""The only network code: blocking and asyncio variants side by side, foreign errors mapped."""
