@@ -39,7 +39,7 @@ class Scene:
             raise SystemExit(str(error)) from None
 
     def connect(self) -> holdfast.Locks:
-        """A door of its own for each process."""
+        """A client of its own for each process."""
         return holdfast.connect(
             self.url, ttl=self.ttl, namespace=self.namespace, require=self.require
         )

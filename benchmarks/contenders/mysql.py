@@ -14,7 +14,7 @@ from holdfast.bench.contender import (
     UNCONTENDED,
     Client,
     Contender,
-    Door,
+    Engine,
     Opener,
     Pair,
     Target,
@@ -245,7 +245,7 @@ def _advisory() -> list[Contender]:
 
 
 def _one(name: str, role: Any, open_: Opener, cases: frozenset[str] = WAITS) -> Contender:
-    door: Door = "asyncio" if name.startswith("aio") else "blocking"
+    door: Engine = "asyncio" if name.startswith("aio") else "blocking"
     return Contender(name, "mysql", role, door, open_, cases)
 
 

@@ -17,7 +17,7 @@ from holdfast.bench.contender import (
     UNCONTENDED,
     Client,
     Contender,
-    Door,
+    Engine,
     Opener,
     Pair,
     Target,
@@ -187,7 +187,7 @@ def _advisory() -> list[Contender]:
 
 
 def _one(name: str, role: Any, open_: Opener, cases: frozenset[str] = WAITS) -> Contender:
-    door: Door = "asyncio" if "async" in name else "blocking"
+    door: Engine = "asyncio" if "async" in name else "blocking"
     return Contender(name, "postgres", role, door, open_, cases)
 
 

@@ -11,7 +11,7 @@ from holdfast.bench.contender import (
     HELD_TTL_SECONDS,
     Client,
     Contender,
-    Door,
+    Engine,
     Opener,
     Pair,
     Target,
@@ -200,7 +200,7 @@ async def _aioredlock(target: Target) -> Client:
 
 
 def _peer(name: str, open_: Opener, cases: frozenset[str] = WAITS, **more: Any) -> Contender:
-    door: Door = "asyncio" if "asyncio" in name or name == "aioredlock" else "blocking"
+    door: Engine = "asyncio" if "asyncio" in name or name == "aioredlock" else "blocking"
     return Contender(name, "redis", "peer", door, open_, cases, **more)
 
 

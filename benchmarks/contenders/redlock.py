@@ -14,7 +14,7 @@ import hiredis
 import holdfast
 from benchmarks.contenders.redis_limits import pack
 from benchmarks.tape import APART_SECONDS, WARM_HOLDS, Relay, dial
-from holdfast.bench.contender import REDLOCK, Client, Contender, Door, Opener, Pair, Target, ours
+from holdfast.bench.contender import REDLOCK, Client, Contender, Engine, Opener, Pair, Target, ours
 
 __all__ = ["CONTENDERS"]
 
@@ -158,7 +158,7 @@ async def _aioredlock(target: Target) -> Client:
 
 
 def _peer(name: str, open_: Callable[..., Any]) -> Contender:
-    door: Door = "asyncio" if "asyncio" in name or name == "aioredlock" else "blocking"
+    door: Engine = "asyncio" if "asyncio" in name or name == "aioredlock" else "blocking"
     return Contender(name, "redlock", "peer", door, open_, ONLY)
 
 

@@ -32,7 +32,7 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.claim import Fence, Holder, Mode, Standing, Waiter
+    from holdfast.claim import Fence, Holder, LockInfo, Mode, Waiter
     from holdfast.core.contract import Finding, Guarantee
     from holdfast.lease import AsyncLease, Lease
     from holdfast.locks import Locks, connect
@@ -63,6 +63,7 @@ __all__ = [
     "Lease",
     "LimitMismatch",
     "Lock",
+    "LockInfo",
     "LockLost",
     "LockTimeout",
     "Locks",
@@ -72,7 +73,6 @@ __all__ = [
     "Outcome",
     "ResultNotKept",
     "StaleFence",
-    "Standing",
     "Unsupported",
     "UntrustedFence",
     "Waiter",
@@ -96,7 +96,7 @@ _HOMES = {
     "Mode": "holdfast.claim",
     "MultiLease": "holdfast.multilease",
     "Outcome": "holdfast.primitives.once_outcome",
-    "Standing": "holdfast.claim",
+    "LockInfo": "holdfast.claim",
     "Waiter": "holdfast.claim",
     "connect": "holdfast.locks",
     "connect_async": "holdfast.locks_async",

@@ -1,7 +1,7 @@
-"""The values that travel between doors, core and backends. All are immutable.
+"""The values that travel between clients, core and backends. All are immutable.
 
 A ``Claim`` is what is asked; a ``Grant`` or a ``Busy`` is the answer. A ``Fence`` is what a
-resource checks. A ``Standing`` is what a store can tell about a name: its holders and waiters.
+resource checks. A ``LockInfo`` is what a store can tell about a name: its holders and waiters.
 """
 
 # Without "from __future__ import annotations": named tuples compile the text of every annotation,
@@ -19,9 +19,9 @@ __all__ = [
     "FenceKeys",
     "Grant",
     "Holder",
+    "LockInfo",
     "Mode",
     "Record",
-    "Standing",
     "Waiter",
     "check_name",
 ]
@@ -129,7 +129,7 @@ class Waiter(NamedTuple):
     behind: int
 
 
-class Standing(NamedTuple):
+class LockInfo(NamedTuple):
     """What a store knows about one name."""
 
     name: str

@@ -18,7 +18,7 @@ from holdfast.durations import Duration, seconds
 from holdfast.errors import LockLost
 
 if TYPE_CHECKING:
-    from holdfast.core.door import Door
+    from holdfast.core.engine import Engine
 
 __all__ = ["AsyncLease", "Lease", "LeaseBase"]
 
@@ -40,10 +40,18 @@ class Giver(Protocol):
 class LeaseBase:
     """A handle to a hold. It never blocks, except to release or extend."""
 
-    __slots__ = ("__weakref__", "_door", "_hold", "_note", "_released", "_scope", "_taken_through")
+    __slots__ = (
+        "__weakref__",
+        "_engine",
+        "_hold",
+        "_note",
+        "_released",
+        "_scope",
+        "_taken_through",
+    )
 
-    def __init__(self, door: Door, hold: Hold, note: str) -> None:
-        self._door, self._hold, self._note = door, hold, note
+    def __init__(self, engine: Engine, hold: Hold, note: str) -> None:
+        self._engine, self._hold, self._note = engine, hold, note
         self._taken_through: ref[Giver] | None = None
         self._scope: Scope | None = None
         self._released = False
@@ -76,8 +84,8 @@ class LeaseBase:
     @property
     def fence(self) -> Fence:
         """What a resource checks; signed if the client has ``fence_keys``."""
-        fence = Fence(self.name, self.mode, self.slots, self._door.epoch, self.token)
-        return self._door.fence_keys.sign(fence)
+        fence = Fence(self.name, self.mode, self.slots, self._engine.epoch, self.token)
+        return self._engine.fence_keys.sign(fence)
 
     @property
     def ttl(self) -> float:
@@ -94,7 +102,7 @@ class LeaseBase:
         """Seconds that are certain; 0 when it is not held."""
         if self._released or self._hold.state is not State.HELD:
             return 0.0
-        return max(0.0, self._hold.ends - self._door.runtime.now())
+        return max(0.0, self._hold.ends - self._engine.runtime.now())
 
     @property
     def held(self) -> bool:
@@ -104,7 +112,7 @@ class LeaseBase:
     @property
     def doubtful(self) -> bool:
         """Whether renewal is overdue and little certain time is left: time to stop working."""
-        return self.held and self._door.runtime.now() >= self._hold.doubtful_at
+        return self.held and self._engine.runtime.now() >= self._hold.doubtful_at
 
     @property
     def lost(self) -> bool:
@@ -124,7 +132,7 @@ class LeaseBase:
         """Raises ``LockLost`` unless that many seconds are certain.
 
         Right after a wait less of the ttl may be certain than later: some stores wake with a grant
-        for up to 15 s, which the keeper renews within a second.
+        for up to 15 s, which the renewer renews within a second.
         """
         needed = seconds(at_least, "at_least") if at_least else 0.0
         remaining = self.remaining
@@ -140,7 +148,7 @@ class LeaseBase:
     def _lost_error(self, result: object = None) -> LockLost:
         doubt = self._scope.reason if self._scope is not None else ""
         reason = self.reason or doubt or "it was released"
-        message = f"{self.name!r} on {self._door.store.display} is no longer held: {reason}"
+        message = f"{self.name!r} on {self._engine.store.display} is no longer held: {reason}"
         return LockLost(message, name=self.name, reason=reason, result=result)
 
     def on_lost(self, callback: Callable[[str], object]) -> None:
@@ -152,9 +160,9 @@ class LeaseBase:
         hold = self._hold
         if self._released and not self.lost:
             return
-        self._door.before_tell()
+        self._engine.before_tell()
         if self.lost:
-            self._door.tell(callback, self.reason)
+            self._engine.tell(callback, self.reason)
             return
         hold.callbacks.append(callback)
         if hold.state is State.LOST:  # in this very moment
@@ -183,8 +191,8 @@ class LeaseBase:
         if self._released:
             return False
         if not self._let_go():
-            return self._hold.state is State.HELD and self._door.runtime.now() < self._hold.ends
-        return await self._door.release(self._hold)
+            return self._hold.state is State.HELD and self._engine.runtime.now() < self._hold.ends
+        return await self._engine.release(self._hold)
 
     async def _release_block(self) -> bool:
         """At the end of a block: false only if the hold is known to have been lost."""
@@ -198,17 +206,17 @@ class LeaseBase:
         from holdfast.core.extend import extend
         from holdfast.primitives.terms import check_ttl
 
-        wanted = None if ttl is None else check_ttl(seconds(ttl, "ttl"), self._door.store)
-        await extend(self._door, self._hold, wanted)
+        wanted = None if ttl is None else check_ttl(seconds(ttl, "ttl"), self._engine.store)
+        await extend(self._engine, self._hold, wanted)
 
     def _drop(self) -> bool:
-        """Leaves the release to the keeper; whether there was something to release."""
+        """Leaves the release to the renewer; whether there was something to release."""
         if self._released or not self._let_go():
             return False
-        self._door.disown(self._hold)
-        if self._hold.state is State.LOST or self._door.closed:
+        self._engine.disown(self._hold)
+        if self._hold.state is State.LOST or self._engine.closed:
             return False
-        self._door.keep.drop(self._hold)  # the keeper may have found it out by itself
+        self._engine.renewer.drop(self._hold)  # the renewer may have found it out by itself
         return True
 
     def __del__(self) -> None:
@@ -219,7 +227,7 @@ class LeaseBase:
 
 
 class Lease(LeaseBase):
-    """What you hold, from the blocking door."""
+    """What you hold, from the blocking client."""
 
     __slots__ = ()
 
@@ -233,7 +241,7 @@ class Lease(LeaseBase):
 
 
 class AsyncLease(LeaseBase):
-    """What you hold, from the asyncio door."""
+    """What you hold, from the asyncio client."""
 
     __slots__ = ()
 

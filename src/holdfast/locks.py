@@ -1,4 +1,4 @@
-"""``Locks``: the blocking door."""
+"""``Locks``: the blocking client."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.claim import Keys, Standing
+from holdfast.claim import Keys, LockInfo
 from holdfast.core.contract import Finding, Guarantee
 from holdfast.core.drive import run_now
-from holdfast.doorway import LONGEST_LIST, Doorway, later
 from holdfast.durations import Duration
 from holdfast.io.callbacks import callbacks
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.locks_base import LONGEST_LIST, LocksBase, later
 from holdfast.primitives.lock import Lock
 from holdfast.url import environment_url
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from holdfast.primitives.multi import MultiLock
     from holdfast.primitives.once import Once
 
-    Primitives = Doorway[Lock, MultiLock, Election, Once, Every]
+    Primitives = LocksBase[Lock, MultiLock, Election, Once, Every]
 else:
-    Primitives = Doorway
+    Primitives = LocksBase
 
 __all__ = ["Locks", "connect", "find_url"]
 
@@ -34,7 +34,7 @@ LATER = ("json", "logging", "holdfast.core.extend")
 """What a command that holds one lock for a moment never loads."""
 
 Findings = list[Finding]
-Standings = list[Standing]
+Standings = list[LockInfo]
 
 
 def find_url(url: str | object | None) -> str | object:
@@ -59,13 +59,13 @@ class Locks(Primitives):
 
     def __init__(self, url: str | object, **settings: Any) -> None:
         super().__init__(url, BlockingRuntime(), **settings)
-        self._door.tell, self._door.before_tell = callbacks.call, callbacks.prepare
+        self._engine.tell, self._engine.before_tell = callbacks.call, callbacks.prepare
 
     def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> Standings:
         """Names that are held or waited for, with their holders and waiters."""
         return run_now(self._list(prefix, limit))
 
-    def inspect(self, name: str) -> Standing:
+    def inspect(self, name: str) -> LockInfo:
         """Holders and waiters of one name."""
         return run_now(self._inspect(name))
 
@@ -79,16 +79,16 @@ class Locks(Primitives):
 
     def close(self) -> None:
         """Releases what is still held, each with a warning; ends threads and connections."""
-        if self._door.closed:
+        if self._engine.closed:
             return
         held = self._still_held()
-        self._door.closed = True
-        for turn in self._door.lines.all():
-            self._door.nudge(turn.claim)
+        self._engine.closed = True
+        for turn in self._engine.lines.all():
+            self._engine.nudge(turn.claim)
             if turn.signal is not None:
                 turn.signal.set()
-        self._keeper.end(None)
-        run_now(self._door.backend.close())
+        self._renewer_thread.end(None)
+        run_now(self._engine.backend.close())
         self._warn_held(held)
 
     def __enter__(self) -> Self:
@@ -115,9 +115,9 @@ def connect(
     epoch: int = 0,
     fence_keys: Keys = (),
 ) -> Locks:
-    """Opens the blocking door to a store; nothing touches the network yet.
+    """Opens the blocking client to a store; nothing touches the network yet.
 
-    ``ttl`` and ``timeout`` are the door's defaults. ``require`` names guarantees that the store
+    ``ttl`` and ``timeout`` are the client's defaults. ``require`` names guarantees that the store
     must have. ``patience`` is how long an unreachable store is borne without a timeout. Fences are
     signed with the first of ``fence_keys``: guards that have the key refuse all others.
 
@@ -136,12 +136,12 @@ def connect(
         epoch=epoch,
         fence_keys=fence_keys,
     )
-    _load_the_rest(type(locks._door.store).__module__)
+    _load_the_rest(type(locks._engine.store).__module__)
     return locks
 
 
 def _load_the_rest(backend: str) -> None:
     # An interrupt that tears an import apart may leave the interpreter's import lock taken: the
-    # next import of any other thread hangs, be it the keeper's. So none is left for later.
+    # next import of any other thread hangs, be it the renewer's. So none is left for later.
     for module in (*LATER, *getattr(import_module(backend), "LATER", ())):
         import_module(module)

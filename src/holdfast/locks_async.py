@@ -1,4 +1,4 @@
-"""``AsyncLocks``: the asyncio door, the twin of ``Locks``."""
+"""``AsyncLocks``: the asyncio client, the twin of ``Locks``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.claim import Keys, Standing
+from holdfast.claim import Keys, LockInfo
 from holdfast.core.contract import Guarantee
-from holdfast.core.door import Door
-from holdfast.doorway import LONGEST_LIST, Doorway
+from holdfast.core.engine import Engine
 from holdfast.durations import Duration
 from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.locks import Findings, Standings, find_url
+from holdfast.locks_base import LONGEST_LIST, LocksBase
 from holdfast.primitives.election_async import AsyncElection
 from holdfast.primitives.every_async import AsyncEvery
 from holdfast.primitives.lock_async import AsyncLock
@@ -25,23 +25,23 @@ __all__ = ["AsyncLocks", "connect_async"]
 
 
 class _LoopGuard:
-    """One door, one event loop at a time."""
+    """One client, one event loop at a time."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def enter(self, door: Door) -> None:
+    def enter(self, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
         if self._loop is not None:
             if not self._loop.is_closed():
                 raise RuntimeError(
-                    f"this door to {door.store.display} is in use on another event loop: "
-                    "open a door per loop, or share a blocking one between threads"
+                    f"this client to {engine.store.display} is in use on another event loop: "
+                    "open a client per loop, or share a blocking one between threads"
                 )
-            door.backend.forget()  # its connections ended with their loop
-            door.lines.clear()
+            engine.backend.forget()  # its connections ended with their loop
+            engine.lines.clear()
         self._loop = loop
 
     def tell(self, callback: Callable[[str], object], reason: str) -> None:
@@ -54,7 +54,7 @@ class _LoopGuard:
         self._loop = None
 
 
-class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, AsyncEvery]):
+class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, AsyncEvery]):
     """A connection to one store, for the tasks of one event loop at a time."""
 
     _lock = AsyncLock
@@ -67,16 +67,16 @@ class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, As
         self._runtime = AsyncioRuntime()
         super().__init__(url, self._runtime, **settings)
         guard = _LoopGuard()
-        self._door.who = "task"
-        self._door.tell = guard.tell
-        self._door.on_enter = guard.enter
-        self._door.on_fork.append(guard.forked)
+        self._engine.who = "task"
+        self._engine.tell = guard.tell
+        self._engine.on_enter = guard.enter
+        self._engine.on_fork.append(guard.forked)
 
     async def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> Standings:
         """Names that are held or waited for, with their holders and waiters."""
         return await self._list(prefix, limit)
 
-    async def inspect(self, name: str) -> Standing:
+    async def inspect(self, name: str) -> LockInfo:
         """Holders and waiters of one name."""
         return await self._inspect(name)
 
@@ -90,17 +90,17 @@ class AsyncLocks(Doorway[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, As
 
     async def close(self) -> None:
         """Releases what is still held, each with a warning; ends threads and connections."""
-        if self._door.closed:
+        if self._engine.closed:
             return
         held = self._still_held()
-        self._door.closed = True
-        for turn in self._door.lines.all():
-            self._door.nudge(turn.claim)
+        self._engine.closed = True
+        for turn in self._engine.lines.all():
+            self._engine.nudge(turn.claim)
             if turn.signal is not None:
                 turn.signal.set()
         await self._runtime.settle()
-        await asyncio.to_thread(self._keeper.end, None)
-        await self._door.backend.close()
+        await asyncio.to_thread(self._renewer_thread.end, None)
+        await self._engine.backend.close()
         self._warn_held(held)
 
     async def __aenter__(self) -> Self:
@@ -127,7 +127,7 @@ def connect_async(
     epoch: int = 0,
     fence_keys: Keys = (),
 ) -> AsyncLocks:
-    """Opens the asyncio door to a store, with the words of ``connect``; nothing is contacted yet.
+    """Opens the asyncio client to a store, with the words of ``connect``; nothing is contacted yet.
 
     ``async with connect_async(…) as locks`` closes it at the end.
     """

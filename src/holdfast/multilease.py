@@ -99,7 +99,7 @@ class MultiLeaseBase(Generic[L]):
 
 
 class MultiLease(MultiLeaseBase[Lease]):
-    """Several leases of the blocking door."""
+    """Several leases of the blocking client."""
 
     def release(self) -> bool:
         """Ends all of them; whether all were still ours."""
@@ -112,7 +112,7 @@ class MultiLease(MultiLeaseBase[Lease]):
 
 
 class AsyncMultiLease(MultiLeaseBase[AsyncLease]):
-    """Several leases of the asyncio door."""
+    """Several leases of the asyncio client."""
 
     async def release(self) -> bool:
         """Ends all of them; whether all were still ours."""

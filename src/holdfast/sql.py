@@ -63,7 +63,7 @@ def transaction_lock(
     It waits for other transactions that have it, for at most ``timeout`` seconds, and raises
     ``LockTimeout`` then; the transaction can go on. Take it before the first read. It excludes
     other transaction locks of the name; on PostgreSQL also ``lock()`` of the same namespace and
-    name where the door is in advisory mode. It never excludes lease rows. On a connection of
+    name where the client is in advisory mode. It never excludes lease rows. On a connection of
     asyncio it is awaited. MySQL counts the timeout in whole seconds.
 
     Raises ``Unsupported`` where there is no transaction (autocommit), or one whose reads would

@@ -39,7 +39,7 @@ def contend(nursery: Nursery, tmp_path: Path, name: str) -> Any:
     )
 
 
-def test_processes_of_both_doors_exclude_each_other(nursery: Nursery, tmp_path: Path) -> None:
+def test_processes_of_both_clients_exclude_each_other(nursery: Nursery, tmp_path: Path) -> None:
     """Real processes hold in turns, and the judge saw all of them."""
     for name in ("Holdfast", "Holdfast asyncio"):
         row = contend(nursery, tmp_path, name)
@@ -98,9 +98,14 @@ def test_everybody_in_a_crowd_is_served(nursery: Nursery, tmp_path: Path, name: 
 @pytest.mark.parametrize(("what", "field"), [("waiters", "served"), ("names", "names")])
 def test_points_of_a_growth_plot(nursery: Nursery, tmp_path: Path, what: str, field: str) -> None:
     """A point is the size that was asked for."""
-    door = "Holdfast asyncio" if what == "waiters" else "Holdfast"
+    client = "Holdfast asyncio" if what == "waiters" else "Holdfast"
     row = nursery.run(
-        "growth", allowed=60, contender=f"sqlite/{door}", target=target(tmp_path), what=what, size=5
+        "growth",
+        allowed=60,
+        contender=f"sqlite/{client}",
+        target=target(tmp_path),
+        what=what,
+        size=5,
     )
     assert row[field] == 5
 

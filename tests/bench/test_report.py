@@ -17,10 +17,10 @@ def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
 
 
-def row(contender: str, role: str, door: str, rate: float, **more: Any) -> dict[str, Any]:
+def row(contender: str, role: str, client: str, rate: float, **more: Any) -> dict[str, Any]:
     state = {"holds_per_second": rate, "p50_us": 1.0, "p99_us": 2.0}
     state |= {"client_cpu_us": 30.0, "server_cpu_us": 10.0}
-    head = {"contender": contender, "store": "redis", "role": role, "door": door}
+    head = {"contender": contender, "store": "redis", "role": role, "client": client}
     return {**head, "pinned": state, "free": state, **more}
 
 
@@ -28,8 +28,8 @@ def results(*rows: dict[str, Any], case: str = "uncontended") -> dict[str, dict[
     return {f"{case}-redis": {"at": "2026-01-01 00:00", "quick": False, "rows": list(rows)}}
 
 
-def test_each_door_has_its_own_limit_and_its_own_best_peer() -> None:
-    """A blocking peer is no measure for an asyncio door while there is an asyncio one."""
+def test_each_client_has_its_own_limit_and_its_own_best_peer() -> None:
+    """A blocking peer is no measure for an asyncio client while there is an asyncio one."""
     from benchmarks.compare import best_peer, limit_of
 
     rows = [

@@ -20,7 +20,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, o
 
 @pytest.mark.faults
 def test_every_case_runs_and_cleans_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both doors have a row in each case, and nobody holds or waits afterwards."""
+    """Both clients have a row in each case, and nobody holds or waits afterwards."""
     url = f"sqlite://{tmp_path}/locks.db"
     with holdfast.connect(url) as locks, locks.lock("production"):
         told = measured(capsys, url)
@@ -52,7 +52,7 @@ def test_names_stay_in_a_namespace_of_their_own(
 
 
 def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line for each door under a title."""
+    """One line for each client under a title."""
     url = f"sqlite://{tmp_path}/locks.db"
     assert main(["bench", url, "--quick", "--case", "uncontended"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -234,7 +234,7 @@ def test_a_server_that_does_not_answer(scheme: str, monkeypatch: pytest.MonkeyPa
         address = f"{scheme}://u:p@127.0.0.1:{silent.getsockname()[1]}/d#order:42"
         began = time.monotonic()
         with pytest.raises(BackendUnavailable):
-            enter_at(address, fence(5), table="holdfast_fence", door=lambda: None)
+            enter_at(address, fence(5), table="holdfast_fence", open_client=lambda: None)
     assert time.monotonic() - began < 20
 
 

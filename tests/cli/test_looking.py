@@ -10,7 +10,7 @@ import pytest
 
 from cli.processes import Cli, until
 from cli.screen import Shell
-from holdfast import Holder, Mode, Standing, Waiter
+from holdfast import Holder, LockInfo, Mode, Waiter
 from holdfast.cli.ls import _rows as rows_of
 from holdfast.cli.standing import as_plain_data
 from holdfast.cli.text import duration, since
@@ -64,11 +64,11 @@ def test_ls_shows_what_it_can_not_read(cli: Cli) -> None:
 def test_ls_shows_notices_beside_holders_and_waiters() -> None:
     holder = Holder("host", 1, "thread", "nightly", Mode.EXCLUSIVE, 7, (), 0.0, 5.0)
     waiter = Waiter("host", 1, "thread", "", Mode.EXCLUSIVE, 0.0, 0)
-    held = rows_of(Standing("x", 0, (holder,), (), "slow"))
+    held = rows_of(LockInfo("x", 0, (holder,), (), "slow"))
     assert [(row[0], row[-1]) for row in held] == [("x", "nightly"), ("", "notice: slow")]
-    [waited_for] = rows_of(Standing("x", 0, (), (waiter,), "slow"))
+    [waited_for] = rows_of(LockInfo("x", 0, (), (waiter,), "slow"))
     assert (waited_for[1], waited_for[-1]) == ("nobody", "notice: slow")
-    assert len(rows_of(Standing("x", 0, (holder,), ()))) == 1
+    assert len(rows_of(LockInfo("x", 0, (holder,), ()))) == 1
 
 
 def test_ls_of_nothing(cli: Cli) -> None:
@@ -200,5 +200,5 @@ def test_times_that_others_wrote_are_shown(moment: float) -> None:
     assert since(moment) == "?"
     assert duration(moment) in ("?", "0.0 s") or duration(moment).endswith(" d")
     holder = Holder("h", 1, "t", "", Mode.EXCLUSIVE, 1, (), moment, moment)
-    shown = json.dumps(as_plain_data(Standing("a", 0, (holder,), ())), allow_nan=False)
+    shown = json.dumps(as_plain_data(LockInfo("a", 0, (holder,), ())), allow_nan=False)
     assert json.loads(shown)["holders"][0]["host"] == "h"

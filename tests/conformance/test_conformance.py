@@ -1,4 +1,4 @@
-"""Every rule of Holdfast, on every store, through both doors."""
+"""Every rule of Holdfast, on every store, through both clients."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ import holdfast
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.acquire import acquire
 from holdfast.core.contract import Renewal, Waiting
-from holdfast.core.door import Door
+from holdfast.core.engine import Engine
 from holdfast.core.hold import Ask, Hold, State
-from holdfast.core.keep import Keep
+from holdfast.core.renewer import Renewer
 from holdfast.errors import LockLost
 from holdfast.stores.memory import Ledger, MemoryStore
 from holdfast.testing.simulator import Node, SimRuntime, World
@@ -61,13 +61,13 @@ def test_a_late_answer_to_a_renewal_revives_nothing() -> None:
     node = Node(world, "node", drift=0.0, skew=0.0)
     runtime = SimRuntime(node)
     store: Any = LateStore(runtime)
-    keep = Keep(runtime, store, "sim://")
+    renewer = Renewer(runtime, store, "sim://")
     hold = Hold(Grant(_claim(), 1), runtime.now(), True, None)
     handle = Handle()
     hold.handles.append(ref(handle))
     ends = hold.ends
-    keep.add(hold)
-    node.spawn(keep.run(), "keeper")
+    renewer.add(hold)
+    node.spawn(renewer.run(), "renewer")
     world.run(2 * TTL)
     world.end()
     assert store.answered == 1
@@ -110,9 +110,9 @@ def test_a_grant_that_comes_with_a_wake_up_is_relied_on_while_it_is_young(
     node = Node(world, "node", drift=0.0, skew=0.0)
     runtime = SimRuntime(node)
     store = WakingStore(runtime, after)
-    keep = Keep(runtime, store.backend(runtime), "sim://")
-    door = Door(store, runtime, keep, patience=30, epoch=0)
-    task = node.spawn(acquire(door, _claim(), Ask(None, renew=renew, explain=False)))
+    renewer = Renewer(runtime, store.backend(runtime), "sim://")
+    engine = Engine(store, runtime, renewer, patience=30, epoch=0)
+    task = node.spawn(acquire(engine, _claim(), Ask(None, renew=renew, explain=False)))
     world.run(after + 1)
     hold = task.result
     assert isinstance(hold, Hold)

@@ -76,7 +76,7 @@ def test_a_shorter_ttl_that_is_not_answered_counts(
 ) -> None:
     """And for longer than before, since a late one may come at any time."""
     lease = _take(locks, 60, renew=False)
-    backend = locks._door.backend
+    backend = locks._engine.backend
     with monkeypatch.context() as patch:
         patch.setattr(backend, "renew", _failing(backend, lands=lands))
         with pytest.raises(BackendUnavailable):
@@ -96,7 +96,7 @@ def test_a_cancelled_extend_to_a_shorter_ttl_counts() -> None:
         async with holdfast.connect_async("memory://cancelled extend", ttl=60) as locks:
             lease = await locks.lock("name", renew=False).acquire()
             assert lease is not None
-            backend: Any = locks._door.backend
+            backend: Any = locks._engine.backend
             renew, landed = backend.renew, asyncio.Event()
 
             async def slow(*args: Any, **kwargs: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_longer_ttl_that_is_not_answered_does_not_count(
     locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
     lease = _take(locks, 30, renew=False)
-    backend = locks._door.backend
+    backend = locks._engine.backend
     with monkeypatch.context() as patch:
         patch.setattr(backend, "renew", _failing(backend, lands=lands))
         with pytest.raises(BackendUnavailable):
@@ -141,7 +141,7 @@ def test_an_extend_that_is_not_answered_is_followed_by_a_renewal(
 ) -> None:
     """At once: a third of the old ttl may be too late for the shorter one."""
     lease = _take(locks, 30)
-    backend = locks._door.backend
+    backend = locks._engine.backend
     monkeypatch.setattr(backend, "renew", _failing(backend, lands=True))
     sent = now()
     with pytest.raises(BackendUnavailable):
@@ -184,9 +184,9 @@ async def _pause_thread() -> None:
 
 def test_threads_and_the_renewer_extend_one_at_a_time(locks: holdfast.Locks) -> None:
     lease = _take(locks, 3)
-    busy, door = _Busy(), locks._door
-    busy.wrap(door.backend, _pause_thread)
-    busy.wrap(door.keep.backend, _pause_thread)
+    busy, client = _Busy(), locks._engine
+    busy.wrap(client.backend, _pause_thread)
+    busy.wrap(client.renewer.backend, _pause_thread)
     ends = now() + 2
 
     def extend(*ttls: float) -> None:
@@ -194,7 +194,7 @@ def test_threads_and_the_renewer_extend_one_at_a_time(locks: holdfast.Locks) -> 
             for ttl in ttls:
                 lease.extend(ttl)
                 lease._hold.renew_at = 0.0  # the renewer has a reason to come, too
-                door.keep.plan(0.0)
+                client.renewer.plan(0.0)
 
     threads = [threading.Thread(target=extend, args=ttls) for ttls in [(60, 5), (5, 30)]]
     for thread in threads:
@@ -203,7 +203,7 @@ def test_threads_and_the_renewer_extend_one_at_a_time(locks: holdfast.Locks) -> 
         thread.join(SOON)
     assert busy.calls > 20
     assert busy.most == 1
-    assert lease.remaining < _stored(door.backend)
+    assert lease.remaining < _stored(client.backend)
     assert lease.held
 
 
@@ -215,14 +215,14 @@ def test_tasks_extend_one_at_a_time() -> None:
         async with holdfast.connect_async("memory://tasks extend", ttl=30) as locks:
             lease = await locks.lock("name").acquire()
             assert lease is not None
-            busy, door = _Busy(), locks._door
-            busy.wrap(door.backend, pause)
-            busy.wrap(door.keep.backend, _pause_thread)
+            busy, client = _Busy(), locks._engine
+            busy.wrap(client.backend, pause)
+            busy.wrap(client.renewer.backend, _pause_thread)
             for _ in range(5):
                 await asyncio.gather(*(lease.extend(ttl) for ttl in (60, 5, 30, 4)))
             assert (busy.most, busy.calls) == (1, 20)
             assert lease.ttl == 4
-            assert lease.remaining < _stored(door.backend) <= 4
+            assert lease.remaining < _stored(client.backend) <= 4
             await lease.release()
 
     asyncio.run(use())
@@ -231,8 +231,8 @@ def test_tasks_extend_one_at_a_time() -> None:
 def test_an_extend_waits_for_a_renewal_that_is_under_way(locks: holdfast.Locks) -> None:
     """Else that may land last, with the shorter ttl; nobody waits beyond the certain time."""
     lease = _take(locks, 1)
-    keeper: Any = locks._door.keep.backend
-    renew = keeper.renew
+    renewer: Any = locks._engine.renewer.backend
+    renew = renewer.renew
     under_way, go_on = threading.Event(), threading.Event()
 
     async def held_up(*args: Any, **kwargs: Any) -> Renewal:
@@ -241,10 +241,10 @@ def test_an_extend_waits_for_a_renewal_that_is_under_way(locks: holdfast.Locks) 
         answer: Renewal = await renew(*args, **kwargs)
         return answer
 
-    keeper.renew = held_up
+    renewer.renew = held_up
     assert under_way.wait(SOON)
     asked: list[object] = []
-    mine: Any = locks._door.backend
+    mine: Any = locks._engine.backend
     mine.renew = lambda *args, **kwargs: asked.append(args)
     try:
         with pytest.raises(LockLost):
@@ -256,7 +256,7 @@ def test_an_extend_waits_for_a_renewal_that_is_under_way(locks: holdfast.Locks) 
 
 def test_a_signal_handler_that_extends_does_not_wait_for_itself(locks: holdfast.Locks) -> None:
     lease = _take(locks, 30)
-    backend: Any = locks._door.backend
+    backend: Any = locks._engine.backend
     renew = backend.renew
     told: list[BaseException] = []
 
@@ -310,7 +310,7 @@ def test_an_interrupt_anywhere_leaves_the_hold_as_certain_as_it_is_stored(
             if interrupt.left >= 0:
                 assert line > 20
                 return
-            (held,) = locks._door.backend.ledger.names[lease.name].holds.values()  # type: ignore[attr-defined]
+            (held,) = locks._engine.backend.ledger.names[lease.name].holds.values()  # type: ignore[attr-defined]
             assert lease._hold.ends < held.ends
             assert not list(lease._hold.under_way()), f"line {line}"
             lease.extend()
@@ -333,7 +333,7 @@ def _claim() -> Claim:
 
 def test_an_answer_after_the_certain_time_revives_nothing(locks: holdfast.Locks) -> None:
     lease = _take(locks, 0.2, renew=False)
-    backend: Any = locks._door.backend
+    backend: Any = locks._engine.backend
     renew = backend.renew
 
     async def late(*args: Any, **kwargs: Any) -> Renewal:
@@ -364,7 +364,7 @@ def test_an_async_lease_can_be_extended_again(monkeypatch: pytest.MonkeyPatch) -
         async with holdfast.connect_async("memory://again", ttl=30) as locks:
             lease = await locks.lock("name").acquire()
             assert lease is not None
-            await use(lease, locks._door.backend)
+            await use(lease, locks._engine.backend)
             await lease.release()
 
     asyncio.run(main())

@@ -76,7 +76,7 @@ def test_a_block_ends_with_its_foreign_thread() -> None:
         block = locks.lock("name")
         leases: list[Lease] = []
         _run(lambda: leases.append(block.__enter__()))
-        locks._door.keep.plan(0.0)
+        locks._engine.renewer.plan(0.0)
         _wait_for(lambda: not locks.lock("name").locked())
         assert not leases[0].held
 

@@ -218,7 +218,7 @@ def test_what_a_driver_repeats_is_not_passed_on(
     monkeypatch.setitem(address._OPENERS, "postgresql", ("postgresql", opener))
     fence, nowhere = Fence.parse("1;exclusive;;0;1;x"), f"postgresql://u:{SECRET}@h/d#x"
     with pytest.raises((HoldfastError, ValueError)) as told:
-        address.enter_at(nowhere, fence, table="fences", door=object)
+        address.enter_at(nowhere, fence, table="fences", open_client=object)
     assert "can't connect" in str(told.value)
     assert SECRET not in str(told.value)
     assert told.value.__cause__ is None

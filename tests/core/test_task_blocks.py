@@ -1,4 +1,4 @@
-"""The keeper lives among threads, and must not take a living task for one that has ended."""
+"""The renewer lives among threads, and must not take a living task for one that has ended."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import holdfast
 ROUNDS = 3
 
 
-async def _rounds(keep: Any) -> None:
-    """Returns after some rounds of the keeper."""
-    renew, count = keep.backend.renew, 0
+async def _rounds(renewer: Any) -> None:
+    """Returns after some rounds of the renewer."""
+    renew, count = renewer.backend.renew, 0
 
     async def counted(*args: Any, **words: Any) -> Any:
         nonlocal count
         count += 1
         return await renew(*args, **words)
 
-    keep.backend.renew = counted
+    renewer.backend.renew = counted
     async with asyncio.timeout(60):
         while count < ROUNDS:
-            for hold in keep.holds.values():
+            for hold in renewer.holds.values():
                 hold.renew_at = 0.0  # as if a third of the ttl had passed
-            keep.plan(0.0)
+            renewer.plan(0.0)
             await asyncio.sleep(0.02)
 
 
@@ -37,7 +37,7 @@ def test_a_living_task_keeps_its_block(caplog: pytest.LogCaptureFixture) -> None
             holdfast.connect_async("memory://tasks") as locks,
             locks.lock("a", ttl=30) as lease,
         ):
-            await _rounds(locks._keeper.keep)
+            await _rounds(locks._renewer_thread.renewer)
             lease.check()
 
     with caplog.at_level(logging.WARNING, "holdfast"):

@@ -11,7 +11,7 @@ import pytest
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Signal, Waiting
 from holdfast.core.hold import Hold, State
-from holdfast.core.keep import Keep
+from holdfast.core.renewer import Renewer
 from holdfast.core.watch import IDLE_TICKS, Watch
 from holdfast.testing.simulator import Node, SimRuntime, World
 
@@ -62,9 +62,9 @@ class Process:
         self.runtime, self.watching = SimRuntime(self.node), CountingRuntime(self.node)
         self.store = Store(self.runtime, hangs)
         store: Any = self.store
-        self.keep = Keep(self.runtime, store, "sim://")
+        self.renewer = Renewer(self.runtime, store, "sim://")
         self.watch = Watch(self.watching)
-        self.watch.watch(self.keep)
+        self.watch.watch(self.renewer)
         self.looks = 0
         self.told: list[tuple[str, float]] = []
         self._handle = Handle()
@@ -75,7 +75,7 @@ class Process:
             return look()
 
         self.watch.look = counted  # type: ignore[method-assign]
-        self.node.spawn(self.keep.run(), "renewer")
+        self.node.spawn(self.renewer.run(), "renewer")
         self.node.spawn(self.watch.run(), "watcher")
 
     def hold(self, owner: str = "kept", ttl: float = TTL, **how: Any) -> Hold:
@@ -85,7 +85,7 @@ class Process:
         hold.on_doubt = lambda _: self.told.append(("doubt", self.runtime.now() - hold.doubtful_at))
         hold.callbacks.append(lambda _: self.told.append(("loss", self.runtime.now() - hold.ends)))
         hold.tell = lambda callback, reason: callback(reason)  # type: ignore[assignment]
-        self.keep.add(hold)
+        self.renewer.add(hold)
         return hold
 
     def run(self, seconds: float) -> None:
@@ -134,7 +134,7 @@ def test_a_hold_that_is_made_shorter_is_seen_in_time() -> None:
     hold = process.hold(ttl=600.0)
     process.run(1.0)
     hold.extended(process.runtime.now(), 5.0)
-    process.keep.reschedule(hold)
+    process.renewer.reschedule(hold)
     process.run(10.0)
     assert [what for what, _ in process.told] == ["doubt", "loss"]
     assert all(0 <= late < 0.01 for _, late in process.told), process.told
@@ -182,14 +182,14 @@ def test_while_something_is_held_it_wakes_once_a_second_and_looks_only_at_events
     process.run(100.0)
     assert process.watching.waits - waits <= 110
     assert process.looks - looks <= 10  # a hold of 30 s is doubtful after 25 s at the earliest
-    process.keep.remove(hold)
+    process.renewer.remove(hold)
     process.world.end()
 
 
 def test_while_nothing_is_held_it_sleeps() -> None:
     process = Process()
     process.run(1.0)
-    process.keep.remove(process.hold(ttl=3600.0))
+    process.renewer.remove(process.hold(ttl=3600.0))
     process.run(IDLE_TICKS + 2.0)
     waits = process.watching.waits
     process.run(1000.0)
@@ -211,7 +211,7 @@ def test_short_holds_hardly_ever_wake_it() -> None:
 
     process.watch.plan = counted  # type: ignore[method-assign]
     for number in range(1000):
-        process.keep.remove(process.hold(str(number)))
+        process.renewer.remove(process.hold(str(number)))
         process.run(0.1)
     assert len(told) <= 100 / IDLE_TICKS + 2
     process.world.end()
@@ -223,21 +223,21 @@ def test_of_two_who_end_a_hold_one_does(rival: str) -> None:
     process = Process()
     process.run(1.0)
     hold = process.hold(renew=False)
-    keep, now = process.keep, process.runtime.now() + 2 * TTL
-    remove = keep.remove
+    renewer, now = process.renewer, process.runtime.now() + 2 * TTL
+    remove = renewer.remove
 
     def remove_late(hold: Hold) -> bool:
-        keep.remove = remove  # type: ignore[method-assign]
+        renewer.remove = remove  # type: ignore[method-assign]
         if rival == "a release":
-            assert keep.remove(hold)
+            assert renewer.remove(hold)
         else:
-            keep.judge(now)
+            renewer.judge(now)
         return remove(hold)
 
-    keep.remove = remove_late  # type: ignore[method-assign]
-    keep.judge(now)
+    renewer.remove = remove_late  # type: ignore[method-assign]
+    renewer.judge(now)
     told = ["doubt", "loss"] if rival != "a release" else []
     assert [what for what, _ in process.told] == told
-    assert len(keep.unlogged) == len(keep.undoing) == len(told) // 2
+    assert len(renewer.unlogged) == len(renewer.undoing) == len(told) // 2
     assert (hold.state is State.LOST) == bool(told)
     process.world.end()

@@ -262,16 +262,16 @@ def test_a_gate_lost_before_it_is_passed() -> None:
     async def body() -> None:
         async with holdfast.connect_async("memory://lost") as locks:
             gate = http.Gate(locks)
-            real = locks._door.backend.recall
+            real = locks._engine.backend.recall
 
             async def broken(name: str) -> Any:
                 await locks.break_lock("gate/r", reason="a test")
                 return await real(name)
 
-            locks._door.backend.recall = broken  # type: ignore[method-assign]
+            locks._engine.backend.recall = broken  # type: ignore[method-assign]
             with pytest.raises(holdfast.LockLost):
                 await gate.enter("r", fence(5)).__aenter__()
-            locks._door.backend.recall = real  # type: ignore[method-assign]
+            locks._engine.backend.recall = real  # type: ignore[method-assign]
             async with gate.enter("r", fence(4)):
                 pass
 
@@ -282,7 +282,7 @@ def test_gates_where_they_can_not_be() -> None:
     with holdfast.connect("memory://not") as locks:
         with pytest.raises(TypeError, match="connect_async"):
             http.AsgiFence(Service("asgi").asgi, gate=http.Gate(locks))
-        locks._door.store.guarantees = locks.guarantees - {Guarantee.RECORDS}
+        locks._engine.store.guarantees = locks.guarantees - {Guarantee.RECORDS}
         with pytest.raises(Unsupported, match="RECORDS"):
             http.Gate(locks)
 

@@ -16,7 +16,7 @@ from harnesses.etcd import EtcdHarness
 from harnesses.zookeeper import ZooKeeperHarness
 from holdfast import Fence, Mode, StaleFence, fencing
 from holdfast.testing import Flavour, Harness
-from holdfast.testing.doors import open_door
+from holdfast.testing.clients import open_client
 from holdfast.testing.workers import Workers
 from servers.missing import ServerMissing, required
 
@@ -42,7 +42,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Harness]:
 
 
 class Bench:
-    """Doors of one flavour to one store, and a key of its own."""
+    """Clients of one flavour to one store, and a key of its own."""
 
     def __init__(self, store: Harness, flavour: Flavour) -> None:
         self.store, self.flavour = store, flavour
@@ -51,20 +51,20 @@ class Bench:
         self.workers = Workers()
 
     @asynccontextmanager
-    async def doors(self) -> AsyncIterator[tuple[Any, Any]]:
+    async def clients(self) -> AsyncIterator[tuple[Any, Any]]:
         options = {"namespace": self.namespace, "ttl": 10}
         opened = [
-            open_door(self.store.url, self.flavour, self.workers.run, **options) for _ in range(2)
+            open_client(self.store.url, self.flavour, self.workers.run, **options) for _ in range(2)
         ]
         try:
             yield opened[0], opened[1]
         finally:
-            for door in opened:
-                await door.close()
+            for client in opened:
+                await client.close()
             self.workers.close()
 
     def guard(self, lease: Any) -> Any:
-        """The guard, with words that are awaited on both doors."""
+        """The guard, with words that are awaited on both clients."""
         module = getattr(fencing, self.store.name)
         if self.flavour is Flavour.ASYNCIO:
             return module.guard(lease)
@@ -96,7 +96,7 @@ def bench(request: pytest.FixtureRequest, store: Harness) -> Bench:
 
 def test_its_words(bench: Bench) -> None:
     async def body() -> None:
-        async with bench.doors() as (door, _), door.lock("lock") as lease:
+        async with bench.clients() as (client, _), client.lock("lock") as lease:
             guard = bench.guard(lease)
             assert await guard.get(bench.key) is None
             assert await guard.delete(bench.key) is False
@@ -114,7 +114,7 @@ def test_no_update_is_lost(bench: Bench) -> None:
     """A reads and pauses; its hold ends; B is granted and reads before A goes on."""
 
     async def body() -> None:
-        async with bench.doors() as (first, second):
+        async with bench.clients() as (first, second):
             lease_of_a = await first.lock("lock").acquire()
             a = bench.guard(lease_of_a)
             await a.put(bench.key, "0")
@@ -142,7 +142,7 @@ def test_checking_before_writing_loses_one(bench: Bench) -> None:
     """The mutant: the check and the write are two steps, and the hold ends between them."""
 
     async def body() -> None:
-        async with bench.doors() as (first, second):
+        async with bench.clients() as (first, second):
             lease_of_a = await first.lock("lock").acquire()
             a = bench.guard(lease_of_a)
             await a.put(bench.key, "0")
@@ -161,8 +161,8 @@ def test_checking_before_writing_loses_one(bench: Bench) -> None:
 
 def test_a_released_hold_writes_nothing(bench: Bench) -> None:
     async def body() -> None:
-        async with bench.doors() as (door, other):
-            async with door.lock("lock") as lease:
+        async with bench.clients() as (client, other):
+            async with client.lock("lock") as lease:
                 guard = bench.guard(lease)
             with pytest.raises(StaleFence, match="that hold has ended; nobody holds it now"):
                 await guard.put(bench.key, "late")
@@ -176,7 +176,7 @@ def test_readers_and_permits(bench: Bench) -> None:
     """Two valid readers in any order, and an older valid permit: all go through."""
 
     async def body() -> None:
-        async with bench.doors() as (first, second):
+        async with bench.clients() as (first, second):
             async with first.rwlock("rw").read() as one, second.rwlock("rw").read() as other:
                 for lease in (other, one):
                     assert await bench.guard(lease).get(bench.key) is None
@@ -192,7 +192,7 @@ def test_a_hold_that_was_extended(bench: Bench) -> None:
     """It may have moved to another session of the store."""
 
     async def body() -> None:
-        async with bench.doors() as (door, _), door.lock("lock") as lease:
+        async with bench.clients() as (client, _), client.lock("lock") as lease:
             guard = bench.guard(lease)
             await guard.put(bench.key, "before")
             await lease.extend(20)
@@ -206,7 +206,7 @@ def test_a_permit_that_was_waited_for(bench: Bench) -> None:
     """Its token may be younger than its place in line; the guard knows the hold all the same."""
 
     async def body() -> None:
-        async with bench.doors() as (first, second):
+        async with bench.clients() as (first, second):
             one = await first.semaphore("s", 1).acquire()
             waiting = asyncio.create_task(second.semaphore("s", 1).acquire())
             await asyncio.wait([waiting], timeout=0.2)  # until it stands in line
@@ -231,7 +231,7 @@ def test_a_permit_that_was_waited_for(bench: Bench) -> None:
 
 def test_bad_input(bench: Bench) -> None:
     async def body() -> None:
-        async with bench.doors() as (door, _), door.lock("lock") as lease:
+        async with bench.clients() as (client, _), client.lock("lock") as lease:
             guard = bench.guard(lease)
             own = f"{'/' if bench.store.name == 'zookeeper' else ''}{bench.namespace}/locks/x"
             for key in ("", "a\0b", own):

@@ -118,7 +118,7 @@ def test_keys_are_long_enough_and_never_shown() -> None:
         pickle.dumps(FenceKeys(NEW))
     keys = FenceKeys([NEW, OLD])
     with holdfast.connect("memory://shown", fence_keys=keys) as locks, locks.lock("a") as lease:
-        shown = [keys, locks, lease, lease.fence, locks._door.__dict__, http.Gate(locks).__dict__]
+        shown = [keys, locks, lease, lease.fence, locks._engine.__dict__, http.Gate(locks).__dict__]
         for text in map(repr, shown):
             assert "16 bytes long" not in text
             assert lease.fence.signature not in text

@@ -86,7 +86,7 @@ async def _cancel_unanswered(server: RedisServer, proxy: Proxy) -> None:
 
 
 def test_cancelled_acquires_without_a_reply_leave_nothing(servers: Servers) -> None:
-    """The store has it, the door can't know: it is undone behind its own request."""
+    """The store has it, the client can't know: it is undone behind its own request."""
     server = servers.of(RedisServer)
     with Proxy(server) as proxy:
         asyncio.run(_cancel_unanswered(server, proxy))

@@ -59,7 +59,7 @@ async def _take(lock: holdfast.AsyncLock) -> None:
     assert await lock.acquire()
 
 
-def test_a_door_forgets_what_was_released_by_another_than_who_took_it() -> None:
+def test_a_client_forgets_what_was_released_by_another_than_who_took_it() -> None:
     """Who took it may be gone by then: nothing of that hold is left behind."""
     with holdfast.connect("memory://", ttl=3600) as locks:
         for number in range(20):
@@ -77,4 +77,4 @@ def test_a_door_forgets_what_was_released_by_another_than_who_took_it() -> None:
             del thread
             assert taken[0] is not None
             taken[0].release()
-        assert not locks._door.mine
+        assert not locks._engine.mine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.core.door import Door
+from holdfast.core.engine import Engine
 from holdfast.core.hold import Hold
 
 TTL = 2.0
@@ -42,7 +42,7 @@ while interrupted < 400:
 signal.setitimer(signal.ITIMER_REAL, 0)
 
 # A thread of the same process is not stuck behind an acquire that was torn apart,
-# and another door of it finds the name free once the ttl is over.
+# and another client of it finds the name free once the ttl is over.
 with holdfast.connect(sys.argv[1]) as others:
     with others.lock("name", timeout=float(sys.argv[2]) + 1) as lease:
         pass
@@ -69,12 +69,12 @@ def test_an_interrupt_between_grant_and_lease_leaves_nothing(
 ) -> None:
     """Nobody has a handle to what was granted, so it is given back at once."""
 
-    def torn(door: Door, hold: Hold, me: object) -> None:
+    def torn(client: Engine, hold: Hold, me: object) -> None:
         raise KeyboardInterrupt
 
     with holdfast.connect("memory://", ttl=3600) as ours, holdfast.connect("memory://") as theirs:
         with monkeypatch.context() as patch:
-            patch.setattr(Door, "own", torn)
+            patch.setattr(Engine, "own", torn)
             with pytest.raises(KeyboardInterrupt), ours.lock("torn"):
                 pass
         with theirs.lock("torn", timeout=60):

@@ -1,5 +1,5 @@
 """To begin to listen for wake-ups takes its time: nobody but who does it has to wait for that, a
-signal handler in its own thread least of all; and it ends in time, and with the door."""
+signal handler in its own thread least of all; and it ends in time, and with the client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
     "redlock": ((redlock_bell.NameBell, "__init__"), (redlock_aio_bell.AsyncNameBell, "wire")),
     "sqlite": ((datagram.Folder, "bind"),) * 2,
 }
-"""What a door begins to listen with: the blocking one, the asyncio one."""
+"""What a client begins to listen with: the blocking one, the asyncio one."""
 
 both = pytest.mark.parametrize("flavour", list(Flavour))
 
@@ -167,7 +167,7 @@ def test_who_begins_to_listen_keeps_its_own_time(harness: Any, flavour: Flavour)
 
 @both
 @stores("mysql", "postgres", "redis")
-def test_a_door_that_is_closed_meanwhile_keeps_no_connection(
+def test_a_client_that_is_closed_meanwhile_keeps_no_connection(
     harness: Any, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the one that would have listened, nor that of a claim that is undone."""

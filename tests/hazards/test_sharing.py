@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import holdfast
-from holdfast.core.door import Door
+from holdfast.core.engine import Engine
 from holdfast.core.hold import MOST_DEAD_HANDLES, Hold
 from holdfast.errors import LockLost
 
@@ -61,20 +61,20 @@ def test_a_hold_that_is_re_entered_as_another_thread_releases_it_goes_on(
         assert outer is not None
         released: list[bool] = []
         releasing = threading.Thread(target=lambda: released.append(outer.release()))
-        at_the_door, go_on = threading.Event(), threading.Event()
-        release, tidy = Door.release, Hold.tidy
+        at_the_client, go_on = threading.Event(), threading.Event()
+        release, tidy = Engine.release, Hold.tidy
 
-        async def late(door: Door, hold: Hold) -> bool | None:
-            at_the_door.set()
+        async def late(client: Engine, hold: Hold) -> bool | None:
+            at_the_client.set()
             assert go_on.wait(60)
-            return await release(door, hold)
+            return await release(client, hold)
 
         def switch(hold: Hold) -> None:
             """As if the other thread ran between the look at the hold and the new handle."""
-            monkeypatch.setattr(Door, "release", late)
+            monkeypatch.setattr(Engine, "release", late)
             releasing.start()
-            assert at_the_door.wait(60)
-            monkeypatch.setattr(Door, "release", release)
+            assert at_the_client.wait(60)
+            monkeypatch.setattr(Engine, "release", release)
             tidy(hold)
 
         monkeypatch.setattr(Hold, "tidy", switch)
@@ -108,8 +108,8 @@ def test_a_hold_that_is_just_being_lost_is_not_released(monkeypatch: pytest.Monk
     with holdfast.connect("memory://just-lost") as locks:
         lease = locks.lock("name").acquire()
         assert lease is not None
-        keep, release = locks._door.keep, lease.release
-        remove = keep.remove
+        renewer, release = locks._engine.renewer, lease.release
+        remove = renewer.remove
 
         def remove_and_wait(hold: Hold) -> bool:
             removed = remove(hold)
@@ -117,6 +117,6 @@ def test_a_hold_that_is_just_being_lost_is_not_released(monkeypatch: pytest.Monk
                 said.append(release())
             return removed
 
-        monkeypatch.setattr(keep, "remove", remove_and_wait)
-        assert keep.lose(lease._hold, "somebody broke it")
+        monkeypatch.setattr(renewer, "remove", remove_and_wait)
+        assert renewer.lose(lease._hold, "somebody broke it")
     assert said == [False]

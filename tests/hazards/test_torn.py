@@ -12,7 +12,7 @@ from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.connection_limit import Room
-from holdfast.io.wakeups import BlockingDoorbell
+from holdfast.io.wakeups import BlockingWakeupHub
 from holdfast.stores.redis.connection import Access, LinkBroken
 from holdfast.stores.redis.wakeups import BlockingWakeups
 from holdfast.stores.redlock.broadcast_blocking import BlockingFan
@@ -41,16 +41,16 @@ class Bell:
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [*lines_of(BlockingDoorbell._leave), *lines_of(BlockingDoorbell._pass_on)]
+    ("name", "line"), [*lines_of(BlockingWakeupHub._leave), *lines_of(BlockingWakeupHub._pass_on)]
 )
 def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
     """Who waits beside it hears the bell, and who comes later."""
-    bell, doorbell = Bell(), BlockingDoorbell()
-    doorbell.hang(bell)
+    bell, hub = Bell(), BlockingWakeupHub()
+    hub.hang(bell)
     heard: list[bool] = []
 
     def follow() -> None:
-        heard.append(doorbell.wait("follower", now() + SOON))
+        heard.append(hub.wait("follower", now() + SOON))
 
     follower = threading.Thread(target=follow)
 
@@ -58,24 +58,24 @@ def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
         """Listens, over and over, until somebody has joined it; and then until it is rung."""
         follower.start()
         until = now() + SOON
-        while "follower" not in doorbell._waiting and now() < until:
-            doorbell.wait("leader", now() + 0.01)
+        while "follower" not in hub._waiting and now() < until:
+            hub.wait("leader", now() + 0.01)
         bell.theirs.send(b"leader ")
-        doorbell.wait("leader", now() + SOON)
+        hub.wait("leader", now() + SOON)
 
-    torn_at(getattr(BlockingDoorbell, name).__code__, line, lead)
+    torn_at(getattr(BlockingWakeupHub, name).__code__, line, lead)
     bell.theirs.send(b"follower ")
     follower.join(SOON)
     assert heard == [True]
     bell.theirs.send(b"newcomer ")
-    assert doorbell.wait("newcomer", now() + SOON)
-    doorbell.close()
+    assert hub.wait("newcomer", now() + SOON)
+    hub.close()
 
 
 def test_an_interrupt_ends_a_bell_for_all() -> None:
     """What was read is lost, so the next who listens is told that the bell is broken."""
-    bell, doorbell = Bell(), BlockingDoorbell()
-    doorbell.hang(bell)
+    bell, hub = Bell(), BlockingWakeupHub()
+    hub.hang(bell)
     bell.theirs.send(b"leader ")
 
     def torn() -> list[str]:
@@ -83,21 +83,21 @@ def test_an_interrupt_ends_a_bell_for_all() -> None:
 
     bell.read = torn  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        doorbell.wait("leader", now() + SOON)
-    assert doorbell.bell is None
+        hub.wait("leader", now() + SOON)
+    assert hub.bell is None
     with pytest.raises(OSError, match="interrupt"):
-        doorbell.wait("follower", now() + SOON)
+        hub.wait("follower", now() + SOON)
     another = Bell()
-    doorbell.hang(another)
+    hub.hang(another)
     another.theirs.send(b"follower ")
-    assert doorbell.wait("follower", now() + SOON)
-    doorbell.close()
+    assert hub.wait("follower", now() + SOON)
+    hub.close()
 
 
 def test_a_bell_that_breaks_ends_all_waits() -> None:
     """One of them is told why; the others would hear nothing any more."""
-    bell, doorbell = Bell(), BlockingDoorbell()
-    doorbell.hang(bell)
+    bell, hub = Bell(), BlockingWakeupHub()
+    hub.hang(bell)
     told: list[object] = []
 
     def broken() -> list[str]:
@@ -105,7 +105,7 @@ def test_a_bell_that_breaks_ends_all_waits() -> None:
 
     def wait(key: str) -> None:
         try:
-            told.append(doorbell.wait(key, now() + 2 * SOON))
+            told.append(hub.wait(key, now() + 2 * SOON))
         except OSError:
             told.append("gone")
 
@@ -114,21 +114,21 @@ def test_a_bell_that_breaks_ends_all_waits() -> None:
     for thread in waits:
         thread.start()
     until = now() + SOON
-    while len(doorbell._waiting) < len(waits) and now() < until:
+    while len(hub._waiting) < len(waits) and now() < until:
         pass
     bell.theirs.send(b"x")
     for thread in waits:
         thread.join(SOON)
     assert sorted(told, key=str) == [True, "gone"]
-    doorbell.close()
+    hub.close()
 
 
 def test_a_bell_that_comes_too_late_is_closed() -> None:
     """Whoever made it did not know that all is over."""
-    bell, doorbell = Bell(), BlockingDoorbell()
-    doorbell.close()
-    doorbell.hang(bell)
-    assert doorbell.bell is None
+    bell, hub = Bell(), BlockingWakeupHub()
+    hub.close()
+    hub.hang(bell)
+    assert hub.bell is None
     assert bell.fileno() == -1
 
 
@@ -137,26 +137,26 @@ def test_a_bell_that_comes_too_late_is_closed() -> None:
     [
         step
         for each in ("hang", "ring", "_ring", "wait", "_leave", "_listen", "close")
-        for step in lines_of(getattr(BlockingDoorbell, each))
+        for step in lines_of(getattr(BlockingWakeupHub, each))
     ],
 )
 def test_a_signal_handler_may_wait_in_the_middle_of_anything(name: str, line: int) -> None:
     """It waits for its own time, not for its own thread; and who was about to wait is rung."""
-    bell, doorbell = Bell(), BlockingDoorbell()
+    bell, hub = Bell(), BlockingWakeupHub()
     rung: list[bool] = []
 
     def work() -> None:
-        doorbell.hang(bell)
-        doorbell.ring("leader")
-        rung.append(doorbell.wait("leader", now() + SOON))
+        hub.hang(bell)
+        hub.ring("leader")
+        rung.append(hub.wait("leader", now() + SOON))
         bell.theirs.send(b"leader ")
-        rung.append(doorbell.wait("leader", now() + SOON))
-        doorbell.close()
+        rung.append(hub.wait("leader", now() + SOON))
+        hub.close()
 
     def handle() -> None:
-        doorbell.wait("handler", now() + 0.002)
+        hub.wait("handler", now() + 0.002)
 
-    code = getattr(BlockingDoorbell, name).__code__
+    code = getattr(BlockingWakeupHub, name).__code__
     # In a thread that may be left behind: nothing ends one that waits for itself.
     thread = threading.Thread(target=handled_at, args=(code, line, work, handle), daemon=True)
     thread.start()

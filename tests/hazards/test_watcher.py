@@ -16,8 +16,8 @@ import pytest
 import holdfast
 from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.core.hold import Hold
-from holdfast.core.keep import Keep
 from holdfast.core.planned import Planned
+from holdfast.core.renewer import Renewer
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.io.watcher import watcher
@@ -52,7 +52,7 @@ def test_all_clients_share_one_watcher_and_one_thread_for_callbacks() -> None:
     assert (threads["holdfast-watcher"], threads["holdfast-callbacks"]) == (1, 1)
     for client in clients:
         client.close()
-    assert not watcher.keeps
+    assert not watcher.renewers
 
 
 def test_a_slow_callback_delays_callbacks_only() -> None:
@@ -192,13 +192,13 @@ locks = holdfast.connect("memory://")
 lease = locks.lock("name").acquire()
 lease.on_lost(print)
 """
-    assert _run(program) in {"", "its door was closed"}
+    assert _run(program) in {"", "its client was closed"}
 
 
-@pytest.mark.parametrize(("name", "line"), [*lines_of(Keep.add), *lines_of(Planned.plan)])
+@pytest.mark.parametrize(("name", "line"), [*lines_of(Renewer.add), *lines_of(Planned.plan)])
 def test_an_interrupt_anywhere_in_the_registration_of_a_hold(name: str, line: int) -> None:
     """Nothing is held by it, and the next hold is watched."""
-    code = {"add": Keep.add, "plan": Planned.plan}[name].__code__
+    code = {"add": Renewer.add, "plan": Planned.plan}[name].__code__
     told: list[str] = []
     with holdfast.connect(f"memory://torn-{name}-{line}", ttl=0.4) as locks:
 
@@ -220,15 +220,15 @@ def test_whoever_asks_while_a_hold_is_being_lost_is_told_once_and_why(line: int)
     with holdfast.connect(f"memory://asked-{line}") as locks:
         lease = locks.lock("name").acquire()
         assert lease is not None
-        keep, hold, code = locks._door.keep, lease._hold, Hold.lose.__code__
+        renewer, hold, code = locks._engine.renewer, lease._hold, Hold.lose.__code__
         lease.on_lost(told.append)
-        lose = partial(keep.lose, hold, "it was broken")
+        lose = partial(renewer.lose, hold, "it was broken")
         handled_at(code, line, lose, lambda: lease.on_lost(told.append))
         wait_until("both", lambda: len(told) >= 2)
     assert told == ["it was broken"] * 2
 
 
-LOSING = (Keep.lose, Hold.lose, Hold.doubt, Hold.tell_lost)
+LOSING = (Renewer.lose, Hold.lose, Hold.doubt, Hold.tell_lost)
 
 
 @pytest.mark.parametrize(

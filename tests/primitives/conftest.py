@@ -1,4 +1,4 @@
-"""Jobs on every store that keeps records, through both doors; a body is written once."""
+"""Jobs on every store that keeps records, through both clients; a body is written once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Guarantee
 from holdfast.testing import Flavour, Harness
-from holdfast.testing.doors import open_door
+from holdfast.testing.clients import open_client
 from holdfast.testing.guarantees import guarantees_of
 from holdfast.testing.workers import Workers
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 
 class Bench:
-    """Doors of one flavour to one running store, in a namespace of their own."""
+    """Clients of one flavour to one running store, in a namespace of their own."""
 
     def __init__(self, harness: Harness, flavour: Flavour) -> None:
         self.harness, self.flavour = harness, flavour
         self.namespace = f"t{secrets.token_hex(6)}"
         self.workers = Workers()
-        self._doors: list[AsyncLocks] = []
+        self._clients: list[AsyncLocks] = []
 
-    def door(self, **options: Any) -> AsyncLocks:
-        """Another door, as another process would open it."""
+    def client(self, **options: Any) -> AsyncLocks:
+        """Another client, as another process would open it."""
         options = {"namespace": self.namespace, "ttl": 10} | options
-        door = open_door(self.harness.url, self.flavour, self.workers.run, **options)
-        self._doors.append(door)
-        return door
+        client = open_client(self.harness.url, self.flavour, self.workers.run, **options)
+        self._clients.append(client)
+        return client
 
     def run(self, body: Callable[[], Awaitable[None]]) -> None:
-        """Runs the body and closes the doors that it opened."""
+        """Runs the body and closes the clients that it opened."""
 
         async def whole() -> None:
             try:
                 async with asyncio.timeout(60):
                     await body()
             finally:
-                for door in self._doors:
-                    await door.close()
+                for client in self._clients:
+                    await client.close()
                 self.workers.close()
 
         asyncio.run(whole())

@@ -56,13 +56,13 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "once": lambda locks: locks.once("report"),
     "every": lambda locks: locks.every(60, "report"),
 }
-DOORS = {"blocking": holdfast.connect, "asyncio": holdfast.connect_async}
+CLIENTS = {"blocking": holdfast.connect, "asyncio": holdfast.connect_async}
 JOBS = ("once", "every")
 
 
-def through(door: str, work: Callable[[Any], Awaitable[None]]) -> None:
+def through(client: str, work: Callable[[Any], Awaitable[None]]) -> None:
     async def body() -> None:
-        locks: Any = DOORS[door](f"memory://{secrets.token_hex(8)}")
+        locks: Any = CLIENTS[client](f"memory://{secrets.token_hex(8)}")
         await work(locks)
         closed = locks.close()
         if closed is not None:
@@ -73,20 +73,20 @@ def through(door: str, work: Callable[[Any], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("function", GENERATORS.values(), ids=GENERATORS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("door", DOORS)
-def test_no_generator_is_decorated(door: str, wrapper: str, function: Any) -> None:
+@pytest.mark.parametrize("client", CLIENTS)
+def test_no_generator_is_decorated(client: str, wrapper: str, function: Any) -> None:
     async def work(locks: Any) -> None:
         with pytest.raises(TypeError, match="is a generator function: its body runs while") as told:
             WRAPPERS[wrapper](locks)(function)
         assert ("job" if wrapper in JOBS else "lock") in str(told.value)
 
-    through(door, work)
+    through(client, work)
 
 
 @pytest.mark.parametrize("function", GENERATORS.values(), ids=GENERATORS)
 @pytest.mark.parametrize("wrapper", JOBS)
-@pytest.mark.parametrize("door", DOORS)
-def test_no_job_is_a_generator(door: str, wrapper: str, function: Any) -> None:
+@pytest.mark.parametrize("client", CLIENTS)
+def test_no_job_is_a_generator(client: str, wrapper: str, function: Any) -> None:
     """It would be recorded as done before anything of it has run."""
 
     async def work(locks: Any) -> None:
@@ -95,17 +95,17 @@ def test_no_job_is_a_generator(door: str, wrapper: str, function: Any) -> None:
 
         async def run(*words: Any) -> Any:
             done = job.run(*words)
-            return await done if door == "asyncio" else done
+            return await done if client == "asyncio" else done
 
         with pytest.raises(TypeError, match="is a generator function"):
             await run(function, *args)
         assert (await run(lambda: "it is still to be run")).ran
 
-    through(door, work)
+    through(client, work)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_each_door_has_its_kind_of_function(wrapper: str) -> None:
+def test_each_client_has_its_kind_of_function(wrapper: str) -> None:
     async def blocking(locks: Any) -> None:
         for function in (coroutine, Coroutine(), partial(coroutine, "mon")):
             with pytest.raises(TypeError, match=r"async def: .* connect_async\(\)"):
@@ -121,10 +121,10 @@ def test_each_door_has_its_kind_of_function(wrapper: str) -> None:
     through("asyncio", asynchronous)
 
 
-@pytest.mark.parametrize("door", ["lock", "once"])
-def test_fields_are_arguments(door: str) -> None:
+@pytest.mark.parametrize("client", ["lock", "once"])
+def test_fields_are_arguments(client: str) -> None:
     with holdfast.connect("memory://") as locks:
-        make = getattr(locks, door)
+        make = getattr(locks, client)
         for template in ("report:{hour}", "report:{}", "report:{0}"):
             with pytest.raises(ValueError, match=r"report:.*plain\(\)"):
                 make(template)(plain)

@@ -23,11 +23,11 @@ MICRO = 1_000_000
 
 
 class Host:
-    """A door whose host's clock is wrong by so many seconds."""
+    """A client whose host's clock is wrong by so many seconds."""
 
     def __init__(self, name: str, clock: Callable[[], float], skew: float = 0.0) -> None:
         self.locks: Locks = holdfast.connect(f"memory://{name}")
-        self.locks._door.runtime.wall = lambda: clock() + skew  # type: ignore[method-assign]
+        self.locks._engine.runtime.wall = lambda: clock() + skew  # type: ignore[method-assign]
 
 
 class Fleet:
@@ -66,7 +66,7 @@ class Aging:
 
 def test_runs_once_per_interval(bench: Bench) -> None:
     async def body() -> None:
-        first, second = bench.door(), bench.door()
+        first, second = bench.client(), bench.client()
         runs: list[datetime] = []
 
         def work(due: datetime) -> int:
@@ -90,12 +90,12 @@ def test_runs_once_per_interval(bench: Bench) -> None:
 
 def test_one_that_runs_is_skipped_or_waited_for(bench: Bench) -> None:
     async def body() -> None:
-        door = bench.door()
-        async with door.lock("every/report"):
-            skipped = await bench.door().every(3600, "report").run(lambda: 1)
+        client = bench.client()
+        async with client.lock("every/report"):
+            skipped = await bench.client().every(3600, "report").run(lambda: 1)
             assert skipped.status == "skipped"
             assert skipped.next_seconds is not None
-            other = bench.door()
+            other = bench.client()
             with pytest.raises(holdfast.LockTimeout):
                 await calmly(
                     lambda s: other.every(3600, "report", wait=True, timeout=s).run(lambda: 1)
@@ -146,8 +146,8 @@ def test_skewed_clocks_run_no_interval_twice(fleet: Fleet) -> None:
 
 def test_a_clock_that_was_far_ahead_does_not_stop_the_job(fleet: Fleet) -> None:
     locks = fleet.hosts[0].locks
-    store: Any = Aging(locks._door.backend)
-    locks._door.backend = store
+    store: Any = Aging(locks._engine.backend)
+    locks._engine.backend = store
     job = locks.every(60, "report")
     fleet.now += 10 * 366 * 24 * 3600
     assert job.run(lambda: 1).ran

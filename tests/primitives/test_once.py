@@ -23,7 +23,7 @@ def test_runs_once_and_tells_everybody(bench: Bench) -> None:
         return {"billed": number}
 
     async def body() -> None:
-        first, second = bench.door(), bench.door()
+        first, second = bench.client(), bench.client()
         ours = await first.once("invoice:7").run(bill, 7)
         theirs = await second.once("invoice:7").run(bill, 7)
         assert runs == [7]
@@ -47,8 +47,8 @@ def test_many_at_once_share_one_run(bench: Bench) -> None:
         return len(runs)
 
     async def body() -> None:
-        doors = [bench.door() for _ in range(3)]
-        calls = [doors[n % 3].once("k").run(work) for n in range(12)]
+        clients = [bench.client() for _ in range(3)]
+        calls = [clients[n % 3].once("k").run(work) for n in range(12)]
         outcomes = await asyncio.gather(*calls)
         assert len(runs) == 1
         assert [outcome.value for outcome in outcomes] == [1] * 12
@@ -66,7 +66,7 @@ def test_others_skip_by_choice(bench: Bench) -> None:
         return "value"
 
     async def body() -> None:
-        first, second = bench.door(), bench.door()
+        first, second = bench.client(), bench.client()
         task = asyncio.create_task(first.once("k").run(in_a_thread(bench, work)))
         await asyncio.to_thread(running.wait, 20)
         skipped = await second.once("k", wait=False).run(unreachable)
@@ -87,11 +87,11 @@ def test_an_error_is_retried(bench: Bench) -> None:
         raise ValueError("no such invoice")
 
     async def body() -> None:
-        door = bench.door()
+        client = bench.client()
         for _ in range(2):
             with pytest.raises(ValueError, match="no such invoice"):
-                await door.once("k").run(fail)
-        outcome = await door.once("k").run(lambda: "at last")
+                await client.once("k").run(fail)
+        outcome = await client.once("k").run(lambda: "at last")
         assert (outcome.value, outcome.attempt, outcome.took_over) == ("at last", 3, None)
 
     bench.run(body)
@@ -102,10 +102,10 @@ def test_an_error_is_recorded(bench: Bench) -> None:
         raise ValueError("no such invoice")
 
     async def body() -> None:
-        door = bench.door()
+        client = bench.client()
         with pytest.raises(ValueError, match="no such invoice"):
-            await door.once("k", errors="record").run(fail)
-        outcome = await door.once("k").run(unreachable)
+            await client.once("k", errors="record").run(fail)
+        outcome = await client.once("k").run(unreachable)
         assert (outcome.status, outcome.error) == ("failed", "ValueError: no such invoice")
         with pytest.raises(JobFailed, match="no such invoice") as caught:
             outcome.result()
@@ -126,7 +126,7 @@ def test_a_late_outcome_is_refused(bench: Bench, caplog: pytest.LogCaptureFixtur
         return "stale"
 
     async def body() -> None:
-        first, second = bench.door(), bench.door()
+        first, second = bench.client(), bench.client()
         task = asyncio.create_task(first.once("k").run(in_a_thread(bench, slow)))
         await asyncio.to_thread(running.wait, 20)
         assert await second.break_lock("once/k", reason="a test") == tokens[0]
@@ -150,15 +150,15 @@ def test_a_late_outcome_is_refused(bench: Bench, caplog: pytest.LogCaptureFixtur
 
 def test_the_outcome_is_kept_as_long_as_asked(bench: Bench) -> None:
     async def body() -> None:
-        door = bench.door()
+        client = bench.client()
         keep = 1.0  # stores with leases count whole seconds
-        await door.once("longer", keep=3600).run(lambda: 1)
-        first = again = await door.once("k", keep=keep).run(lambda: 1)
+        await client.once("longer", keep=3600).run(lambda: 1)
+        first = again = await client.once("k", keep=keep).run(lambda: 1)
         while again.value == 1:
             await asyncio.sleep(0.05)
-            again = await door.once("k", keep=keep).run(lambda: 2)
+            again = await client.once("k", keep=keep).run(lambda: 2)
         assert (again.ran, again.attempt) == (True, 1)
-        assert (await door.once("longer").run(lambda: 2)).value == 1
+        assert (await client.once("longer").run(lambda: 2)).value == 1
         assert again.token is not None
         assert first.token is not None
         assert again.token > first.token
@@ -168,18 +168,18 @@ def test_the_outcome_is_kept_as_long_as_asked(bench: Bench) -> None:
 
 def test_results_are_json_for_everybody(bench: Bench) -> None:
     async def body() -> None:
-        door = bench.door()
+        client = bench.client()
         value: Any = {"a": (1, 2.5, None, True), "ü": "\0 \ud800"}
-        ours = await door.once("k").run(lambda: value)
-        theirs = await door.once("k").run(unreachable)
+        ours = await client.once("k").run(lambda: value)
+        theirs = await client.once("k").run(unreachable)
         assert ours.value == theirs.value == {"a": [1, 2.5, None, True], "ü": "\0 \ud800"}
         for number, unkept in enumerate(({1, 2}, float("nan"), {1: 2}, [object()], "x" * 300_000)):
             key = f"unkept {number}"
             with pytest.raises(TypeError) as caught:
-                await door.once(key).run(lambda unkept=unkept: unkept)
+                await client.once(key).run(lambda unkept=unkept: unkept)
             assert isinstance(caught.value, ResultNotKept)
             assert caught.value.result is unkept
-            done = await door.once(key).run(unreachable)  # it ran: it is not run again
+            done = await client.once(key).run(unreachable)  # it ran: it is not run again
             assert done.status == "done"
             with pytest.raises(ResultNotKept):
                 done.result()
@@ -193,7 +193,7 @@ def test_its_own_timeout_is_not_taken_for_ours(bench: Bench) -> None:
 
     async def body() -> None:
         with pytest.raises(LockTimeout, match="another lock"):
-            await bench.door().once("k", wait=False).run(fail)
+            await bench.client().once("k", wait=False).run(fail)
 
     bench.run(body)
 
@@ -211,8 +211,8 @@ def test_a_run_may_extend_its_lease(bench: Bench) -> None:
             return "done"
 
         work: Any = longer_async if bench.flavour is Flavour.ASYNCIO else longer
-        assert (await bench.door().once("k").run(work)).value == "done"
-        assert (await bench.door().once("k").run(unreachable)).value == "done"
+        assert (await bench.client().once("k").run(work)).value == "done"
+        assert (await bench.client().once("k").run(unreachable)).value == "done"
 
     bench.run(body)
 
@@ -229,7 +229,7 @@ def test_as_a_decorator(bench: Bench) -> None:
             return work(number, lease)
 
         function: Any = work_async if bench.flavour is Flavour.ASYNCIO else work
-        bill = bench.door().once("invoice:{number}")(function)
+        bill = bench.client().once("invoice:{number}")(function)
         assert await bill(4) == 8
         assert await bill(number=4) == 8
         assert await bill(5) == 10
@@ -243,7 +243,7 @@ def unreachable() -> None:
 
 
 def in_a_thread(bench: Bench, work: Any) -> Any:
-    """The work as the door wants it: a job that waits must not block the loop."""
+    """The work as the client wants it: a job that waits must not block the loop."""
     if bench.flavour is Flavour.BLOCKING:
         return work
     if "lease" in work.__code__.co_varnames:

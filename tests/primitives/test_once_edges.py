@@ -62,13 +62,13 @@ class Counting:
 
 @pytest.fixture
 def locks(request: pytest.FixtureRequest) -> Any:
-    with holdfast.connect(f"memory://{request.function.__name__}") as door:
-        yield door
+    with holdfast.connect(f"memory://{request.function.__name__}") as client:
+        yield client
 
 
 def counted(locks: Locks) -> Counting:
-    counting: Any = Counting(locks._door.backend)
-    locks._door.backend = counting
+    counting: Any = Counting(locks._engine.backend)
+    locks._engine.backend = counting
     return counting  # type: ignore[no-any-return]
 
 
@@ -105,7 +105,7 @@ def test_an_outage_longer_than_that_is_told(locks: Locks) -> None:
 
 
 def test_a_store_without_records_says_so(locks: Locks) -> None:
-    locks._door.store.guarantees = locks.guarantees - {Guarantee.RECORDS}
+    locks._engine.store.guarantees = locks.guarantees - {Guarantee.RECORDS}
     with pytest.raises(Unsupported, match=r"once\(\).*RECORDS"):
         locks.once("k")
     with pytest.raises(Unsupported, match=r"every\(\).*RECORDS"):
@@ -145,7 +145,7 @@ def test_bad_input_is_refused_when_it_is_made(locks: Locks) -> None:
         locks.every(1, "k", grace=1)
 
 
-def test_each_door_takes_its_own_kind_of_function(locks: Locks) -> None:
+def test_each_client_takes_its_own_kind_of_function(locks: Locks) -> None:
     async def asynchronous() -> None:
         raise AssertionError
 
@@ -153,10 +153,10 @@ def test_each_door_takes_its_own_kind_of_function(locks: Locks) -> None:
         locks.once("k").run(asynchronous)
 
     async def body() -> None:
-        async with holdfast.connect_async("memory://kinds") as door:
+        async with holdfast.connect_async("memory://kinds") as client:
             with pytest.raises(TypeError, match=r"connect\(\)"):
-                door.once("k")(lambda: 1)
-            assert (await door.once("k").run(lambda: 1)).value == 1
+                client.once("k")(lambda: 1)
+            assert (await client.once("k").run(lambda: 1)).value == 1
 
     asyncio.run(body())
 
@@ -164,7 +164,7 @@ def test_each_door_takes_its_own_kind_of_function(locks: Locks) -> None:
 def test_a_newer_record_is_not_guessed_at(locks: Locks) -> None:
     for text in ('{"format": 2, "status": "done"}', "no JSON", "[]"):
         with locks.lock("once/k") as lease:
-            work = locks._door.backend.record(lease._hold.grant, text, 60)
+            work = locks._engine.backend.record(lease._hold.grant, text, 60)
             run_now(work)
         with pytest.raises(Incompatible, match="'k'"):
             locks.once("k").run(lambda: 1)
@@ -172,10 +172,10 @@ def test_a_newer_record_is_not_guessed_at(locks: Locks) -> None:
 
 def test_a_task_is_stopped_before_another_takes_over() -> None:
     async def body() -> None:
-        async with holdfast.connect_async("memory://stopped") as door:
+        async with holdfast.connect_async("memory://stopped") as client:
             with pytest.raises(LockLost):
-                await door.once("k", ttl=2, renew=False).run(asyncio.sleep, 30)
-            outcome = await door.once("k").run(lambda: "done")
+                await client.once("k", ttl=2, renew=False).run(asyncio.sleep, 30)
+            outcome = await client.once("k").run(lambda: "done")
             assert outcome.took_over is not None
 
     asyncio.run(body())

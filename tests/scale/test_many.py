@@ -42,7 +42,7 @@ def test_a_thousand_tasks_are_served_in_order(tmp_path: Path, store: str) -> Non
 
     async def main() -> None:
         async with holdfast.connect_async(_url(tmp_path, store)) as locks:
-            _count(locks._door.backend, calls)
+            _count(locks._engine.backend, calls)
             lock = locks.lock("name")
 
             async def use(number: int) -> None:
@@ -58,13 +58,13 @@ def test_a_thousand_tasks_are_served_in_order(tmp_path: Path, store: str) -> Non
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_a_thousand_holds_are_kept_by_one_thread(tmp_path: Path, store: str) -> None:
-    """One keeper, and one batch per interval for all of them."""
+    """One renewer, and one batch per interval for all of them."""
     before = set(threading.enumerate())
     with holdfast.connect(_url(tmp_path, store), ttl=30) as locks:
         sizes: list[int] = []
         renewed = threading.Event()
-        keeper = locks._keeper.keep
-        renew = keeper.backend.renew
+        renewer = locks._renewer_thread.renewer
+        renew = renewer.backend.renew
 
         async def counted(grants: Any, waits: Any, *, until: float, shorten: bool = False) -> Any:
             sizes.append(len(grants))
@@ -74,12 +74,12 @@ def test_a_thousand_holds_are_kept_by_one_thread(tmp_path: Path, store: str) -> 
 
         leases = [locks.lock(f"name:{number}").acquire() for number in range(1000)]
         names = [thread.name for thread in set(threading.enumerate()) - before]
-        assert sorted({*names, "holdfast-watcher"}) == ["holdfast-keeper", "holdfast-watcher"]
-        assert names.count("holdfast-keeper") == 1
-        keeper.backend.renew = counted  # type: ignore[method-assign]
-        for hold in keeper.holds.values():
+        assert sorted({*names, "holdfast-watcher"}) == ["holdfast-renewer", "holdfast-watcher"]
+        assert names.count("holdfast-renewer") == 1
+        renewer.backend.renew = counted  # type: ignore[method-assign]
+        for hold in renewer.holds.values():
             hold.renew_at = 0.0  # as if a third of the ttl had passed
-        keeper.plan(0.0)
+        renewer.plan(0.0)
         assert renewed.wait(10)
         assert sizes == [1000]
         for lease in leases:
@@ -94,7 +94,7 @@ def test_an_uncontended_hold_is_two_requests(tmp_path: Path, store: str) -> None
     with holdfast.connect(_url(tmp_path, store)) as locks:
         with locks.lock("name"):
             pass
-        _count(locks._door.backend, calls)
+        _count(locks._engine.backend, calls)
         with locks.lock("name"):
             pass
     assert calls == {"attempt": 1, "release": 1}

@@ -35,10 +35,10 @@ class Proxy:
 
     def refuse(self) -> None:
         """Resets every connection and refuses new ones until `accept`."""
-        self._pump.do(self._pump.close_door)
+        self._pump.do(self._pump.close_client)
 
     def accept(self) -> None:
-        self._pump.do(self._pump.open_door)
+        self._pump.do(self._pump.open_client)
 
     def stall(self) -> None:
         """Nothing moves in either direction, and nobody is told: a network that went dark."""

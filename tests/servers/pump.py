@@ -44,7 +44,7 @@ class Pump:
         self._todo: list[tuple[Callable[[], None], threading.Event]] = []
         self._waker, self._woken = socket.socketpair()
         self._woken.setblocking(False)
-        self.open_door()
+        self.open_client()
         _pumps.add(self)
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
@@ -68,7 +68,7 @@ class Pump:
         for relay in self.relays:
             relay.close()
 
-    def open_door(self) -> None:
+    def open_client(self) -> None:
         if self.listener is None:
             listener = socket.socket()
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -77,7 +77,7 @@ class Pump:
             listener.setblocking(False)
             self.listener = listener
 
-    def close_door(self) -> None:
+    def close_client(self) -> None:
         if self.listener is not None:
             self.listener.close()
             self.listener = None
@@ -105,7 +105,7 @@ class Pump:
             for relay in list(self.relays):
                 self._guarded(relay, self._flush)
             self._run_todo()
-        self.close_door()
+        self.close_client()
 
     def _register(self, selector: selectors.BaseSelector) -> None:
         selector.register(self._woken, selectors.EVENT_READ, self._drain)

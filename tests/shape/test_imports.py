@@ -108,7 +108,7 @@ def test_stores_do_not_know_each_other(name: str, path: Path) -> None:
             assert other in {own} | KNOWN.get(own, set()), f"{name} imports {target}"
 
 
-def test_a_blocking_door_loads_no_event_loop_and_no_client() -> None:
+def test_a_blocking_client_loads_no_event_loop_and_no_client() -> None:
     """Start-up is light: asyncio and foreign clients come when they are used."""
     program = (
         "import sys, holdfast\n"

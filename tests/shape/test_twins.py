@@ -1,4 +1,4 @@
-"""Both doors have the same words."""
+"""Both clients have the same words."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def words(kind: type) -> dict[str, object]:
 
 @pytest.mark.parametrize(("blocking", "asynchronous"), TWINS)
 def test_twins_have_the_same_words(blocking: type, asynchronous: type) -> None:
-    """A feature in one door is in the other, spelled alike."""
+    """A feature in one client is in the other, spelled alike."""
     one, other = words(blocking), words(asynchronous)
     assert one.keys() == other.keys()
     for name, parameters in one.items():

@@ -8,11 +8,11 @@ from weakref import ref
 
 from holdfast.claim import Claim, Mode, write_label
 from holdfast.core.acquire import acquire, attempt_once
-from holdfast.core.door import Door
+from holdfast.core.engine import Engine
 from holdfast.core.extend import extend
 from holdfast.core.hold import Ask
 from holdfast.core.hold import Hold as CoreHold
-from holdfast.core.keep import Keep
+from holdfast.core.renewer import Renewer
 from holdfast.core.watch import Watch
 from holdfast.errors import BackendUnavailable, LockLost, LockTimeout
 from holdfast.testing.history import Hold, faults
@@ -40,7 +40,7 @@ class Report:
 
 
 class Client:
-    """A node with a door and a few tasks that use it."""
+    """A node with a client and a few tasks that use it."""
 
     def __init__(self, world: World, store: SimStore, number: int, report: Report) -> None:
         draw = world.random
@@ -48,22 +48,22 @@ class Client:
             world, f"node{number}", drift=draw.uniform(-0.003, 0.003), skew=draw.uniform(-9, 9)
         )
         self.world, self.report = world, report
-        runtime, keeper = SimRuntime(self.node), SimRuntime(self.node)
-        keep = Keep(keeper, store.backend(keeper), store.display)
+        runtime, beside = SimRuntime(self.node), SimRuntime(self.node)
+        renewer = Renewer(beside, store.backend(beside), store.display)
         self._kept: SimTask | None = None
-        keep.start = self._start
-        self.keep = keep
+        renewer.start = self._start
+        self.renewer = renewer
         self.watch = Watch(SimRuntime(self.node))
         self.watch.start = self._start_watch
-        self.watch.watch(keep)
+        self.watch.watch(renewer)
         self._watched: SimTask | None = None
-        self.door = Door(store, runtime, keep, patience=30, epoch=0)
+        self.engine = Engine(store, runtime, renewer, patience=30, epoch=0)
         self.tasks: list[SimTask] = []
         self._attempts = 0
 
     def _start(self) -> None:
         if self._kept is None:
-            self._kept = self.node.spawn(self.keep.run(), "keeper")
+            self._kept = self.node.spawn(self.renewer.run(), "renewer")
 
     def _start_watch(self) -> None:
         if self._watched is None:
@@ -73,7 +73,7 @@ class Client:
         self.tasks = [self.node.spawn(self._live(), f"task{n}") for n in range(tasks)]
 
     async def _live(self) -> None:
-        draw, runtime = self.world.random, self.door.runtime
+        draw, runtime = self.world.random, self.engine.runtime
         while self.world.time < FAULTS_UNTIL:
             await runtime.sleep(draw.expovariate(2.0))
             await self._hold_once(draw.choice((0.0, 0.5, 5.0, None)))
@@ -91,7 +91,7 @@ class Client:
         asked = self.world.time
         ask = Ask(timeout, renew=draw.random() < 0.8, explain=False)
         try:
-            hold = await (attempt_once if timeout == 0 else acquire)(self.door, claim, ask)
+            hold = await (attempt_once if timeout == 0 else acquire)(self.engine, claim, ask)
         except (LockTimeout, BackendUnavailable):
             return
         except Cancelled:
@@ -113,18 +113,18 @@ class Client:
             raise
         except BaseException:
             believed.end()
-            await self.door.release(hold)
+            await self.engine.release(hold)
             raise
         believed.end()
-        await self.door.release(hold)
+        await self.engine.release(hold)
 
     async def _hold_on(self, hold: CoreHold, seconds: float) -> None:
         """Works on, and now and then asks for more time, or for less."""
-        draw, runtime = self.world.random, self.door.runtime
+        draw, runtime = self.world.random, self.engine.runtime
         await runtime.sleep(seconds)
         while draw.random() < 0.3:
             try:
-                await extend(self.door, hold, draw.choice((None, 1.0, 3.0, 10.0)))
+                await extend(self.engine, hold, draw.choice((None, 1.0, 3.0, 10.0)))
                 self.report.extended += 1
             except LockLost:
                 return
@@ -223,7 +223,7 @@ def _judge(store: SimStore, clients: list[Client], report: Report, world: World)
         if client.node.crashed:
             continue
         report.problems += [f"{task.name} never ended" for task in client.tasks if not task.done]
-        kept = len(client.keep.holds) + len(client.keep.waits) + len(client.keep.undoing)
+        kept = len(client.renewer.holds) + len(client.renewer.waits) + len(client.renewer.undoing)
         if kept:
             report.problems.append(f"{client.node.name} still keeps {kept} claims")
     now = store.ledger.now()

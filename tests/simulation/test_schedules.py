@@ -9,9 +9,9 @@ import pytest
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.acquire import acquire
 from holdfast.core.contract import Renewal
-from holdfast.core.door import Door
+from holdfast.core.engine import Engine
 from holdfast.core.hold import Ask, Hold
-from holdfast.core.keep import Keep
+from holdfast.core.renewer import Renewer
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.stores.memory import MemoryBackend
 from holdfast.testing.simulated_store import Network, SimBackend, SimStore
@@ -58,25 +58,25 @@ def _problems(prepare: Prepare, word: str) -> bool:
 
 def test_validity_counted_from_the_reply_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply that took long must not make the hold look longer."""
-    take = Door.take
+    take = Engine.take
 
-    def from_the_reply(self: Door, grant: Grant, since: float, ask: object) -> object:
+    def from_the_reply(self: Engine, grant: Grant, since: float, ask: object) -> object:
         return take(self, grant, self.runtime.now(), ask)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Door, "take", from_the_reply)
+    monkeypatch.setattr(Engine, "take", from_the_reply)
     assert _problems(lambda store, clients: None, "while")
 
 
 def test_validity_counted_from_the_wake_up_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wake-up that brings a grant may have been on its way for long."""
-    take = Door.take
+    take = Engine.take
 
-    def from_the_ring(self: Door, grant: Grant, since: float, ask: object) -> object:
+    def from_the_ring(self: Engine, grant: Grant, since: float, ask: object) -> object:
         if grant.seconds is not None:
             since = self.runtime.now()
         return take(self, grant, since, ask)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Door, "take", from_the_ring)
+    monkeypatch.setattr(Engine, "take", from_the_ring)
     monkeypatch.setattr("holdfast.core.acquire._Wait._relies_on", lambda *args: True)
     assert _problems(lambda store, clients: None, "while")
 
@@ -85,12 +85,12 @@ def test_a_grant_for_a_moment_that_is_never_renewed_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It must not be taken for one that lasts the whole ttl."""
-    take = Door.take
+    take = Engine.take
 
-    def for_the_whole_ttl(self: Door, grant: Grant, since: float, ask: object) -> object:
+    def for_the_whole_ttl(self: Engine, grant: Grant, since: float, ask: object) -> object:
         return take(self, grant._replace(seconds=None), since, ask)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Door, "take", for_the_whole_ttl)
+    monkeypatch.setattr(Engine, "take", for_the_whole_ttl)
     assert _problems(lambda store, clients: None, "while")
 
 
@@ -151,14 +151,14 @@ def test_release_on_cancel_before_the_acquire_landed_is_caught(
     """Undoing once, on another connection: it may overtake the request that it undoes."""
     leaks = 0
 
-    async def undo_at_once(self: Door, claim: Claim) -> None:
+    async def undo_at_once(self: Engine, claim: Claim) -> None:
         try:
-            await self.keep.backend.abandon(claim)
+            await self.renewer.backend.abandon(claim)
         except HoldfastError:
             return
 
-    monkeypatch.setattr(Door, "undo", undo_at_once)
-    monkeypatch.setattr(Keep, "undo", lambda *args, **kwargs: None)
+    monkeypatch.setattr(Engine, "undo", undo_at_once)
+    monkeypatch.setattr(Renewer, "undo", lambda *args, **kwargs: None)
     for seed in range(500):
         leaks += _orphans(seed)
     assert leaks
@@ -176,7 +176,7 @@ def _orphans(seed: int) -> int:
     store = SimStore(server, Network(world, delay=0.2, loss=0.0))
     client = Client(world, store, 0, Report())
     claim = Claim("a", Mode.EXCLUSIVE, 1, 0, 300.0, "owner", "[]")
-    task = client.node.spawn(acquire(client.door, claim, Ask(None, explain=False)))
+    task = client.node.spawn(acquire(client.engine, claim, Ask(None, explain=False)))
     world.at(world.random.uniform(0.0, 0.3), task.cancel)
     world.run(60.0)
     world.end()
@@ -190,7 +190,7 @@ def test_an_heir_whose_exchange_was_not_answered_is_undone(monkeypatch: pytest.M
     world = World(1)
     store = SimStore(Node(world, "server", drift=0.0, skew=0.0), Network(world, loss=0.0))
     client = Client(world, store, 0, Report())
-    door = client.door
+    engine = client.engine
     first, heir = (Claim("a", Mode.EXCLUSIVE, 1, 0, 300.0, who, "[]") for who in "12")
     undone: list[tuple[float, str]] = []
     abandon = SimBackend.abandon
@@ -204,13 +204,13 @@ def test_an_heir_whose_exchange_was_not_answered_is_undone(monkeypatch: pytest.M
         await abandon(self, claim, until=until)
 
     async def hold_and_release() -> None:
-        hold = await acquire(door, first, Ask(None, explain=False))
-        await door.runtime.sleep(5.0)
-        await door.release(hold)
+        hold = await acquire(engine, first, Ask(None, explain=False))
+        await engine.runtime.sleep(5.0)
+        await engine.release(hold)
 
     async def wait_for_a_while() -> None:
-        await door.runtime.sleep(1.0)
-        await acquire(door, heir, Ask(5.0, explain=False))
+        await engine.runtime.sleep(1.0)
+        await acquire(engine, heir, Ask(5.0, explain=False))
 
     monkeypatch.setattr(SimBackend, "exchange", unanswered)
     monkeypatch.setattr(SimBackend, "abandon", noted)
@@ -230,7 +230,7 @@ def test_an_heir_that_came_and_left_by_itself_is_not_let_in_anew(
     world = World(1)
     store = SimStore(Node(world, "server", drift=0.0, skew=0.0), Network(world, loss=0.0))
     client = Client(world, store, 0, Report())
-    door, holds = client.door, store.ledger.names
+    engine, holds = client.engine, store.ledger.names
     first, second, heir = (Claim("a", Mode.SLOTS, 1, 2, 300.0, who, "[]") for who in "123")
     exchange = SimBackend.exchange
     left: list[float] = []
@@ -242,14 +242,14 @@ def test_an_heir_that_came_and_left_by_itself_is_not_let_in_anew(
         return await exchange(self, grant, claim)
 
     async def hold(claim: Claim, after: float, seconds: float) -> None:
-        await door.runtime.sleep(after)
-        hold = await acquire(door, claim, Ask(None, explain=False))
-        await door.runtime.sleep(seconds)
-        await door.release(hold)
+        await engine.runtime.sleep(after)
+        hold = await acquire(engine, claim, Ask(None, explain=False))
+        await engine.runtime.sleep(seconds)
+        await engine.release(hold)
         left.append(world.time)
 
     async def look() -> None:
-        await door.runtime.sleep(9.0)
+        await engine.runtime.sleep(9.0)
         standing.append(list(holds["a"].holds))
 
     monkeypatch.setattr(SimBackend, "exchange", late)

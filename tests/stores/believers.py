@@ -1,4 +1,4 @@
-"""Who holds a name across a fault, by its own word: one at each door."""
+"""Who holds a name across a fault, by its own word: one at each client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.lease import AsyncLease
 from holdfast.testing import Flavour
 from servers.ensemble import Trio
 from servers.process import Server
-from stores.recovery import SOON, Bound, Taken, Tell, door, drive, name_at, recovers
+from stores.recovery import SOON, Bound, Taken, Tell, client, drive, name_at, recovers
 
 __all__ = ["Believer", "Believers"]
 
@@ -39,7 +39,7 @@ class Believer:
         )
 
     async def _believe(self, url: str, namespace: str) -> None:
-        async with door(url, self.flavour, namespace, self.ttl) as locks:
+        async with client(url, self.flavour, namespace, self.ttl) as locks:
             lease = await locks.lock(self.name, timeout=SOON).acquire()
             assert lease is not None
             self.lease, self.token = lease, lease.token
@@ -71,7 +71,7 @@ class Believer:
         """Whether it holds, by its own word and by that of these servers."""
 
         async def look() -> list[int]:
-            async with door(url, self.flavour, self._namespace) as locks:
+            async with client(url, self.flavour, self._namespace) as locks:
                 standing = await locks.inspect(self.name)
                 return [holder.token for holder in standing.holders]
 
@@ -99,7 +99,7 @@ class Believer:
 
 
 class Believers:
-    """One at each door, each with a name of its own, so that both meet the same fault."""
+    """One at each client, each with a name of its own, so that both meet the same fault."""
 
     def __init__(self, trio: Trio[Any], url: str, namespace: str, ttl: float) -> None:
         self._trio, self._namespace = trio, namespace

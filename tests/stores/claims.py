@@ -1,4 +1,4 @@
-"""Claims for tests below the doors."""
+"""Claims for tests below the clients."""
 
 from __future__ import annotations
 

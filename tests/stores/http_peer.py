@@ -1,4 +1,4 @@
-"""A door's half of etcd or Consul with its requests counted, for tests below the contract."""
+"""A client's half of etcd or Consul with its requests counted, for tests below the contract."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How soon after a fault a name is to be had again, and who gets it then: at either door.
+"""How soon after a fault a name is to be had again, and who gets it then: at either client.
 
 What is written here once runs at both, on a thread that belongs to it. A fault is shown to both
-doors at the same time, each with names of its own.
+clients at the same time, each with names of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.io.clock import now
 from holdfast.locks_async import AsyncLocks
 from holdfast.testing import Flavour
-from holdfast.testing.doors import open_door, run_here
+from holdfast.testing.clients import open_client, run_here
 from servers.ensemble import Trio
 from servers.process import Server, wait_until
 
@@ -31,7 +31,7 @@ __all__ = [
     "Taken",
     "Tell",
     "at_both",
-    "door",
+    "client",
     "drive",
     "name_at",
     "next_token",
@@ -68,26 +68,26 @@ class Taken(NamedTuple):
 
 
 def drive(flavour: Flavour, work: Coroutine[Any, Any, T]) -> T:
-    """Does it at that door: from here on nothing suspends, or a loop of its own runs."""
+    """Does it at that client: from here on nothing suspends, or a loop of its own runs."""
     return run_now(work) if flavour is Flavour.BLOCKING else asyncio.run(work)
 
 
 def at_both(work: Callable[[Flavour], T]) -> dict[Flavour, T]:
-    """Does it at both doors at the same time."""
+    """Does it at both clients at the same time."""
     with ThreadPoolExecutor(len(Flavour)) as pool:
         under_way = {flavour: pool.submit(work, flavour) for flavour in Flavour}
     return {flavour: done.result() for flavour, done in under_way.items()}
 
 
-def door(
+def client(
     url: str, flavour: Flavour, namespace: str, ttl: float = CALM, *, patience: float = SOON
 ) -> AsyncLocks:
     """For ``drive``."""
-    return open_door(url, flavour, run_here, namespace=namespace, ttl=ttl, patience=patience)
+    return open_client(url, flavour, run_here, namespace=namespace, ttl=ttl, patience=patience)
 
 
 def name_at(flavour: Flavour, name: str = "name") -> str:
-    """What a name is called at one of the doors."""
+    """What a name is called at one of the clients."""
     return f"{name} {flavour}"
 
 
@@ -98,7 +98,7 @@ def next_token(
 
     async def take() -> Taken:
         async with (
-            door(url, flavour, namespace) as locks,
+            client(url, flavour, namespace) as locks,
             locks.lock(name, timeout=timeout) as lease,
         ):
             return Taken(lease.token, now())
@@ -172,7 +172,7 @@ def recovers(
     without: Server | None = None,
     name: str = "name",
 ) -> dict[Flavour, Taken]:
-    """Who takes the names of both doors next: within what is documented, from the servers that
+    """Who takes the names of both clients next: within what is documented, from the servers that
     are there."""
     with Recovery(trio, namespace, without) as recovery:
         taken = at_both(lambda at: next_token(recovery.url, namespace, at, name_at(at, name)))
@@ -182,7 +182,7 @@ def recovers(
 
 
 def nothing_is_left(trio: Any, namespace: str) -> None:
-    """Of all that these doors kept on the servers, once their sessions are over at the latest."""
+    """Of all that these clients kept on the servers, once their sessions are over at the latest."""
     found: list[str] = []
 
     def empty() -> bool:

@@ -1,7 +1,7 @@
 """What tests of both SQL stores share: servers whose sessions can be told apart and ended, and
-doors of either kind, so that a body is written once.
+clients of either kind, so that a body is written once.
 
-Fixtures are taken over by name: ``store, doors = sql_bench.store, sql_bench.doors``.
+Fixtures are taken over by name: ``store, clients = sql_bench.store, sql_bench.clients``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pymysql
 import pytest
 
 from holdfast.testing import Flavour
+from holdfast.testing.clients import open_client
 from holdfast.testing.conformance.bench import eventually
-from holdfast.testing.doors import open_door
 from holdfast.testing.workers import Workers
 from servers.mysql import MySQLServer
 from servers.postgres import PostgresServer
@@ -35,9 +35,9 @@ __all__ = [
     "LONG",
     "MODES",
     "SECONDS",
-    "Doors",
+    "Clients",
     "Store",
-    "doors",
+    "clients",
     "hand_over",
     "in_line",
     "only_woken",
@@ -146,8 +146,8 @@ def store(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> I
     made.close()
 
 
-class Doors:
-    """Doors of one kind, in one namespace."""
+class Clients:
+    """Clients of one kind, in one namespace."""
 
     def __init__(self, flavour: Flavour, namespace: str) -> None:
         self._flavour, self._namespace = flavour, namespace
@@ -155,15 +155,15 @@ class Doors:
         self._open: list[AsyncLocks] = []
 
     def open(self, url: str, **options: Any) -> AsyncLocks:
-        """Another door, as another process would open it."""
+        """Another client, as another process would open it."""
         # Nobody looks a last time because its own time is over: it is the body that is bounded.
         options = {"namespace": self._namespace, "timeout": LONG} | options
-        door = open_door(url, self._flavour, self._workers.run, **options)
-        self._open.append(door)
-        return door
+        client = open_client(url, self._flavour, self._workers.run, **options)
+        self._open.append(client)
+        return client
 
     def run(self, body: Callable[[], Awaitable[None]]) -> None:
-        """Runs the body and closes the doors that it opened."""
+        """Runs the body and closes the clients that it opened."""
 
         async def whole() -> None:
             try:
@@ -173,22 +173,22 @@ class Doors:
                 with warnings.catch_warnings():
                     # A body that failed half-way leaves holds behind; its own failure counts.
                     warnings.simplefilter("ignore", ResourceWarning)
-                    for door in self._open:
-                        await door.close()
+                    for client in self._open:
+                        await client.close()
                 self._workers.close()
 
         asyncio.run(whole())
 
 
 @pytest.fixture(params=list(Flavour))
-def doors(request: pytest.FixtureRequest, namespace: str) -> Doors:
-    return Doors(request.param, namespace)
+def clients(request: pytest.FixtureRequest, namespace: str) -> Clients:
+    return Clients(request.param, namespace)
 
 
 @pytest.fixture
 def only_woken(no_recheck: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks by itself, and no keeper tells a waiter that its place is gone."""
-    monkeypatch.setattr("holdfast.core.keep.REFRESH_SECONDS", LONG)
+    """Nobody looks by itself, and no renewer tells a waiter that its place is gone."""
+    monkeypatch.setattr("holdfast.core.renewer.REFRESH_SECONDS", LONG)
 
 
 async def until(condition: Callable[[], object], otherwise: str) -> None:
@@ -200,11 +200,11 @@ async def until(condition: Callable[[], object], otherwise: str) -> None:
     await eventually(holds, SECONDS, otherwise)
 
 
-async def in_line(door: AsyncLocks, name: str = "name", count: int = 1) -> None:
+async def in_line(client: AsyncLocks, name: str = "name", count: int = 1) -> None:
     """Returns once so many stand in the store's line."""
 
     async def stand() -> bool:
-        return len((await door.inspect(name)).waiters) == count
+        return len((await client.inspect(name)).waiters) == count
 
     await eventually(stand, SECONDS, f"{count} did not come to stand in line for {name!r}")
 

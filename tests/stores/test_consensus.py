@@ -113,7 +113,7 @@ async def _give_up_async(place: Place, known: bool) -> None:
 @pytest.mark.faults
 def test_a_thousand_tasks_wait_with_three_connections(place: Place) -> None:
     """However many wait for a lock, its store sees three connections at most: for requests, for
-    wake-ups, and the keeper's."""
+    wake-ups, and the renewer's."""
     asyncio.run(_crowd(place))
 
 
@@ -132,7 +132,7 @@ async def _crowd(place: Place) -> None:
 
         tasks = [asyncio.create_task(use(number)) for number in range(CROWD)]
         deadline = now() + SOON
-        while (await _behind(ours)) < CROWD - 1:  # told by the keeper, with its next refresh
+        while (await _behind(ours)) < CROWD - 1:  # told by the renewer, with its next refresh
             assert now() < deadline
             await asyncio.sleep(0.05)
         assert place.proxy.open_connections <= 3

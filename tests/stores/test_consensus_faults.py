@@ -1,6 +1,6 @@
 """Three servers of etcd, Consul or ZooKeeper, and what happens to them, whichever they are.
 
-In each fault, and at both doors: nobody believes to hold what another holds, tokens grow, who
+In each fault, and at both clients: nobody believes to hold what another holds, tokens grow, who
 loses its hold knows it by its deadline, others get it within what is documented, nothing is left.
 """
 
@@ -26,7 +26,7 @@ from stores.recovery import (
     Recovery,
     Taken,
     Tell,
-    door,
+    client,
     drive,
     name_at,
     nothing_is_left,
@@ -108,8 +108,8 @@ async def _lose_the_reply(
     trio: Any, proxy: Proxy, namespace: str, mode: str, flavour: Flavour, lost: bytes
 ) -> Taken:
     async with (
-        door(proxy.url + trio.suffix, flavour, namespace) as locks,
-        door(trio.url, flavour, namespace) as others,
+        client(proxy.url + trio.suffix, flavour, namespace) as locks,
+        client(trio.url, flavour, namespace) as others,
     ):
         lock = locks.lock("name") if mode == "lock" else locks.semaphore("name", 2)
         async with lock as lease:
@@ -148,8 +148,8 @@ def test_no_majority_for_three_ttls(
 
 
 class Contenders:
-    """They try for two ttls to get what is free, one at each door, and stay until all is over: to
-    close a door that reaches nobody takes its time."""
+    """They try for two ttls to get what is free, one at each client, and stay until all is over: to
+    close a client that reaches nobody takes its time."""
 
     def __init__(self, url: str, namespace: str, ttl: float) -> None:
         self._url, self._namespace, self._ttl = url, namespace, ttl
@@ -159,7 +159,7 @@ class Contenders:
 
     async def _try(self, flavour: Flavour) -> None:
         ttl, name = self._ttl, name_at(flavour, "free")
-        async with door(self._url, flavour, self._namespace, ttl, patience=2 * ttl) as locks:
+        async with client(self._url, flavour, self._namespace, ttl, patience=2 * ttl) as locks:
             with pytest.raises(BackendUnavailable):
                 await locks.lock(name, timeout=None).acquire()
             self.failed.wait(SOON)

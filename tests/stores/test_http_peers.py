@@ -65,8 +65,8 @@ def peer(server: Any, namespace: str) -> Iterator[Callable[..., Peer]]:
         yield make
 
 
-def test_handing_over_in_a_door_is_one_request(peer: Callable[[], Peer]) -> None:
-    """The next waiter of the same door gets the name in the request that releases it."""
+def test_handing_over_in_a_client_is_one_request(peer: Callable[[], Peer]) -> None:
+    """The next waiter of the same client gets the name in the request that releases it."""
     one = peer()
     grant, claim = one.take(claim_of()), claim_of()
     assert isinstance(one.attempt(claim), Busy)
@@ -82,7 +82,7 @@ def test_handing_over_in_a_door_is_one_request(peer: Callable[[], Peer]) -> None
 def test_nobody_is_let_in_anew_who_came_by_itself(
     peer: Callable[[Flavour], Peer], flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has its slot already, but has not left the line of its door, when another of that door
+    """It has its slot already, but has not left the line of its client, when another of that client
     releases one on its behalf; and is gone when that is answered."""
     ours, theirs = peer(flavour), peer(flavour)
     held, other = (one.take(claim_of("name", Mode.SLOTS, limit=2)) for one in (ours, theirs))
@@ -124,7 +124,7 @@ def test_a_late_request_arrives_in_vain(
     assert one.post.lost is not None
     assert run_now(one.post.http.ask(*one.post.lost)).status == kind.in_vain
     assert run_now(one.backend.look("name")).holders == ()
-    one.take(claim_of())  # the door itself goes on
+    one.take(claim_of())  # the client itself goes on
 
 
 def test_a_session_that_was_ended_loses_its_holds(

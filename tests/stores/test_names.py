@@ -22,7 +22,7 @@ from holdfast.io.http_aio import AsyncConnection
 from holdfast.io.resolver import MOST_THREADS, Found, Lookup, look_up, open_socket, resolver
 from holdfast.locks_async import AsyncLocks
 from holdfast.testing import Flavour
-from holdfast.testing.doors import open_door, run_here
+from holdfast.testing.clients import open_client, run_here
 
 SECONDS = 2.0
 """What a request is given; it must be given up within a second more."""
@@ -289,5 +289,5 @@ def test_postgresql_gives_up_a_look_up_that_hangs(names: Names, flavour: Flavour
 
     began = now()
     with pytest.raises(BackendUnavailable, match=f"looking up {NAME} took too long"):
-        asyncio.run(ask(open_door(url, flavour, run_here)))
+        asyncio.run(ask(open_client(url, flavour, run_here)))
     assert now() - began < 3.0

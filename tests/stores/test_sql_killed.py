@@ -8,22 +8,24 @@ import pytest
 
 from servers.proxy import Proxy
 from stores import sql_bench
-from stores.sql_bench import LONG, MODES, Doors, Store, in_line, until
+from stores.sql_bench import LONG, MODES, Clients, Store, in_line, until
 
 pytestmark = pytest.mark.faults
 
-store, doors, only_woken = sql_bench.store, sql_bench.doors, sql_bench.only_woken
+store, clients, only_woken = sql_bench.store, sql_bench.clients, sql_bench.only_woken
 
 
 @pytest.mark.parametrize("fault", ["killed", "dropped"])
-def test_the_keeper_sees_that_a_session_has_ended(store: Store, doors: Doors, fault: str) -> None:
+def test_the_renewer_sees_that_a_session_has_ended(
+    store: Store, clients: Clients, fault: str
+) -> None:
     """In advisory mode the hold ends with its connection. Nobody asks, and the next renewal is
-    minutes away: the callback runs all the same, for this door's holds and no others."""
+    minutes away: the callback runs all the same, for this client's holds and no others."""
 
     async def body() -> None:
         with Proxy(store.server) as proxy:
-            ours = doors.open(store.url("advisory", "ours", proxy), ttl=LONG)
-            theirs = doors.open(store.url("advisory", "theirs"), ttl=LONG)
+            ours = clients.open(store.url("advisory", "ours", proxy), ttl=LONG)
+            theirs = clients.open(store.url("advisory", "theirs"), ttl=LONG)
             reasons: list[str] = []
             leases = [await ours.lock("name").acquire(), await ours.semaphore("few", 2).acquire()]
             kept = await theirs.lock("kept").acquire()
@@ -46,14 +48,14 @@ def test_the_keeper_sees_that_a_session_has_ended(store: Store, doors: Doors, fa
             assert kept.held
             assert await kept.release() is True
 
-    doors.run(body)
+    clients.run(body)
 
 
-def test_killed_sessions_lose_no_lease(store: Store, doors: Doors) -> None:
+def test_killed_sessions_lose_no_lease(store: Store, clients: Clients) -> None:
     """Rows do not end with connections: the holder's are opened anew."""
 
     async def body() -> None:
-        ours = doors.open(store.url(mark="ours"), ttl=LONG)
+        ours = clients.open(store.url(mark="ours"), ttl=LONG)
         lease = await ours.lock("name").acquire()
         assert lease is not None
         await store.kill_all("ours")
@@ -62,18 +64,18 @@ def test_killed_sessions_lose_no_lease(store: Store, doors: Doors) -> None:
         assert store.sessions("ours")
         assert await lease.release() is True
 
-    doors.run(body)
+    clients.run(body)
 
 
 @pytest.mark.usefixtures("only_woken")
 @pytest.mark.parametrize("mode", MODES)
-def test_a_killed_waiter_lines_up_again(store: Store, doors: Doors, mode: str) -> None:
+def test_a_killed_waiter_lines_up_again(store: Store, clients: Clients, mode: str) -> None:
     """Everything of a waiter's is killed, twice: it is never let in by that, and the release
     still wakes it, which nothing else does."""
 
     async def body() -> None:
-        holder = doors.open(store.url(mode), ttl=LONG)
-        waiter = doors.open(store.url(mode, "waiter"), ttl=LONG)
+        holder = clients.open(store.url(mode), ttl=LONG)
+        waiter = clients.open(store.url(mode, "waiter"), ttl=LONG)
         lease = await holder.lock("name").acquire()
         assert lease is not None
         waiting = asyncio.create_task(waiter.lock("name").acquire())
@@ -90,4 +92,4 @@ def test_a_killed_waiter_lines_up_again(store: Store, doors: Doors, mode: str) -
         assert taken.token > lease.token
         assert await taken.release() is True
 
-    doors.run(body)
+    clients.run(body)

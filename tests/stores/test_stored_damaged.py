@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from holdfast.claim import Mode, Standing
+from holdfast.claim import LockInfo, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import Incompatible
 from holdfast.io.clock import now
@@ -121,9 +121,9 @@ def peer(server: Any, namespace: str) -> Iterator[Callable[..., Peer]]:
         yield make
 
 
-def _listed(one: Peer) -> dict[str, Standing]:
+def _listed(one: Peer) -> dict[str, LockInfo]:
     """All names, by pages of two."""
-    found, cursor = dict[str, Standing](), None
+    found, cursor = dict[str, LockInfo](), None
     for _ in range(100):
         page = one.run(one.backend.survey("", cursor, 2))
         found |= {standing.name: standing for standing in page.standings}

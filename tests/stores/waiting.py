@@ -1,4 +1,4 @@
-"""Waits that only a wake-up ends, at either door: use with ``no_recheck``."""
+"""Waits that only a wake-up ends, at either client: use with ``no_recheck``."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def waited_for(url: str, namespace: str, flavour: Flavour, through: str = "") ->
 
 @contextmanager
 def waits_across(trio: Any, namespace: str, ttl: float) -> Iterator[Server]:
-    """Somebody waits at each door, asking the leader first, and at each asking the others alone.
+    """Somebody waits at each client, asking the leader first, and at each asking the others alone.
     In the block something happens to the leader. Once there is one again all still wait, and are
     woken by the release of what they wait for."""
     leader = trio.leader()

@@ -242,9 +242,9 @@ def limits_are_not_compared(patch: Patch) -> None:
 
 @mutant("looking.a_record_needs_a_live_hold")
 def anybody_records(patch: Patch) -> None:
-    async def record(self: MemoryBackend, grant: Grant, value: str, keep: float) -> bool:
+    async def record(self: MemoryBackend, grant: Grant, value: str, renewer: float) -> bool:
         name, now = self._name(grant.claim.name)
-        name.record = (Record(value, grant.token, 0.0), now, now + keep)
+        name.record = (Record(value, grant.token, 0.0), now, now + renewer)
         return True
 
     patch.setattr(MemoryBackend, "record", record)

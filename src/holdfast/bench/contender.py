@@ -11,7 +11,7 @@ __all__ = ["Book", "Client", "Contender", "Pair", "Role", "Target", "ours"]
 Role = Literal["ours", "peer", "library", "limit", "least"]
 """``limit`` sends the same requests prebuilt, ``least`` what an unfenced lock could do with,
 ``library`` the same requests through the bare client library."""
-Door = Literal["blocking", "asyncio"]
+Engine = Literal["blocking", "asyncio"]
 
 UNCONTENDED, CONTENDED, DRAIN, HELD, REDLOCK = (
     "uncontended",
@@ -58,7 +58,7 @@ class Contender:
     name: str
     store: str
     role: Role
-    door: Door
+    door: Engine
     open: Opener
     cases: frozenset[str] = frozenset({UNCONTENDED, CONTENDED})
     open_held: Opener | None = None

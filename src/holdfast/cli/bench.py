@@ -1,4 +1,4 @@
-"""``holdfast bench [URL]``: how fast a store of your own is, through both doors.
+"""``holdfast bench [URL]``: how fast a store of your own is, through both clients.
 
 The cases are those of the project's own benchmarks, without peers. Safe beside production: all
 names are in a namespace of their own, every case is bounded in time, processes and names, and

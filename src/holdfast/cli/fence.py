@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
             options.resource,
             fence,
             table=options.table,
-            door=lambda: connect(options.url, options.namespace),
+            open_client=lambda: connect(options.url, options.namespace),
         )
     except StaleFence as error:
         raise Refused(str(error), NOTHING) from error

@@ -19,8 +19,8 @@ def main(argv: list[str]) -> int:
     store_options(parser)
     options = parser.parse_args(argv)
     with connect(options.store or options.url, options.namespace) as locks:
-        # Few stores have anything to mark, so it is a word of theirs and not of the doors.
-        initialise = getattr(locks._door.backend, "initialise", None)
+        # Few stores have anything to mark, so it is a word of theirs and not of the clients.
+        initialise = getattr(locks._engine.backend, "initialise", None)
         done = "nothing to do: this store needs no mark"
         if initialise is not None:
             done = str(run_now(initialise()))

@@ -10,7 +10,7 @@ from holdfast.cli.tables import print_table
 from holdfast.cli.text import duration, is_terminal, say, since
 
 if TYPE_CHECKING:
-    from holdfast import Standing
+    from holdfast import LockInfo
 
 __all__ = ["main"]
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _rows(standing: Standing) -> list[tuple[str, ...]]:
+def _rows(standing: LockInfo) -> list[tuple[str, ...]]:
     """One row for each holder; those who wait are counted in the first. What the store has to say
     about the name is the note of a row without a holder."""
     queue = str(waiting(standing) or "")

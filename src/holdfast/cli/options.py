@@ -1,4 +1,4 @@
-"""What the verbs have in common: options, how their values are read, and opening the door."""
+"""What the verbs have in common: options, how their values are read, and opening the client."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def store_url(url: str | None) -> str | None:
 def connect(
     url: str | None, namespace: str | None, ttl: float | None = None, epoch: int | None = None
 ) -> Locks:
-    """The door to the store that was asked for; tells a terminal when it is the local one."""
+    """The client to the store that was asked for; tells a terminal when it is the local one."""
     url = store_url(url)
     if not url:
         url = "local"

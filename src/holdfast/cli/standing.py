@@ -9,12 +9,12 @@ from holdfast.cli.tables import print_table
 from holdfast.cli.text import duration, since, write
 
 if TYPE_CHECKING:
-    from holdfast import Holder, Standing, Waiter
+    from holdfast import Holder, LockInfo, Waiter
 
 __all__ = ["as_plain_data", "print_holders", "print_json", "print_waiters", "waiting"]
 
 
-def as_plain_data(standing: Standing) -> dict[str, Any]:
+def as_plain_data(standing: LockInfo) -> dict[str, Any]:
     """What a program reads. Times are seconds since the epoch; owners are in none of it."""
     return {
         "name": standing.name,
@@ -42,7 +42,7 @@ def print_json(data: object) -> None:
     print(json.dumps(data, indent=2))
 
 
-def waiting(standing: Standing) -> int:
+def waiting(standing: LockInfo) -> int:
     """How many wait, also behind the first of their process."""
     return sum(1 + waiter.behind for waiter in standing.waiters)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core import log
-from holdfast.core.door import Door
+from holdfast.core.engine import Engine
 from holdfast.core.hold import Ask, Hold
-from holdfast.core.line import Turn
+from holdfast.core.local_queue import Turn
 from holdfast.core.refusal import timed_out, told_so_far
 from holdfast.errors import (
     BackendUnavailable,
@@ -27,79 +27,79 @@ REFUSALS = (LockTimeout, GuaranteeNotMet, Incompatible, Unsupported)
 """An attempt that ends with one of these changed nothing."""
 
 
-async def attempt_once(door: Door, claim: Claim, ask: Ask) -> Hold:
+async def attempt_once(engine: Engine, claim: Claim, ask: Ask) -> Hold:
     """Takes the name now or raises ``LockTimeout``; leaves no trace in the line."""
-    sent = door.runtime.now()
+    sent = engine.runtime.now()
     try:
-        answer = await door.backend.attempt(claim, join=False)
+        answer = await engine.backend.attempt(claim, join=False)
         if isinstance(answer, Grant):
-            hold = door.take(answer, sent, ask)
+            hold = engine.take(answer, sent, ask)
             if hold is not None:
                 return hold
-            raise _too_late(door, claim, sent)
+            raise _too_late(engine, claim, sent)
     except GeneratorExit:
-        door.keep.undo(claim)
+        engine.renewer.undo(claim)
         raise
     except REFUSALS:
         raise
     except BaseException:
-        await door.undo(claim)
+        await engine.undo(claim)
         raise
-    raise await timed_out(door, claim, ask, answer.reason)
+    raise await timed_out(engine, claim, ask, answer.reason)
 
 
-async def acquire(door: Door, claim: Claim, ask: Ask) -> Hold:
-    """Waits for its turn in the door, then in the store's line, until the timeout."""
+async def acquire(engine: Engine, claim: Claim, ask: Ask) -> Hold:
+    """Waits for its turn in the client, then in the store's line, until the timeout."""
     turn = Turn(claim)
-    sent = door.runtime.now()
+    sent = engine.runtime.now()
     until = None if ask.timeout is None else sent + ask.timeout
     try:
-        if not door.lines.join(turn):
-            await _wait_for_turn(door, turn, until, ask)
-            return await _stand(door, turn, until, ask)
+        if not engine.lines.join(turn):
+            await _wait_for_turn(engine, turn, until, ask)
+            return await _stand(engine, turn, until, ask)
         # The usual way, without a step more than it needs: nobody waits and it is free.
         by = None if until is None else _answer_by(sent, until)
         try:
-            answer = await door.backend.attempt(claim, join=True, until=by)
+            answer = await engine.backend.attempt(claim, join=True, until=by)
         except BackendUnavailable:  # perhaps a connection that went stale: _stand has patience
             turn.unsure = True
-            return await _stand(door, turn, until, ask)
-        hold = door.take(answer, sent, ask) if isinstance(answer, Grant) else None
-        return hold or await _stand(door, turn, until, ask, answer, sent)
+            return await _stand(engine, turn, until, ask)
+        hold = engine.take(answer, sent, ask) if isinstance(answer, Grant) else None
+        return hold or await _stand(engine, turn, until, ask, answer, sent)
     except GeneratorExit:  # the loop is gone, and nothing can be awaited any more
         turn.gone = True
-        door.keep.undo(claim)
+        engine.renewer.undo(claim)
         raise
     except BaseException as error:
         turn.gone = True
         traces = turn.standing or turn.unsure or turn.answer is not None
         if traces or not isinstance(error, REFUSALS):
-            await door.undo(claim)
+            await engine.undo(claim)
         raise
     finally:
-        door.keep.waits.pop(claim.owner, None)
+        engine.renewer.waits.pop(claim.owner, None)
         try:
-            door.lines.leave(turn)
+            engine.lines.leave(turn)
         except BaseException:  # an interrupt right here must not strand those behind
-            door.lines.leave(turn)
-            door.keep.undo(claim)
+            engine.lines.leave(turn)
+            engine.renewer.undo(claim)
             raise
 
 
-async def _wait_for_turn(door: Door, turn: Turn, until: float | None, ask: Ask) -> None:
-    runtime = door.runtime
+async def _wait_for_turn(engine: Engine, turn: Turn, until: float | None, ask: Ask) -> None:
+    runtime = engine.runtime
     while not turn.first and turn.signal is not None:
         recheck = runtime.now() + runtime.between(*LOCAL_RECHECK_SECONDS)
         await runtime.wait(turn.signal, recheck if until is None else min(until, recheck))
-        door.enter()  # it may have been closed
+        engine.enter()  # it may have been closed
         turn.signal.clear()  # before the look at who is first: a call in between is not lost
         late = until is not None and runtime.now() >= until
         if late and not turn.first:
-            raise await timed_out(door, turn.claim, ask, "")
+            raise await timed_out(engine, turn.claim, ask, "")
 
 
 async def _stand(
-    door: Door,
+    engine: Engine,
     turn: Turn,
     until: float | None,
     ask: Ask,
@@ -110,30 +110,30 @@ async def _stand(
     outage: _Outage | None = None
     wait: _Wait | None = None
     if isinstance(told, Busy):
-        wait = _Wait(door, turn, until, ask)
+        wait = _Wait(engine, turn, until, ask)
         await wait.wait(told, sent)
     while True:
         try:
             if turn.answer is None:
-                door.enter()
-                sent = door.runtime.now()
+                engine.enter()
+                sent = engine.runtime.now()
                 by = None if until is None else _answer_by(sent, until)
-                answer = await door.backend.attempt(turn.claim, join=True, until=by)
+                answer = await engine.backend.attempt(turn.claim, join=True, until=by)
             else:  # it was asked by an exchange on our behalf, or before it woke us with a grant
                 (answer, sent), turn.answer = turn.answer, None
             if isinstance(answer, Grant):
-                hold = door.take(answer, sent, ask)
+                hold = engine.take(answer, sent, ask)
                 if hold is not None:
                     turn.served = True
                     return hold
-                raise _too_late(door, turn.claim, sent)
+                raise _too_late(engine, turn.claim, sent)
         except BackendUnavailable as error:
             turn.unsure = True
-            outage = outage or _Outage(door, turn.claim, until)
+            outage = outage or _Outage(engine, turn.claim, until)
             await outage.hold_out(error)
             continue
         outage = None
-        wait = wait or _Wait(door, turn, until, ask)
+        wait = wait or _Wait(engine, turn, until, ask)
         await wait.wait(answer, sent)
 
 
@@ -143,32 +143,32 @@ def _answer_by(sent: float, until: float) -> float:
 
 
 class _Wait:
-    """The wait of one who stands first in this door."""
+    """The wait of one who stands first in this client."""
 
-    __slots__ = ("_ask", "_door", "_early", "_started", "_told", "_turn", "_until")
+    __slots__ = ("_ask", "_early", "_engine", "_started", "_told", "_turn", "_until")
 
-    def __init__(self, door: Door, turn: Turn, until: float | None, ask: Ask) -> None:
-        self._door, self._turn, self._until, self._ask = door, turn, until, ask
+    def __init__(self, engine: Engine, turn: Turn, until: float | None, ask: Ask) -> None:
+        self._engine, self._turn, self._until, self._ask = engine, turn, until, ask
         self._started = 0.0
         self._told = False
         self._early = 0
 
     async def wait(self, busy: Busy, asked: float) -> None:
         """Until another attempt is worth it; raises ``LockTimeout`` when the time is over."""
-        door, turn = self._door, self._turn
-        now = door.runtime.now()
+        engine, turn = self._engine, self._turn
+        now = engine.runtime.now()
         if not turn.standing:
             self._started = now
             turn.standing = True
-            door.keep.stand(turn)
+            engine.renewer.stand(turn)
         if self._until is not None and now >= self._until:
             await self._give_up(busy)
         if not self._told and now - self._started > LONG_WAIT_SECONDS:
             self._told = True
-            log.info(await told_so_far(door, turn.claim, now - self._started, busy.reason))
+            log.info(await told_so_far(engine, turn.claim, now - self._started, busy.reason))
         if turn.answer is None:
             try:
-                grant = await door.backend.wait(turn.claim, busy, self._wake_at(busy, now))
+                grant = await engine.backend.wait(turn.claim, busy, self._wake_at(busy, now))
                 if grant is not None and self._relies_on(grant, asked):
                     turn.answer = turn.answer or (grant, asked)
             except BackendUnavailable:
@@ -183,11 +183,11 @@ class _Wait:
         gets the same grant for the whole ttl."""
         if grant.seconds is None:
             return True
-        return self._ask.renew and self._door.runtime.now() < asked + grant.seconds / 2
+        return self._ask.renew and self._engine.runtime.now() < asked + grant.seconds / 2
 
     def _wake_at(self, busy: Busy, now: float) -> float:
         """The bounded, jittered re-check behind every notification."""
-        runtime = self._door.runtime
+        runtime = self._engine.runtime
         retry = busy.retry_seconds
         if retry is None or retry > RECHECK_SECONDS[1]:
             seconds = runtime.between(*RECHECK_SECONDS)
@@ -199,7 +199,7 @@ class _Wait:
 
     async def _pause_if_spinning(self, asked: float) -> None:
         # A source of wake-ups that is broken may end every wait at once.
-        runtime = self._door.runtime
+        runtime = self._engine.runtime
         self._early = self._early + 1 if runtime.now() - asked < 0.002 else 0
         if self._early > 8:
             await runtime.sleep(runtime.between(0.01, 0.05))
@@ -207,29 +207,29 @@ class _Wait:
     async def _give_up(self, busy: Busy) -> None:
         turn = self._turn
         turn.gone = True
-        await self._door.backend.abandon(turn.claim)
+        await self._engine.backend.abandon(turn.claim)
         turn.standing = False  # nothing is left to undo
-        raise await timed_out(self._door, turn.claim, self._ask, busy.reason)
+        raise await timed_out(self._engine, turn.claim, self._ask, busy.reason)
 
 
 class _Outage:
     """The store can't be reached: tried again with jittered back-off, within limits."""
 
-    __slots__ = ("_claim", "_door", "_since", "_tries", "_until")
+    __slots__ = ("_claim", "_engine", "_since", "_tries", "_until")
 
-    def __init__(self, door: Door, claim: Claim, until: float | None) -> None:
-        self._door, self._claim, self._until = door, claim, until
+    def __init__(self, engine: Engine, claim: Claim, until: float | None) -> None:
+        self._engine, self._claim, self._until = engine, claim, until
         self._tries = 0
         self._since = 0.0
 
     async def hold_out(self, error: BackendUnavailable) -> None:
         """Returns when it is time to try again, or raises what the last try raised."""
-        runtime = self._door.runtime
+        runtime = self._engine.runtime
         now = runtime.now()
         if self._tries == 0:
             self._since = now
         self._tries += 1
-        limit = self._since + self._door.patience if self._until is None else self._until
+        limit = self._since + self._engine.patience if self._until is None else self._until
         delay = min(2.0, 0.05 * 2 ** min(self._tries, 10)) * runtime.between(0.5, 1.0)
         if now + delay >= limit:
             raise BackendUnavailable(
@@ -239,9 +239,9 @@ class _Outage:
         await runtime.sleep(delay)
 
 
-def _too_late(door: Door, claim: Claim, sent: float) -> BackendUnavailable:
-    took = door.runtime.now() - sent
+def _too_late(engine: Engine, claim: Claim, sent: float) -> BackendUnavailable:
+    took = engine.runtime.now() - sent
     return BackendUnavailable(
-        f"{door.store.display} took {took:.2f} s to grant {claim.name!r}: "
+        f"{engine.store.display} took {took:.2f} s to grant {claim.name!r}: "
         f"nothing certain is left of a ttl of {claim.ttl:g} s"
     )

@@ -1,7 +1,7 @@
 """What the core asks of a store and of the world around it.
 
-A ``Store`` is made once per door from a URL, without touching the network. It makes one
-``Backend`` for the door itself and, for the keeper thread, another over blocking wires; what
+A ``Store`` is made once per client from a URL, without touching the network. It makes one
+``Backend`` for the client itself and, for the renewer thread, another over blocking wires; what
 both share (settings, session ids) lives in the store. A ``Backend`` admits claims and knows no
 primitive. A ``Runtime`` is time, waiting and identity: blocking, asyncio or simulated.
 
@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from holdfast.claim import Busy, Claim, Grant, Record, Standing
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Record
 
 __all__ = [
     "Backend",
@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 REFRESH_SECONDS = 5.0
-"""How often the keeper refreshes the entries of those who wait."""
+"""How often the renewer refreshes the entries of those who wait."""
 STALE_SECONDS = 15.0
 """A waiter that was not refreshed for so long is skipped without grace."""
 GRACE_SECONDS = 2.0
 """How long a freed name stays reserved for the first in line once it was woken."""
 IDLE_COUNTER_SECONDS = 7 * 24 * 3600.0
 """How long a token counter that nobody uses is kept; the clock floor takes over after it."""
-HANDED_SECONDS = STALE_SECONDS
+DIRECT_GRANT_SECONDS = STALE_SECONDS
 """How long a grant lasts, or its ttl if that is shorter, that came with a wake-up, until its holder
 renews it: as long as a waiter counts as alive of whom nothing is heard."""
 QUEUE_CAP = 10_000
@@ -119,7 +119,7 @@ class Runtime(Protocol):
 
 
 class Settings(NamedTuple):
-    """The door's settings that a store may need."""
+    """The client's settings that a store may need."""
 
     namespace: str = "holdfast"
     connections: int = 4
@@ -133,7 +133,7 @@ class Settings(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A claim that stands in line, and how many wait behind it in this door."""
+    """A claim that stands in line, and how many wait behind it in this client."""
 
     claim: Claim
     behind: int
@@ -155,7 +155,7 @@ class Renewal(NamedTuple):
 class Page(NamedTuple):
     """Some of the names that a store knows, and where to go on; ``None`` at the end."""
 
-    standings: list[Standing]
+    standings: list[LockInfo]
     cursor: str | None
 
 
@@ -220,28 +220,29 @@ class Backend(Protocol):
         for that by ``extend``. Such a request is sent once: if it had no answer, its outcome is
         unknown. A store that can't do that safely leaves it to the later end.
 
-        The keeper calls it, over blocking wires. It returns or raises by ``until`` (or after
-        ``request_seconds``, if that is sooner): a store that hangs must not keep the keeper
+        The renewer calls it, over blocking wires. It returns or raises by ``until`` (or after
+        ``request_seconds``, if that is sooner): a store that hangs must not keep the renewer
         from telling somebody in time that a hold has become doubtful."""
         ...
 
     async def release(self, grant: Grant) -> bool:
         """Ends the hold if it is still this owner's, and says whether it was; reserves the name
-        for the first in line for a short grace, or grants it to that one, for ``HANDED_SECONDS``
-        at the most, and wakes exactly that one. One round trip."""
+        for the first in line for a short grace, or grants it to that one, for
+        ``DIRECT_GRANT_SECONDS`` at the most, and wakes exactly that one. One round trip."""
         ...
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         """Leaves no trace of the claim, held or waiting, and wakes whom that lets in.
         Ordered behind the claim's own earlier requests over the same backend. Given up at
-        ``until`` if that is sooner than ``request_seconds``: the keeper has holds to look after."""
+        ``until`` if that is sooner than ``request_seconds``: the renewer has holds to look
+        after."""
         ...
 
     async def revoke(self, name: str) -> list[int]:
         """Ends all holds of the name and answers their tokens; later tokens are higher."""
         ...
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         """Holders and waiters of one name; both empty where nobody is."""
         ...
 
@@ -276,7 +277,7 @@ class Backend(Protocol):
 class Glancing(Protocol):
     """A backend whose holds end with a connection or a file, and which can see that by itself.
 
-    The keeper glances about every second, so that nobody works on for a third of a ttl."""
+    The renewer glances about every second, so that nobody works on for a third of a ttl."""
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
         """Which holds are over, by owner, with the reason. Sends nothing and never waits."""
@@ -284,7 +285,7 @@ class Glancing(Protocol):
 
 
 class Store(Protocol):
-    """One store as a URL describes it, for one door."""
+    """One store as a URL describes it, for one client."""
 
     display: str
     """The URL without its secrets, for messages."""

@@ -1,4 +1,4 @@
-"""The blocking door's engine: runs a coroutine that must not suspend."""
+"""The blocking client's engine: runs a coroutine that must not suspend."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from holdfast.errors import BackendUnavailable, HoldfastError, LockLost
 
 if TYPE_CHECKING:
     from holdfast.core.contract import Renewal
-    from holdfast.core.door import Door
+    from holdfast.core.engine import Engine
 
 __all__ = ["extend"]
 
@@ -24,83 +24,84 @@ LEAST_SECONDS = 0.05
 """An extend of a hold that is nearly over still has so long for its request."""
 
 
-async def extend(door: Door, hold: Hold, ttl: float | None) -> None:
+async def extend(engine: Engine, hold: Hold, ttl: float | None) -> None:
     """Renews the hold now; raises ``LockLost`` if it is gone, ``BackendUnavailable`` if unknown."""
-    change = Change(door.runtime.me())
+    change = Change(engine.runtime.me())
     try:
-        await _wait_for_turn(door, hold, change)
-        await _extend(door, hold, ttl)
+        await _wait_for_turn(engine, hold, change)
+        await _extend(engine, hold, ttl)
     finally:
         hold.end(change)
         if hold.state is State.HELD:
-            door.keep.reschedule(hold)
+            engine.renewer.reschedule(hold)
 
 
-async def _wait_for_turn(door: Door, hold: Hold, change: Change) -> None:
+async def _wait_for_turn(engine: Engine, hold: Hold, change: Change) -> None:
     """Returns once no other extend or renewal of the hold is under way."""
     if change.who in [other.who for other in hold.under_way()]:  # it would wait for itself
         name = hold.grant.claim.name
         raise HoldfastError(f"{name!r}: a signal handler can't extend it during an extend of it")
     turn = hold.begin(change)
     while not turn:
-        _check(door, hold)
-        await door.runtime.sleep(TURN_SECONDS)
+        _check(engine, hold)
+        await engine.runtime.sleep(TURN_SECONDS)
         turn = hold.is_turn_of(change)
 
 
-async def _extend(door: Door, hold: Hold, ttl: float | None) -> None:
-    sent = door.runtime.now()
-    _check(door, hold)
+async def _extend(engine: Engine, hold: Hold, ttl: float | None) -> None:
+    sent = engine.runtime.now()
+    _check(engine, hold)
     claim = hold.grant.claim
     new = hold.grant if ttl is None else hold.grant._replace(claim=claim._replace(ttl=ttl))
     wanted, limit = new.claim.ttl, hold.ttl_limit
     if wanted > limit:
         raise BackendUnavailable(
-            f"{claim.name!r} on {door.store.display} can't be extended to {wanted:g} s: an extend "
-            f"to {limit:g} s was not answered and may still arrive; release it and take it again"
+            f"{claim.name!r} on {engine.store.display} can't be extended to {wanted:g} s: an "
+            f"extend to {limit:g} s was not answered and may still arrive; release it and take "
+            "it again"
         )
     # What is noted here holds if no answer comes: whatever happens, nothing need be added.
     shorten = ttl is not None and wanted < hold.stored_ttl
     if wanted < claim.ttl:
         hold.shorten(new, sent)
-        door.keep.reschedule(hold)
+        engine.renewer.reschedule(hold)
     if shorten:
         hold.ttl_limit = wanted
     hold.stored_ttl = max(hold.stored_ttl, wanted)
-    answer = await _ask(door, hold, new, sent, shorten)
-    _check(door, hold)
+    answer = await _ask(engine, hold, new, sent, shorten)
+    _check(engine, hold)
     hold.grant, hold.ttl_limit = new, limit
     if shorten:
         hold.stored_ttl = wanted
     hold.extended(sent if answer.since is None else min(sent, answer.since))
 
 
-async def _ask(door: Door, hold: Hold, grant: Grant, sent: float, shorten: bool) -> Renewal:
+async def _ask(engine: Engine, hold: Hold, grant: Grant, sent: float, shorten: bool) -> Renewal:
     """Asks the store; returns only if it said that the hold was extended."""
     claim = grant.claim
     until = hold.doubtful_at if sent < hold.doubtful_at else hold.ends
     until = max(until, sent + LEAST_SECONDS)
     try:
-        answer = await door.backend.renew([grant], [], until=until, shorten=shorten)
+        answer = await engine.backend.renew([grant], [], until=until, shorten=shorten)
         cause = answer.unknown.get(claim.owner)
         if cause is not None:
             raise BackendUnavailable(f"{claim.name!r} could not be renewed: {cause}")
     except BaseException:
-        hold.renew_by(door.runtime.now())
+        hold.renew_by(engine.runtime.now())
         raise
     if claim.owner in answer.lost:
-        door.keep.give_up(hold, answer.lost[claim.owner])
-        raise _gone(door, hold, answer.lost[claim.owner])
+        engine.renewer.give_up(hold, answer.lost[claim.owner])
+        raise _gone(engine, hold, answer.lost[claim.owner])
     return answer
 
 
-def _check(door: Door, hold: Hold) -> None:
+def _check(engine: Engine, hold: Hold) -> None:
     """Raises ``LockLost`` if the hold is no longer certain: a late answer revives nothing."""
-    if hold.state is not State.HELD or door.runtime.now() >= hold.ends:
-        raise _gone(door, hold, hold.reason or "its certain time is over")
+    if hold.state is not State.HELD or engine.runtime.now() >= hold.ends:
+        raise _gone(engine, hold, hold.reason or "its certain time is over")
 
 
-def _gone(door: Door, hold: Hold, reason: str) -> LockLost:
+def _gone(engine: Engine, hold: Hold, reason: str) -> LockLost:
     name = hold.grant.claim.name
-    message = f"{name!r} on {door.store.display} is no longer held: {reason}"
+    message = f"{name!r} on {engine.store.display} is no longer held: {reason}"
     return LockLost(message, name=name, reason=reason)

@@ -1,4 +1,4 @@
-"""What a door knows about one hold. Leases are handles to it; the keeper keeps it alive."""
+"""What a client knows about one hold. Leases are handles to it; the renewer keeps it alive."""
 
 # Without "from __future__ import annotations": see holdfast.claim.
 import enum
@@ -133,11 +133,11 @@ class Hold:
         self.who: Callable[[], Hashable] = _nobody
         """The thread or task that took it, weakly: it may end without ending the hold."""
         self.owned_as: tuple[int, str] | None = None
-        """Under what its door finds it for re-entry: ``who`` may be gone when it ends."""
+        """Under what its client finds it for re-entry: ``who`` may be gone when it ends."""
         self.nested = False
         """Whether it was ever re-entered, and may have several handles."""
         self.orphaned: float | None = None
-        """When the keeper first saw it without a handle."""
+        """When the renewer first saw it without a handle."""
         self.block = False
         """Whether only ``who`` can end it, by leaving its block."""
         self.reason = ""
@@ -207,7 +207,7 @@ class Hold:
             self.changes.remove(ref(change))
 
     def next_at(self) -> float:
-        """When the keeper has to look at it again."""
+        """When the renewer has to look at it again."""
         return min(self.renew_at, self.watch_at())
 
     def watch_at(self) -> float:

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from holdfast.claim import Claim, Holder, Mode, Standing, Waiter, read_label
+from holdfast.claim import Claim, Holder, LockInfo, Mode, Waiter, read_label
 from holdfast.core.admit import Share, check_limit, fits, free_slots
-from holdfast.core.contract import GRACE_SECONDS, HANDED_SECONDS
+from holdfast.core.contract import DIRECT_GRANT_SECONDS, GRACE_SECONDS
 from holdfast.errors import Incompatible
 
 __all__ = ["Details", "Entry", "Patience", "Verdict", "escape", "judge", "standing", "unescape"]
@@ -38,11 +38,11 @@ def unreadable(store: str, prefix: str) -> Incompatible:
     )
 
 
-def shown_unreadable(segment: str, error: Incompatible | None = None) -> Standing:
+def shown_unreadable(segment: str, error: Incompatible | None = None) -> LockInfo:
     """What people are shown of a name that can't be read: the others are shown as always."""
     why = error or "its key is not written as Holdfast writes it"
     notice = f"what is stored under this name can't be read: {why}"
-    return Standing(unescape(segment), 0, (), (), notice)
+    return LockInfo(unescape(segment), 0, (), (), notice)
 
 
 class Details(NamedTuple):
@@ -195,14 +195,14 @@ class Patience:
         left: list[float] = []
         for entry in absent:
             since = self._since.setdefault((entry.key, entry.changed), now)
-            grace = HANDED_SECONDS if entry.given else GRACE_SECONDS
+            grace = DIRECT_GRANT_SECONDS if entry.given else GRACE_SECONDS
             left.append(since + grace - now)
             if left[-1] <= 0:
                 return entry, None
         return None, min(left, default=None)
 
 
-def standing(name: str, line: Iterable[Entry], remaining: dict[str, float]) -> Standing:
+def standing(name: str, line: Iterable[Entry], remaining: dict[str, float]) -> LockInfo:
     """What people are shown; ``remaining`` is by session."""
     holders: list[Holder] = []
     waiters: list[Waiter] = []
@@ -215,4 +215,4 @@ def standing(name: str, line: Iterable[Entry], remaining: dict[str, float]) -> S
             holders.append(Holder(*who, entry.mode, said.token, said.slots, said.since, left))
         else:
             waiters.append(Waiter(*who, entry.mode, said.since, said.behind))
-    return Standing(name, limit, tuple(holders), tuple(waiters))
+    return LockInfo(name, limit, tuple(holders), tuple(waiters))

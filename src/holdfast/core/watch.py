@@ -1,14 +1,14 @@
 """The watcher: tells in time that a hold is doubtful or lost, whatever its store does.
 
 One per process, for all clients. It looks at clocks only: no request, no look-up and no code of
-the user's runs here, so nothing can delay it. Renewing is left to the ``Keep`` of each client.
+the user's runs here, so nothing can delay it. Renewing is left to the ``Renewer`` of each client.
 """
 
 # Without "from __future__ import annotations": see holdfast.claim.
 from holdfast.core.contract import Runtime
 from holdfast.core.hold import NEVER
-from holdfast.core.keep import MISHAP_SECONDS, Keep
 from holdfast.core.planned import Planned
+from holdfast.core.renewer import MISHAP_SECONDS, Renewer
 
 __all__ = ["Watch"]
 
@@ -25,17 +25,17 @@ class Watch(Planned):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self.keeps: dict[int, Keep] = {}
+        self.renewers: dict[int, Renewer] = {}
         self._idle = 0
 
-    def watch(self, keep: Keep) -> None:
+    def watch(self, renewer: Renewer) -> None:
         """Watches what this client holds, from now on."""
-        self.keeps[id(keep)] = keep
-        keep.watch = self
+        self.renewers[id(renewer)] = renewer
+        renewer.watch = self
 
-    def leave(self, keep: Keep) -> None:
+    def leave(self, renewer: Renewer) -> None:
         """The client was closed."""
-        self.keeps.pop(id(keep), None)
+        self.renewers.pop(id(renewer), None)
 
     async def run(self) -> None:
         """The loop: it never ends."""
@@ -47,10 +47,10 @@ class Watch(Planned):
     def look(self) -> float:
         """One look at the end of every hold; answers when the next is due."""
         now, due = self.runtime.now(), NEVER
-        for keep in list(self.keeps.values()):
+        for renewer in list(self.renewers.values()):
             try:
-                due = min(due, keep.judge(now))
-            except Exception:  # noqa: BLE001 - the others are watched; its keeper logs the same
+                due = min(due, renewer.judge(now))
+            except Exception:  # noqa: BLE001 - the others are watched; its renewer logs the same
                 due = min(due, now + MISHAP_SECONDS)
         return due
 
@@ -62,14 +62,14 @@ class Watch(Planned):
 
     def _tick(self) -> bool:
         """A cheap look between two events; whether to go on waiting for the next of them."""
-        now, keeps = self.runtime.now(), list(self.keeps.values())
-        for keep in keeps:
-            if keep.planned <= now:  # it waits for a time that has passed in a suspend
-                keep.signal.set()
-        self._idle = 0 if any(keep.holds for keep in keeps) else self._idle + 1
+        now, renewers = self.runtime.now(), list(self.renewers.values())
+        for renewer in renewers:
+            if renewer.planned <= now:  # it waits for a time that has passed in a suspend
+                renewer.signal.set()
+        self._idle = 0 if any(renewer.holds for renewer in renewers) else self._idle + 1
         return self._idle <= IDLE_TICKS
 
     def forked(self) -> None:
         super().forked()
         self.plans.clear()
-        self.keeps.clear()
+        self.renewers.clear()

@@ -22,16 +22,16 @@ __all__ = ["enter_at"]
 LOGIN_SECONDS = 30.0
 
 
-def enter_at(address: str, fence: Fence, *, table: str, door: Callable[[], Any]) -> None:
+def enter_at(address: str, fence: Fence, *, table: str, open_client: Callable[[], Any]) -> None:
     """Lets a fence enter the resource at an address; raises ``StaleFence``.
 
-    ``door`` opens the store that a gate is on. Raises ``ValueError`` for what is no address.
+    ``open_client`` opens the store that a gate is on. Raises ``ValueError`` for what is no address.
     """
     scheme, colon, rest = address.partition(":")
     if scheme == "file" or not colon or address.startswith((".", "/")):
         _enter_file(rest.removeprefix("//") if scheme == "file" else address, fence)
     elif scheme == "gate":
-        with door() as locks, gate.Gate(locks).enter(unquote(rest), fence):
+        with open_client() as locks, gate.Gate(locks).enter(unquote(rest), fence):
             pass
     else:
         where, mark, resource = address.partition("#")

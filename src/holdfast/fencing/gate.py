@@ -47,7 +47,7 @@ DAY_SECONDS = 24 * 3600.0
 
 
 class Gate:
-    """Gates on one door, one for each resource.
+    """Gates on one client, one for each resource.
 
     >>> import holdfast
     >>> with holdfast.connect("memory://gates") as locks:
@@ -75,7 +75,7 @@ class Gate:
         if Guarantee.RECORDS not in locks.guarantees:
             raise Unsupported(f"{locks!r} can't keep a gate: it has no RECORDS")
         self._locks = locks
-        self.fence_keys = FenceKeys(fence_keys) or locks._door.fence_keys
+        self.fence_keys = FenceKeys(fence_keys) or locks._engine.fence_keys
         self._limit, self._recorded, self._day = limit, 0, monotonic()
         self._options: dict[str, Any] = {"timeout": timeout}
         if ttl is not None:
@@ -87,7 +87,7 @@ class Gate:
         return hasattr(self._locks, "__aenter__")
 
     def enter(self, resource: str, lease: Any) -> Any:
-        """A block for ``with`` (``async with`` on a door of asyncio) that gives the gate's lease.
+        """A block for ``with`` (``async with`` on a client of asyncio) that gives the gate's lease.
 
         Raises ``StaleFence`` if a newer holder has passed, ``LockTimeout`` if somebody else is
         inside for too long. Readers pass together.
@@ -194,12 +194,12 @@ class Passing:
 
     async def _room(self) -> None:
         """Refuses a new resource before its lock is taken: that would leave a trace."""
-        if self._owner.full and await self._locks._door.backend.recall(self._name) is None:
+        if self._owner.full and await self._locks._engine.backend.recall(self._name) is None:
             raise self._owner.refused(self._resource)
 
     async def _judge(self) -> tuple[Any, Any]:
         """What is remembered, and what would be; raises ``StaleFence``."""
-        record = await self._locks._door.backend.recall(self._name)
+        record = await self._locks._engine.backend.recall(self._name)
         memory = None if record is None else unpack(record.value, f"the gate {self._resource!r}")
         against = refusal(memory, self._fence)
         if against is not None:
@@ -217,7 +217,7 @@ class Passing:
         if memory is None:
             self._owner.count(self._resource)
         grant = lease._hold.grant
-        if not await self._locks._door.backend.record(grant, pack(entered), KEEP_SECONDS):
+        if not await self._locks._engine.backend.record(grant, pack(entered), KEEP_SECONDS):
             reason = lease.reason or "the store had it no longer"
             message = f"the gate {self._resource!r} was lost before it was passed: {reason}"
             raise LockLost(message, name=self._name, reason=reason)

@@ -24,7 +24,7 @@ class AsgiFence:
 
     ``resource`` says of which resource a request's scope speaks; by default each lock guards one
     that is called as it is. With ``required=True`` a request without a fence gets 428. A ``gate``
-    on an asyncio door holds the resource for the whole handler. With ``fence_keys``, or those of
+    on an asyncio client holds the resource for the whole handler. With ``fence_keys``, or those of
     the gate, a fence that none of them has signed gets 403.
 
     Without keys whoever can send a request can send any fence: let only trusted callers reach it.
@@ -40,7 +40,7 @@ class AsgiFence:
         fence_keys: Keys = (),
     ) -> None:
         if gate is not None and not gate.asynchronous:
-            raise TypeError("the gate of an AsgiFence is on a door of connect_async()")
+            raise TypeError("the gate of an AsgiFence is on a client of connect_async()")
         self._app = app
         self._checks = Checks(resource, required, gate, fence_keys)
 

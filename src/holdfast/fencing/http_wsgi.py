@@ -26,7 +26,7 @@ class WsgiFence:
 
     ``resource`` says of which resource a request's environ speaks; by default each lock guards
     one that is called as it is. With ``required=True`` a request without a fence gets 428. A
-    ``gate`` on a blocking door holds the resource until the response is closed. With
+    ``gate`` on a blocking client holds the resource until the response is closed. With
     ``fence_keys``, or those of the gate, a fence that none of them has signed gets 403.
 
     Without keys whoever can send a request can send any fence: let only trusted callers reach it.
@@ -42,7 +42,7 @@ class WsgiFence:
         fence_keys: Keys = (),
     ) -> None:
         if gate is not None and gate.asynchronous:
-            raise TypeError("the gate of a WsgiFence is on a door of connect()")
+            raise TypeError("the gate of a WsgiFence is on a client of connect()")
         self._app = app
         self._checks = Checks(resource, required, gate, fence_keys)
 

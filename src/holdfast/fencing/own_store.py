@@ -20,7 +20,7 @@ __all__ = ["OwnStoreGuard"]
 class OwnStoreGuard:
     """Reads and writes that go through only while the lease's hold is in the store.
 
-    Each raises ``StaleFence`` once it is not. On a lease of the asyncio door they are awaited.
+    Each raises ``StaleFence`` once it is not. On a lease of the asyncio client they are awaited.
     """
 
     store: str
@@ -33,12 +33,12 @@ class OwnStoreGuard:
                 "hold in the lock's own store"
             )
         self._lease = lease
-        self._backend: Any = lease._door.backend
+        self._backend: Any = lease._engine.backend
         kind = type(self._backend).__name__
         if kind != f"{self.store}Backend":
             raise TypeError(
                 f"the lock of {lease.name!r} is not in {self.store}, but on "
-                f"{lease._door.store.display}: guard the resource where it lives"
+                f"{lease._engine.store.display}: guard the resource where it lives"
             )
 
     def __repr__(self) -> str:

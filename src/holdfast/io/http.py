@@ -289,7 +289,7 @@ class BlockingHttp:
         self._idle: list[Connection] = []
         self._room = Room(connections)
         self._closed = False
-        """Work that outlives the door still gets a connection, which is not kept."""
+        """Work that outlives the client still gets a connection, which is not kept."""
 
     async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
         servers = self.servers

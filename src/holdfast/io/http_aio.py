@@ -92,7 +92,7 @@ class AsyncHttp:
         self._open = 0
         self._queue: deque[asyncio.Future[None]] = deque()
         self._closed = False
-        """Work that outlives the door still gets a connection, which is not kept."""
+        """Work that outlives the client still gets a connection, which is not kept."""
 
     async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
         servers = self.servers

@@ -1,7 +1,7 @@
-"""Forks and the process's end: every door is told of the first, every keeper of the second.
+"""Forks and the process's end: every client is told of the first, every renewer of the second.
 
-Doors are known weakly. Keepers are known while their thread runs: what they keep is released at
-the interpreter's end even if nobody has the door any more.
+Clients are known weakly. Renewers are known while their thread runs: what they keep is released at
+the interpreter's end even if nobody has the client any more.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ class Endable(Protocol):
         ...
 
 
-_doors: WeakSet[Forkable] = WeakSet()
-_keepers: set[Endable] = set()
+_clients: WeakSet[Forkable] = WeakSet()
+_renewers: set[Endable] = set()
 _leaving = False
 
 
-def at_fork(door: Forkable) -> None:
+def at_fork(engine: Forkable) -> None:
     """Tells it of forks while it lives."""
-    _doors.add(door)
+    _clients.add(engine)
 
 
-def at_exit(keeper: Endable) -> None:
+def at_exit(renewer: Endable) -> None:
     """Tells it of the interpreter's end, unless it has ended before."""
-    _keepers.add(keeper)
+    _renewers.add(renewer)
 
 
-def ended(keeper: Endable) -> None:
+def ended(renewer: Endable) -> None:
     """It has nothing left to do at the interpreter's end."""
-    _keepers.discard(keeper)
+    _renewers.discard(renewer)
 
 
 def leave() -> None:
-    """Says that the process ends by ``os._exit`` as soon as its doors are closed."""
+    """Says that the process ends by ``os._exit`` as soon as its clients are closed."""
     global _leaving
     _leaving = True
 
@@ -66,18 +66,18 @@ def leaving() -> bool:
 def _forked() -> None:
     global _leaving
     _leaving = False  # that was said of the parent
-    _keepers.clear()  # their threads are the parent's
-    for door in list(_doors):
-        door.forked()
+    _renewers.clear()  # their threads are the parent's
+    for engine in list(_clients):
+        engine.forked()
 
 
 def _exit() -> None:
     # All at once, and all within one second: a store that hangs takes no time from the others.
     until = now() + EXIT_SECONDS
-    for keeper in list(_keepers):
-        keeper.end(0.0)
-    for keeper in list(_keepers):
-        keeper.end(max(0.0, until - now()))
+    for renewer in list(_renewers):
+        renewer.end(0.0)
+    for renewer in list(_renewers):
+        renewer.end(max(0.0, until - now()))
 
 
 atexit.register(_exit)

@@ -22,7 +22,7 @@ from holdfast.io.http import (
     Servers,
     connect,
 )
-from holdfast.io.wakeups import BlockingDoorbell
+from holdfast.io.wakeups import BlockingWakeupHub
 
 __all__ = ["BlockingListening", "Call", "Listening"]
 
@@ -79,7 +79,7 @@ class BlockingListening:
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._mutex = threading.Lock()
-        self._doorbell = BlockingDoorbell()
+        self._hub = BlockingWakeupHub()
         self._ear = _Ear(self._mutex)
         # Where a selector is nothing that another can wait for, everybody just looks again.
         self._possible = hasattr(self._ear.selector, "fileno")
@@ -108,8 +108,8 @@ class BlockingListening:
             closed = self._closed
             if not closed:
                 self._ear.add(call, connection)
-                if self._doorbell.bell is None:
-                    self._doorbell.hang(self._ear)
+                if self._hub.bell is None:
+                    self._hub.hang(self._ear)
         if closed:
             connection.close(reset=True)
             raise self._servers.closed()
@@ -127,7 +127,7 @@ class BlockingListening:
         return connect(self._servers, until)
 
     async def rung(self, owner: str, until: float) -> bool:
-        return self._doorbell.wait(owner, until)
+        return self._hub.wait(owner, until)
 
     def end(self, call: Call) -> None:
         connection = self._ear.remove(call)
@@ -143,13 +143,13 @@ class BlockingListening:
             self._servers.failed(call.host)
 
     def nudge(self, owner: str) -> None:
-        self._doorbell.ring(owner)
+        self._hub.ring(owner)
 
     def forget(self) -> None:
-        ear, idle, doorbell = self._ear, self._idle, self._doorbell
-        self._mutex, self._doorbell, self._idle = threading.Lock(), BlockingDoorbell(), []
+        ear, idle, hub = self._ear, self._idle, self._hub
+        self._mutex, self._hub, self._idle = threading.Lock(), BlockingWakeupHub(), []
         self._ear = _Ear(self._mutex)
-        doorbell.discard()
+        hub.discard()
         ear.close()
         for connection in idle:
             connection.close()
@@ -157,7 +157,7 @@ class BlockingListening:
     def close(self) -> None:
         with self._mutex:
             self._closed = True
-        self._doorbell.close()
+        self._hub.close()
         self._ear.close()
         while self._idle:
             self._idle.pop().close()

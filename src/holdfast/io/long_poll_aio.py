@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.io.http import Servers
 from holdfast.io.http_aio import AsyncConnection, abandon_transport, connect
 from holdfast.io.long_poll import ROOM, Call
-from holdfast.io.wakeups import AsyncDoorbell
+from holdfast.io.wakeups import AsyncWakeupHub
 
 __all__ = ["AsyncListening"]
 
@@ -13,12 +13,12 @@ __all__ = ["AsyncListening"]
 class ListeningConnection(AsyncConnection):
     """Passes on what it hears as it comes."""
 
-    __slots__ = ("call", "doorbell")
+    __slots__ = ("call", "hub")
 
     def __init__(self, servers: Servers, host: int) -> None:
         super().__init__(servers, host)
         self.call: Call | None = None
-        self.doorbell: AsyncDoorbell | None = None
+        self.hub: AsyncWakeupHub | None = None
 
     def data_received(self, data: bytes) -> None:
         call = self.call
@@ -42,8 +42,8 @@ class ListeningConnection(AsyncConnection):
             self._ring(self.call)
 
     def _ring(self, call: Call) -> None:
-        if self.doorbell is not None:
-            self.doorbell.ring(call.owner)
+        if self.hub is not None:
+            self.hub.ring(call.owner)
 
 
 class AsyncListening:
@@ -51,7 +51,7 @@ class AsyncListening:
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._doorbell = AsyncDoorbell()
+        self._hub = AsyncWakeupHub()
         self._idle: list[ListeningConnection] = []
         self._calls: dict[Call, ListeningConnection] = {}
         self._opening = 0
@@ -71,7 +71,7 @@ class AsyncListening:
             connection.close()
             raise self._servers.closed()
         call = Call(owner, connection.host, stream)
-        connection.call, connection.doorbell = call, self._doorbell
+        connection.call, connection.hub = call, self._hub
         self._calls[call] = connection
         connection.transport.write(self._servers.request(connection.host, line, body))
         return call
@@ -85,7 +85,7 @@ class AsyncListening:
         return await connect(self._servers, until, ListeningConnection)
 
     async def rung(self, owner: str, until: float) -> bool:
-        return await self._doorbell.wait(owner, until)
+        return await self._hub.wait(owner, until)
 
     def end(self, call: Call) -> None:
         connection = self._calls.pop(call, None)
@@ -101,11 +101,11 @@ class AsyncListening:
             self._servers.failed(call.host)
 
     def nudge(self, owner: str) -> None:
-        self._doorbell.ring(owner)
+        self._hub.ring(owner)
 
     def forget(self) -> None:
         inherited = [*self._idle, *self._calls.values()]
-        self._idle, self._calls, self._doorbell = [], {}, AsyncDoorbell()
+        self._idle, self._calls, self._hub = [], {}, AsyncWakeupHub()
         self._opening = 0
         for connection in inherited:
             abandon_transport(connection.transport)
@@ -116,4 +116,4 @@ class AsyncListening:
             connection.call = None
             connection.close()
         self._idle, self._calls = [], {}
-        self._doorbell.ring_all()
+        self._hub.ring_all()

@@ -1,4 +1,5 @@
-"""The keeper's thread: one per door, started by the first hold or wait, ended with the door."""
+"""The renewer's thread: one per client, started by the first hold or wait, ended with the
+client."""
 
 from __future__ import annotations
 
@@ -6,23 +7,23 @@ import threading
 
 from holdfast.core.contract import Store
 from holdfast.core.drive import run_now
-from holdfast.core.keep import Keep
+from holdfast.core.renewer import Renewer
 from holdfast.io import lifetime
 from holdfast.io.one_thread import OneThread
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.io.watcher import watcher
 
-__all__ = ["KeeperThread"]
+__all__ = ["RenewerThread"]
 
 
-class KeeperThread:
-    """Runs a ``Keep`` over blocking wires, whatever the door's own world is."""
+class RenewerThread:
+    """Runs a ``Renewer`` over blocking wires, whatever the client's own world is."""
 
     def __init__(self, store: Store) -> None:
         runtime = BlockingRuntime()
-        self.keep = Keep(runtime, store.backend(runtime), store.display)
-        self.keep.start = self.start
-        self._one = OneThread("holdfast-keeper", self._run)
+        self.renewer = Renewer(runtime, store.backend(runtime), store.display)
+        self.renewer.start = self.start
+        self._one = OneThread("holdfast-renewer", self._run)
         self._starting = threading.RLock()
 
     def running(self) -> bool:
@@ -31,12 +32,12 @@ class KeeperThread:
 
     def start(self) -> None:
         """Makes sure that the thread runs; cheap when it does."""
-        if self.running() or self.keep.closing:
+        if self.running() or self.renewer.closing:
             return
         with self._starting:
             if self.running():  # another thread was faster
                 return
-            watcher.watch(self.keep)
+            watcher.watch(self.renewer)
             lifetime.at_exit(self)
             try:
                 self._one.start()
@@ -45,25 +46,25 @@ class KeeperThread:
                 raise
 
     def _run(self) -> None:
-        run_now(self.keep.run())
-        run_now(self.keep.finish())
-        run_now(self.keep.backend.close())
+        run_now(self.renewer.run())
+        run_now(self.renewer.finish())
+        run_now(self.renewer.backend.close())
         self._ended()
 
     def _ended(self) -> None:
-        watcher.leave(self.keep)
+        watcher.leave(self.renewer)
         lifetime.ended(self)
 
     def end(self, seconds: float | None) -> None:
         """Releases all that is held and ends the thread, within so many seconds."""
-        self.keep.closing = True
+        self.renewer.closing = True
         thread = self._one.thread
         if thread is None:  # it was never needed, or could not be started
-            run_now(self.keep.finish())
-            run_now(self.keep.backend.close())
+            run_now(self.renewer.finish())
+            run_now(self.renewer.backend.close())
             self._ended()
             return
-        self.keep.signal.set()
+        self.renewer.signal.set()
         if threading.current_thread() is not thread:
             thread.join(seconds)
 
@@ -71,4 +72,4 @@ class KeeperThread:
         """In a forked child: the thread is the parent's; the next hold starts another."""
         self._one.forked()
         self._starting = threading.RLock()
-        self.keep.forked()
+        self.renewer.forked()

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast.io.clock import now
 
 if TYPE_CHECKING:
-    import asyncio  # where it runs it is imported by then: the blocking door does without
+    import asyncio  # where it runs it is imported by then: the blocking client does without
 
-__all__ = ["EVERYBODY", "AsyncDoorbell", "Bell", "BlockingDoorbell"]
+__all__ = ["EVERYBODY", "AsyncWakeupHub", "Bell", "BlockingWakeupHub"]
 
 # Rings for waiters that left in the same moment are never asked for: forget them in the end.
 KEPT_RINGS = 4096
@@ -43,13 +43,13 @@ def _watch(*filenos: int) -> Callable[[float], list[tuple[int, int]]]:
 
 
 class Bell(Protocol):
-    """What a blocking doorbell listens to."""
+    """What a blocking wake-up hub listens to."""
 
     def fileno(self) -> int: ...
 
     def read(self) -> list[str]:
         """The keys that were rung since, without blocking. Raises ``OSError`` or
-        ``BackendUnavailable`` when the source is broken; the doorbell then drops it."""
+        ``BackendUnavailable`` when the source is broken; the wake-up hub then drops it."""
         ...
 
     def close(self) -> None: ...
@@ -65,7 +65,7 @@ class _Waiter:
         self.rung = False
 
 
-class BlockingDoorbell:
+class BlockingWakeupHub:
     """Waits of many threads on one bell."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class BlockingDoorbell:
         self._outside.close()
 
 
-class AsyncDoorbell:
+class AsyncWakeupHub:
     """Waits of many tasks of one event loop."""
 
     def __init__(self) -> None:

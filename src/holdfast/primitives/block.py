@@ -19,7 +19,7 @@ from weakref import ref
 from holdfast.errors import NotHeld
 
 if TYPE_CHECKING:
-    from holdfast.core.door import Door
+    from holdfast.core.engine import Engine
 
 __all__ = ["Block", "Entered", "WayOut"]
 
@@ -50,10 +50,10 @@ class Block:
 class Entered(Generic[T]):
     """A lock that is entered and left, by any number of threads or tasks at once."""
 
-    __slots__ = ("_by_hand", "_door", "_entering")
+    __slots__ = ("_by_hand", "_engine", "_entering")
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._entering: dict[Hashable, ref[Block]] = {}
         self._by_hand: list[T] = []
 
@@ -63,7 +63,7 @@ class Entered(Generic[T]):
 
     def _begin(self) -> Block | None:
         """The block that is being entered; none if ``__enter__`` was called by hand."""
-        made = self._entering.pop(self._door.runtime.me(), None)
+        made = self._entering.pop(self._engine.runtime.me(), None)
         return None if made is None else made()
 
     def _opened(self, block: Block | None, lease: T) -> None:
@@ -76,12 +76,12 @@ class Entered(Generic[T]):
         """The lease of the block that is being left."""
         if lease is not None:
             return lease
-        me = self._door.runtime.me()
+        me = self._engine.runtime.me()
         mine = [held for held in self._by_hand if held._who == me]
         if not mine and len(self._by_hand) == 1:
             mine = self._by_hand  # entered in one thread or task, and left in another
         if not mine:
-            raise NotHeld(f"this {self._door.who} has no open block of {self!r}")
+            raise NotHeld(f"this {self._engine.who} has no open block of {self!r}")
         newest = mine[-1]
         self._by_hand.remove(newest)
         return newest
@@ -94,7 +94,7 @@ class WayOut:
         if lock is None:
             return _leave_by_hand
         block = Block(lock)
-        lock._entering[lock._door.runtime.me()] = ref(block)
+        lock._entering[lock._engine.runtime.me()] = ref(block)
         return block
 
 

@@ -12,7 +12,7 @@ from holdfast.errors import LockLost
 if TYPE_CHECKING:
     from holdfast.primitives.lock import LockBase
 
-__all__ = ["check_door", "check_whole", "decorate", "fill"]
+__all__ = ["check_client", "check_whole", "decorate", "fill"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,13 +35,14 @@ def check_whole(function: Callable[..., Any], what: str) -> None:
         )
 
 
-def check_door(function: Callable[..., Any], what: str, *, asynchronous: bool) -> None:
-    """Raises ``TypeError`` for an ``async def`` on the blocking door, or a ``def`` on the other."""
+def check_client(function: Callable[..., Any], what: str, *, asynchronous: bool) -> None:
+    """Raises ``TypeError`` for an ``async def`` on the blocking client, or a ``def`` on the
+    other."""
     import inspect
 
     if asynchronous != _is(inspect.iscoroutinefunction, function):
-        kind, door = ("def", "connect()") if asynchronous else ("async def", "connect_async()")
-        raise TypeError(f"{_called(function)} is a plain {kind}: its {what} come from {door}")
+        kind, engine = ("def", "connect()") if asynchronous else ("async def", "connect_async()")
+        raise TypeError(f"{_called(function)} is a plain {kind}: its {what} come from {engine}")
 
 
 def _is(kind: Callable[[object], bool], function: Callable[..., Any]) -> bool:
@@ -83,7 +84,7 @@ def decorate(lock: LockBase[Any], function: F) -> F:
     """The function, run under the lock."""
     asynchronous = hasattr(lock, "__aenter__")
     check_whole(function, "lock")
-    check_door(function, "locks", asynchronous=asynchronous)
+    check_client(function, "locks", asynchronous=asynchronous)
     name = fill(lock.name, function)
     wrapper = _wrap_async(lock, function, name) if asynchronous else _wrap(lock, function, name)
     return functools.wraps(function)(wrapper)  # type: ignore[return-value]

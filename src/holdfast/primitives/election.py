@@ -12,7 +12,7 @@ from holdfast.errors import BackendUnavailable, NotHeld
 from holdfast.primitives.lock import Lock, LockBase
 
 if TYPE_CHECKING:
-    from holdfast.core.door import Door
+    from holdfast.core.engine import Engine
     from holdfast.primitives.terms import Terms
 
 __all__ = ["Election", "ElectionBase"]
@@ -28,26 +28,26 @@ class ElectionBase(Generic[K]):
 
     _lock: type[K]
 
-    def __init__(self, door: Door, name: str, terms: Terms) -> None:
+    def __init__(self, engine: Engine, name: str, terms: Terms) -> None:
         self.name = name
-        self._door = door
-        self._campaign = self._lock(door, name, terms, Mode.EXCLUSIVE)
+        self._engine = engine
+        self._campaign = self._lock(engine, name, terms, Mode.EXCLUSIVE)
 
     def campaign(self) -> K:
         """A block that is entered as leader, and left (or cancelled) when it no longer is."""
         return self._campaign
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} on {self._door.store.display}>"
+        return f"<{type(self).__name__} {self.name!r} on {self._engine.store.display}>"
 
     async def _leader(self) -> Holder | None:
-        self._door.enter()
-        holders = (await self._door.backend.look(self.name)).holders
+        self._engine.enter()
+        holders = (await self._engine.backend.look(self.name)).holders
         return max(holders, key=lambda holder: holder.token, default=None)
 
     async def _next(self, seen: object, until: float | None) -> Holder | None:
         """The leader, once it is another one than was seen; raises ``TimeoutError``."""
-        runtime = self._door.runtime
+        runtime = self._engine.runtime
         outage_since: float | None = None
         while True:
             try:
@@ -58,27 +58,27 @@ class ElectionBase(Generic[K]):
                     return leader
                 wake = runtime.now() + WATCH_SECONDS
                 limit = wake if until is None else min(until, wake)
-                await self._door.backend.watch(self.name, token, limit)
+                await self._engine.backend.watch(self.name, token, limit)
             except BackendUnavailable:
                 now = runtime.now()
                 outage_since = now if outage_since is None else outage_since
-                if now - outage_since > self._door.patience:
+                if now - outage_since > self._engine.patience:
                     raise
                 await runtime.sleep(runtime.between(0.2, 0.6))
             if until is not None and runtime.now() >= until:
                 raise TimeoutError(f"the leader of {self.name!r} did not change in time")
 
     async def _resign(self) -> None:
-        holds = list(self._door.keep.holds.values())
+        holds = list(self._engine.renewer.holds.values())
         led = [hold for hold in holds if hold.block and hold.grant.claim.name == self.name]
         if not led:
-            raise NotHeld(f"nobody leads {self.name!r} through this door")
+            raise NotHeld(f"nobody leads {self.name!r} through this client")
         for hold in led:
-            await self._door.release(hold)
+            await self._engine.release(hold)
 
 
 class Election(ElectionBase[Lock]):
-    """An election of the blocking door."""
+    """An election of the blocking client."""
 
     _lock = Lock
 
@@ -94,7 +94,7 @@ class Election(ElectionBase[Lock]):
         seconds = timeout_seconds(timeout)
         seen: object = NOBODY_YET
         while True:
-            until = None if seconds is None else self._door.runtime.now() + seconds
+            until = None if seconds is None else self._engine.runtime.now() + seconds
             try:
                 leader = run_now(self._next(seen, until))
             except TimeoutError:
@@ -103,5 +103,5 @@ class Election(ElectionBase[Lock]):
             seen = leader.token if leader else None
 
     def resign(self) -> None:
-        """Ends the leadership that was won through this door; its block goes on without it."""
+        """Ends the leadership that was won through this client; its block goes on without it."""
         run_now(self._resign())

@@ -1,4 +1,4 @@
-"""Leader election for the asyncio door: the twin of ``primitives.election.Election``."""
+"""Leader election for the asyncio client: the twin of ``primitives.election.Election``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["AsyncElection"]
 
 
 class AsyncElection(ElectionBase[AsyncLock]):
-    """An election of the asyncio door."""
+    """An election of the asyncio client."""
 
     _lock = AsyncLock
 
@@ -29,7 +29,7 @@ class AsyncElection(ElectionBase[AsyncLock]):
         seconds = timeout_seconds(timeout)
         seen: object = NOBODY_YET
         while True:
-            until = None if seconds is None else self._door.runtime.now() + seconds
+            until = None if seconds is None else self._engine.runtime.now() + seconds
             try:
                 leader = await self._next(seen, until)
             except TimeoutError:
@@ -38,5 +38,5 @@ class AsyncElection(ElectionBase[AsyncLock]):
             seen = leader.token if leader else None
 
     async def resign(self) -> None:
-        """Ends the leadership that was won through this door; its block goes on without it."""
+        """Ends the leadership that was won through this client; its block goes on without it."""
         await self._resign()

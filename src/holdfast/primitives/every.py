@@ -16,7 +16,7 @@ from holdfast.primitives.once_job import JobBase, Plan
 from holdfast.primitives.once_outcome import Outcome, Status, Told
 
 if TYPE_CHECKING:
-    from holdfast.core.door import Door
+    from holdfast.core.engine import Engine
     from holdfast.errors import LockTimeout
     from holdfast.primitives.terms import Terms
 
@@ -93,18 +93,18 @@ def make_timetable(
 
 
 class EveryRules(JobBase[K]):
-    """When a job of either door is due, and what it answers when it is not."""
+    """When a job of either client is due, and what it answers when it is not."""
 
     _prefix = "every/"
 
     def __init__(
-        self, door: Door, key: str, terms: Terms, plan: Plan, timetable: Timetable
+        self, engine: Engine, key: str, terms: Terms, plan: Plan, timetable: Timetable
     ) -> None:
         self._timetable = timetable
-        super().__init__(door, key, terms, plan)
+        super().__init__(engine, key, terms, plan)
 
     def _now(self) -> int:
-        return int(self._door.runtime.wall() * MICRO)
+        return int(self._engine.runtime.wall() * MICRO)
 
     def _judge(self, told: Told | None) -> Outcome | int:
         now = self._now()
@@ -126,4 +126,4 @@ class EveryRules(JobBase[K]):
 
 
 class Every(EveryRules[Lock], Once):
-    """A job of the blocking door that runs once per interval."""
+    """A job of the blocking client that runs once per interval."""

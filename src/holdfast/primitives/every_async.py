@@ -1,4 +1,4 @@
-"""A job per interval for the asyncio door: the twin of ``primitives.every.Every``."""
+"""A job per interval for the asyncio client: the twin of ``primitives.every.Every``."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ __all__ = ["AsyncEvery"]
 
 
 class AsyncEvery(EveryRules[AsyncLock], AsyncOnce):
-    """A job of the asyncio door that runs once per interval."""
+    """A job of the asyncio client that runs once per interval."""

@@ -19,7 +19,7 @@ from holdfast.lease import Lease, LeaseBase
 from holdfast.primitives.block import Entered, WayOut
 
 if TYPE_CHECKING:
-    from holdfast.core.door import Door
+    from holdfast.core.engine import Engine
     from holdfast.primitives.terms import Terms
 
 __all__ = ["UNSET", "Lock", "LockBase"]
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class LockBase(Entered[L]):
-    """What both doors' locks share: everything but the words ``with`` and ``await``."""
+    """What both clients' locks share: everything but the words ``with`` and ``await``."""
 
     __slots__ = (
         "__weakref__",
@@ -45,9 +45,9 @@ class LockBase(Entered[L]):
     _lease: type[L]
 
     def __init__(
-        self, door: Door, name: str, terms: Terms, mode: Mode, weight: int = 1, limit: int = 0
+        self, engine: Engine, name: str, terms: Terms, mode: Mode, weight: int = 1, limit: int = 0
     ) -> None:
-        super().__init__(door)
+        super().__init__(engine)
         self.name = name
         self._terms = terms
         self._ask = Ask(terms.timeout, terms.renew, terms.max_hold)
@@ -56,7 +56,7 @@ class LockBase(Entered[L]):
         """What ``acquire`` gave, by thread or task: who ends leaves nothing here."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} {self._mode} on {self._door.store.display}>"
+        return f"<{type(self).__name__} {self.name!r} {self._mode} on {self._engine.store.display}>"
 
     def __call__(self, function: F) -> F:
         """Runs the function under the lock; ``LockLost.result`` is its result if it finished."""
@@ -66,19 +66,19 @@ class LockBase(Entered[L]):
 
     def _named(self, name: str) -> Self:
         """The same lock of another name, for decorated calls."""
-        return type(self)(self._door, name, self._terms, self._mode, self._weight, self._limit)
+        return type(self)(self._engine, name, self._terms, self._mode, self._weight, self._limit)
 
     async def _take(self, timeout: float | None, *, block: bool, explain: bool = True) -> L:
-        door, terms = self._door, self._terms
-        door.enter()
-        me = door.runtime.me()
-        outer = door.held_by(me, self.name) if door.mine else None
+        engine, terms = self._engine, self._terms
+        engine.enter()
+        me = engine.runtime.me()
+        outer = engine.held_by(me, self.name) if engine.mine else None
         if outer is not None and self._mode is not Mode.SLOTS:
             again = self._again(outer, timeout, explain)
             if again is not None:
-                again.nested = True  # before its handle is made: see Door.release_local
+                again.nested = True  # before its handle is made: see Client.release_local
                 again.tidy()
-                lease = self._lease(door, again, terms.note)
+                lease = self._lease(engine, again, terms.note)
                 if again.state is State.HELD:
                     return lease
                 lease._released = True  # another thread ended the hold in this very moment
@@ -89,29 +89,29 @@ class LockBase(Entered[L]):
             self._limit,
             terms.ttl,
             os.urandom(16).hex(),
-            door.label(me, terms.note),
+            engine.label(me, terms.note),
         )
         ask = self._ask
         if not explain or timeout != ask.timeout:
             ask = Ask(timeout, terms.renew, terms.max_hold, explain)
         try:
-            hold = await (attempt_once if timeout == 0 else acquire)(door, claim, ask)
-            door.own(hold, me)
+            hold = await (attempt_once if timeout == 0 else acquire)(engine, claim, ask)
+            engine.own(hold, me)
             hold.block = block  # kept alive from here on only while this thread or task lives
-            return self._lease(door, hold, terms.note)
+            return self._lease(engine, hold, terms.note)
         except BaseException:
-            if claim.owner in door.keep.holds:  # interrupted between the grant and its lease
-                await door.undo(claim)
+            if claim.owner in engine.renewer.holds:  # interrupted between the grant and its lease
+                await engine.undo(claim)
             raise
 
     def _again(self, outer: Hold, timeout: float | None, explain: bool) -> Hold | None:
         """This thread or task has the name: re-enters, raises, or finds that it has it no more."""
-        if outer.state is not State.HELD or self._door.runtime.now() >= outer.ends:
-            self._door.disown(outer)
+        if outer.state is not State.HELD or self._engine.runtime.now() >= outer.ends:
+            self._engine.disown(outer)
             return None
         if not outer.handled():  # an interrupt tore its release apart
-            self._door.disown(outer)
-            self._door.keep.drop(outer)
+            self._engine.disown(outer)
+            self._engine.renewer.drop(outer)
             return None
         claim = outer.grant.claim
         if claim.mode is Mode.SLOTS:
@@ -124,7 +124,7 @@ class LockBase(Entered[L]):
         if claim.mode is not self._mode:
             hint = "release it first"
         raise AlreadyHeld(
-            f"this {self._door.who} holds {self.name!r} on {self._door.store.display} already "
+            f"this {self._engine.who} holds {self.name!r} on {self._engine.store.display} already "
             f"({held}), and would wait for itself: {hint}"
         )
 
@@ -153,19 +153,19 @@ class LockBase(Entered[L]):
 
     async def _release(self) -> None:
         """Ends the newest lease that this thread or task took through this object."""
-        stack = self._bare.get(ref(self._door.runtime.me()))
+        stack = self._bare.get(ref(self._engine.runtime.me()))
         if not stack:
             raise NotHeld(
-                f"this {self._door.who} holds no lease of {self.name!r} "
-                f"on {self._door.store.display} that came from this lock's acquire()"
+                f"this {self._engine.who} holds no lease of {self.name!r} "
+                f"on {self._engine.store.display} that came from this lock's acquire()"
             )
         lease = stack.pop()
         lease._taken_through = None
         await lease._release()
 
     async def _locked(self) -> bool:
-        self._door.enter()
-        standing = await self._door.backend.look(self.name)
+        self._engine.enter()
+        standing = await self._engine.backend.look(self.name)
         if self._mode is Mode.SLOTS:
             taken = sum(len(holder.slots) for holder in standing.holders)
             return taken + self._weight > self._limit
@@ -191,7 +191,7 @@ UNSET: Any = _Unset()
 
 
 class Lock(LockBase[Lease]):
-    """A lock of the blocking door. Any number of threads may use one object at once."""
+    """A lock of the blocking client. Any number of threads may use one object at once."""
 
     __slots__ = ()
     _lease = Lease

@@ -1,4 +1,4 @@
-"""The lock of the asyncio door: the twin of ``primitives.lock.Lock``."""
+"""The lock of the asyncio client: the twin of ``primitives.lock.Lock``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["AsyncLock"]
 
 
 class AsyncLock(LockBase[AsyncLease]):
-    """A lock of the asyncio door. Any number of tasks may use one object at once."""
+    """A lock of the asyncio client. Any number of tasks may use one object at once."""
 
     __slots__ = ()
     _lease = AsyncLease
@@ -48,7 +48,7 @@ class AsyncLock(LockBase[AsyncLease]):
             return
         if lease._scope is not None and lease._scope.close(error):
             # The block ends within its certain time, whatever the store does to the release.
-            await self._door.runtime.finish(lease._release_block(), lease.remaining)
+            await self._engine.runtime.finish(lease._release_block(), lease.remaining)
             raise lease._lost_error() from error
         if not await lease._release_block() and error is None:
             raise lease._lost_error() from error

@@ -15,7 +15,7 @@ from holdfast.primitives.block import Entered, WayOut
 from holdfast.primitives.lock import UNSET, Lock, LockBase
 
 if TYPE_CHECKING:
-    from holdfast.core.door import Door
+    from holdfast.core.engine import Engine
     from holdfast.primitives.terms import Terms
 
 __all__ = ["MultiLock", "MultiLockBase"]
@@ -29,25 +29,25 @@ class MultiLockBase(Entered[M]):
     _lock: type[LockBase[Any]]
     _lease: type[M]
 
-    def __init__(self, door: Door, names: Iterable[str], terms: Terms) -> None:
+    def __init__(self, engine: Engine, names: Iterable[str], terms: Terms) -> None:
         if isinstance(names, str):
             raise TypeError("multi() takes several names; one name is lock()'s")
         self.names = tuple(sorted({check_name(name) for name in names}))
         if not self.names:
             raise ValueError("multi() takes at least one name")
-        super().__init__(door)
+        super().__init__(engine)
         self._terms = terms
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(map(repr, self.names))}>"
 
     async def _take(self, timeout: float | None, *, block: bool, explain: bool = True) -> M:
-        now = self._door.runtime.now
+        now = self._engine.runtime.now
         until = None if not timeout else now() + timeout
         taken: dict[str, Any] = {}
         try:
             for name in self.names:
-                lock = self._lock(self._door, name, self._terms, Mode.EXCLUSIVE)
+                lock = self._lock(self._engine, name, self._terms, Mode.EXCLUSIVE)
                 left = timeout if until is None else max(0.0, until - now())
                 taken[name] = await lock._take(left, block=block, explain=explain)
             multi = self._lease(taken)
@@ -67,7 +67,7 @@ class MultiLockBase(Entered[M]):
 
 
 class MultiLock(MultiLockBase[MultiLease]):
-    """Several names of the blocking door."""
+    """Several names of the blocking client."""
 
     _lock = Lock
     _lease = MultiLease

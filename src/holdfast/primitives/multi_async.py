@@ -1,4 +1,4 @@
-"""Several names at once, for the asyncio door: the twin of ``primitives.multi.MultiLock``."""
+"""Several names at once, for the asyncio client: the twin of ``primitives.multi.MultiLock``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["AsyncMultiLock"]
 
 
 class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
-    """Several names of the asyncio door."""
+    """Several names of the asyncio client."""
 
     _lock = AsyncLock
     _lease = AsyncMultiLease
@@ -45,7 +45,7 @@ class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
         closed = [scope.close(error) for scope in scopes]
         if True in closed:
             # The block ends within its certain time, whatever the store does to the releases.
-            await self._door.runtime.finish(multi._release_block(), multi.remaining)
+            await self._engine.runtime.finish(multi._release_block(), multi.remaining)
             raise multi._lost_error() from error
         if not await multi._release_block() and error is None:
             raise multi._lost_error() from error

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.drive import run_now
 from holdfast.errors import LockLost, LockTimeout
-from holdfast.primitives.decorate import check_door, check_whole, fill
+from holdfast.primitives.decorate import check_client, check_whole, fill
 from holdfast.primitives.lock import Lock
 from holdfast.primitives.once_job import JobBase, Start, ready
 from holdfast.primitives.once_outcome import Outcome
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Once(JobBase[Lock]):
-    """A job of the blocking door."""
+    """A job of the blocking client."""
 
     _lock = Lock
 
@@ -30,7 +30,7 @@ class Once(JobBase[Lock]):
         is raised here; ``LockLost`` (with ``.result``) means that the outcome came too late.
         """
         check_whole(function, "job")
-        check_door(function, "jobs", asynchronous=False)
+        check_client(function, "jobs", asynchronous=False)
         call = ready(function, args, kwargs)
         found = run_now(self._find())
         return self._run(call) if found is None else found
@@ -63,7 +63,7 @@ class Once(JobBase[Lock]):
     def __call__(self, function: F) -> F:
         """As a decorator: a call answers the job's value, whoever ran it."""
         check_whole(function, "job")
-        check_door(function, "jobs", asynchronous=False)
+        check_client(function, "jobs", asynchronous=False)
         key = fill(self.key, function)
 
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""A job of the asyncio door: the twin of ``primitives.once.Once``."""
+"""A job of the asyncio client: the twin of ``primitives.once.Once``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.errors import LockLost, LockTimeout
-from holdfast.primitives.decorate import check_door, check_whole, fill
+from holdfast.primitives.decorate import check_client, check_whole, fill
 from holdfast.primitives.lock_async import AsyncLock
 from holdfast.primitives.once_job import JobBase, Start, ready
 from holdfast.primitives.once_outcome import Outcome
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AsyncOnce(JobBase[AsyncLock]):
-    """A job of the asyncio door."""
+    """A job of the asyncio client."""
 
     _lock = AsyncLock
 
@@ -74,7 +74,7 @@ class AsyncOnce(JobBase[AsyncLock]):
     def __call__(self, function: F) -> F:
         """As a decorator of an ``async def``: a call answers the job's value, whoever ran it."""
         check_whole(function, "job")
-        check_door(function, "jobs", asynchronous=True)
+        check_client(function, "jobs", asynchronous=True)
         key = fill(self.key, function)
 
         @functools.wraps(function)

@@ -34,7 +34,7 @@ from holdfast.primitives.once_outcome import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.core.door import Door
+    from holdfast.core.engine import Engine
     from holdfast.lease import LeaseBase
     from holdfast.primitives.terms import Terms
 
@@ -76,22 +76,22 @@ class Start(NamedTuple):
 
 
 class JobBase(Generic[K]):
-    """A job with a key, on one door. Any number of threads or tasks may run it at once."""
+    """A job with a key, on one client. Any number of threads or tasks may run it at once."""
 
     _lock: type[K]
     _prefix = "once/"
 
-    def __init__(self, door: Door, key: str, terms: Terms, plan: Plan) -> None:
+    def __init__(self, engine: Engine, key: str, terms: Terms, plan: Plan) -> None:
         if terms.reentrant:
             raise TypeError("a job can't be re-entered: it would wait for its own outcome")
-        self._door, self._plan = door, plan
+        self._engine, self._plan = engine, plan
         self._terms = terms if plan.wait else terms._replace(timeout=0.0)
         self._set(key)
 
     def _set(self, key: str) -> None:
         self.key = key
         self.name = _name(self._prefix, key)
-        self._guard = self._lock(self._door, self.name, self._terms, Mode.EXCLUSIVE)
+        self._guard = self._lock(self._engine, self.name, self._terms, Mode.EXCLUSIVE)
 
     def _keyed(self, key: str) -> Self:
         """The same job with another key, for decorated calls."""
@@ -100,7 +100,7 @@ class JobBase(Generic[K]):
         return job
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.key!r} on {self._door.store.display}>"
+        return f"<{type(self).__name__} {self.key!r} on {self._engine.store.display}>"
 
     # What ``every`` answers otherwise.
 
@@ -116,9 +116,9 @@ class JobBase(Generic[K]):
 
     async def _find(self) -> Outcome | None:
         """One request if there is nothing to run. An outage is the acquire's to sit out."""
-        self._door.enter()
+        self._engine.enter()
         try:
-            record = await self._door.backend.recall(self.name)
+            record = await self._engine.backend.recall(self.name)
         except BackendUnavailable:
             return None
         found = self._judge(read(record, self.key))
@@ -132,7 +132,7 @@ class JobBase(Generic[K]):
 
     async def _begin(self, lease: LeaseBase) -> Start | Outcome:
         """Says that it runs, unless somebody has ended it meanwhile."""
-        backend = self._door.backend
+        backend = self._engine.backend
         told = read(await self._insist(lease, lambda: backend.recall(self.name)), self.key)
         due = self._judge(told)
         if isinstance(due, Outcome):
@@ -141,10 +141,10 @@ class JobBase(Generic[K]):
         if start.took_over is not None and told is not None:
             log.warning(
                 "%r on %s: run %d (token %d, %s) did not finish; run %d with token %d takes over",
-                *(self.key, self._door.store.display, told.attempt, told.token, told.where),
+                *(self.key, self._engine.store.display, told.attempt, told.token, told.where),
                 *(start.attempt, lease.token),
             )
-        host, pid = self._door.runtime.where()
+        host, pid = self._engine.runtime.where()
         if not await self._record(start, Status.RUNNING, where=f"{host} pid {pid}"):
             raise self._late(lease, "has begun")
         return start
@@ -198,14 +198,14 @@ class JobBase(Generic[K]):
             **fields,
         )
         keep = self._plan.keep if ended else max(self._plan.keep, SHORTEST_KEEP_SECONDS)
-        backend, hold = self._door.backend, start.lease._hold
+        backend, hold = self._engine.backend, start.lease._hold
         return await self._insist(start.lease, lambda: backend.record(hold.grant, text, keep))
 
     async def _insist(self, lease: LeaseBase, request: Callable[[], Awaitable[T]]) -> T:
         """Asks until there is an answer, while the hold is certain: a run is not thrown away
         for an outage that is shorter than its ttl."""
-        runtime = self._door.runtime
-        ends = runtime.now() + self._door.patience
+        runtime = self._engine.runtime
+        ends = runtime.now() + self._engine.patience
         while True:
             try:
                 return await request()
@@ -218,7 +218,7 @@ class JobBase(Generic[K]):
     def _late(self, lease: LeaseBase, what: str, value: object = None) -> LockLost:
         reason = lease.reason or "the store had it no longer"
         return LockLost(
-            f"{self.key!r} {what} under token {lease.token} on {self._door.store.display}, which "
+            f"{self.key!r} {what} under token {lease.token} on {self._engine.store.display}, which "
             f"is no longer held ({reason}): this is not recorded, another run takes over",
             name=self.name,
             reason=reason,

@@ -51,7 +51,7 @@ class Terms(NamedTuple):
 
 
 def make_terms(defaults: Terms, store: "Store", options: Options) -> Terms:
-    """The door's defaults with a caller's options; raises for what can't be."""
+    """The client's defaults with a caller's options; raises for what can't be."""
     refuse_unknown(options)
     ttl = seconds(options["ttl"], "ttl") if "ttl" in options else defaults.ttl
     max_hold = options.get("max_hold")

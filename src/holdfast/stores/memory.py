@@ -1,6 +1,6 @@
 """``memory://``: locks of this process. Read this backend first: it is the rules, and no more.
 
-All doors of the process with the same URL and namespace share one ``Ledger``. Every operation
+All clients of the process with the same URL and namespace share one ``Ledger``. Every operation
 is a few lines under one mutex, so it is atomic as a script or a transaction is elsewhere.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from holdfast.claim import Busy, Claim, Grant, Holder, Mode, Record, Standing, Waiter, read_label
+from holdfast.claim import Busy, Claim, Grant, Holder, LockInfo, Mode, Record, Waiter, read_label
 from holdfast.core import admit
 from holdfast.core.admit import Share
 from holdfast.core.contract import (
@@ -257,11 +257,11 @@ class MemoryBackend:
             self.ledger.tidy(state, now)
             return tokens
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         with self.ledger.mutex:
             return self._standing(name)
 
-    def _standing(self, key: str) -> Standing:
+    def _standing(self, key: str) -> LockInfo:
         name, now = self._name(key)
         holders = tuple(
             Holder(
@@ -281,7 +281,7 @@ class MemoryBackend:
         claims = [h.grant.claim for h in name.holds.values()] + [
             q.claim for q in name.line.values()
         ]
-        return Standing(key, claims[0].limit if claims else 0, holders, waiters)
+        return LockInfo(key, claims[0].limit if claims else 0, holders, waiters)
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         with self.ledger.mutex:
@@ -327,7 +327,7 @@ class MemoryBackend:
 
 
 class MemoryStore:
-    """All doors with the same URL and namespace share a ledger."""
+    """All clients with the same URL and namespace share a ledger."""
 
     guarantees = frozenset(
         {

@@ -1,7 +1,7 @@
 """The suite that every store must pass, and what it is made of; public, for your own stores.
 
 ``contract`` holds the rules of a backend, ``conformance`` those that a user sees through both
-doors. A ``Harness`` starts the store and breaks it. See the guide "Test your store".
+clients. A ``Harness`` starts the store and breaks it. See the guide "Test your store".
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class ProcessFailed(AssertionError):
 
 
 class Process:
-    """One worker process with a door of its own."""
+    """One worker process with a client of its own."""
 
     def __init__(self, url: str, flavour: Flavour, **options: Any) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process

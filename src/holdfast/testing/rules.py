@@ -1,6 +1,6 @@
 """A rule is one test body, written once; a catalogue holds the rules of one level.
 
-A body is a coroutine over a bench, whichever door or backend stands behind it. What a rule
+A body is a coroutine over a bench, whichever client or backend stands behind it. What a rule
 needs of the store and of its harness is said where the rule is written, and nothing else
 decides whether it runs. A ``Case`` is a rule in one of the two worlds: what a test runner runs.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
@@ -20,7 +20,7 @@ __all__ = ["Network", "SimBackend", "SimStore"]
 T = TypeVar("T")
 
 REQUEST_SECONDS = 2.0
-HANDED_SECONDS = 2.0
+DIRECT_GRANT_SECONDS = 2.0
 """Less than the ttls here, so that a renewal decides whether it lasts."""
 
 
@@ -59,7 +59,7 @@ class _GivingLedger(Ledger):
         for queued in woken:
             if queued.claim.mode is Mode.EXCLUSIVE:
                 grant = self.grant(name, queued.claim, now)
-                seconds = min(HANDED_SECONDS, grant.claim.ttl)
+                seconds = min(DIRECT_GRANT_SECONDS, grant.claim.ttl)
                 name.holds[grant.claim.owner].ends = now + seconds
                 assert isinstance(queued.signal, _RemoteSignal)
                 queued.signal.grant = grant._replace(seconds=seconds)
@@ -200,7 +200,7 @@ class SimBackend:
     async def revoke(self, name: str) -> list[int]:
         return await self._call(lambda: self._inner.revoke(name))
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         return await self._call(lambda: self._inner.look(name))
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:

@@ -1,7 +1,7 @@
-"""One worker process: it opens a door and does what its standard input says, line by line.
+"""One worker process: it opens a client and does what its standard input says, line by line.
 
-Started by ``holdfast.testing.processes``. It is one coroutine for both doors: over the blocking
-door nothing suspends and everything happens on the main thread.
+Started by ``holdfast.testing.processes``. It is one coroutine for both clients: over the blocking
+client nothing suspends and everything happens on the main thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.core.drive import run_now
 from holdfast.core.hold import grace_seconds
 from holdfast.errors import LockLost
 from holdfast.io.clock import now
-from holdfast.testing.doors import open_door, run_here
+from holdfast.testing.clients import open_client, run_here
 from holdfast.testing.history import Recorder
 from holdfast.testing.rules import Flavour
 
@@ -36,8 +36,8 @@ __all__: list[str] = []
 class Worker:
     """The verbs. What each returns is its answer."""
 
-    def __init__(self, door: AsyncLocks, flavour: Flavour) -> None:
-        self.door, self.flavour = door, flavour
+    def __init__(self, client: AsyncLocks, flavour: Flavour) -> None:
+        self.client, self.flavour = client, flavour
         self.leases: dict[str, AsyncLease] = {}
 
     async def pause(self, seconds: float) -> None:
@@ -48,12 +48,12 @@ class Worker:
 
     async def check(self) -> bool:
         """Contacts the store."""
-        await self.door.check()
+        await self.client.check()
         return True
 
     async def acquire(self, name: str, timeout: float | None = None, **options: Any) -> int | None:
         """The token, or nothing if it was not acquired."""
-        lease = await self.door.lock(name, **options).acquire(timeout=timeout)
+        lease = await self.client.lock(name, **options).acquire(timeout=timeout)
         if lease is None:
             return None
         self.leases[name] = lease
@@ -62,7 +62,7 @@ class Worker:
     async def cost_of_waiting(self, name: str) -> float:
         """Waits for a lock; how much of its own CPU time that took, in seconds."""
         began = time.process_time()
-        async with self.door.lock(name):
+        async with self.client.lock(name):
             return time.process_time() - began
 
     async def release(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class Worker:
     ) -> int:
         """Takes and gives back one lock for a while, recorded; how often."""
         recorder = Recorder(Path(history), process)
-        lock = self.door.lock(name)
+        lock = self.client.lock(name)
         count, ends = 0, now() + seconds
         while now() < ends:
             await self._hold_once(lock, recorder, str(count), name, hold)
@@ -138,8 +138,8 @@ class Worker:
         lease = self.leases[name]
         found: dict[str, Any] = {"held": lease.held, "lost": lease.lost}
         found["released"] = await lease.release()
-        found["taken"] = bool(await self.door.lock(name).acquire(blocking=False))
-        async with self.door.lock(f"{name} of the child", ttl=5) as own:
+        found["taken"] = bool(await self.client.lock(name).acquire(blocking=False))
+        async with self.client.lock(f"{name} of the child", ttl=5) as own:
             found["token"] = own.token
         return found
 
@@ -151,10 +151,10 @@ class Worker:
             while True:
                 time.sleep(1)
 
-        await self.door.once(key).run(job)
+        await self.client.once(key).run(job)
 
     async def close(self) -> bool:
-        await self.door.close()
+        await self.client.close()
         return True
 
 
@@ -181,18 +181,18 @@ def main() -> None:
     url, kind, options = json.loads(sys.argv[1])
     flavour = Flavour(kind)
     if flavour is Flavour.BLOCKING:
-        door = open_door(url, flavour, run_here, **options)
+        client = open_client(url, flavour, run_here, **options)
 
         async def read() -> str:
             return sys.stdin.readline()
 
-        run_now(serve(Worker(door, flavour), read))
+        run_now(serve(Worker(client, flavour), read))
         return
 
     async def serve_async() -> None:
-        door = open_door(url, flavour, run_here, **options)
+        client = open_client(url, flavour, run_here, **options)
         loop = asyncio.get_running_loop()
-        await serve(Worker(door, flavour), lambda: loop.run_in_executor(None, sys.stdin.readline))
+        await serve(Worker(client, flavour), lambda: loop.run_in_executor(None, sys.stdin.readline))
 
     asyncio.run(serve_async())
 

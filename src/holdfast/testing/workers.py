@@ -1,8 +1,8 @@
-"""Threads for blocking calls, one per task: what a test writes as tasks, a blocking door sees
+"""Threads for blocking calls, one per task: what a test writes as tasks, a blocking client sees
 as threads.
 
 A thread's life is its task's: when the task is done the thread ends, as the owner of a hold
-ends with its task in the asyncio door.
+ends with its task in the asyncio client.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def peer(server: ConsulServer, namespace: str) -> Iterator[Callable[[], Peer]]:
 
 
 def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
-    """Once the door has its session, taking and releasing are one request each."""
+    """Once the client has its session, taking and releasing are one request each."""
     one = peer()
     run_now(one.backend.release(one.take(claim_of())))
     for claim in (claim_of(), claim_of("read", Mode.SHARED)):
@@ -193,7 +193,7 @@ def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: ConsulSe
 
 
 def test_a_ttl_below_the_floor_is_refused(namespace: str, servers: Servers) -> None:
-    """By the door where the floor is known, by Consul where it is not."""
+    """By the client where the floor is known, by Consul where it is not."""
     server = servers.of(ConsulServer, session_ttl_min="10s")
     with (
         holdfast.connect(server.url, namespace=namespace) as locks,

@@ -12,7 +12,7 @@ import holdfast
 from holdfast.errors import LockTimeout
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
-from holdfast.testing.doors import open_door, run_here
+from holdfast.testing.clients import open_client, run_here
 from holdfast.testing.processes import Process
 from servers.consul import ConsulServer
 from servers.registry import Servers
@@ -180,8 +180,8 @@ def test_what_a_dead_holder_costs_is_told(
 
 async def _ask_in_vain(url: str, namespace: str, flavour: Flavour, delay: float) -> None:
     async with (
-        open_door(url, flavour, run_here, namespace=namespace, ttl=50) as ours,
-        open_door(url, flavour, run_here, namespace=namespace, ttl=30) as theirs,
+        open_client(url, flavour, run_here, namespace=namespace, ttl=50) as ours,
+        open_client(url, flavour, run_here, namespace=namespace, ttl=30) as theirs,
         ours.lock("name"),
     ):
         notice = (await theirs.inspect("name")).notice

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core import ordered as lines
-from holdfast.core.contract import HANDED_SECONDS
+from holdfast.core.contract import DIRECT_GRANT_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
@@ -65,7 +65,7 @@ class Waiting(threading.Thread):
 
 
 class Line:
-    """One who holds, one who waits for it, and one behind that one, each in a door of its own."""
+    """One who holds, one who waits for it, and one behind that one, each in a client of its own."""
 
     def __init__(self, peer: Callable[[], Peer], name: str = "name") -> None:
         self.first, self.second, self.third = peer(), peer(), peer()
@@ -116,7 +116,7 @@ def test_a_release_hands_the_name_over(peer: Callable[[], Peer]) -> None:
     assert len(line.third.post.asked) == 1
     assert waiting.brought is not None
     assert waiting.brought.token > grant.token
-    assert waiting.brought.seconds == HANDED_SECONDS
+    assert waiting.brought.seconds == DIRECT_GRANT_SECONDS
     holder = run_now(line.first.backend.look("name")).holders[0]
     assert holder.token == waiting.brought.token
 
@@ -213,7 +213,7 @@ def test_who_does_not_come_for_it_loses_it(
     handed = line.handed()
     behind = claim_of()
     assert _busy(line.first, behind).retry_seconds is not None
-    monkeypatch.setattr(lines, "HANDED_SECONDS", 0.0)
+    monkeypatch.setattr(lines, "DIRECT_GRANT_SECONDS", 0.0)
     taken = line.first.take(behind)
     assert taken.token > handed.token
     renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))

@@ -27,7 +27,7 @@ server, peer = etcd_bench.server, etcd_bench.peer
 
 
 def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
-    """Once the door has its lease, taking and releasing are one request each, in every mode."""
+    """Once the client has its lease, taking and releasing are one request each, in every mode."""
     one = peer()
     run_now(one.backend.release(one.take(claim_of())))
     for claim in (
@@ -96,7 +96,7 @@ def test_any_number_of_holds_is_renewed_in_three_requests(peer: Callable[[], Pee
 
 
 def test_a_short_lease_is_kept_alive_while_its_claim_waits(peer: Callable[[], Peer]) -> None:
-    """The keeper looks after waiters every five seconds, which is too late for some."""
+    """The renewer looks after waiters every five seconds, which is too late for some."""
     ours, theirs = peer(), peer()
     ours.take(claim_of())
     claim = claim_of(ttl=4.0)
@@ -174,7 +174,7 @@ async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
         while sum(len(standing.waiters) for standing in await ours.list()) < 20:
             assert now() < deadline
             await asyncio.sleep(0.05)
-        assert proxy.open_connections <= 3  # requests, watches, the keeper
+        assert proxy.open_connections <= 3  # requests, watches, the renewer
         for lease in held:
             assert lease
             await lease.release()

@@ -174,8 +174,8 @@ def test_a_lost_hold_leaves_no_doubt(server: EtcdServer, namespace: str) -> None
     with holdfast.connect(server.url, namespace=namespace) as locks:
         with locks.lock("warm"):
             pass
-        door: Any = locks._door
-        gateway, doubts = door.backend.gateway, door.store.sessions.doubts
+        client: Any = locks._engine
+        gateway, doubts = client.backend.gateway, client.store.sessions.doubts
         post = gateway.http = Counting(gateway.http)
         post.lose = b"txn"
         lease = locks.lock("name", timeout=SOON).acquire()

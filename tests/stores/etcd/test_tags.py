@@ -31,7 +31,7 @@ def _release(one: Peer, grant: Grant) -> str:
 
 
 @pytest.mark.parametrize(("mode", "limit"), [(Mode.EXCLUSIVE, 0), (Mode.SLOTS, 1)])
-def test_holds_of_a_door_use_one_key(peer: Callable[[], Peer], mode: Mode, limit: int) -> None:
+def test_holds_of_a_client_use_one_key(peer: Callable[[], Peer], mode: Mode, limit: int) -> None:
     """However often a name is taken, or asked for in vain, in line or not."""
     ours, theirs = peer(), peer()
     keys, tokens = set(), []

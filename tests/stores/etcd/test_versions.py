@@ -21,7 +21,7 @@ from servers.etcd import EtcdServer, Version
 from servers.registry import Servers
 from stores.etcd import bench as etcd_bench
 from stores.http_peer import Peer
-from stores.recovery import door, drive
+from stores.recovery import client, drive
 
 server, peer = etcd_bench.server, etcd_bench.peer
 
@@ -43,7 +43,7 @@ def test_the_servers_of_these_tests(
 
 async def _check(url: str, flavour: Flavour, namespace: str) -> list[Finding]:
     """What is said of the version, where all else is well."""
-    async with door(url, flavour, namespace) as locks:
+    async with client(url, flavour, namespace) as locks:
         findings = await locks.check()
     assert not any(finding.level == "broken" for finding in findings)
     return [finding for finding in findings if finding.subject == "version"]

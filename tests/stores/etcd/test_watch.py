@@ -1,4 +1,5 @@
-"""The watches of a door on etcd: none outlives its wait, and each ends with its own connection."""
+"""The watches of a client on etcd: none outlives its wait, and each ends with its own
+connection."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def test_a_wait_that_is_cancelled_early_leaves_no_watch(
 
 
 class Crowd:
-    """Threads of one door that wait for a name each, which another holds."""
+    """Threads of one client that wait for a name each, which another holds."""
 
     def __init__(self, peer: Peers) -> None:
         self.holder, self.one = peer(), peer()
@@ -95,7 +96,7 @@ class Crowd:
         line = self.watches._line
         watches = [] if line is None else list(line.book._watches.values())
         begun = {watch.owner for watch in watches if watch.began is not None}
-        return begun & set(self.watches._doorbell._waiting)
+        return begun & set(self.watches._hub._waiting)
 
 
 def test_a_connection_that_ends_ends_its_own_watches(
@@ -104,8 +105,8 @@ def test_a_connection_that_ends_ends_its_own_watches(
     """Who is told of the end comes so late that others have opened another: nobody on the old one
     is forgotten, and nobody on the new one disturbed."""
     crowd = Crowd(peer)
-    doorbell = crowd.watches._doorbell
-    wait = doorbell.wait
+    hub = crowd.watches._hub
+    wait = hub.wait
     ended, late = threading.Event(), threading.Event()
 
     def held_up(key: str, until: float) -> bool:
@@ -117,7 +118,7 @@ def test_a_connection_that_ends_ends_its_own_watches(
             raise
         return rung
 
-    monkeypatch.setattr(doorbell, "wait", held_up)
+    monkeypatch.setattr(hub, "wait", held_up)
     first, second = crowd.wait(0), crowd.wait(1)
     crowd.watches.distrust()
     assert ended.wait(SOON)

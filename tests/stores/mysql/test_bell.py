@@ -1,4 +1,4 @@
-"""The session on which a door of MySQL's lease rows is called: whatever happens to it, and to the
+"""The session on which a client of MySQL's lease rows is called: whatever happens to it, and to the
 one that keeps what it sleeps on, those who wait are called or hear that they have to ask again."""
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from stores.mysql.bench import Admin, account, asleep, open_admin, peers, rows, 
 SOON = 30.0
 
 server, admin = mysql_bench.server, mysql_bench.admin
-both_doors = pytest.mark.parametrize("flavour", list(Flavour))
+both_clients = pytest.mark.parametrize("flavour", list(Flavour))
 
 
 def who(admin: Admin, bell: str) -> tuple[int | None, int | None]:
-    """The sessions that a bell has: the one that sleeps, and the keeper of what it sleeps on."""
+    """The sessions that a bell has: the one that sleeps, and the renewer of what it sleeps on."""
     locks = (lock.decode() for lock in (bell_lock(bell), still_lock(bell)))
     ((sleeps, keeps),) = rows(admin, "SELECT IS_USED_LOCK({}), IS_USED_LOCK({})".format(*locks))
     return sleeps, keeps
@@ -59,8 +59,8 @@ def test_a_bell_may_rest_for_long(servers: Servers, namespace: str) -> None:
         assert who(admin, ours.listening.bell) == sessions
 
 
-@both_doors
-def test_a_bell_without_its_keeper_is_replaced(
+@both_clients
+def test_a_bell_without_its_renewer_is_replaced(
     server: MySQLServer, admin: Admin, namespace: str, flavour: Flavour
 ) -> None:
     """It would sleep by ``SLEEP()`` from then on."""
@@ -75,7 +75,7 @@ def test_a_bell_without_its_keeper_is_replaced(
         assert None not in who(admin, ours.listening.bell)
 
 
-@both_doors
+@both_clients
 def test_all_who_wait_hear_that_their_bell_broke(
     server: MySQLServer, admin: Admin, namespace: str, flavour: Flavour
 ) -> None:
@@ -92,7 +92,7 @@ def test_all_who_wait_hear_that_their_bell_broke(
             wait.result(SOON)
 
 
-@both_doors
+@both_clients
 def test_a_bell_that_breaks_as_it_falls_asleep_is_replaced(
     server: MySQLServer, namespace: str, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +123,7 @@ async def _stop_watching(number: int) -> bool:
     return asyncio.get_running_loop().remove_reader(number)
 
 
-@both_doors
+@both_clients
 def test_a_long_request_is_sent_to_its_end(
     server: MySQLServer,
     admin: Admin,
@@ -153,8 +153,8 @@ def test_a_long_request_is_sent_to_its_end(
         waits[7].result(SOON)
 
 
-@both_doors
-def test_a_door_that_closes_leaves_no_bell_behind(
+@both_clients
+def test_a_client_that_closes_leaves_no_bell_behind(
     server: MySQLServer,
     admin: Admin,
     namespace: str,

@@ -87,7 +87,7 @@ def test_a_call_as_the_bell_falls_asleep_is_not_lost(
 def test_a_signal_handler_waits_while_the_bell_falls_asleep(
     server: MySQLServer, namespace: str
 ) -> None:
-    """It interrupts, for another lock of the same door, the very thread that would go on to send
+    """It interrupts, for another lock of the same client, the very thread that would go on to send
     what the bell sleeps by. Its wait ends in time, and then that of the thread with a call."""
     with peers(namespace, Flavour.BLOCKING, server.url, server.url) as (theirs, ours):
         held = [theirs.take(name) for name in ("first", "last")]

@@ -119,7 +119,7 @@ def test_a_name_that_is_no_text_is_listed(
         table = "lock" if mode == "lease" else "counter"
         move = f"UPDATE holdfast_{table} SET name = X'62FF' WHERE name = 'a' AND namespace = "
         rows(admin, f"{move}'{namespace}'")
-        backend = locks._door.backend
+        backend = locks._engine.backend
         names, cursor = [], None
         for _ in range(5):
             page = run_now(backend.survey("", cursor, 1))

@@ -113,7 +113,7 @@ def test_percona_s_cluster_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: str) -> None:
-    """Ten hand-overs between two doors, by looking; ``check`` and ``inspect`` say so."""
+    """Ten hand-overs between two clients, by looking; ``check`` and ``inspect`` say so."""
     with (
         holdfast.connect(server.url, namespace=namespace) as ours,
         holdfast.connect(server.url, namespace=namespace) as theirs,
@@ -121,12 +121,12 @@ def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: 
         findings = {finding.subject: finding for finding in ours.check()}
         assert findings["waiting"].level == "warning"
         assert "Galera" in findings["waiting"].detail
-        doors = [ours, theirs]
+        clients = [ours, theirs]
         lease = ours.lock("name").acquire()
         for turn in range(10):
             assert lease is not None
             got: list[holdfast.Lease | None] = []
-            taker = doors[(turn + 1) % 2]
+            taker = clients[(turn + 1) % 2]
             thread = threading.Thread(
                 target=lambda taker=taker, got=got: got.append(
                     taker.lock("name").acquire(timeout=4)
@@ -149,7 +149,7 @@ def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: 
 def test_who_ends_a_hold_leaves_the_line_as_it_is(
     server: GaleraServer, namespace: str, how: str
 ) -> None:
-    """Also if its own door never waited: that the others can't be found here does not mean that
+    """Also if its own client never waited: that the others can't be found here does not mean that
     they are gone. The first of them is called, and nobody is skipped."""
     with peers(namespace, Flavour.BLOCKING, *[server.url] * 4) as (holder, *waiters):
         held, asked = holder.take(), [claim_of() for _ in waiters]

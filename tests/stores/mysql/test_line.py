@@ -65,7 +65,7 @@ def test_a_hand_over_is_two_requests(server: MySQLServer, namespace: str) -> Non
 
 def test_a_bell_is_told_of_in_one_request(server: MySQLServer, namespace: str) -> None:
     """Whoever has hung its bell tells of it in its own line of the row, whatever others write to
-    theirs: a herd of new doors does not race. All else in the line stays as it was."""
+    theirs: a herd of new clients does not race. All else in the line stays as it was."""
     with Proxy(server) as proxy:
         holder = backend_of(server.url, namespace)
         held = taken(holder, claim_of())
@@ -125,12 +125,12 @@ def test_who_can_not_be_called_is_told(
     assert lease.release()
     thread.join(30)
     assert tokens[0] > lease.token
-    for door in (holder, waiter):
-        door.close()
+    for client in (holder, waiter):
+        client.close()
 
 
-def _token(door: holdfast.Locks) -> int:
-    with door.lock("name", timeout=60) as lease:
+def _token(client: holdfast.Locks) -> int:
+    with client.lock("name", timeout=60) as lease:
         return lease.token
 
 
@@ -139,7 +139,7 @@ def test_a_call_before_the_wait_is_not_lost(
     server: MySQLServer, namespace: str, others: int
 ) -> None:
     """Between the answer that says to wait and the wait, the call may come already; also where
-    somebody else of the door waits on the same bell."""
+    somebody else of the client waits on the same bell."""
     holder, waiter = backend_of(server.url, namespace), backend_of(server.url, namespace)
     aside, asked = claim_of("aside"), claim_of()
     kept = taken(holder, claim_of("aside"))
@@ -167,7 +167,7 @@ def test_a_call_before_the_wait_is_not_lost(
 
 
 def test_an_exchange_tells_of_the_bell_that_hangs(server: MySQLServer, namespace: str) -> None:
-    """A waiter hangs its bell while another thread of its door asks on its behalf, and has to ask
+    """A waiter hangs its bell while another thread of its client asks on its behalf, and has to ask
     anew: the row must not forget the bell again, or nobody could call the waiter."""
     with open_admin(server) as admin:
         url = account(server, admin)

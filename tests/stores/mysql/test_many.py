@@ -31,7 +31,7 @@ server = mysql_bench.server
 
 
 def test_an_exchange_is_one_request(server: MySQLServer, namespace: str) -> None:
-    """A hold ends and the next of the same door has it, if nobody else is first in line."""
+    """A hold ends and the next of the same client has it, if nobody else is first in line."""
     with Proxy(server) as proxy:
         ours, theirs = backend_of(proxy.url, namespace), backend_of(server.url, namespace)
         held, heir, other = taken(ours, claim_of()), claim_of(), claim_of()
@@ -51,7 +51,7 @@ def test_an_exchange_is_one_request(server: MySQLServer, namespace: str) -> None
             run_now(backend.close())
 
 
-def test_who_asks_for_what_its_door_is_leaving_waits_for_that(
+def test_who_asks_for_what_its_client_is_leaving_waits_for_that(
     server: MySQLServer, namespace: str
 ) -> None:
     """Two requests that race for one row would cost more than two in a row."""
@@ -80,18 +80,20 @@ def test_who_asks_for_what_its_door_is_leaving_waits_for_that(
         run_now(backend.close())
 
 
-def test_a_door_that_drains_a_lock_asks_twice_per_hold(server: MySQLServer, namespace: str) -> None:
+def test_a_client_that_drains_a_lock_asks_twice_per_hold(
+    server: MySQLServer, namespace: str
+) -> None:
     """One after the other of many tasks comes and goes: nobody looks in vain."""
     tasks = 60
 
     async def drain() -> int:
         with Proxy(server) as proxy:
-            async with holdfast.connect_async(proxy.url, namespace=namespace) as door:
-                lease = await door.lock("name").acquire()
+            async with holdfast.connect_async(proxy.url, namespace=namespace) as client:
+                lease = await client.lock("name").acquire()
                 assert lease is not None
-                waiting = [asyncio.create_task(once(door)) for _ in range(tasks)]
+                waiting = [asyncio.create_task(once(client)) for _ in range(tasks)]
                 for _ in range(3000):
-                    if (await door.inspect("name")).waiters:
+                    if (await client.inspect("name")).waiters:
                         break
                     await asyncio.sleep(0.01)
                 proxy.reset_counts()
@@ -99,8 +101,8 @@ def test_a_door_that_drains_a_lock_asks_twice_per_hold(server: MySQLServer, name
                 await asyncio.gather(*waiting)
                 return proxy.counts.requests
 
-    async def once(door: holdfast.AsyncLocks) -> None:
-        async with door.lock("name"):
+    async def once(client: holdfast.AsyncLocks) -> None:
+        async with client.lock("name"):
             pass
 
     assert asyncio.run(drain()) <= 2.5 * tasks
@@ -140,7 +142,7 @@ def test_a_batch_is_renewed_by_one_statement(server: MySQLServer, namespace: str
 def test_a_batch_is_locked_in_the_order_of_its_names(
     server: MySQLServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two doors that renew the same names at once, each in a transaction, none waits in vain.
+    """Of two clients that renew the same names at once, each in a transaction, none waits in vain.
     The server may answer with its rows in any order."""
     backend: Any = backend_of(server.url, namespace)
     names = [f"{letter}{number}" for number in range(3) for letter in "cab"]

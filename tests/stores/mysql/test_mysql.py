@@ -33,7 +33,7 @@ NAMES = ("name", "Name", "namé", "name ", "nam\N{LATIN SMALL LETTER E}\N{COMBIN
 
 
 def test_the_schema_can_be_made_by_hand_and_again(server: MySQLServer, admin: Admin) -> None:
-    """``schema_sql`` is idempotent, keeps what is there, and is all that a door needs."""
+    """``schema_sql`` is idempotent, keeps what is there, and is all that a client needs."""
     prefix = f"p{secrets.token_hex(4)}_"
     rows(admin, schema_sql(prefix=prefix))
     with holdfast.connect(f"{server.url}?prefix={prefix}") as locks, locks.lock("kept") as lease:
@@ -68,7 +68,7 @@ def test_many_create_the_schema_at_once(server: MySQLServer, namespace: str) -> 
     "option", ["prefix=a-b", "prefix=x;drop", "prefix=A", "mode=x", "ssl_mode=maybe", "other=1"]
 )
 def test_options_are_checked(server: MySQLServer, option: str) -> None:
-    """What can't be escaped into trouble is refused when the door is made."""
+    """What can't be escaped into trouble is refused when the client is made."""
     with pytest.raises(ValueError, match=option.split("=", maxsplit=1)[0]):
         holdfast.connect(f"{server.url}?{option}")
 

@@ -68,7 +68,7 @@ def test_an_hour_that_comes_twice_is_two_hours(server: EuropeanServer, mode: str
 def test_a_hold_is_committed_as_it_is_taken(
     server: EuropeanServer, namespace: str, mode: str
 ) -> None:
-    """Another door sees it, takes it next, and sees what was recorded."""
+    """Another client sees it, takes it next, and sees what was recorded."""
     url = f"{server.url}?mode={mode}"
     with (
         holdfast.connect(url, namespace=namespace + mode) as ours,

@@ -19,7 +19,7 @@ from stores.mysql.bench import Admin, account, rows, wait_for
 
 server, admin = mysql_bench.server, mysql_bench.admin
 
-DOORS = 4
+CLIENTS = 4
 ASLEEP, BEHIND = "User sleep", "User lock"
 
 
@@ -37,11 +37,11 @@ def test_who_waits_does_so_for_a_lock(
     url = account(server, admin) + f"?mode={mode}"
     with ExitStack() as stack:
 
-        def door() -> holdfast.Locks:
+        def client() -> holdfast.Locks:
             return stack.enter_context(holdfast.connect(url, namespace=namespace))
 
-        names = [f"name {number}" for number in range(DOORS)]
-        ours = door()
+        names = [f"name {number}" for number in range(CLIENTS)]
+        ours = client()
         held = [ours.semaphore(name, 1).acquire() for name in names]
         served: list[str] = []
 
@@ -49,15 +49,15 @@ def test_who_waits_does_so_for_a_lock(
             with locks.semaphore(name, 1, timeout=60):
                 served.append(name)
 
-        threads = [threading.Thread(target=serve, args=(door(), name)) for name in names]
+        threads = [threading.Thread(target=serve, args=(client(), name)) for name in names]
         for thread in threads:
             thread.start()
-        for left in range(DOORS, 0, -1):
+        for left in range(CLIENTS, 0, -1):
             wait_for(lambda left=left: states(admin, url) == {BEHIND: left})
-            lease = held[DOORS - left]
+            lease = held[CLIENTS - left]
             assert lease is not None
             lease.release()
-            threads[DOORS - left].join(60)
+            threads[CLIENTS - left].join(60)
         assert served == names
 
 

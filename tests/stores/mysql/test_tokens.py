@@ -41,7 +41,7 @@ def come(peer: Peer, asked: Claim) -> Grant:
 def test_tokens_grow_from_hold_to_hold(
     server: MySQLServer, admin: Any, namespace: str, mode: str, flavour: Flavour
 ) -> None:
-    """Taken while it is free, as the first in line, and by an exchange within a door."""
+    """Taken while it is free, as the first in line, and by an exchange within a client."""
     url = f"{server.url}?mode={mode}"
     with peers(namespace, flavour, url, url) as (ours, theirs):
         first = ours.take()

@@ -134,7 +134,7 @@ def test_who_began_earlier_and_comes_later_has_a_higher_token(
 
 
 @pytest.mark.parametrize("suffix", ["", "?mode=advisory"])
-def test_it_does_not_exclude_locks_of_a_door(
+def test_it_does_not_exclude_locks_of_a_client(
     server: MySQLServer, ours: pymysql.Connection[Any], namespace: str, suffix: str
 ) -> None:
     """Neither waits for the other, as the documentation says."""
@@ -216,7 +216,7 @@ def test_idle_rows_are_purged_unless_somebody_has_one(
     namespace: str,
     mode: str,
 ) -> None:
-    """A door drops what nobody used for a week, and never waits for a transaction."""
+    """A client drops what nobody used for a week, and never waits for a transaction."""
     token = take(ours, namespace).token
     ours.commit()
     with ours.cursor() as cursor:

@@ -1,5 +1,5 @@
 """What the tests of the PostgreSQL store share: a server, an administrator, and waiters on lease
-rows, below the doors: how they stand in line and are rung.
+rows, below the clients: how they stand in line and are rung.
 
 Fixtures are taken over by name: ``server, admin = postgres_bench.server, postgres_bench.admin``.
 """

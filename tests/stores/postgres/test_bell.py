@@ -1,4 +1,4 @@
-"""The connection on which a door listens; the blocking one asks over it while nobody waits."""
+"""The connection on which a client listens; the blocking one asks over it while nobody waits."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_all_who_wait_look_again_when_it_ends(
 def test_a_ring_from_before_it_was_hung_is_not_waited_for(
     server: PostgresServer, admin: Admin, flavour: Flavour, broken: bool
 ) -> None:
-    """By another thread or task of the door: who was told to wait before that asks again."""
+    """By another thread or task of the client: who was told to wait before that asks again."""
 
     async def body(bench: Bench) -> None:
         url = f"{server.url}?application_name={bench.namespace}"
@@ -251,7 +251,7 @@ def test_a_ring_from_just_before_it_was_hung_is_not_waited_for(
 ) -> None:
     """The same as late as can be, in the moment before the thread begins to listen."""
     source, first = inspect.getsourcelines(BlockingListening.wait)
-    (line,) = [first + at for at, text in enumerate(source) if "doorbell.wait(" in text]
+    (line,) = [first + at for at, text in enumerate(source) if "hub.wait(" in text]
     take(theirs, claim_of("one"))
     held, hangs, late = take(theirs, claim_of("other")), claim_of("one"), claim_of("other")
     told = stand(ours, hangs)
@@ -338,7 +338,7 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_request(
     assert told == [None]
 
 
-def test_a_door_with_one_connection_can_wait_and_release(
+def test_a_client_with_one_connection_can_wait_and_release(
     server: PostgresServer, theirs: LeaseBackend, namespace: str
 ) -> None:
     """The one that listens is beside those that are allowed for requests."""

@@ -15,9 +15,9 @@ from servers.postgres import PostgresServer
 from stores import sql_bench
 from stores.postgres import bench as postgres_bench
 from stores.postgres.bench import Admin, bells, over, stand
-from stores.sql_bench import Doors
+from stores.sql_bench import Clients
 
-server, admin, doors = postgres_bench.server, postgres_bench.admin, sql_bench.doors
+server, admin, clients = postgres_bench.server, postgres_bench.admin, sql_bench.clients
 
 LABEL = '\'["host",1,"thread",""]\''
 LEASE = {"owner": "'o'", "mode": "'exclusive'", "weight": "1", "slots": "NULL", "token": "5",
@@ -64,12 +64,12 @@ def damage(admin: Admin, namespace: str, change: str, table: str = "lock") -> No
 
 @pytest.mark.parametrize("what", [*HOLDERS, *SHOWN])
 def test_damaged_holders(
-    server: PostgresServer, admin: Admin, doors: Doors, namespace: str, what: str
+    server: PostgresServer, admin: Admin, clients: Clients, namespace: str, what: str
 ) -> None:
     """Who holds what can't be told: nobody is let in, and everybody is told."""
 
     async def body() -> None:
-        ours, theirs = doors.open(server.url), doors.open(server.url)
+        ours, theirs = clients.open(server.url), clients.open(server.url)
         async with ours.lock("damaged"):
             pass
         async with ours.lock("good") as good:
@@ -86,11 +86,11 @@ def test_damaged_holders(
             await good.extend(40)
             assert good.held
 
-    doors.run(body)
+    clients.run(body)
 
 
-async def _others_go_on(door: AsyncLocks) -> None:
-    found = {each.name: each for each in await door.list()}
+async def _others_go_on(client: AsyncLocks) -> None:
+    found = {each.name: each for each in await client.list()}
     assert "can't be read" in found["damaged"].notice
     assert [len(found["good"].holders), found["good"].notice] == [1, ""]
 
@@ -161,14 +161,14 @@ SESSION_OF_ANOTHER_MODE = ", ".join({**SESSION, "mode": "'x'"}.values())
     ids=["mode", "since", "ttl", "capacity"],
 )
 def test_damaged_counters_of_advisory_mode(
-    server: PostgresServer, admin: Admin, doors: Doors, namespace: str, change: str
+    server: PostgresServer, admin: Admin, clients: Clients, namespace: str, change: str
 ) -> None:
     """The rows are for people; the locks are the server's own, and go on."""
     url = f"{server.url}?mode=advisory"
     pid = "SELECT (holders[1]).pid, (holders[1]).token FROM holdfast.counter WHERE namespace = %s"
 
     async def body() -> None:
-        ours, theirs = doors.open(url), doors.open(url)
+        ours, theirs = clients.open(url), clients.open(url)
         async with ours.lock("damaged") as lease, ours.lock("good"):
             row = admin.execute(pid + " AND name = 'damaged'", (namespace,)).fetchone()
             damage(admin, namespace, change, "counter")
@@ -180,53 +180,53 @@ def test_damaged_counters_of_advisory_mode(
             await _others_go_on(theirs)
             assert lease.held
 
-    doors.run(body)
+    clients.run(body)
 
 
 def test_the_largest_token_of_advisory_mode(
-    server: PostgresServer, admin: Admin, doors: Doors, namespace: str
+    server: PostgresServer, admin: Admin, clients: Clients, namespace: str
 ) -> None:
     """There is no higher one."""
     url = f"{server.url}?mode=advisory"
 
     async def body() -> None:
-        ours = doors.open(url)
+        ours = clients.open(url)
         async with ours.lock("damaged"):
             pass
         damage(admin, namespace, f"token = {2**63 - 1}", "counter")
         with pytest.raises(Incompatible, match="'damaged'"):
             await ours.lock("damaged").acquire(timeout=30)
 
-    doors.run(body)
+    clients.run(body)
 
 
 @pytest.mark.parametrize("change", ["token = -1", "written = 'infinity'"])
 def test_a_damaged_record(
-    server: PostgresServer, admin: Admin, doors: Doors, namespace: str, change: str
+    server: PostgresServer, admin: Admin, clients: Clients, namespace: str, change: str
 ) -> None:
     async def body() -> None:
-        ours = doors.open(server.url)
+        ours = clients.open(server.url)
         await ours.once("job").run(lambda: 1)
         text = f"UPDATE holdfast.record SET {change} WHERE namespace = %s"
         assert admin.execute(text.encode(), (namespace,)).rowcount == 1
         with pytest.raises(Incompatible, match="job"):
             await ours.once("job").run(lambda: 2)
 
-    doors.run(body)
+    clients.run(body)
 
 
 def test_a_damaged_namespace(
-    server: PostgresServer, admin: Admin, doors: Doors, namespace: str
+    server: PostgresServer, admin: Admin, clients: Clients, namespace: str
 ) -> None:
     async def body() -> None:
-        async with doors.open(server.url).lock("name"):
+        async with clients.open(server.url).lock("name"):
             pass
         spoil = "UPDATE holdfast.protocol SET mode = 'x y z' WHERE namespace = %s"
         admin.execute(spoil, (namespace,))
         with pytest.raises(Incompatible, match=namespace):
-            await doors.open(server.url).lock("name").acquire(timeout=30)
+            await clients.open(server.url).lock("name").acquire(timeout=30)
 
-    doors.run(body)
+    clients.run(body)
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))

@@ -15,17 +15,17 @@ from servers.postgres import PostgresServer
 from stores import sql_bench
 from stores.postgres import bench as postgres_bench
 from stores.postgres.bench import Admin, bells
-from stores.sql_bench import LONG, Doors, hand_over, in_line, until
+from stores.sql_bench import LONG, Clients, hand_over, in_line, until
 
 if TYPE_CHECKING:
     from holdfast import AsyncLock, AsyncLocks
 
 server, admin = postgres_bench.server, postgres_bench.admin
-doors, only_woken = sql_bench.doors, sql_bench.only_woken
+clients, only_woken = sql_bench.clients, sql_bench.only_woken
 
 
 class Ear:
-    """A session of its own that listens to doors' channels."""
+    """A session of its own that listens to clients' channels."""
 
     def __init__(self, server: PostgresServer, admin: Admin, namespace: str) -> None:
         self._connection = psycopg.connect(server.url, autocommit=True)
@@ -62,7 +62,7 @@ def ear(server: PostgresServer, admin: Admin, namespace: str) -> Iterator[Ear]:
 
 
 async def _channel(admin: Admin, namespace: str, holder: AsyncLocks, waiter: AsyncLocks) -> str:
-    """Where a door is rung: the entry of one who waits says so."""
+    """Where a client is rung: the entry of one who waits says so."""
     held = await holder.lock("before").acquire()
     assert held is not None
     waiting = asyncio.create_task(waiter.lock("before").acquire())
@@ -75,44 +75,44 @@ async def _channel(admin: Admin, namespace: str, holder: AsyncLocks, waiter: Asy
     return channel
 
 
-async def _alone(door: AsyncLocks, other: AsyncLocks) -> None:
+async def _alone(client: AsyncLocks, other: AsyncLocks) -> None:
     """Holds of all kinds that nobody waits for; one that asks in vain does not wait."""
-    claims = [door.lock("name"), door.rwlock("name").read(), door.rwlock("name").write()]
-    for claim in [*claims, door.semaphore("few", 2)]:
+    claims = [client.lock("name"), client.rwlock("name").read(), client.rwlock("name").write()]
+    for claim in [*claims, client.semaphore("few", 2)]:
         async with claim as lease:
             await lease.extend()
             if lease.name == "name":
                 assert await other.lock("name").acquire(timeout=0) is None
-    assert (await door.once(f"key {door!r}").run(lambda: 1)).result() == 1
+    assert (await client.once(f"key {client!r}").run(lambda: 1)).result() == 1
 
 
 def test_nobody_is_told_of_what_nobody_waits_for(
-    server: PostgresServer, admin: Admin, ear: Ear, doors: Doors, namespace: str
+    server: PostgresServer, admin: Admin, ear: Ear, clients: Clients, namespace: str
 ) -> None:
     """Not even where somebody has waited before, or has given up."""
 
     async def body() -> None:
-        ours, theirs = doors.open(server.url, ttl=LONG), doors.open(server.url, ttl=LONG)
+        ours, theirs = clients.open(server.url, ttl=LONG), clients.open(server.url, ttl=LONG)
         for holder, waiter in ((ours, theirs), (theirs, ours)):
             ear.listen(await _channel(admin, namespace, holder, waiter))
-        for door, other in ((ours, theirs), (theirs, ours)):
-            await _alone(door, other)
-            async with door.lock("before"):
+        for client, other in ((ours, theirs), (theirs, ours)):
+            await _alone(client, other)
+            async with client.lock("before"):
                 assert await other.lock("before").acquire(timeout=1) is None
-                await in_line(door, "before", 0)
+                await in_line(client, "before", 0)
         assert await ear.heard() == []
 
-    doors.run(body)
+    clients.run(body)
 
 
 @pytest.mark.usefixtures("only_woken")
 def test_only_the_waiter_is_told(
-    server: PostgresServer, admin: Admin, ear: Ear, doors: Doors, namespace: str
+    server: PostgresServer, admin: Admin, ear: Ear, clients: Clients, namespace: str
 ) -> None:
     """Its channel is called as it is let in, for claims of all kinds; nobody else's is."""
 
     async def body() -> None:
-        ours, theirs = doors.open(server.url, ttl=LONG), doors.open(server.url, ttl=LONG)
+        ours, theirs = clients.open(server.url, ttl=LONG), clients.open(server.url, ttl=LONG)
         channel = await _channel(admin, namespace, ours, theirs)
         ear.listen(channel)
         ear.listen(await _channel(admin, namespace, theirs, ours))
@@ -130,4 +130,4 @@ def test_only_the_waiter_is_told(
             assert await taken.release() is True
             assert set(await ear.heard()) == {channel}
 
-    doors.run(body)
+    clients.run(body)

@@ -12,7 +12,7 @@ import pytest
 from servers.postgres import PgBouncer, PostgresServer
 from stores import sql_bench
 from stores.postgres import bench as postgres_bench
-from stores.sql_bench import LONG, Doors, hand_over, in_line
+from stores.sql_bench import LONG, Clients, hand_over, in_line
 
 if TYPE_CHECKING:
     from holdfast import AsyncLocks
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("only_woken")]
 
 server = postgres_bench.server
-doors, only_woken = sql_bench.doors, sql_bench.only_woken
+clients, only_woken = sql_bench.clients, sql_bench.only_woken
 
 
 @pytest.fixture(params=["listens", "polls"])
@@ -30,56 +30,56 @@ def listens(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def url(server: PostgresServer, listens: bool) -> Iterator[str]:
-    """Through a pooler that has fewer sessions than a door has connections."""
+    """Through a pooler that has fewer sessions than a client has connections."""
     with PgBouncer(server, pool=2) as pooler:
         yield pooler.url + (f"?listen_url={server.url}" if listens else "")
 
 
-def test_tokens_grow(url: str, doors: Doors) -> None:
-    """Two doors and their tasks take turns: each hold has a higher token than the one before."""
+def test_tokens_grow(url: str, clients: Clients) -> None:
+    """Two clients and their tasks take turns: each hold has a higher token than the one before."""
     tokens: list[int] = []
 
-    async def work(door: AsyncLocks) -> None:
+    async def work(client: AsyncLocks) -> None:
         for _ in range(3):
-            async with door.lock("name") as lease:
+            async with client.lock("name") as lease:
                 tokens.append(lease.token)
 
     async def body() -> None:
-        both = doors.open(url), doors.open(url)
+        both = clients.open(url), clients.open(url)
         async with both[0].lock("name") as lease:
             tokens.append(lease.token)
-            working = [asyncio.create_task(work(door)) for door in both * 3]
+            working = [asyncio.create_task(work(client)) for client in both * 3]
             await in_line(both[0], count=2)
         await asyncio.gather(*working)
         assert len(tokens) == 19
         assert tokens == sorted(set(tokens))
 
-    doors.run(body)
+    clients.run(body)
 
 
-def test_waiters_are_woken(url: str, doors: Doors, listens: bool) -> None:
-    """To and fro: from the second time on both doors have listened before, and nothing but the
+def test_waiters_are_woken(url: str, clients: Clients, listens: bool) -> None:
+    """To and fro: from the second time on both clients have listened before, and nothing but the
     wake-up ends a wait, unless they poll. ``check`` says which."""
 
     async def body() -> None:
-        ours, theirs = doors.open(url, ttl=LONG), doors.open(url, ttl=LONG)
+        ours, theirs = clients.open(url, ttl=LONG), clients.open(url, ttl=LONG)
         lease = await ours.lock("name").acquire()
         assert lease is not None
-        for door in (theirs, ours, theirs, ours):
-            lease = await hand_over(lease, door.lock("name"), theirs)
-            found = {finding.subject: finding.level for finding in await door.check()}
+        for client in (theirs, ours, theirs, ours):
+            lease = await hand_over(lease, client.lock("name"), theirs)
+            found = {finding.subject: finding.level for finding in await client.check()}
             assert found["server"] == "ok"
             assert found["waiting"] == ("ok" if listens else "warning")
         assert await lease.release() is True
 
-    doors.run(body)
+    clients.run(body)
 
 
-def test_readers_share_and_exclude_a_writer(url: str, doors: Doors) -> None:
+def test_readers_share_and_exclude_a_writer(url: str, clients: Clients) -> None:
     """A writer waits for the last reader, and a reader for the writer."""
 
     async def body() -> None:
-        ours, theirs = doors.open(url, ttl=LONG), doors.open(url, ttl=LONG)
+        ours, theirs = clients.open(url, ttl=LONG), clients.open(url, ttl=LONG)
         first = await ours.rwlock("name").read().acquire()
         last = await theirs.rwlock("name").read().acquire(timeout=0)
         assert first is not None
@@ -91,14 +91,14 @@ def test_readers_share_and_exclude_a_writer(url: str, doors: Doors) -> None:
         reader = await hand_over(writer, theirs.rwlock("name").read(), theirs)
         assert await reader.release() is True
 
-    doors.run(body)
+    clients.run(body)
 
 
-def test_slots_are_counted(url: str, doors: Doors) -> None:
+def test_slots_are_counted(url: str, clients: Clients) -> None:
     """Two of two are taken: the third waits for a slot, and gets the one that comes free."""
 
     async def body() -> None:
-        ours, theirs = doors.open(url, ttl=LONG), doors.open(url, ttl=LONG)
+        ours, theirs = clients.open(url, ttl=LONG), clients.open(url, ttl=LONG)
         one = await ours.semaphore("name", 2).acquire()
         other = await theirs.semaphore("name", 2).acquire(timeout=0)
         assert one is not None
@@ -109,11 +109,11 @@ def test_slots_are_counted(url: str, doors: Doors) -> None:
         for lease in (other, third):
             assert await lease.release() is True
 
-    doors.run(body)
+    clients.run(body)
 
 
-def test_a_job_runs_once(url: str, doors: Doors) -> None:
-    """Two doors want it done at the same time: one does it, and both have its outcome."""
+def test_a_job_runs_once(url: str, clients: Clients) -> None:
+    """Two clients want it done at the same time: one does it, and both have its outcome."""
     ran: list[int] = []
 
     def job() -> str:
@@ -121,9 +121,9 @@ def test_a_job_runs_once(url: str, doors: Doors) -> None:
         return "done"
 
     async def body() -> None:
-        both = doors.open(url), doors.open(url)
-        jobs = [asyncio.create_task(door.once("key").run(job)) for door in both * 2]
+        both = clients.open(url), clients.open(url)
+        jobs = [asyncio.create_task(client.once("key").run(job)) for client in both * 2]
         assert {outcome.result() for outcome in await asyncio.gather(*jobs)} == {"done"}
         assert len(ran) == 1
 
-    doors.run(body)
+    clients.run(body)

@@ -33,7 +33,7 @@ def one(admin: Admin, sql: str, *parameters: object) -> object:
 
 
 def test_the_schema_can_be_made_by_hand_and_again(server: PostgresServer, admin: Admin) -> None:
-    """``schema_sql`` is idempotent, keeps what is there, and is all that a door needs."""
+    """``schema_sql`` is idempotent, keeps what is there, and is all that a client needs."""
     schema = f"s{secrets.token_hex(4)}"
     text = schema_sql(schema=schema, prefix="mine_").encode()
     admin.execute(text)
@@ -71,7 +71,7 @@ def test_two_create_the_schema_at_once(server: PostgresServer, namespace: str) -
     "option", ["schema=a-b", "prefix=x;drop", 'schema="', "schema=A", "mode=x"]
 )
 def test_names_of_schemas_are_checked(server: PostgresServer, option: str) -> None:
-    """What can't be escaped into trouble is refused when the door is made."""
+    """What can't be escaped into trouble is refused when the client is made."""
     with pytest.raises(ValueError, match=option.split("=", maxsplit=1)[0]):
         holdfast.connect(f"{server.url}?{option}")
 

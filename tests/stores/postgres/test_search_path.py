@@ -15,7 +15,7 @@ from holdfast.errors import Unsupported
 from holdfast.sql import transaction_lock
 from holdfast.stores.postgres.schema import REVISION, schema_sql
 from holdfast.testing import Flavour
-from holdfast.testing.doors import open_door
+from holdfast.testing.clients import open_client
 from holdfast.testing.workers import Workers
 from servers.postgres import PgBouncer, PostgresServer
 from stores.postgres import bench as postgres_bench
@@ -93,9 +93,9 @@ def ran(admin: Admin) -> list[str]:
 
 
 async def everything(url: str, flavour: Flavour, workers: Workers) -> None:
-    """All that doors ask the server for."""
-    ours = open_door(url, flavour, workers.run, timeout=60)
-    theirs = open_door(url, flavour, workers.run, timeout=60)
+    """All that clients ask the server for."""
+    ours = open_client(url, flavour, workers.run, timeout=60)
+    theirs = open_client(url, flavour, workers.run, timeout=60)
     async with ours, theirs:
         await ours.check()
         async with ours.lock("name", note="x") as lease:

@@ -1,4 +1,4 @@
-"""TLS to PostgreSQL: all connections, of both doors and modes, and who is not trusted."""
+"""TLS to PostgreSQL: all connections, of both clients and modes, and who is not trusted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from holdfast.errors import BackendUnavailable
 from servers.postgres import PostgresServer
 from servers.registry import Servers
 from stores import sql_bench
-from stores.sql_bench import LONG, MODES, Doors, hand_over
+from stores.sql_bench import LONG, MODES, Clients, hand_over
 
-doors, only_woken = sql_bench.doors, sql_bench.only_woken
+clients, only_woken = sql_bench.clients, sql_bench.only_woken
 
 ENCRYPTED = """
 SELECT s.ssl FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) WHERE a.application_name = %s"""
@@ -24,17 +24,19 @@ def server(servers: Servers) -> PostgresServer:
 
 @pytest.mark.usefixtures("only_woken")
 @pytest.mark.parametrize("mode", MODES)
-def test_all_goes_over_tls(server: PostgresServer, doors: Doors, namespace: str, mode: str) -> None:
-    """Two doors hand a lock to and fro. From the second time on both have listened before, and
+def test_all_goes_over_tls(
+    server: PostgresServer, clients: Clients, namespace: str, mode: str
+) -> None:
+    """Two clients hand a lock to and fro. From the second time on both have listened before, and
     nothing but the wake-up ends a wait. No connection of theirs is in the clear."""
     url = f"{server.url}&mode={mode}&application_name={namespace}"
 
     async def body() -> None:
-        ours, theirs = doors.open(url, ttl=LONG), doors.open(url, ttl=LONG)
+        ours, theirs = clients.open(url, ttl=LONG), clients.open(url, ttl=LONG)
         lease = await ours.lock("name").acquire()
         assert lease is not None
-        for door in (theirs, ours, theirs, ours):
-            lease = await hand_over(lease, door.lock("name"), theirs)
+        for client in (theirs, ours, theirs, ours):
+            lease = await hand_over(lease, client.lock("name"), theirs)
         with psycopg.connect(server.url) as admin:
             encrypted = [row[0] for row in admin.execute(ENCRYPTED, (namespace,))]
         assert len(encrypted) >= 2
@@ -42,17 +44,19 @@ def test_all_goes_over_tls(server: PostgresServer, doors: Doors, namespace: str,
         assert {finding.detail for finding in await ours.check()} >= {"TLS"}
         assert await lease.release() is True
 
-    doors.run(body)
+    clients.run(body)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_unknown_certificate_is_refused(server: PostgresServer, doors: Doors, mode: str) -> None:
+def test_an_unknown_certificate_is_refused(
+    server: PostgresServer, clients: Clients, mode: str
+) -> None:
     """sslmode and the rest of libpq's options are handed on."""
     distrustful = f"{server.url.split('?')[0]}?sslmode=verify-full&sslrootcert=system&mode={mode}"
 
     async def body() -> None:
-        stranger = doors.open(distrustful, timeout=None, patience=0.2)
+        stranger = clients.open(distrustful, timeout=None, patience=0.2)
         with pytest.raises(BackendUnavailable, match=r"(?i)certificate|SSL"):
             await stranger.lock("name").acquire()
 
-    doors.run(body)
+    clients.run(body)

@@ -205,7 +205,7 @@ def test_its_key_is_the_documented_one(ours: Connection, namespace: str) -> None
 def test_idle_counters_are_purged_unless_somebody_has_one(
     server: PostgresServer, ours: Connection, theirs: Connection, namespace: str, mode: str
 ) -> None:
-    """A door drops what nobody used for a week, and never waits for a transaction."""
+    """A client drops what nobody used for a week, and never waits for a transaction."""
     token = take(ours, namespace).token
     age = "UPDATE holdfast.counter SET used = used - interval '8 days' WHERE namespace = %s"
     ours.execute(age, (namespace,))

@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.claim import Claim, Mode
-from holdfast.core.contract import HANDED_SECONDS, Settings
+from holdfast.core.contract import DIRECT_GRANT_SECONDS, Settings
 from holdfast.io.clock import now
 from holdfast.stores.postgres.shared import ring
 from holdfast.testing import Flavour
@@ -48,15 +48,15 @@ def test_a_release_grants_with_the_wake_up(
             brought = await theirs.wait(claim, busy, now() + SECONDS)
             assert brought is not None
             assert brought.token > grant.token
-            assert brought.seconds == HANDED_SECONDS
+            assert brought.seconds == DIRECT_GRANT_SECONDS
             standing = await giver.look(name)
             assert [holder.token for holder in standing.holders] == [brought.token]
-            assert standing.holders[0].remaining <= HANDED_SECONDS
+            assert standing.holders[0].remaining <= DIRECT_GRANT_SECONDS
             assert not standing.waiters
             assert (await theirs.take(claim)).token == brought.token
             (holder,) = (await giver.look(name)).holders
             assert holder.token == brought.token
-            assert holder.remaining > HANDED_SECONDS
+            assert holder.remaining > DIRECT_GRANT_SECONDS
             assert await theirs.release(brought)
 
         await in_grace(hand_over)
@@ -92,7 +92,7 @@ def test_a_line_is_handed_down(server: PostgresServer, flavour: Flavour) -> None
 
 @blocking_and_asyncio
 def test_a_turn_is_renewed_and_ended_as_any_hold(server: PostgresServer, flavour: Flavour) -> None:
-    """By the keeper, by its owner's release, and by the undoing of its claim."""
+    """By the renewer, by its owner's release, and by the undoing of its claim."""
 
     async def body(bench: Bench) -> None:
         async def keep(name: str) -> None:
@@ -104,7 +104,7 @@ def test_a_turn_is_renewed_and_ended_as_any_hold(server: PostgresServer, flavour
             assert brought is not None
             assert not (await theirs.renew([brought])).lost
             (holder,) = (await giver.look(name)).holders
-            assert holder.remaining > HANDED_SECONDS
+            assert holder.remaining > DIRECT_GRANT_SECONDS
             next_one = bench.claim(name)
             busy = await stand(giver, next_one)
             assert await theirs.release(brought)
@@ -164,7 +164,7 @@ def test_who_does_not_hear_of_its_turn_finds_it(
                 taken = await theirs.get(claim)
                 (holder,) = (await giver.look(name)).holders
                 assert (holder.token, taken.claim) == (taken.token, claim)
-                assert holder.remaining > HANDED_SECONDS
+                assert holder.remaining > DIRECT_GRANT_SECONDS
             finally:
                 await theirs.close()
 
@@ -307,7 +307,7 @@ def test_a_waiter_that_ends_with_its_grant_is_passed_over(
 def test_a_turn_lasts_as_long_as_any_hold(
     server: PostgresServer, admin: Admin, namespace: str, renew: bool
 ) -> None:
-    """The keeper renews it at once; where nothing is renewed, its waiter asks for the ttl."""
+    """The renewer renews it at once; where nothing is renewed, its waiter asks for the ttl."""
     with (
         holdfast.connect(server.url, namespace=namespace) as ours,
         holdfast.connect(server.url, namespace=namespace) as theirs,
@@ -328,7 +328,7 @@ def test_a_turn_lasts_as_long_as_any_hold(
             worker.start()
             wait_until("the waiter", lambda: len(bells(admin, namespace)) == 1)
         assert held.wait(SECONDS)
-        wait_until("the renewal", lambda: left() > 2 * HANDED_SECONDS)
+        wait_until("the renewal", lambda: left() > 2 * DIRECT_GRANT_SECONDS)
         done.set()
         worker.join()
 
@@ -342,7 +342,7 @@ def test_rings_are_no_owners(server: PostgresServer, admin: Admin, namespace: st
         claim = bench.claim()
         await stand(theirs, claim)
         assert [key for _, key in bells(admin, bench.namespace)] == [
-            f"{ring(claim.owner).decode()} {HANDED_SECONDS:.6f}"
+            f"{ring(claim.owner).decode()} {DIRECT_GRANT_SECONDS:.6f}"
         ]
         assert claim.owner not in str(bells(admin, bench.namespace))
 

@@ -324,8 +324,8 @@ def test_old_counters_are_purged_unless_held(
     assert one(admin, names, namespace) == ["held"]
 
 
-def test_the_loop_is_never_blocked_by_the_keeper(url: str, namespace: str) -> None:
-    """A session that the keeper uses is waited for beside the loop, not on it."""
+def test_the_loop_is_never_blocked_by_the_renewer(url: str, namespace: str) -> None:
+    """A session that the renewer uses is waited for beside the loop, not on it."""
 
     async def body() -> None:
         store = open_store(url, Settings(namespace=namespace))

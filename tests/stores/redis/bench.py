@@ -16,8 +16,8 @@ from holdfast.stores.redis.connection import key_slot
 from holdfast.stores.redis.wakeups import BlockingBell
 from holdfast.stores.redis.wakeups_aio import AsyncBell
 from holdfast.testing import Flavour, Harness
+from holdfast.testing.clients import open_client
 from holdfast.testing.contract import Bench, Peer
-from holdfast.testing.doors import open_door
 from holdfast.testing.workers import Workers
 from holdfast.url import open_store
 from servers.redis import RedisServer
@@ -29,9 +29,9 @@ __all__ = [
     "blocking_and_asyncio",
     "channels",
     "client_peer",
+    "clients",
     "connections",
     "cut_off",
-    "doors",
     "keys",
     "listening",
     "over",
@@ -78,18 +78,18 @@ def over(
 
 
 @asynccontextmanager
-async def doors(
+async def clients(
     url: str, flavour: Flavour, count: int = 1, **options: Any
 ) -> AsyncIterator[list[Any]]:
-    """Doors to one store, with the words of the asyncio ones; closed at the end."""
+    """Clients to one store, with the words of the asyncio ones; closed at the end."""
     workers = Workers()
-    opened = [open_door(url, flavour, workers.run, **options) for _ in range(count)]
+    opened = [open_client(url, flavour, workers.run, **options) for _ in range(count)]
     try:
         async with asyncio.timeout(2 * LONGEST_SECONDS):
             yield opened
     finally:
-        for door in opened:
-            await door.close()
+        for locks in opened:
+            await locks.close()
         workers.close()
 
 
@@ -131,7 +131,7 @@ def somebody_rests(server: RedisServer) -> bool:
 
 
 def channels(server: RedisServer, namespace: str) -> list[str]:
-    """Where somebody listens: one per door, and with Redlock one per name that is waited for."""
+    """Where somebody listens: one per client, and with Redlock one per name that is waited for."""
     found = server.ask("PUBSUB", "CHANNELS", f"{namespace}*:wake:*")
     assert isinstance(found, list)
     return [str(channel) for channel in found]
@@ -205,7 +205,7 @@ class Slot:
 
 
 def swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Doors of this process subscribe, and hear nothing that is published."""
+    """Clients of this process subscribe, and hear nothing that is published."""
 
     def read_nothing(bell: BlockingBell) -> list[str]:
         bell._link.messages()

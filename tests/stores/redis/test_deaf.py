@@ -80,7 +80,7 @@ def test_a_deaf_waiter_finds_out(store: Store) -> None:
 
 
 def test_a_deaf_waiter_finds_out_async(store: Store) -> None:
-    """The same through the asyncio door."""
+    """The same through the asyncio client."""
 
     async def main() -> None:
         async with (
@@ -114,12 +114,12 @@ def test_a_new_subscription_leaves_nobody_behind(servers: Servers, late: bool) -
         claim = bench.claim()
         await peer.wait(claim, await peer.queue(claim), now())  # begins to listen
         busy = await peer.queue(claim)
-        doorbell = wakeups._doorbell
-        wait = doorbell.wait
+        hub = wakeups._hub
+        wait = hub.wait
 
         def replace() -> None:
             if late:
-                wait_until("the waiter", lambda: bool(doorbell._waiting))
+                wait_until("the waiter", lambda: bool(hub._waiting))
             run_now(wakeups._subscribe(now() + 30, subscribe))
 
         def interfere(*words: Any) -> Any:
@@ -130,7 +130,7 @@ def test_a_new_subscription_leaves_nobody_behind(servers: Servers, late: bool) -
                 thread.join()
             return wait(*words)
 
-        doorbell.wait = interfere
+        hub.wait = interfere
         async with asyncio.timeout(30):
             assert await peer.wait(claim, busy, now() + 60) is None
 

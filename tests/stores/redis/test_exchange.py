@@ -1,4 +1,5 @@
-"""A hand-over inside a door, and a grant that is asked for again: nobody gets what another has."""
+"""A hand-over inside a client, and a grant that is asked for again: nobody gets what another
+has."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from holdfast.testing.contract import Bench
 from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.registry import Servers
-from stores.doors import through
+from stores.clients import through
 from stores.redis.bench import blocking_and_asyncio, over, until
 
 SECONDS = 30.0
@@ -86,16 +87,16 @@ def test_replicas_that_were_late_leave_an_heir_to_itself(
 
 @pytest.mark.usefixtures("no_recheck")
 @blocking_and_asyncio
-def test_a_door_with_replicas_hands_over(replica: RedisServer, flavour: Flavour) -> None:
+def test_a_client_with_replicas_hands_over(replica: RedisServer, flavour: Flavour) -> None:
     """The release of one wakes the next: nobody has to look by itself."""
 
-    async def body(door: Any) -> None:
+    async def body(client: Any) -> None:
         tokens: list[int] = []
 
         async def one() -> None:
-            async with door.lock("name", timeout=SECONDS) as lease:
+            async with client.lock("name", timeout=SECONDS) as lease:
                 tokens.append(lease.token)
-                await until(lambda: len(tokens) == 4 or len(door._door.lines.all()) > 0)
+                await until(lambda: len(tokens) == 4 or len(client._engine.lines.all()) > 0)
 
         await asyncio.gather(*(one() for _ in range(4)))
         assert tokens == sorted(set(tokens))

@@ -24,8 +24,8 @@ from servers.redis import RedisServer
 from servers.redis_sentinel import SentinelTrio
 from stores.redis.bench import (
     blocking_and_asyncio,
+    clients,
     cut_off,
-    doors,
     listening,
     replicated,
     swallow_messages,
@@ -92,7 +92,7 @@ def test_a_turn_that_is_not_confirmed(
 
     async def main() -> None:
         options = {"namespace": namespace, "ttl": TTL}
-        async with doors(trio.url, flavour, 3, **options) as (ours, theirs, third):
+        async with clients(trio.url, flavour, 3, **options) as (ours, theirs, third):
             turn, before = await _turn(trio, namespace, ours, theirs, kept)
             if kept:
                 await _knows(trio, namespace, turn.token)
@@ -115,8 +115,8 @@ def test_a_turn_that_is_not_confirmed(
     asyncio.run(main())
 
 
-async def _enter(door: Any) -> tuple[Any, float]:
-    lease = await door.lock("name", timeout=SECONDS).acquire()
+async def _enter(client: Any) -> tuple[Any, float]:
+    lease = await client.lock("name", timeout=SECONDS).acquire()
     assert lease is not None, "it was never let in"
     return lease, now()
 
@@ -181,11 +181,11 @@ def test_a_wake_up_that_never_comes(
     swallow_messages(monkeypatch)
 
     async def main() -> None:
-        async with doors(trio.url, flavour, 3, namespace=namespace, ttl=TTL) as (ours, *others):
+        async with clients(trio.url, flavour, 3, namespace=namespace, ttl=TTL) as (ours, *others):
             held = await ours.lock("name").acquire()
             coming = []
-            for number, door in enumerate(others, 1):
-                coming.append(asyncio.create_task(_enter(door)))
+            for number, client in enumerate(others, 1):
+                coming.append(asyncio.create_task(_enter(client)))
                 await until(lambda number=number: listening(trio.master, namespace) == number)  # type: ignore[misc]
             await _replicate_or_not(trio, kept)
             assert await held.release() is True

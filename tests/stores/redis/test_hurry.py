@@ -120,7 +120,7 @@ def test_signals_do_not_stretch_a_request(store: Store) -> None:
 
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_hanging_store_is_given_up_with_the_timeout_async(store: Store, warm: bool) -> None:
-    """The same through the asyncio door."""
+    """The same through the asyncio client."""
 
     async def main() -> float:
         async with holdfast.connect_async(store.url) as locks:

@@ -28,7 +28,7 @@ from holdfast.url import open_store
 from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.registry import Servers
-from stores.redis.bench import Slot, blocking_and_asyncio, doors, over, until
+from stores.redis.bench import Slot, blocking_and_asyncio, clients, over, until
 
 INTEROP = "?interop=redis-py"
 SECONDS = 60.0
@@ -107,7 +107,8 @@ def test_a_hold_that_redis_py_took_over_is_lost(servers: Servers, flavour: Flavo
 
 @blocking_and_asyncio
 def test_from_redis_py_to_native_without_a_gap(servers: Servers, flavour: Flavour) -> None:
-    """Doors with and without interop see each other's holds, so a fleet can move door by door."""
+    """Clients with and without interop see each other's holds, so a fleet can move client by
+    client."""
     server = servers.of(RedisServer)
 
     async def body(bench: Bench) -> None:
@@ -128,14 +129,15 @@ def test_from_redis_py_to_native_without_a_gap(servers: Servers, flavour: Flavou
 
 
 class Crowd:
-    """Processes that contend for one name: two of each door, three with redis-py's Lock."""
+    """Processes that contend for one name: two of each client, three with redis-py's Lock."""
 
     ENOUGH = 10
-    """So often a hold of either door is followed by one of redis-py's, and the other way round."""
+    """So often a hold of either client is followed by one of redis-py's, and the other way
+    round."""
 
     def __init__(self, server: RedisServer, name: str, folder: Path) -> None:
         self.name, self.path, self._enough = name, folder / "history", folder / "enough"
-        self.doors = {
+        self.clients = {
             process.name: (process, str(flavour))
             for flavour in list(Flavour) * 2
             for process in [Process(server.url + INTEROP, flavour, ttl=30)]
@@ -150,7 +152,7 @@ class Crowd:
         while min(self.meetings().values()) < self.ENOUGH:
             assert now() < ends, f"they hardly met: {self.meetings()}"
             words = {"name": self.name, "seconds": 1.0, "hold": 0.001, "history": str(self.path)}
-            asked = (p.ask("contend", process=p.name, **words) for p, _ in self.doors.values())
+            asked = (p.ask("contend", process=p.name, **words) for p, _ in self.clients.values())
             await asyncio.gather(*asked)
         self._enough.touch()
         assert [process.wait(SECONDS) for process in self.old] == [0, 0, 0]
@@ -159,13 +161,13 @@ class Crowd:
     def meetings(self) -> Counter[tuple[str, str]]:
         """How often one kind came after another."""
         holds = read_holds(self.path) if self.path.exists() else []
-        kinds = [self.doors[h.process][1] if h.process in self.doors else "old" for h in holds]
+        kinds = [self.clients[h.process][1] if h.process in self.clients else "old" for h in holds]
         found = Counter({(a, b): 0 for kind in Flavour for a, b in (("old", kind), (kind, "old"))})
         found.update(pair for pair in pairwise(kinds) if pair in found)
         return found
 
     def close(self) -> None:
-        for process, _ in self.doors.values():
+        for process, _ in self.clients.values():
             process.close()
         for old in self.old:
             old.kill()
@@ -176,11 +178,11 @@ class Crowd:
 def test_no_overlap_between_processes_with_redis_py_and_holdfast(
     servers: Servers, tmp_path: Path
 ) -> None:
-    """Each notes when it holds, on one clock; both doors and redis-py's Lock in turn."""
+    """Each notes when it holds, on one clock; both clients and redis-py's Lock in turn."""
     with closing(Crowd(servers.of(RedisServer), _name(), tmp_path)) as crowd:
         holds = asyncio.run(crowd.contend())
     assert faults(holds) == []
-    assert len({hold.process for hold in holds}) == len(crowd.doors) + len(crowd.old)
+    assert len({hold.process for hold in holds}) == len(crowd.clients) + len(crowd.old)
 
 
 def test_interop_says_what_it_cannot_promise() -> None:
@@ -221,7 +223,7 @@ def test_a_shared_name_moves_in_two_pieces(
 
     async def main() -> None:
         options = {"namespace": namespace, "ttl": 60, "timeout": SECONDS}
-        async with doors(cluster.url + INTEROP, flavour, 2, **options) as (ours, theirs):
+        async with clients(cluster.url + INTEROP, flavour, 2, **options) as (ours, theirs):
             lease = await ours.lock(name).acquire()
             slot = Slot(cluster, name)
             slot.begin()

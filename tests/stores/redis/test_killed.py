@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
 
 
 class Store(NamedTuple):
-    """A URL, and the servers behind it that doors ask."""
+    """A URL, and the servers behind it that clients ask."""
 
     url: str
     nodes: Sequence[RedisServer]
@@ -78,7 +78,7 @@ STORES: dict[str, Callable[[Servers], Store]] = {
 @pytest.mark.parametrize("kind", STORES)
 @blocking_and_asyncio
 def test_killed_connections_cost_no_hold(servers: Servers, kind: str, flavour: Flavour) -> None:
-    """One door holds and another waits: the hold goes on, and so does the wait, which only a
+    """One client holds and another waits: the hold goes on, and so does the wait, which only a
     wake-up can end."""
     store = STORES[kind](servers)
 

@@ -28,7 +28,7 @@ from holdfast.testing.contract import Bench, Peer
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer
 from servers.redis_sentinel import SentinelTrio
-from stores.redis.bench import blocking_and_asyncio, cut_off, doors, over, replicated, until
+from stores.redis.bench import blocking_and_asyncio, clients, cut_off, over, replicated, until
 
 PROTECTED = "?loss_protection=on&max_ttl=3"
 SECONDS = 60.0
@@ -189,7 +189,7 @@ def test_an_earlier_version_beside_this_one_costs_no_votes(flavour: Flavour) -> 
 def _mark_as_new(url: str, namespace: str) -> None:
     """What an operator does with ``holdfast init``."""
     with holdfast.connect(url, namespace=namespace, ttl=3) as locks:
-        run_now(locks._door.backend.initialise())  # type: ignore[attr-defined]
+        run_now(locks._engine.backend.initialise())  # type: ignore[attr-defined]
 
 
 def _barred_until(server: RedisServer, namespace: str) -> str:
@@ -209,16 +209,16 @@ def test_the_error_and_the_log_say_why_and_until_when(
 
     async def main() -> None:
         url = f"{own_server.url}?loss_protection=on"
-        async with doors(url, flavour, namespace=namespace) as (door,):
+        async with clients(url, flavour, namespace=namespace) as (opened,):
             told = ""
             for name, timeout in (("at once", 0), ("name", 1), ("other", 0.1)):
                 with pytest.raises(LockTimeout) as caught:
-                    async with door.lock(name, timeout=timeout):
+                    async with opened.lock(name, timeout=timeout):
                         pass
                 told = f"grants nothing before {_barred_until(own_server, namespace)}: {WHY}"
                 assert told in str(caught.value)
             _mark_as_new(url, namespace)
-            async with door.lock("name", timeout=0):
+            async with opened.lock("name", timeout=0):
                 pass
         (line,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert line.startswith("waiting for 'name': redis://")
@@ -234,10 +234,10 @@ def test_a_majority_says_why_and_until_when(
     """As one server does."""
 
     async def main() -> None:
-        async with doors(f"redlock://{nodes.hosts}", flavour) as (door,):
-            assert await door.lock("at once", timeout=0).acquire() is None
+        async with clients(f"redlock://{nodes.hosts}", flavour) as (opened,):
+            assert await opened.lock("at once", timeout=0).acquire() is None
             with pytest.raises(LockTimeout) as caught:
-                async with door.lock("name", timeout=1):
+                async with opened.lock("name", timeout=1):
                     pass
         told = r"\d of 3 nodes of redlock://\S+ grant nothing before \d\d:\d\d:\d\d UTC: they were"
         assert re.search(told, str(caught.value))
@@ -283,20 +283,20 @@ async def _asked(peer: Peer, claim: Claim) -> Grant | Busy:
 
 @blocking_and_asyncio
 def test_larger_ttls_are_refused(own_server: RedisServer, namespace: str, flavour: Flavour) -> None:
-    """As a door's own, as a lock's, and for a hold that is there already."""
+    """As a client's own, as a lock's, and for a hold that is there already."""
     url = own_server.url + PROTECTED
     _mark_as_new(url, namespace)
 
     async def main() -> None:
-        async with doors(url, flavour, namespace=namespace, ttl=3) as (door,):
-            lease = await door.lock("name").acquire()
+        async with clients(url, flavour, namespace=namespace, ttl=3) as (opened,):
+            lease = await opened.lock("name").acquire()
             with pytest.raises(ValueError, match=r"ttl=3\.5: redis://.* and 3 s at most"):
-                door.lock("other", ttl=3.5)
+                opened.lock("other", ttl=3.5)
             with pytest.raises(ValueError, match=r"ttl=3\.5: redis://.* and 3 s at most"):
                 await lease.extend(3.5)
             assert await lease.release() is True
         with pytest.raises(ValueError, match=r"ttl=30: redis://.* and 3 s at most"):
-            async with doors(url, flavour):
+            async with clients(url, flavour):
                 pass
 
     asyncio.run(main())
@@ -326,8 +326,8 @@ def test_a_replica_is_promoted_without_the_lock(
 
     async def main(master: RedisServer, replica: RedisServer) -> None:
         async with (
-            doors(master.url + suffix, flavour, **options) as (old,),
-            doors(replica.url + suffix, flavour, **options) as (new,),
+            clients(master.url + suffix, flavour, **options) as (old,),
+            clients(replica.url + suffix, flavour, **options) as (new,),
         ):
             await replicated(master)
             replica.ask("REPLICAOF", "127.0.0.1", "1")  # it no longer hears of anything
@@ -361,7 +361,7 @@ def test_sentinel_promotes_a_replica_without_the_lock(flavour: Flavour, namespac
         url = f"{trio.url}?loss_protection=on&max_ttl=120"
         _mark_as_new(url, namespace)
         options = {"namespace": namespace, "ttl": 120}
-        async with doors(url, flavour, 2, **options) as (ours, theirs):
+        async with clients(url, flavour, 2, **options) as (ours, theirs):
             await replicated(trio.master)
             cut_off(trio.master)
             lease = await ours.lock("name").acquire()

@@ -1,4 +1,4 @@
-"""Many waiters and many holds of one door, counted at the server: few requests, one batch."""
+"""Many waiters and many holds of one client, counted at the server: few requests, one batch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from servers.proxy import Proxy
 from servers.redis import RedisServer
 from stores.redis.bench import (
     blocking_and_asyncio,
+    clients,
     connections,
-    doors,
     scripts_run,
     somebody_rests,
     until,
@@ -59,17 +59,17 @@ def test_a_thousand_tasks_take_few_requests_and_connections(server: RedisServer)
     assert most[0] <= 6
 
 
-def _renew_all(door: Any) -> None:
-    """Lets the keeper renew everything now, as if a third of the ttl had passed."""
-    keep = door._keeper.keep
-    for hold in keep.holds.values():
+def _renew_all(client: Any) -> None:
+    """Lets the renewer renew everything now, as if a third of the ttl had passed."""
+    renewer = client._renewer_thread.renewer
+    for hold in renewer.holds.values():
         hold.renew_at = 0.0
-    keep.plan(0.0)
+    renewer.plan(0.0)
 
 
-def _renewed(door: Any) -> bool:
+def _renewed(client: Any) -> bool:
     """Whether it has, and every answer is there."""
-    return all(hold.renew_at > 0.0 for hold in door._keeper.keep.holds.values())
+    return all(hold.renew_at > 0.0 for hold in client._renewer_thread.renewer.holds.values())
 
 
 @blocking_and_asyncio
@@ -79,23 +79,23 @@ def test_a_thousand_holds_are_renewed_in_one_batch(server: RedisServer, flavour:
     before = set(threading.enumerate())
 
     async def main(proxy: Proxy) -> None:
-        async with doors(proxy.url, flavour, ttl=600) as (door,):
-            leases = [await door.lock(f"name:{number}").acquire() for number in range(MANY)]
+        async with clients(proxy.url, flavour, ttl=600) as (client,):
+            leases = [await client.lock(f"name:{number}").acquire() for number in range(MANY)]
             threads = {thread.name for thread in set(threading.enumerate()) - before}
             ours = {name for name in threads if name.startswith("holdfast")}
-            assert ours - {"holdfast-watcher"} == {"holdfast-keeper"}
-            _renew_all(door)  # from here on it is connected, and the server knows the script
-            await until(lambda: _renewed(door))
+            assert ours - {"holdfast-watcher"} == {"holdfast-renewer"}
+            _renew_all(client)  # from here on it is connected, and the server knows the script
+            await until(lambda: _renewed(client))
             asked = scripts_run(server)
             proxy.reset_counts()
             proxy.hold_replies()
             try:
-                _renew_all(door)
+                _renew_all(client)
                 await until(lambda: scripts_run(server) >= asked + MANY / 4)
-                assert not _renewed(door)
+                assert not _renewed(client)
             finally:
                 proxy.let_replies()
-            await until(lambda: _renewed(door))
+            await until(lambda: _renewed(client))
             assert (scripts_run(server) - asked, proxy.counts.connections) == (MANY, 0)
             assert all([await lease.release() for lease in leases])
 

@@ -264,7 +264,7 @@ def test_a_cluster_is_rearranged_during_a_hold_and_a_wait(
 @pytest.mark.faults
 @blocking_and_asyncio
 def test_a_node_of_a_cluster_is_gone_for_good(flavour: Flavour) -> None:
-    """Its replica takes its slots over; doors that knew the old owner find the new one."""
+    """Its replica takes its slots over; clients that knew the old owner find the new one."""
     with RedisCluster(replicas=1, timeout_ms=1000) as cluster:
 
         async def body(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Sentinel and Cluster over TLS and with passwords, through the doors."""
+"""Sentinel and Cluster over TLS and with passwords, through the clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import keep
+from holdfast.core import renewer
 from holdfast.errors import BackendUnavailable
 from holdfast.testing import Flavour
 from servers.redis import RedisServer
@@ -17,7 +17,7 @@ from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
 from servers.registry import Servers
 from servers.resp import RedisError
-from stores.redis.bench import blocking_and_asyncio, doors, listening, until
+from stores.redis.bench import blocking_and_asyncio, clients, listening, until
 
 PASSWORD, OF_SENTINELS = "p@ss/w:rd", "an&ther"
 TTL = 300.0
@@ -49,8 +49,8 @@ SLOW_SENTINEL = pytest.param(sentinel, marks=pytest.mark.faults)
 
 @pytest.fixture
 def only_woken(no_recheck: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does the keeper look after those who wait: that wakes them, too."""
-    monkeypatch.setattr(keep, "REFRESH_SECONDS", TTL)
+    """Nor does the renewer look after those who wait: that wakes them, too."""
+    monkeypatch.setattr(renewer, "REFRESH_SECONDS", TTL)
 
 
 @pytest.mark.usefixtures("only_woken")
@@ -62,7 +62,7 @@ def test_a_hold_and_a_wait_that_is_woken(
     store = store_of(servers)
 
     async def main() -> None:
-        async with doors(store.url, flavour, 2, namespace=namespace, ttl=TTL) as (ours, theirs):
+        async with clients(store.url, flavour, 2, namespace=namespace, ttl=TTL) as (ours, theirs):
             lease = await ours.lock("name").acquire()
             coming = asyncio.create_task(theirs.lock("name").acquire())
             await until(lambda: _somebody_listens(store, namespace))
@@ -98,9 +98,9 @@ def test_what_is_wrong_is_told_without_secrets(
     url = store_of(servers).url.replace(word, instead)
 
     async def main() -> None:
-        async with doors(url, flavour) as (door,):
+        async with clients(url, flavour) as (client,):
             with pytest.raises(BackendUnavailable, match=told) as caught:
-                await door.lock("name", timeout=0).acquire()
+                await client.lock("name", timeout=0).acquire()
         for secret in ("gu3ss", PASSWORD, OF_SENTINELS):
             assert secret not in str(caught.value)
 

@@ -22,7 +22,7 @@ from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
-from stores.doors import through
+from stores.clients import through
 from stores.redis.bench import (
     blocking_and_asyncio,
     over,
@@ -74,26 +74,26 @@ def _name_on(cluster: RedisCluster, index: int) -> str:
 @pytest.mark.faults
 @blocking_and_asyncio
 def test_a_node_that_hangs_costs_its_own_names_only(flavour: Flavour, asked: list[Address]) -> None:
-    """It is the first that a door would ask for the slots, too."""
+    """It is the first that a client would ask for the slots, too."""
 
-    async def body(door: Any) -> None:
+    async def body(client: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
         task.set_name(BODY)
         hung, near, far = (_name_on(cluster, index) for index in range(3))
-        its = await door.lock(hung).acquire()
-        other = await door.lock(near).acquire()
+        its = await client.lock(hung).acquire()
+        other = await client.lock(near).acquire()
         node = cluster.masters[0]
         node.pause()
         await until(lambda: bool(its.lost))
         assert other.held
         with pytest.raises(HoldfastError):
-            await door.lock(hung, timeout=1).acquire()
+            await client.lock(hung, timeout=1).acquire()
         asked.clear()
-        third = await door.lock(far, timeout=30).acquire()
+        third = await client.lock(far, timeout=30).acquire()
         assert not asked  # what is known of the others is as good as before
         with pytest.raises(HoldfastError):
-            await door.lock(hung, timeout=1).acquire()
+            await client.lock(hung, timeout=1).acquire()
         assert asked
         assert asked[0] != Address(node.host, node.port)
         node.resume()
@@ -109,13 +109,13 @@ def test_a_node_that_hangs_costs_its_own_names_only(flavour: Flavour, asked: lis
 def test_replicas_are_waited_for_where_the_slot_is_now(flavour: Flavour) -> None:
     """Its master is gone for good, and a replica has taken over."""
 
-    async def body(door: Any) -> None:
-        before = await door.lock("name", timeout=30).acquire()
+    async def body(client: Any) -> None:
+        before = await client.lock("name", timeout=30).acquire()
         old, new, _ = cluster.nodes
         await replicated(old)
         old.kill()
         new.ask("CLUSTER", "FAILOVER", "TAKEOVER")
-        async with door.lock("other", timeout=30) as lease:
+        async with client.lock("other", timeout=30) as lease:
             assert lease.held
         await before.release()
 
@@ -141,16 +141,16 @@ def test_a_sentinel_that_hangs_leaves_time_for_the_others(
     """And is not asked first any more."""
     url, proxies = sentinels
 
-    async def body(door: Any) -> None:
+    async def body(client: Any) -> None:
         hung, *others = proxies
         hung.stall()
         for proxy in others:
             proxy.delay(0.02)
-        async with door.lock("name", timeout=4):
+        async with client.lock("name", timeout=4):
             pass
         before = hung.counts.connections
-        door._door.backend._requests.route.refused()
-        async with door.lock("name", timeout=4):
+        client._engine.backend._requests.route.refused()
+        async with client.lock("name", timeout=4):
             pass
         assert hung.counts.connections == before
 

@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.claim import Busy, Claim, Grant
-from holdfast.core.contract import HANDED_SECONDS, Settings
+from holdfast.core.contract import DIRECT_GRANT_SECONDS, Settings
 from holdfast.io.clock import now
 from holdfast.stores.redis.backend import _bell_key
 from holdfast.testing import Flavour
@@ -28,7 +28,7 @@ def server(servers: Servers) -> RedisServer:
 
 
 async def _one_holds_one_waits(bench: Bench) -> tuple[Peer, Grant, Peer, Claim, Busy]:
-    """Each in a door of its own."""
+    """Each in a client of its own."""
     ours, theirs = bench.peer(), bench.peer()
     grant = await ours.take(bench.claim())
     claim = bench.claim()
@@ -53,7 +53,7 @@ def test_a_hand_over_is_one_request(server: RedisServer, flavour: Flavour) -> No
         assert scripts_run(server) - before == 1
         assert brought is not None
         assert brought.token > grant.token
-        assert brought.seconds == HANDED_SECONDS
+        assert brought.seconds == DIRECT_GRANT_SECONDS
         standing = await ours.look("name")
         assert [holder.token for holder in standing.holders] == [brought.token]
         assert not standing.waiters
@@ -148,7 +148,7 @@ def test_who_does_not_come_for_its_turn_misses_it(server: RedisServer, flavour: 
 def test_nobody_is_granted_whose_own_options_forbid_it(
     server: RedisServer, flavour: Flavour, option: str
 ) -> None:
-    """Such a waiter has more to do for a grant than the release of a plain door does."""
+    """Such a waiter has more to do for a grant than the release of a plain client does."""
 
     async def body(bench: Bench) -> None:
         ours = bench.peer()
@@ -174,7 +174,7 @@ def _left(locks: holdfast.Locks) -> float:
 
 @pytest.mark.parametrize("renew", [True, False])
 def test_a_turn_lasts_as_long_as_any_hold(server: RedisServer, namespace: str, renew: bool) -> None:
-    """The keeper renews it at once; where nothing is renewed, its waiter asks for the ttl."""
+    """The renewer renews it at once; where nothing is renewed, its waiter asks for the ttl."""
     with (
         holdfast.connect(server.url, namespace=namespace) as ours,
         holdfast.connect(server.url, namespace=namespace) as theirs,
@@ -192,7 +192,7 @@ def test_a_turn_lasts_as_long_as_any_hold(server: RedisServer, namespace: str, r
             worker.start()
             wait_until("the waiter", lambda: listening(server, namespace) == 1)
         assert held.wait(SECONDS)
-        wait_until("the renewal", lambda: _left(ours) > 2 * HANDED_SECONDS)
+        wait_until("the renewal", lambda: _left(ours) > 2 * DIRECT_GRANT_SECONDS)
         done.set()
         worker.join()
         assert not worker.is_alive()

@@ -156,7 +156,7 @@ def test_a_silent_server_is_given_up_in_time(server: RedisServer, flavour: Flavo
             with pytest.raises(BackendUnavailable, match="did not answer"):
                 await peer.attempt(bench.claim("other"))
             patient = bench.peer(proxied=True, request=30.0)
-            backend = (patient if flavour is Flavour.BLOCKING else patient.keeper).backend
+            backend = (patient if flavour is Flavour.BLOCKING else patient.renewer).backend
             with pytest.raises(BackendUnavailable):
                 await bench.workers.run(lambda: run_now(_hurried(backend, grant)))
             proxy.resume()

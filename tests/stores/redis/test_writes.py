@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.core.contract import HANDED_SECONDS
+from holdfast.core.contract import DIRECT_GRANT_SECONDS
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
@@ -210,7 +210,7 @@ def test_a_handed_hold_lasts_no_longer_than_a_waiter_is_believed(
         server.ask("HSET", key, field, " ".join(entry))
         assert await ours.release(grant)
         (holder,) = (await ours.look("name")).holders
-        assert holder.remaining <= HANDED_SECONDS
+        assert holder.remaining <= DIRECT_GRANT_SECONDS
 
     over(server.url, flavour, body)
 
@@ -220,7 +220,7 @@ def test_a_handed_hold_lasts_no_longer_than_a_waiter_is_believed(
 def test_a_waiter_that_was_not_refreshed_is_skipped(
     server: RedisServer, flavour: Flavour, mode: Mode
 ) -> None:
-    """It listens still, but its keeper said nothing for too long: the next one has the turn."""
+    """It listens still, but its renewer said nothing for too long: the next one has the turn."""
 
     async def body(bench: Bench) -> None:
         ours, stale, theirs = bench.peer(), bench.peer(), bench.peer()
@@ -234,7 +234,7 @@ def test_a_waiter_that_was_not_refreshed_is_skipped(
         server.ask("HSET", key, field, " ".join(entry))
         assert await ours.release(grant)
         assert server.ask("HEXISTS", key, field) == 0, "it no longer stands in line"
-        await theirs.wait(second, busy, now() + HANDED_SECONDS / 2)
+        await theirs.wait(second, busy, now() + DIRECT_GRANT_SECONDS / 2)
         assert isinstance(await theirs.take(second), Grant)
 
     over(server.url, flavour, body)

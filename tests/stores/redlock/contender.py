@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 from holdfast.testing import Flavour
-from holdfast.testing.doors import open_door, run_here
+from holdfast.testing.clients import open_client, run_here
 
 
 async def main(url: str, path: str, enough: str, flavour: str) -> None:
-    async with open_door(url, Flavour(flavour), run_here, ttl=10) as door:
+    async with open_client(url, Flavour(flavour), run_here, ttl=10) as client:
         while not _exists(enough):
-            async with door.lock("name", timeout=60) as lease:
+            async with client.lock("name", timeout=60) as lease:
                 _write(path, lease.token)
 
 

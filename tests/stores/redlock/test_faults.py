@@ -17,7 +17,7 @@ from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
 from servers.process import wait_until
 from servers.redis import RedisServer
-from stores.doors import through
+from stores.clients import through
 from stores.redis.bench import blocking_and_asyncio, until
 from stores.redlock import bench as redlock_bench
 from stores.redlock.bench import KEY, Nodes, held_by
@@ -59,15 +59,15 @@ def test_a_stopped_node_is_left_out_and_comes_back(five: Nodes, flavour: Flavour
     """Once it is known to hang nothing is sent there; afterwards it votes again."""
     stopped = five.nodes[0]
 
-    async def body(door: Any) -> None:
-        async with door.lock("name"):
+    async def body(client: Any) -> None:
+        async with client.lock("name"):
             pass
-        node = door._door.store.fleet.nodes[0]
+        node = client._engine.store.fleet.nodes[0]
         stopped.pause()
-        await _hold_until(door, lambda: bool(node.down))
+        await _hold_until(client, lambda: bool(node.down))
         stopped.resume()
-        await _hold_until(door, lambda: not node.down)
-        async with door.lock("name"):
+        await _hold_until(client, lambda: not node.down)
+        async with client.lock("name"):
             await until(lambda: held_by(stopped))
 
     through(flavour, body, five.url, ttl=TTL)
@@ -95,7 +95,7 @@ def test_a_node_comes_back_although_its_reviver_was_interrupted(
     with holdfast.connect(five.url, ttl=TTL) as locks:
         with locks.lock("name"):
             pass
-        node = locks._door.store.fleet.nodes[0]  # type: ignore[attr-defined]
+        node = locks._engine.store.fleet.nodes[0]  # type: ignore[attr-defined]
         stopped.pause()
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", torn)
@@ -105,11 +105,11 @@ def test_a_node_comes_back_although_its_reviver_was_interrupted(
         hold_until(locks, lambda: not node.down)
 
 
-async def _hold_until(door: Any, condition: Callable[[], bool]) -> None:
+async def _hold_until(client: Any, condition: Callable[[], bool]) -> None:
     """Takes the name and gives it back, over and over: it is bounded by the test's own time."""
     over = False
     while not over:
-        async with door.lock("name", timeout=10):
+        async with client.lock("name", timeout=10):
             over = condition()
 
 
@@ -118,8 +118,8 @@ def test_a_renewal_heals_a_wiped_node(five: Nodes, flavour: Flavour) -> None:
     """A node that forgot a hold gets it back; who was superseded does not."""
     wiped = five.nodes[0]
 
-    async def body(door: Any) -> None:
-        async with door.lock("name") as lease:
+    async def body(client: Any) -> None:
+        async with client.lock("name") as lease:
             wiped.wipe()
             while wiped.ask("HGET", KEY, "xt") != str(lease.token):
                 await _extended(lease)

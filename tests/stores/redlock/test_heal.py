@@ -86,7 +86,7 @@ def test_what_was_released_is_not_brought_back(three: Nodes, flavour: Flavour, k
         renewal = await peer.renew([grant, *others])
         assert list(renewal.lost) == [grant.claim.owner]
         # The votes of the last node may still be on their way: another round is behind them.
-        await peer.keeper.run(peer.keeper.backend._ask(*_look(peer)))  # type: ignore[attr-defined]
+        await peer.renewer.run(peer.renewer.backend._ask(*_look(peer)))  # type: ignore[attr-defined]
         assert not any(_holds(node, bench, grant.claim) for node in three.nodes)
 
     over(three.url, flavour, body)

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.testing import Flavour
 from servers.process import wait_until
-from stores.doors import through
+from stores.clients import through
 from stores.redis.bench import blocking_and_asyncio, scripts_run, somebody_rests, until
 from stores.redlock import bench as redlock_bench
 from stores.redlock.bench import KEY, Nodes, held_by
@@ -24,10 +24,10 @@ def test_a_late_node_votes_although_it_is_not_waited_for(three: Nodes, flavour: 
     """Also the first time, when it has not run the script before."""
     late = three.nodes[2]
 
-    async def body(door: Any) -> None:
-        await door.inspect("other")  # opens the connections
+    async def body(client: Any) -> None:
+        await client.inspect("other")  # opens the connections
         three.proxies[2].hold_replies()
-        async with door.lock("name"):
+        async with client.lock("name"):
             await until(lambda: held_by(late))
         await until(lambda: not held_by(late))
         three.proxies[2].let_replies()
@@ -36,9 +36,9 @@ def test_a_late_node_votes_although_it_is_not_waited_for(three: Nodes, flavour: 
 
 
 LOCKS: dict[str, Callable[[Any], Any]] = {
-    "lock": lambda door: door.lock("name", renew=False),
-    "reader": lambda door: door.rwlock("name", renew=False).read(),
-    "slots": lambda door: door.semaphore("name", 3, permits=2, renew=False),
+    "lock": lambda client: client.lock("name", renew=False),
+    "reader": lambda client: client.rwlock("name", renew=False).read(),
+    "slots": lambda client: client.semaphore("name", 3, permits=2, renew=False),
 }
 
 
@@ -47,13 +47,13 @@ LOCKS: dict[str, Callable[[Any], Any]] = {
 def test_votes_that_it_never_had_lose_no_hold(five: Nodes, flavour: Flavour, kind: str) -> None:
     """Two of five never voted for it, one forgot it, one is gone: nobody else was let in."""
 
-    async def body(door: Any, others: Any) -> None:
-        await door.inspect("other")
+    async def body(client: Any, others: Any) -> None:
+        await client.inspect("other")
         for node in five.nodes:
             node.ask("SCRIPT", "FLUSH")
         for proxy in five.proxies[3:]:
             proxy.hold_replies()
-        lease = await LOCKS[kind](door).acquire()
+        lease = await LOCKS[kind](client).acquire()
         assert [node.ask("EXISTS", KEY) for node in five.nodes] == [1, 1, 1, 0, 0]
         for proxy in five.proxies[3:]:
             proxy.let_replies()
@@ -71,9 +71,9 @@ def test_votes_that_it_never_had_lose_no_hold(five: Nodes, flavour: Flavour, kin
 def test_a_hold_that_was_broken_is_told_as_lost(three: Nodes, flavour: Flavour) -> None:
     """Nodes that know that it is over say so, also those that never voted for it."""
 
-    async def body(door: Any) -> None:
-        lease = await door.lock("name").acquire()
-        await door.break_lock("name", reason="a test")
+    async def body(client: Any) -> None:
+        lease = await client.lock("name").acquire()
+        await client.break_lock("name", reason="a test")
         assert await lease.release() is False
 
     through(flavour, body, three.url, ttl=10)
@@ -103,22 +103,22 @@ def test_a_node_whose_own_vote_is_higher_is_not_raised(three: Nodes, flavour: Fl
     """A vote that was not heard of may be above the token that the others agree on: that node
     keeps it, and does not count for the lower one."""
 
-    async def body(door: Any) -> None:
-        async with door.lock("name") as first:
+    async def body(client: Any) -> None:
+        async with client.lock("name") as first:
             pass
         ahead = first.token + 3_600_000_000
         three.nodes[1].ask("HSET", KEY, "c", str(ahead))
         three.nodes[2].ask("HSET", KEY, "c", str(ahead + 7))
         before = scripts_run(three.nodes[2])
         three.proxies[2].hold_replies()
-        async with door.lock("name") as second:
+        async with client.lock("name") as second:
             assert second.token == ahead + 1
             # The vote, and the request to raise it.
             await until(lambda: scripts_run(three.nodes[2]) == before + 2)
             tokens = [node.ask("HGET", KEY, "xt") for node in three.nodes]
             assert tokens == [str(ahead + 1), str(ahead + 1), str(ahead + 8)]
         three.proxies[2].let_replies()
-        async with door.lock("name") as third:
+        async with client.lock("name") as third:
             assert third.token > second.token
 
     through(flavour, body, three.proxied_url, ttl=10)

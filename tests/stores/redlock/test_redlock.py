@@ -16,7 +16,7 @@ from holdfast.url import open_store
 from servers.ensemble import Ensemble
 from servers.proxy import Proxy
 from servers.redis import RedisServer
-from stores.doors import through
+from stores.clients import through
 from stores.redis.bench import blocking_and_asyncio, until
 from stores.redlock.bench import KEY, Nodes
 
@@ -77,10 +77,10 @@ def test_one_server_twice_is_refused(nodes: Ensemble[RedisServer], flavour: Flav
 def _refused(url: str, flavour: Flavour, reason: str) -> None:
     """Whoever asks is told, not only the first."""
 
-    async def body(door: Any) -> None:
+    async def body(client: Any) -> None:
         for _ in range(2):
             with pytest.raises(GuaranteeNotMet, match=reason):
-                await door.lock("name").acquire(timeout=SOON)
+                await client.lock("name").acquire(timeout=SOON)
 
     through(flavour, body, url)
 
@@ -90,12 +90,12 @@ def test_new_nodes_grant_nothing_at_first(nodes: Ensemble[RedisServer], flavour:
     """Until max_ttl is over, or an operator says that they are new."""
     url = f"redlock://{nodes.hosts}?max_ttl=30"
 
-    async def body(door: Any) -> None:
+    async def body(client: Any) -> None:
         with pytest.raises(LockTimeout, match="grant nothing before"):
-            async with door.lock("name", timeout=0):
+            async with client.lock("name", timeout=0):
                 pass
         mark_as_new(url)
-        async with door.lock("name", timeout=SOON) as lease:
+        async with client.lock("name", timeout=SOON) as lease:
             assert lease.held
 
     through(flavour, body, url, ttl=5)
@@ -105,8 +105,8 @@ def test_new_nodes_grant_nothing_at_first(nodes: Ensemble[RedisServer], flavour:
 def test_a_quarantine_ends(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
     """By itself, when nothing can be held any more that was held before."""
 
-    async def body(door: Any) -> None:
-        lease = await door.lock("name", timeout=SOON).acquire()
+    async def body(client: Any) -> None:
+        lease = await client.lock("name", timeout=SOON).acquire()
         assert lease is not None
         await lease.release()
 
@@ -120,8 +120,8 @@ def test_a_grant_is_one_request_to_each_node(
     """And so is a release, while the nodes agree."""
     mark_as_new(f"redlock://{nodes.hosts}")
 
-    async def body(door: Any) -> None:
-        lock = door.lock("name")
+    async def body(client: Any) -> None:
+        lock = client.lock("name")
         async with lock:
             pass
         async with lock:
@@ -151,15 +151,15 @@ def test_counters_that_differ_cost_a_second_round(
     """A node whose counter runs ahead: the others are raised to it, and tokens still grow."""
     mark_as_new(f"redlock://{nodes.hosts}")
 
-    async def body(door: Any) -> None:
-        async with door.lock("name") as first:
+    async def body(client: Any) -> None:
+        async with client.lock("name") as first:
             pass
         ahead = first.token + 3_600_000_000
         nodes.nodes[0].ask("HSET", KEY, "c", str(ahead))
         nodes.nodes[1].ask("HSET", KEY, "c", str(ahead + 7))
         tokens = [first.token]
         for _ in range(4):
-            async with door.lock("name") as lease:
+            async with client.lock("name") as lease:
                 tokens.append(lease.token)
         assert tokens == sorted(set(tokens))
         assert tokens[1] > ahead
@@ -172,14 +172,14 @@ def test_a_flushed_script_is_sent_again(nodes: Ensemble[RedisServer], flavour: F
     """SCRIPT FLUSH costs a round trip and nothing else."""
     mark_as_new(f"redlock://{nodes.hosts}")
 
-    async def body(door: Any) -> None:
-        first = await door.lock("name").acquire()
+    async def body(client: Any) -> None:
+        first = await client.lock("name").acquire()
         for node in nodes.nodes:
             node.ask("SCRIPT", "FLUSH")
         assert await first.release() is True
         for node in nodes.nodes:
             node.ask("SCRIPT", "FLUSH")
-        second = await door.lock("name").acquire(blocking=False)
+        second = await client.lock("name").acquire(blocking=False)
         assert second.token > first.token
         assert await second.release() is True
 

@@ -18,7 +18,7 @@ import pytest
 import holdfast
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
-from holdfast.core.keep import Keep
+from holdfast.core.renewer import Renewer
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.stores.sqlite.backend import SHORT_MICROSECONDS, SqliteBackend
@@ -104,14 +104,14 @@ def locked_by(path: Path, pid: int) -> bool:
 
 
 FORK = """
-with backend_of(path) as backend, backend_of(path) as keeper:
+with backend_of(path) as backend, backend_of(path) as renewer:
     asked, held = claim(), take(backend)
     try_to_take(backend, asked)
-    run_now(keeper.look("name"))
+    run_now(renewer.look("name"))
     go_on, tell = os.pipe()                      # who of two reads the same input first is chance
     child = os.fork()
     if child == 0:
-        backend.forget(); keeper.forget()
+        backend.forget(); renewer.forget()
         mine = take(backend, claim("the child's"))
         print(os.getpid(), flush=True)
         os.read(go_on, 1)                        # the parent closes the file meanwhile
@@ -357,22 +357,22 @@ def until_lost(lease: holdfast.Lease | holdfast.AsyncLease) -> float:
     return now() - started - stalls.seconds
 
 
-def until_it_sleeps(keep: Keep) -> None:
-    """The keeper has nothing to look at for long. In the middle of a round it seems so, too."""
+def until_it_sleeps(renewer: Renewer) -> None:
+    """The renewer has nothing to look at for long. In the middle of a round it seems so, too."""
     started, seen = now(), 0
     while seen < 50:
         assert now() < started + 20
-        seen = seen + 1 if keep.planned > now() + NOTICED_SECONDS + 1 else 0
+        seen = seen + 1 if renewer.planned > now() + NOTICED_SECONDS + 1 else 0
         time.sleep(0.01)
 
 
 def test_a_holder_that_asks_for_nothing_notices_too(tmp_path: Path) -> None:
-    """Long before its renewal is due, also if the keeper had planned to sleep for longer."""
+    """Long before its renewal is due, also if the renewer had planned to sleep for longer."""
     path = tmp_path / "folder" / "locks.db"
     with holdfast.connect(f"sqlite://{path}", ttl=60) as locks:
         with locks.lock("first"):
             pass
-        until_it_sleeps(locks._door.keep)
+        until_it_sleeps(locks._engine.renewer)
         lease = locks.lock("name").acquire()
         assert lease
         remove(path)

@@ -141,7 +141,7 @@ def test_programs_that_do_little_do_their_share(
     assert max(sizes) < 100_000
 
 
-def test_the_log_of_an_asyncio_door_is_copied_off_its_loop(
+def test_the_log_of_an_asyncio_client_is_copied_off_its_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "locks.db"

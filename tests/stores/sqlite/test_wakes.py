@@ -20,7 +20,7 @@ from holdfast.core.contract import GRACE_SECONDS, Waiting
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_aio import AsyncioRuntime
-from holdfast.io.wakeups import BlockingDoorbell
+from holdfast.io.wakeups import BlockingWakeupHub
 from holdfast.stores.sqlite import datagram
 from holdfast.stores.sqlite import wakeups as sqlite_wakes
 from holdfast.stores.sqlite.backend import SqliteBackend
@@ -173,31 +173,31 @@ def test_a_full_socket_is_not_a_dead_one(tmp_path: Path) -> None:
 def test_who_may_have_been_turned_away_is_rung_as_well(tmp_path: Path) -> None:
     """More datagrams than the socket keeps: some of them are nobody's loss."""
     folder = Folder(str(tmp_path), lambda path: None, 0o600)
-    bell, doorbell = folder.bind(), BlockingDoorbell()
-    doorbell.hang(bell)
+    bell, hub = folder.bind(), BlockingWakeupHub()
+    hub.hang(bell)
     while folder.send(bell.address, "another") is not Delivery.FULL:
         pass
     try:
-        assert doorbell.wait("turned away", now() + 60)
-        assert doorbell.wait("another", now() + 60)  # its own ring was kept
+        assert hub.wait("turned away", now() + 60)
+        assert hub.wait("another", now() + 60)  # its own ring was kept
     finally:
-        doorbell.close()
+        hub.close()
         folder.close()
-    assert doorbell.wait("anybody", now() + 60)  # a closed one keeps nobody waiting
+    assert hub.wait("anybody", now() + 60)  # a closed one keeps nobody waiting
 
 
-def test_closing_a_doorbell_ends_all_waits() -> None:
-    doorbell = BlockingDoorbell()
+def test_closing_a_hub_ends_all_waits() -> None:
+    hub = BlockingWakeupHub()
     rung: list[bool] = []
     threads = [
-        threading.Thread(target=lambda key=key: rung.append(doorbell.wait(key, now() + 60)))
+        threading.Thread(target=lambda key=key: rung.append(hub.wait(key, now() + 60)))
         for key in ("one", "two", "three")
     ]
     for thread in threads:
         thread.start()
-    while len(doorbell._waiting) < 3:
+    while len(hub._waiting) < 3:
         pass
-    doorbell.close()
+    hub.close()
     for thread in threads:
         thread.join(30)
     assert rung == [True, True, True]
@@ -287,17 +287,17 @@ def test_a_socket_that_was_swept_away_is_made_anew(tmp_path: Path) -> None:
         assert isinstance(try_to_take(backend, asked), Grant)
 
 
-def test_a_lost_wake_up_is_sent_again_by_the_keeper(tmp_path: Path) -> None:
+def test_a_lost_wake_up_is_sent_again_by_the_renewer(tmp_path: Path) -> None:
     """The releaser dies between its commit and its datagram."""
     path = tmp_path / "locks.db"
-    with backend_of(path) as backend, backend_of(path) as keeper:
-        held = take(keeper)
+    with backend_of(path) as backend, backend_of(path) as renewer:
+        held = take(renewer)
         asked = claim()
         reply = busy(backend, asked)
-        keeper._wakes.deliver = _nothing  # type: ignore[method-assign]
-        assert run_now(keeper.release(held))
-        del keeper._wakes.deliver
-        renewal = run_now(keeper.renew([], [Waiting(asked, 3)], until=now() + 5))
+        renewer._wakes.deliver = _nothing  # type: ignore[method-assign]
+        assert run_now(renewer.release(held))
+        del renewer._wakes.deliver
+        renewal = run_now(renewer.renew([], [Waiting(asked, 3)], until=now() + 5))
         assert not renewal.forgotten
         started = now()
         run_now(backend.wait(asked, reply, now() + 60))

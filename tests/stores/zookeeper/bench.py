@@ -68,15 +68,15 @@ def server(servers: Servers) -> QuickServer:
 
 @pytest.fixture
 def locks(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
-        yield door
+    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as opened:
+        yield opened
 
 
 @pytest.fixture
 def others(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
-    """Another process's door."""
-    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as door:
-        yield door
+    """Another process's client."""
+    with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as opened:
+        yield opened
 
 
 def hold(locks: holdfast.Locks, name: str) -> int:
@@ -254,9 +254,9 @@ def nodes_of(kazoo: KazooClient, path: str) -> list[str]:
 
 
 def session_of(locks: holdfast.Locks, ttl: int) -> Session:
-    """The session of a door's holds with that ttl."""
+    """The session of a client's holds with that ttl."""
     with locks.lock("first"):
         pass
-    session = locks._door.store.sessions[ttl]  # type: ignore[attr-defined]
+    session = locks._engine.store.sessions[ttl]  # type: ignore[attr-defined]
     assert isinstance(session, Session)
     return session

@@ -14,7 +14,7 @@ from holdfast.stores.zookeeper.store import ZooKeeperStore
 from holdfast.testing import Flavour
 from holdfast.url import open_store
 from servers.registry import Servers
-from stores.recovery import door, drive
+from stores.recovery import client, drive
 from stores.waiting import waited_for
 from stores.zookeeper import bench as zookeeper_bench
 from stores.zookeeper.bench import QuickServer, SaslServer, SecureServer
@@ -120,7 +120,7 @@ def test_tls_and_client_certificates(servers: Servers, namespace: str, flavour: 
 
 
 async def _hold_often(url: str, namespace: str, flavour: Flavour) -> None:
-    async with door(url, flavour, namespace) as locks:
+    async with client(url, flavour, namespace) as locks:
         for _ in range(20):
             async with locks.lock("name") as lease:
                 assert lease.held

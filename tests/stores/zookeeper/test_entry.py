@@ -25,8 +25,8 @@ from holdfast.stores.zookeeper.node import Node, Term
 from holdfast.stores.zookeeper.session import Session
 from holdfast.stores.zookeeper.wakeups import _Look
 from holdfast.testing import Flavour
+from holdfast.testing.clients import open_client, run_here
 from holdfast.testing.contract.bench import ACROSS, Bench, Peer
-from holdfast.testing.doors import open_door, run_here
 from holdfast.testing.workers import Workers
 from servers.process import wait_until
 from stores.claims import claim_of
@@ -40,7 +40,7 @@ server = zookeeper_bench.server
 
 @pytest.fixture
 def give_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Makes the session's thread of a door take its waiter for one that nobody keeps, when the
+    """Makes the session's thread of a client take its waiter for one that nobody keeps, when the
     look by which that is to be let in has just been answered."""
     answered = _Look._answered
 
@@ -99,35 +99,35 @@ def test_who_is_given_up_as_it_is_woken_is_not_let_in(
     over(server.url, flavour, body)
 
 
-async def _stands(door: Any, number: int) -> None:
+async def _stands(opened: Any, number: int) -> None:
     """Returns once so many wait."""
     async with asyncio.timeout(SOON):
-        while len((await door.inspect("name")).waiters) < number:
+        while len((await opened.inspect("name")).waiters) < number:
             pass
 
 
 @blocking_and_asyncio
-def test_a_door_is_inside_only_where_its_node_is(
+def test_a_client_is_inside_only_where_its_node_is(
     server: QuickServer, namespace: str, flavour: Flavour, give_up: Callable[[Any], None]
 ) -> None:
-    """The same through the doors: whoever is inside is the one that the store shows."""
+    """The same through the clients: whoever is inside is the one that the store shows."""
 
     async def contend(workers: Workers) -> list[int]:
-        doors = [
-            open_door(server.url, flavour, workers.run, namespace=namespace, ttl=TTL)
+        all_opened = [
+            open_client(server.url, flavour, workers.run, namespace=namespace, ttl=TTL)
             for _ in range(3)
         ]
-        first, second, third = doors
-        store: Any = getattr(second, "_inner", second)._door.store
+        first, second, third = all_opened
+        store: Any = getattr(second, "_inner", second)._engine.store
         give_up(store)
         order = []
 
         async def hold(number: int) -> None:
-            door = doors[number]
-            async with door.lock("name", timeout=SOON) as lease:
+            opened = all_opened[number]
+            async with opened.lock("name", timeout=SOON) as lease:
                 order.append(number)
                 # Behind all that its own session has sent.
-                holders = (await door.inspect("name")).holders
+                holders = (await opened.inspect("name")).holders
                 assert [holder.token for holder in holders] == [lease.token]
 
         async with first, second, third:
@@ -195,14 +195,14 @@ def test_an_exchange_is_no_attendance(
 def test_who_is_called_and_does_not_come_is_skipped(
     server: QuickServer, namespace: str, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread or its event loop is busy, and its keeper goes on to refresh its place."""
+    """Its thread or its event loop is busy, and its renewer goes on to refresh its place."""
     monkeypatch.setattr(zookeeper_entry, "GRACE_SECONDS", 0.2)
     unwatch = Session.unwatch
     passed, got = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        door = open_door(server.url, flavour, run_here, namespace=namespace, ttl=5)
-        async with door as locks, locks.lock("name", timeout=SOON):
+        opened = open_client(server.url, flavour, run_here, namespace=namespace, ttl=5)
+        async with opened as locks, locks.lock("name", timeout=SOON):
             got.set()
 
     waiter = threading.Thread(target=lambda: asyncio.run(hold()))

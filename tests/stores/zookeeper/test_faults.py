@@ -15,7 +15,7 @@ from servers.proxy import Proxy
 from servers.registry import Servers
 from stores.believers import Believers
 from stores.ensembles import KINDS
-from stores.recovery import SOON, Tell, door, drive, nothing_is_left
+from stores.recovery import SOON, Tell, client, drive, nothing_is_left
 from stores.zookeeper.bench import LinkedZooKeeperTrio, QuickServer
 
 pytestmark = pytest.mark.faults
@@ -69,14 +69,14 @@ def test_a_create_that_lands_late_leaves_nothing(
 
 
 async def _create_late(proxy: Proxy, flavour: Flavour, namespace: str) -> None:
-    async with door(proxy.url, flavour, namespace, 5.0) as locks:
+    async with client(proxy.url, flavour, namespace, 5.0) as locks:
         async with locks.lock("name"):
             pass
         dropped = proxy.drop_next_reply(matching=b"/name/1.x")
         async with locks.lock("name") as lease:
             assert dropped.is_set()
             node = lease._hold.grant.ref[2]
-        store: Any = locks._door.store
+        store: Any = locks._engine.store
         store.sessions[5].send(Create(node.rpartition(".")[0] + ".", b"", store.acl))
         async with locks.lock("name", timeout=SOON):
             pass

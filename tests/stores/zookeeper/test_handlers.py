@@ -148,7 +148,7 @@ def test_a_handler_opens_the_session_that_its_thread_was_to_open(
 
     code = getattr(owner, name).__code__
     _in_a_thread(lambda: handled_at(code, line, lambda: hold(locks, "name"), handle))
-    store: Any = locks._door.store
+    store: Any = locks._engine.store
     (session,) = store.sessions.values()
     assert session.up
     assert hold(locks, "name") > 0

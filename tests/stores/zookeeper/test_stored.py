@@ -57,7 +57,7 @@ def test_a_node_that_says_what_nobody_has_written(
         notices = {each.name: each.notice for each in ensemble.list()}
         assert "can't be read" in notices["damaged"]
         assert notices["zzz"] == ""
-        assert run_now(ensemble._door.backend.revoke("damaged"))
+        assert run_now(ensemble._engine.backend.revoke("damaged"))
         with ensemble.lock("damaged", timeout=0) as lease:
             assert lease.held
 
@@ -80,6 +80,6 @@ def test_a_record_of_zookeeper_that_nobody_can_have_written(
     with ensemble.lock("warm"):
         pass
     kazoo.create(f"/{namespace}/records/damaged", data, makepath=True)
-    backend = ensemble._door.backend
+    backend = ensemble._engine.backend
     with pytest.raises(Incompatible, match="'damaged'"):
         run_now(backend.recall("damaged"))

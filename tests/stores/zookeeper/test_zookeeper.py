@@ -132,7 +132,7 @@ def test_an_heir_that_does_not_wait_is_soon_skipped(server: QuickServer, namespa
     run_now(backend.close())
 
 
-def test_a_door_that_has_left_opens_no_session(server: QuickServer, namespace: str) -> None:
+def test_a_client_that_has_left_opens_no_session(server: QuickServer, namespace: str) -> None:
     """A request that comes late would leave it open for good."""
     store: Any = open_store(server.url, Settings(namespace=namespace))
     backend = store.backend(BlockingRuntime())
@@ -144,7 +144,7 @@ def test_a_door_that_has_left_opens_no_session(server: QuickServer, namespace: s
 
 @pytest.mark.faults
 def test_a_thousand_tasks_share_one_connection(server: QuickServer, namespace: str) -> None:
-    """Those who wait in one door cost no connection of their own."""
+    """Those who wait in one client cost no connection of their own."""
 
     async def wait_all() -> None:
         async with holdfast.connect_async(server.url, namespace=namespace) as locks:
@@ -192,7 +192,7 @@ def test_a_session_that_ends_loses_its_holds(
 
 
 def _sessions(locks: holdfast.Locks) -> dict[int, Session]:
-    sessions: dict[int, Session] = locks._door.store.sessions  # type: ignore[attr-defined]
+    sessions: dict[int, Session] = locks._engine.store.sessions  # type: ignore[attr-defined]
     return sessions
 
 

@@ -1,4 +1,4 @@
-"""The sessions of one door: one per ttl, shared by its blocking and its asyncio backend.
+"""The sessions of one client: one per ttl, shared by its blocking and its asyncio backend.
 
 A session is what the store calls a lease or a session: it lives while it is kept alive, and
 everything bound to it ends with it. Time is certain from before the last answered keep-alive
@@ -140,6 +140,6 @@ class Sessions:
                     del self._current[ttl]
 
     def forget(self) -> None:
-        """In a forked child, where they are the parent's; and when the door is closed."""
+        """In a forked child, where they are the parent's; and when the client is closed."""
         self._mutex = threading.Lock()
         self._current, self.doubts = {}, {}

@@ -1,7 +1,7 @@
-"""Sessions that hold locks: one connection each, shared by a door and its keeper.
+"""Sessions that hold locks: one connection each, shared by a client and its renewer.
 
 A session is used by one request at a time, under its mutex, from whichever world asks: the
-door's threads, its event loop, or the keeper's thread. The registry belongs to the store.
+client's threads, its event loop, or the renewer's thread. The registry belongs to the store.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.contract import (
     QUEUE_CAP,
     Finding,
@@ -30,7 +30,7 @@ from holdfast.stores.consul import inspect as view
 from holdfast.stores.consul import requests
 from holdfast.stores.consul.agent import READ, Agent, Refused, SessionGone
 from holdfast.stores.consul.orphans import DELAYED, RETRY_SECONDS, bury, remains_of
-from holdfast.stores.consul.session import OPS, Held, Ref, SessionKeeper
+from holdfast.stores.consul.session import OPS, Held, Ref, SessionRenewer
 from holdfast.stores.consul.wakeups import Waits
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ConsulBackend:
     def __init__(self, store: ConsulStore, runtime: Runtime) -> None:
         self.store, self.runtime = store, runtime
         self.agent = Agent(_http(store, runtime))
-        self.keeper = SessionKeeper(store, self.agent, runtime)
+        self.renewer = SessionRenewer(store, self.agent, runtime)
         self.waits = Waits(store, runtime)
         self._patience = Patience()
         store.backends.add(id(self))
@@ -68,7 +68,7 @@ class ConsulBackend:
                 f"{self.store.display} grants {MOST_PERMITS} at most"
             )
         for tries in range(TRIES):
-            session = await self.keeper.session(claim.ttl, until)
+            session = await self.renewer.session(claim.ttl, until)
             try:
                 answer = await self._attempt(Attempt(claim, join, session, until))
             except SessionGone:
@@ -191,7 +191,7 @@ class ConsulBackend:
             return None
         hold = self._hold_of(claim, own)
         if own.session != session.id:
-            longer = hold and await self.keeper.longer(own.session, claim.ttl, until)
+            longer = hold and await self.renewer.longer(own.session, claim.ttl, until)
             if longer is None:
                 await self._rebind(at, own)
                 return None
@@ -387,12 +387,12 @@ class ConsulBackend:
         until: float,
         shorten: bool = False,
     ) -> Renewal:
-        return await self.keeper.renew(grants, waits, until, shorten)
+        return await self.renewer.renew(grants, waits, until, shorten)
 
     async def revoke(self, name: str) -> list[int]:
         return await view.revoke(self, name)
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         return await view.look(self, name)
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
@@ -415,7 +415,7 @@ class ConsulBackend:
         store = self.store
         for known in (store.places, store.holds, store.moved, store.moving):
             known.clear()
-        self.keeper.forget()
+        self.renewer.forget()
         self.agent.http.forget()
         self.waits.listening.forget()
 
@@ -423,7 +423,7 @@ class ConsulBackend:
         if id(self) in self.store.backends:
             self.store.backends.discard(id(self))
             if not self.store.backends:
-                await self.keeper.end_all()
+                await self.renewer.end_all()
         self.waits.listening.close()
         await self.agent.http.close()
 

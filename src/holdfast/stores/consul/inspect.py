@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from holdfast.claim import Grant, Record, Standing
+from holdfast.claim import Grant, LockInfo, Record
 from holdfast.core.contract import Finding, Page
 from holdfast.core.ordered import Entry, escape, shown_unreadable, standing, unescape
 from holdfast.errors import BackendUnavailable, Incompatible
@@ -45,11 +45,11 @@ class _Terms(NamedTuple):
         return f"{words} after its last renewal{delay}"
 
 
-async def look(backend: ConsulBackend, name: str) -> Standing:
+async def look(backend: ConsulBackend, name: str) -> LockInfo:
     return await _shown(backend, name, await backend.line(name))
 
 
-async def _shown(backend: ConsulBackend, name: str, entries: list[Entry]) -> Standing:
+async def _shown(backend: ConsulBackend, name: str, entries: list[Entry]) -> LockInfo:
     """Consul does not tell how long it would still wait: at least the session's whole ttl, and
     then its lock-delay. For an entry whose session has ended, nothing."""
     terms = await _terms(backend, entries)
@@ -103,13 +103,13 @@ async def survey(backend: ConsulBackend, prefix: str, cursor: str | None, limit:
     line = f"GET /v1/kv/{path}?keys&separator=%2F&consistent".encode()
     found = await backend.agent.ask_many(str, line)
     keys = sorted(key for key in found if key > (cursor or ""))
-    standings: list[Standing] = []
+    standings: list[LockInfo] = []
     for start in range(0, min(limit, len(keys)), OPS):
         standings += await _standings(backend, keys[start : min(start + OPS, limit)])
     return Page(standings, keys[limit - 1] if len(keys) > limit else None)
 
 
-async def _standings(backend: ConsulBackend, listed: list[str]) -> list[Standing]:
+async def _standings(backend: ConsulBackend, listed: list[str]) -> list[LockInfo]:
     root = backend.store.names.root
     prefixes = [key for key in listed if requests.segment_of(key, root) is not None]
     strange = [key[len(root) :].rstrip("/") for key in listed if key not in prefixes]
@@ -200,7 +200,7 @@ async def probe(backend: ConsulBackend) -> list[Finding]:
         findings.append(Finding("servers", words, "warning"))
     await backend.line("holdfast probe")
     findings.append(Finding("access", f"may read {backend.store.names.root}"))
-    session = await backend.keeper.session(max(10.0, backend.store.shortest_ttl))
+    session = await backend.renewer.session(max(10.0, backend.store.shortest_ttl))
     words = "sessions can be made; Consul ends them one to two ttls after their last renewal"
     findings.append(Finding("sessions", f"{words} ({session.ttl} s)"))
     findings.append(_limits(backend.store))

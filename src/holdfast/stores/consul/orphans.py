@@ -1,4 +1,4 @@
-"""What the sessions of doors with a lock-delay leave behind, and its burial.
+"""What the sessions of clients with a lock-delay leave behind, and its burial.
 
 A session without a lock-delay takes its keys with it. One with a lock-delay leaves them, without
 a session, and Consul lets nobody lock them for so long. So whoever finds an entry of nobody's in

@@ -1,6 +1,6 @@
 """The requests of ``consul://`` as bytes, and the entries of its answers. No network here.
 
-Under ``<namespace>/locks/<name>/`` every claim has one key, locked by its door's session:
+Under ``<namespace>/locks/<name>/`` every claim has one key, locked by its client's session:
 ``l/w/<owner>`` for a writer, ``l/r/<owner>`` for a reader, ``s/<limit>/<owner>`` for slots. The
 order of arrival is its CreateIndex. Who fits at its arrival holds; who does not waits, and once
 it is let in writes ``h/<owner>`` beside it, and ``n/<number>`` for every slot that it takes. The
@@ -49,7 +49,7 @@ def entry_value(claim: Claim, since: float, *, behind: int = 0, token: int = 0) 
 
 @lru_cache(1024)
 def quoted(label: str) -> str:
-    """A door has few labels and many claims."""
+    """A client has few labels and many claims."""
     return json.dumps(label)
 
 

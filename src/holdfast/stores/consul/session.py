@@ -1,4 +1,4 @@
-"""The Consul sessions of one door: opened when needed, renewed, and their holds looked at."""
+"""The Consul sessions of one client: opened when needed, renewed, and their holds looked at."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.stores.consul.orphans import sweep
 if TYPE_CHECKING:
     from holdfast.stores.consul.store import ConsulStore
 
-__all__ = ["OPS", "Held", "Ref", "SessionKeeper"]
+__all__ = ["OPS", "Held", "Ref", "SessionRenewer"]
 
 REGISTER = b"PUT /v1/catalog/register"
 CREATE = b"PUT /v1/session/create"
@@ -42,13 +42,13 @@ class Ref(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A grant that this door was given."""
+    """A grant that this client was given."""
 
     token: int
     slots: tuple[int, ...]
 
 
-class SessionKeeper:
+class SessionRenewer:
     """One backend's view of its store's sessions."""
 
     def __init__(self, store: ConsulStore, agent: Agent, runtime: Runtime) -> None:
@@ -136,7 +136,7 @@ class SessionKeeper:
         return await _Renewing(self, until, shorten).all(grants, waits)
 
     async def end_all(self) -> None:
-        """Destroys what this door opened; what does not answer ends by itself."""
+        """Destroys what this client opened; what does not answer ends by itself."""
         for session in self.sessions.all():
             try:
                 line = DESTROY + session.id.encode()
@@ -152,9 +152,9 @@ class SessionKeeper:
 class _Renewing:
     """One batch: a renewal per session, and one question for 64 entries at a time."""
 
-    def __init__(self, keeper: SessionKeeper, until: float, shorten: bool) -> None:
-        self._keeper, self._until, self._shorten = keeper, until, shorten
-        self._store = keeper.store
+    def __init__(self, renewer: SessionRenewer, until: float, shorten: bool) -> None:
+        self._renewer_thread, self._until, self._shorten = renewer, until, shorten
+        self._store = renewer.store
         self._kept: dict[str, float | str | None] = {}
         self.lost: dict[str, str] = {}
         self.unknown: dict[str, str] = {}
@@ -175,7 +175,7 @@ class _Renewing:
         """Since when a session is certain; the cause if unknown; None if gone."""
         if session_id not in self._kept:
             try:
-                since = await self._keeper.keep_alive(session_id, self._until)
+                since = await self._renewer_thread.keep_alive(session_id, self._until)
             except (BackendUnavailable, Unsupported) as error:
                 self._kept[session_id] = str(error)
             else:
@@ -201,7 +201,7 @@ class _Renewing:
 
     async def _waiting(self, waiting: Waiting) -> None:
         claim = waiting.claim
-        session = self._keeper.sessions.current(claim.ttl)
+        session = self._renewer_thread.sessions.current(claim.ttl)
         kept = None if session is None else await self._keep(session.id)
         if session is None or kept is None:
             self.forgotten.add(claim.owner)
@@ -214,7 +214,7 @@ class _Renewing:
         body = requests.txn(*(op for _, op, _, _ in asked))
         failed: frozenset[int] = frozenset()
         try:
-            await self._keeper.agent.txn(body, line=READ, until=self._until)
+            await self._renewer_thread.agent.txn(body, line=READ, until=self._until)
         except Refused as refused:
             failed = refused.failed
         except BackendUnavailable as error:
@@ -241,7 +241,7 @@ class _Renewing:
             if isinstance(kept, str):
                 raise BackendUnavailable(kept)
             body = requests.txn(requests.locked_by(moving.key.encode(), moving.session))
-            await self._keeper.agent.txn(body, line=READ, until=self._until)
+            await self._renewer_thread.agent.txn(body, line=READ, until=self._until)
         except Refused:
             self.lost[claim.owner] = BROKEN
         except BackendUnavailable as error:
@@ -265,7 +265,7 @@ class _Renewing:
         value = requests.entry_value(claim, place.since, behind=behind)
         change = requests.rewrite(key, value, place.changed)
         try:
-            answer = await self._keeper.agent.txn(requests.txn(change), until=self._until)
+            answer = await self._renewer_thread.agent.txn(requests.txn(change), until=self._until)
         except (BackendUnavailable, Refused, SessionGone):
             return
         if self._store.places.get(claim.owner) is place:  # neither granted nor gone meanwhile
@@ -280,16 +280,18 @@ class _Renewing:
         """Binds a hold whose ttl was changed to the session of its new ttl."""
         claim = grant.claim
         try:
-            session = await self._keeper.session(claim.ttl, self._until)
+            session = await self._renewer_thread.session(claim.ttl, self._until)
             # Its holder counts with the whole ttl, if it never hears an answer.
             kept = await self._keep(session.id)
             if isinstance(kept, str):
                 raise BackendUnavailable(kept)
-            value = requests.entry_value(claim, self._keeper.runtime.wall(), token=grant.token)
+            value = requests.entry_value(
+                claim, self._renewer_thread.runtime.wall(), token=grant.token
+            )
             keys, move = self._store.names.of(claim.name), requests.Move(ref.session, session.id)
             body = requests.moving(keys, claim, value, grant.slots, move)
             moved = self._store.moving[claim.owner] = Ref(ref.key, session.id, session.ttl)
-            await self._keeper.agent.txn(body, until=self._until)
+            await self._renewer_thread.agent.txn(body, until=self._until)
         except Refused:
             self.lost[claim.owner] = BROKEN
         except (BackendUnavailable, SessionGone) as error:

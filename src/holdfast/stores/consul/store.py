@@ -28,7 +28,7 @@ LONGEST_LOCK_DELAY = 60.0  # Consul's own
 
 
 class Place(NamedTuple):
-    """A place in a line that this door has."""
+    """A place in a line that this client has."""
 
     order: int
     changed: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 class ConsulStore:
-    """One Consul datacenter, for one door."""
+    """One Consul datacenter, for one client."""
 
     guarantees = frozenset(Guarantee)
     longest_ttl = 86_400.0
@@ -51,11 +51,11 @@ class ConsulStore:
         self.display = servers.display
         self.servers, self.settings, self.shortest_ttl = servers, settings, shortest_ttl
         self.lock_delay = lock_delay
-        """How long Consul keeps others out after a session of this door's has ended."""
+        """How long Consul keeps others out after a session of this client's has ended."""
         self.names = Names(settings.namespace)
         self.sessions = Sessions()
         self.places: dict[str, Place] = {}
-        """By owner: the claims of this door that stand in a line."""
+        """By owner: the claims of this client that stand in a line."""
         self.waiting: dict[tuple[str, int], None] = {}
         """Entries of anybody's that did not fit when they came, by key and order."""
         self.holds: dict[str, Held] = {}

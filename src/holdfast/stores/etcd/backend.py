@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.contract import (
     QUEUE_CAP,
     REFRESH_SECONDS,
@@ -324,7 +324,7 @@ class EtcdBackend:
     # Waiting, keeping, looking, ending: see the modules they are in.
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
-        if claim.ttl < SHORT_TTL:  # its lease must be kept alive more often than the keeper does
+        if claim.ttl < SHORT_TTL:  # its lease must be kept alive more often than the renewer does
             session = await self.leases.session(claim.ttl, until)
             until = min(until, session.since + session.ttl * FRESH_SHARE)
         if await self.waits.wait(claim, busy, until):
@@ -347,7 +347,7 @@ class EtcdBackend:
     async def revoke(self, name: str) -> list[int]:
         return await view.revoke(self, name)
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         return await view.look(self, name)
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:

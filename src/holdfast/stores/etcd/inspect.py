@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
-from holdfast.claim import Grant, Record, Standing
+from holdfast.claim import Grant, LockInfo, Record
 from holdfast.core.contract import Finding, Page
 from holdfast.core.ordered import Entry, escape, shown_unreadable, standing, unescape
 from holdfast.errors import BackendUnavailable, Incompatible
@@ -42,7 +42,7 @@ async def line(backend: EtcdBackend, name: str) -> list[Entry]:
     return requests.line_of(found, keys.prefix)
 
 
-async def look(backend: EtcdBackend, name: str) -> Standing:
+async def look(backend: EtcdBackend, name: str) -> LockInfo:
     entries = await line(backend, name)
     return standing(name, entries, await _remaining(backend, entries))
 
@@ -100,7 +100,7 @@ def _segment(backend: EtcdBackend, kv: dict[str, str]) -> str:
     return backend.store.names.segment_of(requests.decoded(kv["key"]))
 
 
-async def _shown(backend: EtcdBackend, segment: str, kvs: list[dict[str, Any]] | None) -> Standing:
+async def _shown(backend: EtcdBackend, segment: str, kvs: list[dict[str, Any]] | None) -> LockInfo:
     """One name of a survey; ``kvs`` are its entries, if all of them were read."""
     name = unescape(segment)
     if escape(name) != segment:

@@ -1,9 +1,9 @@
-"""What the entries of a door are called in etcd: few names, used again and again.
+"""What the entries of a client are called in etcd: few names, used again and again.
 
 etcd steps over every key that ever was in a range until it is compacted, which many never are. If
 each claim had a key of its own, a name would become slower with every hold. So the key of a claim
-that has ended is used again, by a later claim of the same door, but only if nothing that was asked
-on behalf of the first can still arrive.
+that has ended is used again, by a later claim of the same client, but only if nothing that was
+asked on behalf of the first can still arrive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_RETIRED = 4096
 
 
 class Tags:
-    """The tags of one door. Every step is one atomic operation, so it needs no mutex."""
+    """The tags of one client. Every step is one atomic operation, so it needs no mutex."""
 
     def __init__(self) -> None:
         self._tags: dict[str, str] = {}

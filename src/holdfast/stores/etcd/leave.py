@@ -2,7 +2,7 @@
 
 A waiter behind another waiter does not watch it from the start: who is granted after a wait reads
 along who comes next, and its release hands the name over to that one and writes its bell, a key
-that its door watches all the time. The heir makes sure with a linearizable read. It says in its
+that its client watches all the time. The heir makes sure with a linearizable read. It says in its
 entry that it came only if it holds for longer than a moment (``etcd_renew``); if it did not come,
 others take its place from it as from any waiter that is let in and does not come.
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.claim import Claim, Grant
-from holdfast.core.contract import HANDED_SECONDS
+from holdfast.core.contract import DIRECT_GRANT_SECONDS
 from holdfast.core.hold import certain_seconds
 from holdfast.core.ordered import Entry
 from holdfast.errors import BackendUnavailable
@@ -122,7 +122,7 @@ async def handed_to(backend: EtcdBackend, claim: Claim, until: float) -> Grant |
         return None
     store.handed.add(claim.owner)
     ref = Ref(own["key"], place.order, session.id, heir_of(behind))
-    return Grant(claim, place.order, ref=ref, seconds=min(HANDED_SECONDS, left))
+    return Grant(claim, place.order, ref=ref, seconds=min(DIRECT_GRANT_SECONDS, left))
 
 
 async def abandon(backend: EtcdBackend, claim: Claim, until: float | None = None) -> None:

@@ -1,6 +1,6 @@
 """The requests of ``etcd://`` as bytes, and the entries of its answers. No network here.
 
-Under ``<namespace>/locks/<name>/`` every claim has one key, bound to its door's etcd lease:
+Under ``<namespace>/locks/<name>/`` every claim has one key, bound to its client's etcd lease:
 ``l/w/<tag>`` for a writer, ``l/r/<tag>`` for a reader, ``s/<limit>/<tag>`` for slots. The
 kinds are ranges of their own, so one transaction can tell what it is about to join. The order
 of arrival is the key's create_revision, which is also the token. Slots may be taken in another
@@ -104,7 +104,7 @@ def state_of(kv: dict[str, str], prefix: str) -> int:
 
 @lru_cache(1024)
 def quoted(label: str) -> str:
-    """A door has few labels and many claims."""
+    """A client has few labels and many claims."""
     return json.dumps(label)
 
 

@@ -1,4 +1,4 @@
-"""The etcd leases of one door, opened when needed, and what claims know of theirs."""
+"""The etcd leases of one client, opened when needed, and what claims know of theirs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Ref(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place in a line that this door has."""
+    """A place in a line that this client has."""
 
     order: int
     value: bytes
@@ -138,7 +138,7 @@ class Leases:
         return float(answer.get("TTL", 0)), frozenset(answer.get("keys") or ())
 
     async def end_all(self) -> None:
-        """Revokes what this door opened; what does not answer ends by itself."""
+        """Revokes what this client opened; what does not answer ends by itself."""
         for session in self.sessions.all():
             try:
                 body = b'{"ID":"%b"}' % session.id.encode()

@@ -30,7 +30,7 @@ LONGEST_TTL = 9_000_000_000.0  # etcd's own
 
 
 class EtcdStore:
-    """One etcd cluster, for one door."""
+    """One etcd cluster, for one client."""
 
     guarantees = frozenset(Guarantee)
     shortest_ttl = 2.0
@@ -44,7 +44,7 @@ class EtcdStore:
         self.sessions = Sessions()
         self.tags = Tags()
         self.places: dict[str, Place] = {}
-        """By owner: the claims of this door that stand in a line."""
+        """By owner: the claims of this client that stand in a line."""
         self.handed: set[str] = set()
         """Owners that were handed what they hold, whose entries do not say so yet. Apart from the
         places: an answer that comes late may write a place anew."""

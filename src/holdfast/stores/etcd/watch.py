@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Servers
-from holdfast.io.wakeups import EVERYBODY, BlockingDoorbell
+from holdfast.io.wakeups import EVERYBODY, BlockingWakeupHub
 from holdfast.stores.etcd.websocket import BlockingWebSocket, open_blocking
 
 __all__ = ["BlockingWatches", "Book", "Watch", "Watches"]
@@ -154,11 +154,11 @@ class Watches(Protocol):
 
 
 class BlockingWatches:
-    """For threads. The WebSocket is their doorbell's bell."""
+    """For threads. The WebSocket is their wake-up hub's bell."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._doorbell = BlockingDoorbell()
+        self._hub = BlockingWakeupHub()
         self._opening = threading.Lock()
         self._line: _Line | None = None
         self._closed = False
@@ -172,7 +172,7 @@ class BlockingWatches:
 
     def hung(self, session: str) -> Watch | None:
         line = self._line
-        if line is None or self._doorbell.bell is not line:
+        if line is None or self._hub.bell is not line:
             return None
         return line.book.hung(session)
 
@@ -188,10 +188,10 @@ class BlockingWatches:
         if self._closed:
             raise self._servers.closed()
         line = self._line
-        if line is None or self._doorbell.bell is not line:
+        if line is None or self._hub.bell is not line:
             self._drop()
             line = self._line = _Line(open_blocking(self._servers, PATH, until))
-            self._doorbell.hang(line)
+            self._hub.hang(line)
         return line
 
     def _drop(self) -> None:
@@ -203,7 +203,7 @@ class BlockingWatches:
 
     def _tell(self, line: _Line) -> None:
         for owner in line.book.broke():
-            self._doorbell.ring(owner)
+            self._hub.ring(owner)
 
     def _send(self, line: _Line, request: str, until: float) -> None:
         try:
@@ -214,13 +214,13 @@ class BlockingWatches:
 
     async def rung(self, owner: str, until: float) -> bool:
         try:
-            return self._doorbell.wait(owner, until)
+            return self._hub.wait(owner, until)
         except (OSError, BackendUnavailable):
             # Told to one thread only; the others' watches ended with the same connection, which
             # somebody else may have replaced by now.
-            if self._line is not None and self._doorbell.bell is not self._line:
+            if self._line is not None and self._hub.bell is not self._line:
                 with self._opening:
-                    if self._doorbell.bell is not self._line:
+                    if self._hub.bell is not self._line:
                         self._drop()
             return True
 
@@ -246,13 +246,13 @@ class BlockingWatches:
             line.web.hang_up()  # which whoever listens hears as the connection's end
 
     def nudge(self, owner: str) -> None:
-        self._doorbell.ring(owner)
+        self._hub.ring(owner)
 
     def forget(self) -> None:
         line, self._line = self._line, None
-        doorbell, self._doorbell = self._doorbell, BlockingDoorbell()
+        hub, self._hub = self._hub, BlockingWakeupHub()
         self._opening = threading.Lock()
-        doorbell.discard()  # not ``close``: a thread of the parent's may hold its mutex for ever
+        hub.discard()  # not ``close``: a thread of the parent's may hold its mutex for ever
         if line is not None:
             line.close()
 
@@ -260,7 +260,7 @@ class BlockingWatches:
         with self._opening:
             self._closed = True
             self._line = None
-        self._doorbell.close()
+        self._hub.close()
 
 
 class _Line:

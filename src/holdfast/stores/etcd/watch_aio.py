@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from holdfast.io.http import Servers
 from holdfast.io.http_aio import abandon_transport
-from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell
+from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub
 from holdfast.stores.etcd.watch import PATH, Book, Watch
 from holdfast.stores.etcd.websocket_aio import AsyncWebSocket, open_async
 
@@ -19,7 +19,7 @@ class AsyncWatches:
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._doorbell = AsyncDoorbell()
+        self._hub = AsyncWakeupHub()
         self._web: AsyncWebSocket | None = None
         self._book = Book()
         self._opening = asyncio.Lock()
@@ -68,12 +68,12 @@ class AsyncWatches:
     def _ring(self, owners: list[str]) -> None:
         for owner in owners:
             if owner == EVERYBODY:
-                self._doorbell.ring_all()
+                self._hub.ring_all()
             else:
-                self._doorbell.ring(owner)
+                self._hub.ring(owner)
 
     async def rung(self, owner: str, until: float) -> bool:
-        return await self._doorbell.wait(owner, until)
+        return await self._hub.wait(owner, until)
 
     async def end(self, watch: Watch) -> None:
         request = "" if watch.broken else self._book.cancel(watch)
@@ -85,11 +85,11 @@ class AsyncWatches:
             self._web.transport.abort()
 
     def nudge(self, owner: str) -> None:
-        self._doorbell.ring(owner)
+        self._hub.ring(owner)
 
     def forget(self) -> None:
         web, self._web = self._web, None
-        self._doorbell, self._book = AsyncDoorbell(), Book()
+        self._hub, self._book = AsyncWakeupHub(), Book()
         self._opening = asyncio.Lock()
         if web is not None:
             abandon_transport(web.transport)
@@ -99,4 +99,4 @@ class AsyncWatches:
         web, self._web = self._web, None
         if web is not None:
             web.close()
-        self._doorbell.ring_all()
+        self._hub.ring_all()

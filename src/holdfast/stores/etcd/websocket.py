@@ -1,6 +1,6 @@
 """A client's WebSocket to one of a store's hosts, blocking: text in, text out.
 
-The blocking one is read without waiting by whoever listens for everybody (see ``doorbell``).
+The blocking one is read without waiting by whoever listens for everybody (see ``hub``).
 """
 
 from __future__ import annotations

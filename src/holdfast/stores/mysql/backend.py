@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal
 
-from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.acquire import LEAST_REQUEST_SECONDS
 from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
 from holdfast.errors import Incompatible
@@ -131,7 +131,7 @@ class LeaseBackend(Rows):
         return Grant(claim, taken.insert_id) if taken.affected else None
 
     def _stand(self, owner: str, bell: str) -> None:
-        if len(self._standing) >= REMEMBERED:  # of waiters that the keeper has undone
+        if len(self._standing) >= REMEMBERED:  # of waiters that the renewer has undone
             self._standing.clear()
         self._standing[owner] = bell
 
@@ -326,7 +326,7 @@ class LeaseBackend(Rows):
     async def revoke(self, name: str) -> list[int]:
         return await self._change(name, State.clear)
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         state = await self._read(name)
         bells = [entry.bell for entry in state.crowd if entry.bell and not entry.token]
         why = await self._uncalled(sorted(set(bells))) if bells else ""
@@ -394,7 +394,7 @@ class LeaseBackend(Rows):
         await self.wire.close()
 
 
-def _standing(row: Row, store: str) -> Standing:
+def _standing(row: Row, store: str) -> LockInfo:
     """What a row of a survey shows; of one that can't be read, that it is there."""
     stored = row[8] or b""
     name = stored.decode(errors="backslashreplace")
@@ -404,7 +404,7 @@ def _standing(row: Row, store: str) -> Standing:
     except ValueError as error:
         why = "its name is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         notice = f"what is stored under this name can't be read: {why}"
-        return Standing(name, 0, (), (), notice=notice)
+        return LockInfo(name, 0, (), (), notice=notice)
 
 
 class _NotHeld(Exception):

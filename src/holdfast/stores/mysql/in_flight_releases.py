@@ -1,6 +1,6 @@
-"""Names that a door is just leaving: who of the same door asks for one of them waits for that.
+"""Names that a client is just leaving: who of the same client asks for one of them waits for that.
 
-The next in a door's own line asks as soon as it is the first, which is often in the moment in
+The next in a client's own line asks as soon as it is the first, which is often in the moment in
 which the one before it leaves. Two requests that race for one row cost more than two in a row.
 """
 

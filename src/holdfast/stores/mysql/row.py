@@ -16,9 +16,9 @@ from holdfast.claim import (
     Claim,
     Grant,
     Holder,
+    LockInfo,
     Mode,
     Record,
-    Standing,
     Waiter,
     read_label,
 )
@@ -299,7 +299,7 @@ class State:
         """The crowd as it is stored; empty for nobody."""
         return "".join([entry.line() for entry in self.crowd]).encode()
 
-    def standing(self) -> Standing:
+    def standing(self) -> LockInfo:
         """What people are shown."""
         holders = [
             Holder(
@@ -317,7 +317,7 @@ class State:
             for e in self.crowd if not e.token
         ]  # fmt: skip
         limit = self.crowd[0].limit if self.crowd else 0
-        return Standing(self.name, limit, tuple(holders), tuple(waiters))
+        return LockInfo(self.name, limit, tuple(holders), tuple(waiters))
 
 
 def empty_state(name: str, now: int, store: str) -> State:

@@ -6,7 +6,7 @@ in hand which its own victim waits for: until it gives up, nobody on this server
 ``SLEEP()``. Two kills at the same time are enough, or one as the sleep begins.
 
 Waits for a named lock have a mutex each. So a session sleeps by waiting for one that another
-session of the same door has, and never gives away.
+session of the same client has, and never gives away.
 """
 
 from __future__ import annotations

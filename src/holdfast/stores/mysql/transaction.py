@@ -49,7 +49,7 @@ async def take(driver: Any, asked: Asked) -> int:
         if code == _NO_TABLE:
             raise Unsupported(
                 "Holdfast's tables are missing in this database: run what `holdfast schema mysql` "
-                "prints, or take any lock through a door once"
+                "prints, or take any lock through a client once"
             ) from None
         if code != _NOT_IN_TIME or asked.timeout is None:
             raise

@@ -1,4 +1,4 @@
-"""The bell: one session of a door that sleeps on the server until somebody calls.
+"""The bell: one session of a client that sleeps on the server until somebody calls.
 
 Who calls marks for whom in the row of a name, and then kills the sleep (``KILL QUERY``), which
 carries no word of its own. A kill between two sleeps would be lost, so a sleep begins with a look
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from holdfast.io.clock import now
-from holdfast.io.wakeups import AsyncDoorbell
+from holdfast.io.wakeups import AsyncWakeupHub
 from holdfast.stores.mysql.connection import INTERRUPTED, Connection
 
 __all__ = ["AsyncBell", "Listen", "SleepBell"]
@@ -37,17 +37,17 @@ class Listen(NamedTuple):
 
 
 class SleepBell:
-    """A session that sleeps; what a blocking doorbell reads."""
+    """A session that sleeps; what a blocking wake-up hub reads."""
 
     def __init__(
         self,
         connection: Connection,
         listen: Listen,
         patience: float,
-        keeper: Connection | None = None,
+        renewer: Connection | None = None,
     ) -> None:
         self._connection, self._listen, self._patience = connection, listen, patience
-        self._keeper = keeper
+        self._renewer_thread = renewer
         """The one that only keeps what the other one sleeps on."""
         self.blocks = True
         """Whether it waits for room to send. Where it must not, ``flush`` sends the rest."""
@@ -98,7 +98,9 @@ class SleepBell:
         """Whether it is of no more use: the server has ended one of its sessions, or the answer to
         its sleep is long overdue."""
         with self._mutex:
-            if not self._connection.open or (self._keeper is not None and self._keeper.stirs()):
+            if not self._connection.open or (
+                self._renewer_thread is not None and self._renewer_thread.stirs()
+            ):
                 return True
             if not self._asleep:
                 return self._connection.stirs()
@@ -138,20 +140,20 @@ class SleepBell:
 
     def close(self) -> None:
         self._connection.close()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._renewer_thread is not None:
+            self._renewer_thread.close()
 
     def forget(self) -> None:
         self._connection.forget()
-        if self._keeper is not None:
-            self._keeper.forget()
+        if self._renewer_thread is not None:
+            self._renewer_thread.forget()
 
 
 class AsyncBell:
     """A session that sleeps, read by the loop as calls come in."""
 
-    def __init__(self, bell: SleepBell, doorbell: AsyncDoorbell) -> None:
-        self._bell, self._doorbell = bell, doorbell
+    def __init__(self, bell: SleepBell, hub: AsyncWakeupHub) -> None:
+        self._bell, self._hub = bell, hub
         bell.blocks = False
         self._loop = asyncio.get_running_loop()
         self._fileno = bell.fileno()
@@ -181,7 +183,7 @@ class AsyncBell:
             self._break()
             return
         for key in keys:
-            self._doorbell.ring(key)
+            self._hub.ring(key)
         self._flush()
 
     def _flush(self) -> None:
@@ -198,7 +200,7 @@ class AsyncBell:
 
     def _break(self) -> None:
         self.close()
-        self._doorbell.ring_all()
+        self._hub.ring_all()
 
     def close(self) -> None:
         if self._fileno >= 0 and not self._loop.is_closed():

@@ -17,7 +17,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.connection_limit import Place
 from holdfast.io.single_flight import Opening, look_by, open_by
-from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores._sql.in_thread import in_thread
 from holdfast.stores.mysql.connection import Connection
 from holdfast.stores.mysql.sleep import sleep, still_lock
@@ -55,18 +55,18 @@ class Hanger:
         """A bell by then, and the name by which it is called."""
         bell = secrets.token_hex(12)
         connection = self._greet(until)
-        keeper: Connection | None = None
+        renewer: Connection | None = None
         try:
             self.quiet = self._galera() or not _got(connection, bell_lock(bell), until)
             if self.quiet:
                 return bell, SleepBell(connection, self._listen_quietly(bell), self.seconds)
-            keeper = self._greet(until)
-            _got(keeper, still_lock(bell), until)
-            return bell, SleepBell(connection, self._listen(bell), self.seconds, keeper)
+            renewer = self._greet(until)
+            _got(renewer, still_lock(bell), until)
+            return bell, SleepBell(connection, self._listen(bell), self.seconds, renewer)
         except BaseException:
             connection.close()
-            if keeper is not None:
-                keeper.close()
+            if renewer is not None:
+                renewer.close()
             raise
 
     def _listen(self, bell: str) -> Listen:
@@ -93,10 +93,10 @@ class Hanger:
         if self.looks:
             text = (
                 "sessions can't stir each other here (Galera, or a proxy): "
-                f"each door looks for its calls every {QUIET_SLEEP_SECONDS:g} s while it waits"
+                f"each client looks for its calls every {QUIET_SLEEP_SECONDS:g} s while it waits"
             )
             return Finding("waiting", text, "warning")
-        return Finding("waiting", "waiters are called on one sleeping session per door")
+        return Finding("waiting", "waiters are called on one sleeping session per client")
 
 
 Look = Callable[[], Awaitable[bool]]
@@ -139,71 +139,71 @@ class BlockingListening:
 
     def _reset(self) -> None:
         self.bell = ""
-        self._made: BlockingDoorbell | None = None
+        self._made: BlockingWakeupHub | None = None
         self._making = threading.RLock()
         self._opening = Opening()
 
-    def _doorbell(self) -> BlockingDoorbell:
+    def _hub(self) -> BlockingWakeupHub:
         """Made when it is first needed: a backend that never waits has none."""
-        doorbell = self._made
-        if doorbell is None:
+        hub = self._made
+        if hub is None:
             with self._making:
-                made = BlockingDoorbell()
+                made = BlockingWakeupHub()
                 if self._made is None:  # nor has a signal handler made one meanwhile
                     self._made = made
                 else:
                     made.discard()
-                doorbell = self._made
-        return doorbell
+                hub = self._made
+        return hub
 
     async def wait(self, key: str, name: str, until: float, told: str, look: Look) -> None:
         if self._closed:
             return
-        doorbell = self._doorbell()
-        bell = self._hung(doorbell)
+        hub = self._hub()
+        bell = self._hung(hub)
         if bell is None:
-            await self._without(doorbell, key, until)
+            await self._without(hub, key, until)
             return
         if told != self.bell:
             return
         try:
             called = bell.enter(key, name) and await look()
-            if not called and doorbell.bell is bell:
-                doorbell.wait(key, until)
+            if not called and hub.bell is bell:
+                hub.wait(key, until)
         except (BackendUnavailable, OSError):
             await _pause(self._runtime, until)
         finally:
             bell.leave(key)
 
-    def _hung(self, doorbell: BlockingDoorbell) -> SleepBell | None:
-        bell = doorbell.bell
+    def _hung(self, hub: BlockingWakeupHub) -> SleepBell | None:
+        bell = hub.bell
         return bell if isinstance(bell, SleepBell) and not bell.stalled(now()) else None
 
-    async def _without(self, doorbell: BlockingDoorbell, key: str, until: float) -> None:
+    async def _without(self, hub: BlockingWakeupHub, key: str, until: float) -> None:
         """Hangs the bell, or looks for itself where another one does."""
         try:
             place = self._opening.begin()
             if place is None:
-                doorbell.wait(key, look_by(until))
+                hub.wait(key, look_by(until))
             else:
-                self._open(place, doorbell, until)
+                self._open(place, hub, until)
         except (BackendUnavailable, OSError):
             await _pause(self._runtime, until)
 
-    def _open(self, place: Place, doorbell: BlockingDoorbell, until: float) -> None:
+    def _open(self, place: Place, hub: BlockingWakeupHub, until: float) -> None:
         began = now()
         try:
-            if self._hung(doorbell) is None:
+            if self._hung(hub) is None:
                 self.bell, made = self._hanger.hang(open_by(until, self._hanger.seconds))
-                doorbell.hang(made)
+                hub.hang(made)
         except BackendUnavailable:
             self._opening.failed(began)
             raise
         finally:
             self._opening.end(place)
             if self._closed:
-                doorbell.close()
-        doorbell.ring(EVERYBODY)  # what was called while there was none is lost
+                hub.close()
+        hub.ring(EVERYBODY)  # what was called while there was none is lost
 
     def ring(self, key: str) -> None:
         if self._made is not None:  # else nobody has waited yet, and the first wait is none
@@ -214,12 +214,12 @@ class BlockingListening:
             self._made.forget(key)
 
     def forget(self) -> None:
-        doorbell = self._made
+        hub = self._made
         self._reset()
-        if doorbell is not None:
-            if isinstance(doorbell.bell, SleepBell):
-                doorbell.bell.forget()
-            doorbell.discard()
+        if hub is not None:
+            if isinstance(hub.bell, SleepBell):
+                hub.bell.forget()
+            hub.discard()
 
     def close(self) -> None:
         self._closed = True
@@ -237,7 +237,7 @@ class AsyncListening:
 
     def _reset(self) -> None:
         self.bell = ""
-        self._doorbell = AsyncDoorbell()
+        self._hub = AsyncWakeupHub()
         self._hung: AsyncBell | None = None
         self._opening = Opening()
 
@@ -258,7 +258,7 @@ class AsyncListening:
         try:
             called = hung.enter(key, name) and await look()
             if not called and hung.open:
-                await self._doorbell.wait(key, until)
+                await self._hub.wait(key, until)
         except BackendUnavailable:
             await _pause(self._runtime, until)
         finally:
@@ -268,7 +268,7 @@ class AsyncListening:
         """Hangs the bell, or looks for itself where another one does."""
         place = self._opening.begin()
         if place is None:
-            await self._doorbell.wait(key, look_by(until))
+            await self._hub.wait(key, look_by(until))
             return
         began = now()
         try:
@@ -278,7 +278,7 @@ class AsyncListening:
             await _pause(self._runtime, until)
         finally:
             self._opening.end(place)
-            self._doorbell.ring_all()  # they attempt again, now that the bell hangs or not
+            self._hub.ring_all()  # they attempt again, now that the bell hangs or not
 
     async def _hang(self, by: float) -> None:
         async with asyncio.timeout(by - now()):  # a host's name may take longer to be looked up
@@ -289,13 +289,13 @@ class AsyncListening:
             bell.close()
             return
         self.bell = name
-        self._hung = AsyncBell(bell, self._doorbell)
+        self._hung = AsyncBell(bell, self._hub)
 
     def ring(self, key: str) -> None:
-        self._doorbell.ring(key)
+        self._hub.ring(key)
 
     def forget_ring(self, key: str) -> None:
-        self._doorbell.forget(key)
+        self._hub.forget(key)
 
     def forget(self) -> None:
         hung = self._hung
@@ -308,4 +308,4 @@ class AsyncListening:
         if self._hung is not None:
             self._hung.close()
             self._hung = None
-        self._doorbell.ring_all()
+        self._hub.ring_all()

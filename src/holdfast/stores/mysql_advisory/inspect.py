@@ -1,10 +1,10 @@
-"""What people and the other half of the door are told about named locks."""
+"""What people and the other half of the client are told about named locks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.claim import Holder, Mode, Record, Standing, Waiter, read_label
+from holdfast.claim import Holder, LockInfo, Mode, Record, Waiter, read_label
 from holdfast.core.contract import Finding, Page, Runtime
 from holdfast.io.clock import now
 from holdfast.stores.mysql.connection import checked
@@ -49,12 +49,12 @@ class AdvisoryView:
             await self.wire.request(self.statements.stir(name))
         return tokens
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         sql = self.statements.look([name]) + b"; " + self.statements.waiting(name)
         held, waiting = await self._request(sql)
         waiters = [_waiter((row[0] or b"").decode(errors="replace")) for row in waiting.rows]
         holders, limit = _holders(held.rows)
-        return Standing(name, limit, holders, tuple(w for w in waiters if w is not None))
+        return LockInfo(name, limit, holders, tuple(w for w in waiters if w is not None))
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         (page,) = await self._request(self.statements.page(prefix, cursor or "", limit))
@@ -66,7 +66,7 @@ class AdvisoryView:
         for row in held.rows:
             by_name.setdefault((row[0] or b"").decode(errors="backslashreplace"), []).append(row)
         standings = [
-            Standing(name, found[1], found[0], ())
+            LockInfo(name, found[1], found[0], ())
             for name, rows in by_name.items()
             for found in [_holders(rows)]
         ]

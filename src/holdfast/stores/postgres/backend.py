@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.core.contract import HANDED_SECONDS, Finding, Renewal, Runtime, Settings, Waiting
+from holdfast.core.contract import (
+    DIRECT_GRANT_SECONDS,
+    Finding,
+    Renewal,
+    Runtime,
+    Settings,
+    Waiting,
+)
 from holdfast.errors import BackendUnavailable
 from holdfast.stores.postgres.connection import first_value
 from holdfast.stores.postgres.inspect import findings
@@ -115,7 +122,7 @@ class LeaseBackend(SharedBackend):
             self._crowded.clear()
         self._crowded[claim.name] = True
         if stands:
-            if len(self._standing) >= MOST_HINTS:  # of waiters that the keeper has undone
+            if len(self._standing) >= MOST_HINTS:  # of waiters that the renewer has undone
                 self._standing.clear()
             self._standing[claim.owner] = True
 
@@ -140,7 +147,7 @@ class LeaseBackend(SharedBackend):
         if token is None or last is None or token <= last:
             return None
         self._standing.pop(claim.owner, None)
-        return Grant(claim, token, ref=True, seconds=min(HANDED_SECONDS, claim.ttl))
+        return Grant(claim, token, ref=True, seconds=min(DIRECT_GRANT_SECONDS, claim.ttl))
 
     def nudge(self, claim: Claim) -> None:
         self.listening.ring(ring(claim.owner).decode())
@@ -235,4 +242,4 @@ class LeaseBackend(SharedBackend):
 def _handed(claim: Claim) -> bytes:
     """For how long it can be given its grant with its wake-up."""
     exclusive = claim.mode is Mode.EXCLUSIVE
-    return b" %.6f" % min(HANDED_SECONDS, claim.ttl) if exclusive else b""
+    return b" %.6f" % min(DIRECT_GRANT_SECONDS, claim.ttl) if exclusive else b""

@@ -74,7 +74,7 @@ class Dialler:
         """A connection that found our tables, with the hot statements prepared."""
         until = now() + self.settings.request_seconds
         if by is not None and by < until:
-            until = by  # the keeper's: a server that hangs must not keep it
+            until = by  # the renewer's: a server that hangs must not keep it
         connection = self.greet(self.address, until)
         try:
             enter(self.schema, connection, self.settings.namespace, self.mode, until)

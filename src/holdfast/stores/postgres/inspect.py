@@ -9,7 +9,7 @@ from typing import Any
 
 from psycopg.pq.abc import PGresult
 
-from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
+from holdfast.claim import Holder, LockInfo, Mode, Waiter, read_label
 from holdfast.core.contract import Finding
 from holdfast.errors import Incompatible
 from holdfast.stores.postgres.statement import Request, Statement
@@ -31,12 +31,12 @@ def damaged(name: str, store: str, cause: object) -> Incompatible:
     )
 
 
-def standing_of(answer: PGresult, row: int) -> Standing:
+def standing_of(answer: PGresult, row: int) -> LockInfo:
     """A row of name, capacity, holders and waiters, the last two as JSON. Raises ``ValueError``
     for what no version has written; a label that can't be read has question marks."""
     name, capacity, holders, waiters = (answer.get_value(row, column) for column in range(4))
     try:
-        return Standing(
+        return LockInfo(
             (name or b"").decode(),
             whole(int(capacity or 0), MOST_SLOTS),
             tuple(_holder(*values) for values in json.loads(holders or b"[]")),
@@ -46,14 +46,14 @@ def standing_of(answer: PGresult, row: int) -> Standing:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def standing_or_notice(answer: PGresult, row: int) -> Standing:
+def standing_or_notice(answer: PGresult, row: int) -> LockInfo:
     """The same; for what can't be read, the name and a notice that says so."""
     try:
         return standing_of(answer, row)
     except ValueError as error:
         name = (answer.get_value(row, 0) or b"").decode(errors="replace")
         text = f"what is stored under this name can't be read: {error}"
-        return Standing(name, 0, (), (), notice=text)
+        return LockInfo(name, 0, (), (), notice=text)
 
 
 def _holder(

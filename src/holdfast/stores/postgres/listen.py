@@ -1,6 +1,6 @@
-"""LISTEN: the one connection of a door on which its waiters are woken.
+"""LISTEN: the one connection of a client on which its waiters are woken.
 
-The blocking door asks over it, too, while nobody waits: whoever comes and goes alone then needs
+The blocking client asks over it, too, while nobody waits: whoever comes and goes alone then needs
 no second one, which takes the server longer to open than many a wait.
 """
 
@@ -12,7 +12,7 @@ import threading
 from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
 
-from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores.postgres.connection import Connection, Refused
 from holdfast.stores.postgres.statement import Request
 
@@ -25,7 +25,7 @@ ASKING_SECONDS = 0.002
 
 
 class ListenBell:
-    """A connection that listens; what a blocking doorbell reads."""
+    """A connection that listens; what a blocking wake-up hub reads."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -85,10 +85,10 @@ class SharedBell(ListenBell):
     whoever has asked passes it on."""
 
     def __init__(
-        self, connection: Connection, doorbell: BlockingDoorbell, waiting: dict[str, None]
+        self, connection: Connection, hub: BlockingWakeupHub, waiting: dict[str, None]
     ) -> None:
         super().__init__(connection)
-        self._doorbell, self._waiting = doorbell, waiting
+        self._hub, self._waiting = hub, waiting
         self._reading = threading.Lock()
         # Whoever takes the connection out of here has it. An interrupt in that moment may lose it:
         # it then goes on listening until the end, and requests go elsewhere.
@@ -126,7 +126,7 @@ class SharedBell(ListenBell):
             if self._closed:
                 self.close()
             elif not connection.open:
-                self._doorbell.ring(EVERYBODY)  # who has begun to wait would hear nothing
+                self._hub.ring(EVERYBODY)  # who has begun to wait would hear nothing
 
     def _ask(self, connection: Connection, request: Request, until: float) -> PGresult | None:
         try:
@@ -136,7 +136,7 @@ class SharedBell(ListenBell):
         finally:
             if connection.open:
                 for key in self._rung():
-                    self._doorbell.ring(key)
+                    self._hub.ring(key)
 
     def close(self) -> None:
         """Now, or when who asks over it is done."""
@@ -148,10 +148,10 @@ class SharedBell(ListenBell):
 class AsyncListener:
     """A connection that listens, read by the loop as notifications come in."""
 
-    def __init__(self, connection: Connection, doorbell: AsyncDoorbell) -> None:
+    def __init__(self, connection: Connection, hub: AsyncWakeupHub) -> None:
         self._bell = ListenBell(connection)
         self.tokens = self._bell.tokens
-        self._connection, self._doorbell = connection, doorbell
+        self._connection, self._hub = connection, hub
         self._loop = asyncio.get_running_loop()
         self._fileno = connection.fileno()
         self._loop.add_reader(self._fileno, self._readable)
@@ -165,10 +165,10 @@ class AsyncListener:
             keys = self._bell.read()
         except ConnectionError:
             self.close()
-            self._doorbell.ring_all()
+            self._hub.ring_all()
             return
         for key in keys:
-            self._doorbell.ring(key)
+            self._hub.ring(key)
 
     def close(self) -> None:
         if self._fileno >= 0 and not self._loop.is_closed():

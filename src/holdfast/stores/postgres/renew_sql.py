@@ -155,7 +155,7 @@ END $$;
 """
 
 _RENEW = """
--- Rows are locked in the order of their names: two doors that renew the same ones can't deadlock.
+-- Rows are locked in the order of their names: two clients that renew the same ones can't deadlock.
 -- An end that is later stays, unless the fourth word of a hold says that it is to be shortened:
 -- this may be done long after later ones.
 CREATE OR REPLACE FUNCTION @renew(ns text, held json, waiting json) RETURNS text

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from psycopg.pq.abc import PGresult
 
-from holdfast.claim import Busy, Claim, Grant, Record, Standing
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Record
 from holdfast.core.admit import check_limit
 from holdfast.core.contract import QUEUE_CAP, Page, Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError, LimitMismatch
@@ -107,10 +107,10 @@ class SharedBackend:
         answer = await self._about(name, (self._shared.revoke, (self.namespace, name.encode())))
         return ints(first_value(answer))
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         answer = await self._about(name, (self._shared.look, (self.namespace, name.encode())))
         try:
-            return standing_of(answer, 0) if answer.ntuples else Standing(name, 0, (), ())
+            return standing_of(answer, 0) if answer.ntuples else LockInfo(name, 0, (), ())
         except ValueError as error:
             raise damaged(name, self.display, error) from None
 

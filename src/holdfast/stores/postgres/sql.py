@@ -2,7 +2,7 @@
 
 All state of a name is changed by one function call that locks the name's row first (``lock``).
 The holders are in that row, the line is in a table of its own that is only touched with the row
-locked, except that a door refreshes its own entries. Times are the server's.
+locked, except that a client refreshes its own entries. Times are the server's.
 
 ``@`` stands for schema and prefix, ``%word%`` for what ``postgres_schema`` fills in.
 """

@@ -45,7 +45,7 @@ async def take(driver: Any, asked: Asked) -> int:
     if not there:
         raise Unsupported(
             "Holdfast's tables are missing in this database: run what `holdfast schema "
-            "postgresql` prints, or take any lock through a door once"
+            "postgresql` prints, or take any lock through a client once"
         )
     key = base_key(asked.namespace, asked.name)
     await _lock(driver, asked, key, patience)

@@ -19,7 +19,7 @@ from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.single_flight import Opening, look_by, open_by
-from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores._sql.blocking import BlockingWire
 from holdfast.stores._sql.in_thread import in_thread
 from holdfast.stores.postgres.connection import Connection
@@ -81,7 +81,7 @@ def _finding(deaf: bool) -> Finding:
     if deaf:
         text = "a pooler is in between and there is no listen_url: waiters poll"
         return Finding("waiting", text, "warning")
-    return Finding("waiting", "waiters are woken by LISTEN on one connection per door")
+    return Finding("waiting", "waiters are woken by LISTEN on one connection per client")
 
 
 class BlockingListening:
@@ -103,25 +103,25 @@ class BlockingListening:
 
     def _reset(self) -> None:
         self.hung = 0
-        self._made: BlockingDoorbell | None = None
+        self._made: BlockingWakeupHub | None = None
         self._making = threading.RLock()
         self._bell: ListenBell | None = None
         self._waiting: dict[str, None] = {}
         self._opening = Opening()
         self._deaf = False
 
-    def _doorbell(self) -> BlockingDoorbell:
+    def _hub(self) -> BlockingWakeupHub:
         """Made when it is first needed: a backend that never waits has none."""
-        doorbell = self._made
-        if doorbell is None:
+        hub = self._made
+        if hub is None:
             with self._making:
-                made = BlockingDoorbell()
+                made = BlockingWakeupHub()
                 if self._made is None:  # nor has a signal handler made one meanwhile
                     self._made = made
                 else:
                     made.discard()
-                doorbell = self._made
-        return doorbell
+                hub = self._made
+        return hub
 
     @property
     def detail(self) -> Finding:
@@ -130,16 +130,16 @@ class BlockingListening:
     async def wait(self, key: str, until: float, heard: int | None) -> int | None:
         if self._closed:
             return None
-        doorbell = self._doorbell()
+        hub = self._hub()
         self._waiting[key] = None
         try:
-            bell = self._hung(doorbell)
+            bell = self._hung(hub)
             if bell is None:
-                await self._without(doorbell, key, until)
+                await self._without(hub, key, until)
                 return None
             if heard != self.hung and heard is not None:
                 return None
-            doorbell.wait(key, until, bell)
+            hub.wait(key, until, bell)
             return bell.tokens.pop(key, None)
         except (BackendUnavailable, OSError):
             await self._pause(until)
@@ -147,39 +147,39 @@ class BlockingListening:
         finally:
             self._waiting.pop(key, None)
 
-    def _hung(self, doorbell: BlockingDoorbell) -> ListenBell | None:
+    def _hung(self, hub: BlockingWakeupHub) -> ListenBell | None:
         bell = self._bell
-        return bell if bell is not None and doorbell.bell is bell and bell.open else None
+        return bell if bell is not None and hub.bell is bell and bell.open else None
 
-    async def _without(self, doorbell: BlockingDoorbell, key: str, until: float) -> None:
+    async def _without(self, hub: BlockingWakeupHub, key: str, until: float) -> None:
         """Hangs the bell; or looks for itself, where another one does or there can be none."""
         place = None if self._deaf else self._opening.begin()
         if place is None:
-            doorbell.wait(key, look_by(until))
+            hub.wait(key, look_by(until))
             return
         began = now()
         try:
-            if self._hung(doorbell) is None:
-                self._hang(doorbell, open_by(until, self._seconds))
+            if self._hung(hub) is None:
+                self._hang(hub, open_by(until, self._seconds))
         except BackendUnavailable:
             self._opening.failed(began)
             raise
         finally:
             self._opening.end(place)
             if self._closed:
-                doorbell.close()
-        doorbell.ring(EVERYBODY)  # what was rung while there was none is lost
+                hub.close()
+        hub.ring(EVERYBODY)  # what was rung while there was none is lost
 
-    def _hang(self, doorbell: BlockingDoorbell, by: float) -> None:
-        bell = self._share(doorbell, by) or self._new_bell(by)
+    def _hang(self, hub: BlockingWakeupHub, by: float) -> None:
+        bell = self._share(hub, by) or self._new_bell(by)
         if bell is None:
             self._deaf = True
             return
         self.hung += 1  # before anybody can wait on it
         self._bell = bell
-        doorbell.hang(bell)
+        hub.hang(bell)
 
-    def _share(self, doorbell: BlockingDoorbell, by: float) -> ListenBell | None:
+    def _share(self, hub: BlockingWakeupHub, by: float) -> ListenBell | None:
         """Listens on a connection of the wire's, which goes on answering while nobody waits."""
         connection = None if self._wire is None else self._wire.detach()
         if self._wire is None or not isinstance(connection, Connection):
@@ -192,7 +192,7 @@ class BlockingListening:
             connection.script(listen + self._ready, min(by, now() + SHARING_SECONDS))
         except BackendUnavailable:
             return None
-        self._wire.shared = bell = SharedBell(connection, doorbell, self._waiting)
+        self._wire.shared = bell = SharedBell(connection, hub, self._waiting)
         return bell
 
     def _new_bell(self, by: float) -> ListenBell | None:
@@ -217,12 +217,12 @@ class BlockingListening:
             self._made.forget(key)
 
     def forget(self) -> None:
-        doorbell = self._made
+        hub = self._made
         self._reset()
-        if doorbell is not None:
-            if isinstance(doorbell.bell, ListenBell):
-                doorbell.bell.forget()
-            doorbell.discard()
+        if hub is not None:
+            if isinstance(hub.bell, ListenBell):
+                hub.bell.forget()
+            hub.discard()
 
     def close(self) -> None:
         self._closed = True
@@ -241,7 +241,7 @@ class AsyncListening:
 
     def _reset(self) -> None:
         self.hung = 0
-        self._doorbell = AsyncDoorbell()
+        self._hub = AsyncWakeupHub()
         self._listener: AsyncListener | None = None
         self._opening = Opening()
         self._deaf = False
@@ -261,14 +261,14 @@ class AsyncListening:
             return None
         if heard != self.hung and heard is not None:
             return None
-        await self._doorbell.wait(key, until)
+        await self._hub.wait(key, until)
         return self._listener.tokens.pop(key, None) if self._listener is not None else None
 
     async def _without(self, key: str, until: float) -> None:
         """Hangs the bell; or looks for itself, where another one does or there can be none."""
         place = None if self._deaf else self._opening.begin()
         if place is None:
-            await self._doorbell.wait(key, look_by(until))
+            await self._hub.wait(key, look_by(until))
             return
         began = now()
         try:
@@ -278,7 +278,7 @@ class AsyncListening:
             await self._pause(until)
         finally:
             self._opening.end(place)
-            self._doorbell.ring_all()  # they attempt again, now that the bell hangs or not
+            self._hub.ring_all()  # they attempt again, now that the bell hangs or not
 
     async def _hang(self, by: float) -> None:
         async with asyncio.timeout(by - now()):  # a host's name may take longer to be looked up
@@ -288,19 +288,19 @@ class AsyncListening:
             self._deaf = made.pooled
             return
         self.hung += 1
-        self._listener = AsyncListener(made, self._doorbell)
+        self._listener = AsyncListener(made, self._hub)
 
     async def _pause(self, until: float) -> None:
         left = until - self._runtime.now()
         await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*MEND_SECONDS))))
 
     def ring(self, key: str) -> None:
-        self._doorbell.ring(key)
+        self._hub.ring(key)
 
     def forget_ring(self, key: str) -> None:
         if self._listener is not None:
             self._listener.tokens.pop(key, None)
-        self._doorbell.forget(key)
+        self._hub.forget(key)
 
     def forget(self) -> None:
         listener = self._listener
@@ -313,4 +313,4 @@ class AsyncListening:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        self._doorbell.ring_all()
+        self._hub.ring_all()

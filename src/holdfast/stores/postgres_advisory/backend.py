@@ -272,7 +272,7 @@ class AdvisoryBackend(SharedBackend):
         return self._keep.glance(grants)
 
     async def _note_behind(self, waits: list[tuple[Session, int]], until: float) -> None:
-        """For people who look: how many wait behind a waiter in its door."""
+        """For people who look: how many wait behind a waiter in its client."""
         noted = {session.connection.pid: behind for session, behind in waits}
         if noted != self._noted and any(noted.get(p) != self._noted.get(p, 0) for p in noted):
             parameters = (json.dumps(list(noted.items())).encode(),)

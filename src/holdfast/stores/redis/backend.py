@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.contract import (
-    HANDED_SECONDS,
+    DIRECT_GRANT_SECONDS,
     Finding,
     Guarantee,
     Page,
@@ -85,7 +85,7 @@ class RedisBackend(Keeping):
             raise Unsupported(f"{self.display} with interop=redis-py has exclusive locks only")
         channel = self._wakeups.channel if heard else "-"
         max_ttl = milliseconds(self.options.max_ttl)
-        handed = milliseconds(min(HANDED_SECONDS, ttl)) if self._scripts.direct else 0
+        handed = milliseconds(min(DIRECT_GRANT_SECONDS, ttl)) if self._scripts.direct else 0
         words = f"{_MODES[mode]} {weight} {limit} {int(join)} {max_ttl} {handed} {channel}"
         if len(self._shapes) >= KEPT_SHAPES:
             self._shapes.clear()
@@ -157,7 +157,7 @@ class RedisBackend(Keeping):
         # A ring may have been under way since before the attempt whose answer this waits on.
         if token is None or token <= last:
             return None
-        return Grant(claim, token, seconds=min(HANDED_SECONDS, claim.ttl))
+        return Grant(claim, token, seconds=min(DIRECT_GRANT_SECONDS, claim.ttl))
 
     def nudge(self, claim: Claim) -> None:
         self._wakeups.ring(_bell_key(claim.owner))
@@ -256,7 +256,7 @@ class RedisBackend(Keeping):
 
     # ---- looking
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         (reply,) = await self._looks([name])
         return read_standing(name, reply, self.display)
 
@@ -264,7 +264,7 @@ class RedisBackend(Keeping):
         survey = Survey(self._keys, self._requests.route, self._standings)
         return await survey.page(prefix, cursor, limit)
 
-    async def _standings(self, names: Sequence[str]) -> list[Standing]:
+    async def _standings(self, names: Sequence[str]) -> list[LockInfo]:
         """One that can't be read says so, and the others are told as always."""
         replies = await self._looks(names)
         return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
+from holdfast.claim import Holder, LockInfo, Mode, Waiter, read_label
 from holdfast.core.contract import Page
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.stores.redis.connection import Refused, pack
@@ -19,22 +19,22 @@ SCAN_ROUNDS = 16
 """A page is given up after so many steps of SCAN, however little they found."""
 
 
-def readable_standing(name: str, reply: Any, store: str) -> Standing:
+def readable_standing(name: str, reply: Any, store: str) -> LockInfo:
     """The same; what can't be read is said in its place."""
     try:
         return read_standing(name, reply, store)
     except Incompatible as error:
         why = f"what is stored under this name can't be read: {error}"
-        return Standing(name, 0, (), (), why)
+        return LockInfo(name, 0, (), (), why)
 
 
-def read_standing(name: str, reply: Any, store: str) -> Standing:
+def read_standing(name: str, reply: Any, store: str) -> LockInfo:
     """Reads the answer of ``look.lua``; raises what else it is."""
     if type(reply) is not list or reply[:1] == [b"incompatible"]:
         raise refusal(reply, store, name)
     try:
         limit, now, holders, waiters = reply
-        return Standing(
+        return LockInfo(
             name,
             int(limit) if holders or waiters else 0,
             tuple(_holder(row, now) for row in holders),
@@ -76,7 +76,7 @@ class Survey:
         self,
         keys: Keys,
         route: Route,
-        standings: Callable[[Sequence[str]], Awaitable[list[Standing]]],
+        standings: Callable[[Sequence[str]], Awaitable[list[LockInfo]]],
     ) -> None:
         self._keys, self._route, self._standings = keys, route, standings
 

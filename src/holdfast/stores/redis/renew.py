@@ -15,7 +15,7 @@ __all__ = ["Keeping"]
 
 
 class Keeping:
-    """The keeper's part of the backend."""
+    """The renewer's part of the backend."""
 
     display: str
     _keys: Keys

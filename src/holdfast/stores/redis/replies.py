@@ -64,9 +64,9 @@ class Keys:
         self._prefix = escape(namespace)
         self._wake = f"{quote(namespace, safe='')}:wake:"
 
-    def channel(self, door: str) -> str:
-        """Where a door listens; without blanks, which separate words in a stored entry."""
-        return self._wake + door
+    def channel(self, client: str) -> str:
+        """Where a client listens; without blanks, which separate words in a stored entry."""
+        return self._wake + client
 
     def name(self, state: str) -> str:
         """The name whose state key this is."""

@@ -103,7 +103,7 @@ class Scripts:
         self, *, loss_protection: bool, interop: bool, cluster: bool, replicas: bool
     ) -> None:
         # A waiter must ask itself where a grant needs more than this hash, and where it can't be
-        # told whether the waiter's door listens: on a cluster it may do so at another node.
+        # told whether the waiter's client listens: on a cluster it may do so at another node.
         self.direct = not (loss_protection or interop or cluster or replicas)
         """Whether a release may grant to whom it wakes."""
         flags = (loss_protection, interop, cluster, self.direct)

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.single_flight import Opening, look_by, open_by
-from holdfast.io.wakeups import EVERYBODY, BlockingDoorbell
+from holdfast.io.wakeups import EVERYBODY, BlockingWakeupHub
 from holdfast.stores.redis.blocking import BlockingLink
 from holdfast.stores.redis.connection import LinkBroken, Refused, pack
 
@@ -38,7 +38,7 @@ def take_down(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
 
 
 class BlockingBell:
-    """A subscribed connection, as the doorbell wants it."""
+    """A subscribed connection, as the wake-up hub wants it."""
 
     def __init__(self, link: BlockingLink, channel: str) -> None:
         self._link = link
@@ -75,7 +75,7 @@ class BlockingWakeups:
         self.hearing = 0
         """Which subscription is live, counted from 1; 0 while there is none."""
         self._count = 0
-        self._doorbell = BlockingDoorbell()
+        self._hub = BlockingWakeupHub()
         self._opening = Opening()
         self._bell: BlockingBell | None = None
 
@@ -92,12 +92,12 @@ class BlockingWakeups:
         """
         try:
             if not self.hearing and not await self._subscribe(until, subscribe):
-                self._doorbell.wait(key, look_by(until))
+                self._hub.wait(key, look_by(until))
                 return None
             bell = self._bell
             if bell is None or not heard or heard != self.hearing:
                 return None
-            self._doorbell.wait(key, until, bell)
+            self._hub.wait(key, until, bell)
             return bell.tokens.pop(key, None)
         except (LinkBroken, OSError):
             self.drop()
@@ -115,7 +115,7 @@ class BlockingWakeups:
         try:
             if not self.hearing:
                 self._bell = await subscribe(self.channel, open_by(until, inf))
-                self._doorbell.hang(self._bell)
+                self._hub.hang(self._bell)
                 self._count += 1
                 self.hearing = self._count
         except BackendUnavailable:
@@ -124,22 +124,22 @@ class BlockingWakeups:
             return False
         finally:
             self._opening.end(place)
-        self._doorbell.ring(EVERYBODY)  # those who look for themselves need not any more
+        self._hub.ring(EVERYBODY)  # those who look for themselves need not any more
         return True
 
     def ring(self, key: str) -> None:
-        self._doorbell.ring(key)
+        self._hub.ring(key)
 
     def drop(self) -> None:
         """The subscription broke, or its server is no longer the one: everybody attempts again
         and the first to wait subscribes anew."""
         self.hearing = 0
-        self._doorbell.ring(EVERYBODY)
+        self._hub.ring(EVERYBODY)
 
     def forget(self) -> None:
         if self._bell is not None:
             self._bell.forget()
-        self._doorbell.discard()
+        self._hub.discard()
 
     async def close(self) -> None:
-        self._doorbell.close()
+        self._hub.close()

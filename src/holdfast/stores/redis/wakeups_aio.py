@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.single_flight import Opening, look_by, open_by
-from holdfast.io.wakeups import AsyncDoorbell
+from holdfast.io.wakeups import AsyncWakeupHub
 from holdfast.stores.redis.aio import Wired
 from holdfast.stores.redis.connection import (
     INCOMPLETE,
@@ -106,7 +106,7 @@ class AsyncWakeups:
         self.hearing = 0
         """Which subscription is live, counted from 1; 0 while there is none."""
         self._count = 0
-        self._doorbell = AsyncDoorbell()
+        self._hub = AsyncWakeupHub()
         self._opening = Opening()
         self._bell: AsyncBell | None = None
         self._closed = False
@@ -123,12 +123,12 @@ class AsyncWakeups:
         Answers the token, if the ring brought a grant.
         """
         if not self.hearing and not await self._subscribe(until, subscribe):
-            await self._doorbell.wait(key, look_by(until))
+            await self._hub.wait(key, look_by(until))
             return None
         bell = self._bell
         if bell is None or not heard or heard != self.hearing:
             return None
-        await self._doorbell.wait(key, until)
+        await self._hub.wait(key, until)
         return bell.tokens.pop(key, None)
 
     async def _subscribe(
@@ -141,7 +141,7 @@ class AsyncWakeups:
         began = now()
         try:
             bell = await subscribe(self.channel, open_by(until, inf))
-            bell.hang(self._doorbell.ring, self._lost)
+            bell.hang(self._hub.ring, self._lost)
             if self._closed:
                 bell.close()
             elif not bell.closing:
@@ -153,26 +153,24 @@ class AsyncWakeups:
             return False
         finally:
             self._opening.end(place)
-        self._doorbell.ring_all()  # those who look for themselves need not any more
+        self._hub.ring_all()  # those who look for themselves need not any more
         return True
 
     def _lost(self, bell: AsyncBell) -> None:
         if self._bell is bell:
             self._bell, self.hearing = None, 0
             # Everybody attempts again and subscribes anew, a moment later: the server may be back.
-            asyncio.get_running_loop().call_later(
-                random.uniform(0.01, 0.1), self._doorbell.ring_all
-            )
+            asyncio.get_running_loop().call_later(random.uniform(0.01, 0.1), self._hub.ring_all)
 
     def ring(self, key: str) -> None:
-        self._doorbell.ring(key)
+        self._hub.ring(key)
 
     def drop(self) -> None:
         """Ends the subscription: the server it came from is no longer the one."""
         bell, self._bell, self.hearing = self._bell, None, 0
         if bell is not None:
             bell.close()
-            self._doorbell.ring_all()
+            self._hub.ring_all()
 
     def forget(self) -> None:
         if self._bell is not None:

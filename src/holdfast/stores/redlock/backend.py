@@ -284,8 +284,8 @@ class RedlockBackend(Keeping, Looking):
         return ones >= self._quorum or not lost, others > 0
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        """Two round trips; and where others listen, the next of this door takes its chance with
-        them: without a line nothing else keeps a busy door from keeping the name."""
+        """Two round trips; and where others listen, the next of this client takes its chance with
+        them: without a line nothing else keeps a busy client from keeping the name."""
         mark = object()
         alone = self._asking.setdefault(claim.owner, mark) is mark
         try:
@@ -382,7 +382,7 @@ class RedlockStore:
         return backend
 
     def leave(self, channel: str, key: str, caller: RedlockBackend) -> None:
-        """A claim waits no more, whichever of the door's backends hears of it first."""
+        """A claim waits no more, whichever of the client's backends hears of it first."""
         for backend in list(self._backends):
             if backend is caller or backend.runtime.blocking:
                 backend._wakeups.leave(channel, key)

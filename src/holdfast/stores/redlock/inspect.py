@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.claim import Holder, Mode, Standing, read_label
+from holdfast.claim import Holder, LockInfo, Mode, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.stores.redis.connection import Refused, bulk, pack
@@ -38,11 +38,11 @@ class Looking:
     _fan: Any
     _quorum: int
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         (replies,) = await self._replies([name])
         return self._standing(name, replies)
 
-    async def _standings(self, names: Sequence[str], node: int) -> list[Standing]:
+    async def _standings(self, names: Sequence[str], node: int) -> list[LockInfo]:
         """What a majority holds of each name of which a node is the first to have anything. One
         that can't be read says so, and the others are told as always."""
         standings = []
@@ -53,7 +53,7 @@ class Looking:
                 standing = self._standing(name, replies)
             except Incompatible as error:
                 why = f"what is stored under this name can't be read: {error}"
-                standing = Standing(name, 0, (), (), why)
+                standing = LockInfo(name, 0, (), (), why)
             if standing.holders or standing.notice:
                 standings.append(standing)
         return standings
@@ -80,7 +80,7 @@ class Looking:
             for at in range(len(names))
         ]
 
-    def _standing(self, name: str, replies: dict[int, Any]) -> Standing:
+    def _standing(self, name: str, replies: dict[int, Any]) -> LockInfo:
         """What a majority holds. A node that has something unreadable counts as one that is down,
         as long as enough are left."""
         answers = [[reply] for reply in replies.values()]
@@ -94,7 +94,7 @@ class Looking:
             why = f"a node of {self.display} gave an answer that is not understood"
             raise BackendUnavailable(why) from error
 
-    def _agreed(self, name: str, replies: Sequence[Any]) -> Standing:
+    def _agreed(self, name: str, replies: Sequence[Any]) -> LockInfo:
         seen: dict[bytes, list[tuple[Any, int]]] = {}
         limits: Counter[int] = Counter()
         for limit, now, rows in replies:
@@ -105,7 +105,7 @@ class Looking:
         found = [rows for rows in seen.values() if len(rows) + unseen >= self._quorum]
         holders = sorted((self._holder(rows) for rows in found), key=lambda h: h.token)
         limit = max(limits, key=lambda each: limits[each], default=0) if holders else 0
-        return Standing(name, limit, tuple(holders), ())
+        return LockInfo(name, limit, tuple(holders), ())
 
     def _holder(self, rows: list[tuple[Any, int]]) -> Holder:
         """One holder as several nodes tell of it: they may differ in what they missed."""

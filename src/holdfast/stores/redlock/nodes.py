@@ -30,7 +30,7 @@ PING = pack("INFO")
 
 
 class Node:
-    """One master, and what is known of its health; shared by all backends of a door."""
+    """One master, and what is known of its health; shared by all backends of a client."""
 
     __slots__ = ("address", "cause", "down", "failures", "fit", "retry_at", "reviving", "run")
 
@@ -57,7 +57,7 @@ class Node:
 
 
 class Fleet:
-    """All nodes of a store, as all backends of a door know them."""
+    """All nodes of a store, as all backends of a client know them."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Fleet:
         # leaves it locked for ever.
         self.mutex = threading.RLock()
         self.tried = threading.Condition(self.mutex)
-        """Told when a node that was down has been tried, whichever backend of the door did so."""
+        """Told when a node that was down has been tried, whichever backend of the client did so."""
 
     def spare(self, node: Node) -> bool:
         """Whether there is a majority without it: then nobody waits long for it."""

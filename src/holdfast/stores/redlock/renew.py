@@ -20,7 +20,7 @@ _MODES = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 
 
 class Keeping:
-    """The keeper's part of the backend."""
+    """The renewer's part of the backend."""
 
     display: str
     _keys: RedlockKeys

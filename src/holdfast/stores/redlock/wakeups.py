@@ -1,7 +1,7 @@
 """Wake-ups for Redlock: a channel per name, over one subscribed connection per backend.
 
 Every node tells of a release, so any one of them will do: the first that can be reached. Who
-waits is woken a little later the more doors listen, each at a moment of its own, so that they do
+waits is woken a little later the more clients listen, each at a moment of its own, so that they do
 not take the votes from one another.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.single_flight import Opening, look_by
-from holdfast.io.wakeups import EVERYBODY, BlockingDoorbell
+from holdfast.io.wakeups import EVERYBODY, BlockingWakeupHub
 from holdfast.stores.redis.blocking import BlockingLink
 from holdfast.stores.redis.connection import Access, LinkBroken, pack
 from holdfast.stores.redlock.nodes import CONNECT_SECONDS, Fleet, Node
@@ -110,7 +110,7 @@ class Listeners:
 
 
 class NameBell:
-    """A subscribed connection, as the doorbell wants it."""
+    """A subscribed connection, as the wake-up hub wants it."""
 
     def __init__(
         self, access: Access, node: Node, heard: Callable[[list[bytes]], list[str]]
@@ -144,7 +144,7 @@ class BlockingNameWakeups:
     def __init__(self, access: Access, fleet: Fleet) -> None:
         self._access, self._fleet = access, fleet
         self._listeners = Listeners()
-        self._doorbell = BlockingDoorbell()
+        self._hub = BlockingWakeupHub()
         # Re-entrant: a signal handler may wait, or leave, in the middle of what its thread does.
         self._changing = threading.RLock()
         self._opening = Opening()
@@ -170,7 +170,7 @@ class BlockingNameWakeups:
         if new and self._listeners.is_live(channel):
             return
         try:
-            rung = self._doorbell.wait(key, until if self._bell is not None else look_by(until))
+            rung = self._hub.wait(key, until if self._bell is not None else look_by(until))
         except (LinkBroken, OSError):
             self._drop()
             time.sleep(random.uniform(0.01, 0.1))
@@ -208,7 +208,7 @@ class BlockingNameWakeups:
                 return
         finally:
             self._opening.end(place)
-        self._doorbell.ring(EVERYBODY)  # those who look for themselves need not any more
+        self._hub.ring(EVERYBODY)  # those who look for themselves need not any more
 
     def _hang(self, until: float) -> bool:
         for node in self._fleet.nodes:
@@ -220,20 +220,20 @@ class BlockingNameWakeups:
                 node.failed(error)
                 continue
             self._bell = bell
-            self._doorbell.hang(bell)
+            self._hub.hang(bell)
             return True
         return False
 
     def _drop(self) -> None:
         self._bell = None
         for key in self._listeners.forget_all():
-            self._doorbell.ring(key)
+            self._hub.ring(key)
 
     def leave(self, channel: str, key: str) -> None:
         """The claim waits no more."""
         with self._changing:
             empty = self._listeners.leave(channel, key)
-            self._doorbell.forget(key)
+            self._hub.forget(key)
             bell = self._bell
             if empty and bell is not None:
                 try:
@@ -242,12 +242,12 @@ class BlockingNameWakeups:
                     self._drop()
 
     def ring(self, key: str) -> None:
-        self._doorbell.ring(key)
+        self._hub.ring(key)
 
     def forget(self) -> None:
         if self._bell is not None:
             self._bell.forget()
-        self._doorbell.discard()
+        self._hub.discard()
 
     async def close(self) -> None:
-        self._doorbell.close()
+        self._hub.close()

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.single_flight import Opening, look_by
-from holdfast.io.wakeups import AsyncDoorbell
+from holdfast.io.wakeups import AsyncWakeupHub
 from holdfast.stores.redis.aio import Wired
 from holdfast.stores.redis.connection import INCOMPLETE, Access, Reader, pack
 from holdfast.stores.redlock.nodes import CONNECT_SECONDS, Fleet, Node
@@ -60,7 +60,7 @@ class AsyncNameWakeups:
     def __init__(self, access: Access, fleet: Fleet) -> None:
         self._access, self._fleet = access, fleet
         self._listeners = Listeners()
-        self._doorbell = AsyncDoorbell()
+        self._hub = AsyncWakeupHub()
         self._opening = Opening()
         self._bell: AsyncNameBell | None = None
         self._closed = False
@@ -93,7 +93,7 @@ class AsyncNameWakeups:
             bell.send("SUBSCRIBE", channel)
         if new and self._listeners.is_live(channel):
             return
-        if await self._doorbell.wait(key, until if bell is not None else look_by(until)):
+        if await self._hub.wait(key, until if bell is not None else look_by(until)):
             await asyncio.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
 
     async def _open(self, until: float) -> None:
@@ -109,7 +109,7 @@ class AsyncNameWakeups:
                 return
         finally:
             self._opening.end(place)
-        self._doorbell.ring_all()  # those who look for themselves need not any more
+        self._hub.ring_all()  # those who look for themselves need not any more
 
     async def _hang(self, until: float) -> bool:
         for node in self._fleet.nodes:
@@ -132,7 +132,7 @@ class AsyncNameWakeups:
     def _heard(self, message: Any) -> None:
         if type(message) is list:
             for key in self._listeners.heard(message):
-                self._doorbell.ring(key)
+                self._hub.ring(key)
 
     def _lost(self, bell: AsyncNameBell) -> None:
         if self._bell is bell:
@@ -142,7 +142,7 @@ class AsyncNameWakeups:
 
     def _ring(self, keys: list[str]) -> None:
         for key in keys:
-            self._doorbell.ring(key)
+            self._hub.ring(key)
 
     def _drop(self) -> None:
         bell, self._bell = self._bell, None
@@ -153,12 +153,12 @@ class AsyncNameWakeups:
     def leave(self, channel: str, key: str) -> None:
         """The claim waits no more."""
         empty = self._listeners.leave(channel, key)
-        self._doorbell.forget(key)
+        self._hub.forget(key)
         if empty and self._bell is not None and not self._bell.closing:
             self._bell.send("UNSUBSCRIBE", channel)
 
     def ring(self, key: str) -> None:
-        self._doorbell.ring(key)
+        self._hub.ring(key)
 
     def forget(self) -> None:
         if self._bell is not None:
@@ -169,4 +169,4 @@ class AsyncNameWakeups:
         bell, self._bell = self._bell, None
         if bell is not None:
             bell.close()
-        self._doorbell.ring_all()
+        self._hub.ring_all()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.core.drive import run_now
@@ -199,7 +199,7 @@ class SqliteBackend:
             dead = await self._wakes.deliver(wakes)
             if not dead:
                 return tries > 0
-            # The others of a door that died, and those behind it, may be dead as well.
+            # The others of a client that died, and those behind it, may be dead as well.
             dead |= self._wakes.dead_among(await self._wire.run(_addresses, name))
             skip = partial(_skip, addresses=dead)
             _, wakes = await self._wire.transact(NEVER, self._work, name, skip, "")
@@ -297,7 +297,7 @@ class SqliteBackend:
         tokens, _ = await self._change(self._space + name, lambda line: line.clear())
         return tokens
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         from holdfast.stores.sqlite import inspect as view
 
         key = self._space + name

@@ -1,8 +1,8 @@
 """Wake-ups between the processes of one machine, through UNIX datagram sockets.
 
-Every door that waits binds one socket in a folder that only those who share the locks can
+Every client that waits binds one socket in a folder that only those who share the locks can
 enter. Whoever frees a name sends the waiter's key to the waiter's address, and nobody else
-stirs. A refused datagram is news too: that door is dead.
+stirs. A refused datagram is news too: that client is dead.
 
 Those who share the locks need not trust each other with their files. An address comes from the
 database, so only names of the form that ``bind`` makes are used. Whatever is changed, removed or
@@ -194,7 +194,7 @@ class Folder:
 
 
 class DatagramBell:
-    """The socket of one door: what its doorbell listens to."""
+    """The socket of one client: what its wake-up hub listens to."""
 
     def __init__(self, bound: socket.socket, address: str, folder: Folder) -> None:
         self.address, self.path = address, f"{folder.path}/{address}"

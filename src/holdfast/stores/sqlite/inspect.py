@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from holdfast.claim import Holder, Mode, Record, Standing, Waiter, check_name, read_label
+from holdfast.claim import Holder, LockInfo, Mode, Record, Waiter, check_name, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import InvalidName
 from holdfast.stores.sqlite import row as read
@@ -35,7 +35,7 @@ LONGEST_SHOWN = 80
 """How much of a name is shown that is none of ours."""
 
 
-def standing(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> Standing:
+def standing(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> LockInfo:
     """One name, in one snapshot; raises ``Unreadable``."""
     cursor.execute("BEGIN")
     found = _standing(cursor, key, name, now)
@@ -43,7 +43,7 @@ def standing(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> Standin
     return found
 
 
-def _standing(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> Standing:
+def _standing(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> LockInfo:
     holders: list[Holder] = []
     waiters: list[Waiter] = []
     limit = 0
@@ -62,7 +62,7 @@ def _standing(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> Standi
         else:
             since, behind = read.moment(since, "begin"), read.count(behind, "number behind it")
             waiters.append(Waiter(*_label(label), read.mode(mode), since, behind))
-    return Standing(name, limit, tuple(holders), tuple(waiters))
+    return LockInfo(name, limit, tuple(holders), tuple(waiters))
 
 
 def _label(label: object) -> tuple[str, int, str, str]:
@@ -85,7 +85,7 @@ def survey(
     behind = all_names + after.encode(errors="surrogateescape")
     cursor.execute("BEGIN")
     rows = cursor.execute(_NAMES, (now, behind, start, MOST_ROWS)).fetchall()
-    standings: list[Standing] = []
+    standings: list[LockInfo] = []
     seen = behind
     for key, used in rows:
         if not key.startswith(start) or len(standings) >= limit:
@@ -101,7 +101,7 @@ def survey(
     return Page(standings, here if more or len(rows) == MOST_ROWS else None)
 
 
-def _surveyed(cursor: sqlite3.Cursor, key: bytes, space: int, now: float) -> Standing:
+def _surveyed(cursor: sqlite3.Cursor, key: bytes, space: int, now: float) -> LockInfo:
     """One name of a survey. What can't be read is told of, and the survey goes on."""
     name = key[space:].decode(errors="backslashreplace")
     try:
@@ -110,7 +110,7 @@ def _surveyed(cursor: sqlite3.Cursor, key: bytes, space: int, now: float) -> Sta
     except (read.Unreadable, InvalidName) as error:
         shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
         notice = f"what is stored under this name can't be read: {error}"
-        return Standing(shown, 0, (), (), notice)
+        return LockInfo(shown, 0, (), (), notice)
 
 
 def recall(cursor: sqlite3.Cursor, key: str, wall: float) -> Record | None:

@@ -346,7 +346,7 @@ class Line:
         return True
 
     def skip(self, addresses: set[str]) -> None:
-        """Takes those out of the line whose doors are dead."""
+        """Takes those out of the line whose clients are dead."""
         for address in addresses:
             self._leave(self._cursor.execute(_SKIP, (self._name, address)).rowcount)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from holdfast.core import log
 from holdfast.core.contract import Runtime
 from holdfast.errors import GuaranteeNotMet
-from holdfast.io.wakeups import EVERYBODY, AsyncDoorbell, BlockingDoorbell
+from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores.sqlite.datagram import DatagramBell, Delivery, Folder, supported
 from holdfast.stores.sqlite.file import Place
 from holdfast.stores.sqlite.queue import Wake
@@ -37,7 +37,7 @@ class Wakes:
         self._place, self._runtime = place, runtime
         self._folder = Folder(f"{place.path}-wake", self._make_folder, place.file_mode)
         self._bell: DatagramBell | None = None
-        self._doorbell: BlockingDoorbell | AsyncDoorbell | None = None
+        self._hub: BlockingWakeupHub | AsyncWakeupHub | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retry_at = 0.0 if supported() else float("inf")
         # Re-entrant: a signal handler may wait in the middle of what its thread does here.
@@ -83,9 +83,9 @@ class Wakes:
             bell.close()
             return self._bell.address
         if self._runtime.blocking:
-            if not isinstance(self._doorbell, BlockingDoorbell):
-                self._doorbell = BlockingDoorbell()
-            self._doorbell.hang(bell)
+            if not isinstance(self._hub, BlockingWakeupHub):
+                self._hub = BlockingWakeupHub()
+            self._hub.hang(bell)
         else:
             self._listen(bell)
         self._bell = bell
@@ -94,18 +94,18 @@ class Wakes:
     def _listen(self, bell: DatagramBell) -> None:
         import asyncio
 
-        if not isinstance(self._doorbell, AsyncDoorbell):
-            self._doorbell = AsyncDoorbell()
+        if not isinstance(self._hub, AsyncWakeupHub):
+            self._hub = AsyncWakeupHub()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(bell.fileno(), self._heard, bell, self._doorbell)
+        self._loop.add_reader(bell.fileno(), self._heard, bell, self._hub)
 
     @staticmethod
-    def _heard(bell: DatagramBell, doorbell: AsyncDoorbell) -> None:
+    def _heard(bell: DatagramBell, hub: AsyncWakeupHub) -> None:
         for key in bell.read():
             if key == EVERYBODY:
-                doorbell.ring_all()
+                hub.ring_all()
             else:
-                doorbell.ring(key)
+                hub.ring(key)
 
     def _unbind(self) -> None:
         bell, self._bell = self._bell, None
@@ -118,35 +118,35 @@ class Wakes:
 
     async def wait(self, owner: str, until: float) -> None:
         """Returns when the owner was rung, at ``until`` at the latest, or early."""
-        bell, doorbell, runtime = self._bell, self._doorbell, self._runtime
-        if bell is None or doorbell is None:
+        bell, hub, runtime = self._bell, self._hub, self._runtime
+        if bell is None or hub is None:
             pause = min(until - runtime.now(), runtime.between(*POLL_SECONDS))
             await runtime.sleep(max(0.0, pause))
         elif not bell.reachable():
             with self._mutex:
                 self._retry_at = 0.0
                 self._bind(instead_of=bell)  # the attempt that follows stores the new address
-        elif isinstance(doorbell, BlockingDoorbell):
-            self._wait_blocking(doorbell, owner, until)
+        elif isinstance(hub, BlockingWakeupHub):
+            self._wait_blocking(hub, owner, until)
         else:
-            await doorbell.wait(owner, until)
+            await hub.wait(owner, until)
 
-    def _wait_blocking(self, doorbell: BlockingDoorbell, owner: str, until: float) -> None:
+    def _wait_blocking(self, hub: BlockingWakeupHub, owner: str, until: float) -> None:
         try:
-            doorbell.wait(owner, until)
+            hub.wait(owner, until)
         except OSError as error:
             log.debug("wake-ups at %s broke: %s", self._folder.path, error)
             self._bell = None
 
     def ring(self, owner: str) -> None:
         """Ends a wait of this backend."""
-        if self._doorbell is not None:
-            self._doorbell.ring(owner)
+        if self._hub is not None:
+            self._hub.ring(owner)
 
     def quiet(self, owner: str) -> None:
         """Drops a wake-up that nobody will ask for."""
-        if self._doorbell is not None:
-            self._doorbell.forget(owner)
+        if self._hub is not None:
+            self._hub.forget(owner)
 
     async def deliver(self, wakes: Iterable[Wake]) -> set[str]:
         """Wakes them; answers the addresses where nobody lives any more."""
@@ -175,20 +175,20 @@ class Wakes:
         """In a forked child: the sockets and the loop are the parent's."""
         self._mutex = threading.RLock()
         bell, self._bell = self._bell, None
-        doorbell, self._doorbell = self._doorbell, None
+        hub, self._hub = self._hub, None
         self._loop = None
-        if isinstance(doorbell, BlockingDoorbell):
-            doorbell.discard()
+        if isinstance(hub, BlockingWakeupHub):
+            hub.discard()
         if bell is not None:
             bell.close()
         self._folder.close()
 
     def close(self) -> None:
         """Ends all waits and removes our socket."""
-        doorbell = self._doorbell
-        if isinstance(doorbell, BlockingDoorbell):
-            doorbell.close()
-        elif doorbell is not None:
-            doorbell.ring_all()
+        hub = self._hub
+        if isinstance(hub, BlockingWakeupHub):
+            hub.close()
+        elif hub is not None:
+            hub.ring_all()
         self._unbind()
         self._folder.close()

@@ -52,7 +52,7 @@ __all__ = ["ZooKeeperBackend", "open_store"]
 
 TRIES = 8
 MOMENT_SECONDS = 0.01
-"""For another thread of this door that is at the same claim."""
+"""For another thread of this client that is at the same claim."""
 Answer = TypeVar("Answer", Grant | Busy, Grant | Busy | None)
 _SEQUENCE_LIMIT = f"{SEQUENCE_LIMIT:010}"
 GONE_NAME = "the name's node vanished again and again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.claim import Holder, Mode, Standing, Waiter, read_label
+from holdfast.claim import Holder, LockInfo, Mode, Waiter, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.core.ordered import shown_unreadable
 from holdfast.errors import BackendUnavailable, Incompatible
@@ -34,7 +34,7 @@ def token_of(mode: Mode, data: NodeData, stat: Stat) -> int:
 class Looking(Trips):
     """The part of the backend that reads for people."""
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         session = await self.looking()
         listing = Listing(self.store.parent(name))
         await self.ask(session, Sync(self.store.root), listing)
@@ -64,7 +64,7 @@ class Looking(Trips):
 
     async def _standings(
         self, names: Sequence[str], lists: Sequence[Listing]
-    ) -> list[Standing | Incompatible]:
+    ) -> list[LockInfo | Incompatible]:
         """All nodes of all lines in one trip; of a name that can't be read, why."""
         lines = [self._line(name, found) for name, found in zip(names, lists, strict=True)]
         reads = [
@@ -86,13 +86,13 @@ class Looking(Trips):
         except Incompatible as error:
             return error
 
-    def _read(self, name: str, line: Line, reads: Sequence[Read]) -> Standing | Incompatible:
+    def _read(self, name: str, line: Line, reads: Sequence[Read]) -> LockInfo | Incompatible:
         try:
             return self._standing(name, line, reads)
         except Incompatible as error:
             return error
 
-    def _standing(self, name: str, line: Line, reads: Sequence[Read]) -> Standing:
+    def _standing(self, name: str, line: Line, reads: Sequence[Read]) -> LockInfo:
         holders: list[Holder] = []
         waiters: list[Waiter] = []
         for index, (place, read) in enumerate(zip(line.places, reads, strict=False)):
@@ -106,7 +106,7 @@ class Looking(Trips):
             else:
                 waiters.append(Waiter(*label, place.mode, stat.ctime / 1000, data.behind))
         limit = line.places[0].limit if line.places else 0
-        return Standing(name, limit, tuple(holders), tuple(waiters))
+        return LockInfo(name, limit, tuple(holders), tuple(waiters))
 
     def _holder(
         self, label: tuple[str, int, str, str], place: Place, data: NodeData, stat: Stat

@@ -1,7 +1,7 @@
 """One claim of this process on ZooKeeper, its node in the line, and who decides over both.
 
 Several threads have a hand in a node at the same time: its owner's lets it in, another that
-releases in its favour does so too, the keeper renews it, and the session's ends what nobody keeps
+releases in its favour does so too, the renewer renews it, and the session's ends what nobody keeps
 or comes for. Whoever ends it deletes it, and then nobody may be let in by it: not even one who
 saw a moment ago that it was its turn. So a node has a chain of terms, and each decision is the
 next one: two that are taken at once are taken one after the other, the second by what the first

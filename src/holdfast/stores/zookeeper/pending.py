@@ -41,7 +41,7 @@ def deletion(parent: str, path: str, slots: tuple[int, ...], version: int = ANY_
 
 
 class Debts:
-    """The debts of one door, one for an owner."""
+    """The debts of one client, one for an owner."""
 
     def __init__(self, parent: Callable[[str], str]) -> None:
         self._parent = parent

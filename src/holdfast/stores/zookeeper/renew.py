@@ -56,7 +56,7 @@ def _portions(paths: Sequence[str]) -> Iterator[list[str]]:
 
 
 class _Answer:
-    """What becomes of the whole batch of a door."""
+    """What becomes of the whole batch of a client."""
 
     def __init__(self) -> None:
         self.lost: dict[str, str] = {}
@@ -70,7 +70,7 @@ class _Answer:
 
 
 class Renewing(Moving):
-    """The part of the backend that the keeper calls."""
+    """The part of the backend that the renewer calls."""
 
     async def renew(
         self,

@@ -1,4 +1,4 @@
-"""What all backends of one ZooKeeper door share: its sessions, and its own nodes in every line.
+"""What all backends of one ZooKeeper client share: its sessions, and its own nodes in every line.
 
 ZooKeeper forgets a node when its session ends, not when it is no longer renewed. So that a hold
 ends with its ttl all the same, the store remembers what its process has in the lines, and the
@@ -33,7 +33,7 @@ GOODBYE_SECONDS = 1.0
 
 
 class ZooKeeperStore:
-    """One ensemble as a URL describes it, for one door."""
+    """One ensemble as a URL describes it, for one client."""
 
     guarantees = frozenset(
         {

@@ -1,4 +1,4 @@
-"""What every store must do, as a user sees it: the rules of Holdfast through both doors.
+"""What every store must do, as a user sees it: the rules of Holdfast through both clients.
 
 >>> from holdfast.testing import Flavour, Harness, conformance
 >>> class Memory(Harness):

@@ -1,7 +1,7 @@
-"""What a conformance rule works with: doors on one store, real processes, and the clock.
+"""What a conformance rule works with: clients on one store, real processes, and the clock.
 
-Every body is written for the asyncio door's words and runs through both; see
-``holdfast.testing.doors``. A task of the body is a thread to the blocking door.
+Every body is written for the asyncio client's words and runs through both; see
+``holdfast.testing.clients``. A task of the body is a thread to the blocking client.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from holdfast.core.hold import grace_seconds
 from holdfast.errors import BackendUnavailable, HoldfastError, LockLost, LockTimeout
 from holdfast.io.clock import now
-from holdfast.testing.doors import open_door
+from holdfast.testing.clients import open_client
 from holdfast.testing.guarantees import guarantees_of
 from holdfast.testing.harness import Harness
 from holdfast.testing.processes import Process
@@ -50,7 +50,7 @@ __all__ = [
 T = TypeVar("T")
 TRIES = 5
 STALL_SECONDS = 0.5
-"""A machine that stood still for less has not kept a keeper from renewing in time."""
+"""A machine that stood still for less has not kept a renewer from renewing in time."""
 SOON = 10.0
 """How long what happens at once may take on a busy machine."""
 LONGEST_ANSWER_SECONDS = 5.0
@@ -67,7 +67,7 @@ class Bench:
         self.recovery = harness.ttl + 1.0 + harness.extra_recovery
         """How long a killed holder may block others."""
         self.workers = Workers()
-        self._doors: list[AsyncLocks] = []
+        self._clients: list[AsyncLocks] = []
         self._processes: list[Process] = []
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-test-")
         self.folder = Path(self._folder.name)
@@ -77,43 +77,43 @@ class Bench:
         """What the store promises."""
         return guarantees_of(self.harness)
 
-    def door(self, *, proxied: bool = False, **options: Any) -> AsyncLocks:
-        """Another door to the store, as another process would open it."""
+    def client(self, *, proxied: bool = False, **options: Any) -> AsyncLocks:
+        """Another client to the store, as another process would open it."""
         url = self.harness.proxied_url if proxied else self.harness.url
         options = {"namespace": self.namespace} | options
-        door = open_door(url, self.flavour, self.workers.run, **options)
-        self._doors.append(door)
-        return door
+        client = open_client(url, self.flavour, self.workers.run, **options)
+        self._clients.append(client)
+        return client
 
     def process(self, **options: Any) -> Process:
-        """A real process with a door of its own, of the same flavour."""
+        """A real process with a client of its own, of the same flavour."""
         options = {"namespace": self.namespace} | options
         process = Process(self.harness.url, self.flavour, **options)
         self._processes.append(process)
         return process
 
-    async def is_free(self, door: AsyncLocks, name: str) -> bool:
+    async def is_free(self, client: AsyncLocks, name: str) -> bool:
         """Whether nobody holds the name, waits for it or has it reserved."""
-        standing = await door.inspect(name)
+        standing = await client.inspect(name)
         return not standing.holders and not standing.waiters
 
-    async def freed(self, door: AsyncLocks, name: str, seconds: float = SOON) -> None:
+    async def freed(self, client: AsyncLocks, name: str, seconds: float = SOON) -> None:
         """Returns once nobody holds the name or waits for it."""
-        await eventually(lambda: self.is_free(door, name), seconds, f"{name!r} was not freed")
+        await eventually(lambda: self.is_free(client, name), seconds, f"{name!r} was not freed")
 
-    async def taken(self, door: AsyncLocks, name: str) -> None:
+    async def taken(self, client: AsyncLocks, name: str) -> None:
         """Returns once somebody holds the name."""
 
         async def held() -> bool:
-            return bool((await door.inspect(name)).holders)
+            return bool((await client.inspect(name)).holders)
 
         await eventually(held, SOON, f"{name!r} was not taken")
 
-    async def in_line(self, door: AsyncLocks, name: str, count: int) -> None:
-        """Returns once so many doors stand in the store's line."""
+    async def in_line(self, client: AsyncLocks, name: str, count: int) -> None:
+        """Returns once so many clients stand in the store's line."""
 
         async def stand() -> bool:
-            return len((await door.inspect(name)).waiters) == count
+            return len((await client.inspect(name)).waiters) == count
 
         await eventually(stand, SOON, f"{count} did not come to stand in line for {name!r}")
 
@@ -123,9 +123,9 @@ class Bench:
         with warnings.catch_warnings():
             # A rule that failed half-way leaves holds behind; its own failure is what counts.
             warnings.simplefilter("ignore", ResourceWarning)
-            for door in self._doors:
+            for client in self._clients:
                 try:
-                    await door.close()
+                    await client.close()
                 except HoldfastError:
                     continue
         self.workers.close()
@@ -184,10 +184,10 @@ async def stopped_in_time(
 
 
 @contextmanager
-def renewer_hung(door: AsyncLocks) -> Iterator[None]:
+def renewer_hung(client: AsyncLocks) -> Iterator[None]:
     """The thread that renews stands still in its next renewal, whatever time it was given: as in a
     look-up of a name, or in a driver of a database."""
-    backend = door._keeper.keep.backend
+    backend = client._renewer_thread.renewer.backend
     renew, let_go = backend.renew, threading.Event()
 
     async def hang(*what: Any, **how: Any) -> Any:

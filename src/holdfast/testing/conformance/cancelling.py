@@ -19,9 +19,9 @@ __all__: list[str] = []
 ASYNC = [Flavour.ASYNCIO]
 
 
-async def _try(door: AsyncLocks, seconds: float) -> bool:
+async def _try(client: AsyncLocks, seconds: float) -> bool:
     """An acquire that is cancelled after so long; whether it was there first."""
-    acquiring = asyncio.create_task(door.lock("name").acquire())
+    acquiring = asyncio.create_task(client.lock("name").acquire())
     await asyncio.wait([acquiring], timeout=seconds)
     acquiring.cancel()
     with suppress(asyncio.CancelledError):
@@ -35,7 +35,7 @@ async def _try(door: AsyncLocks, seconds: float) -> bool:
 @conformance.rule(flavours=ASYNC)
 async def cancelled_on_an_idle_store(bench: Bench) -> None:
     """Cancelled at a random moment of a free acquire, again and again: nothing is left."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     for _ in range(200):
@@ -49,7 +49,7 @@ async def cancelled_on_an_idle_store(bench: Bench) -> None:
 @conformance.rule(flavours=ASYNC)
 async def cancelled_while_waiting(bench: Bench) -> None:
     """Waiters that are cancelled leave the line; those who stay are served."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("name"):
         for _ in range(5):
             assert not await _try(theirs, 0.02)
@@ -60,15 +60,15 @@ async def cancelled_while_waiting(bench: Bench) -> None:
     await bench.freed(ours, "name")
 
 
-async def _hold(door: AsyncLocks) -> None:
-    async with door.lock("name"):
+async def _hold(client: AsyncLocks) -> None:
+    async with client.lock("name"):
         pass
 
 
 @conformance.rule(flavours=ASYNC)
 async def cancelled_at_the_hand_over(bench: Bench) -> None:
     """Cancelled in the instant in which the name is handed over: the next one gets it."""
-    ours, theirs, third = bench.door(), bench.door(), bench.door()
+    ours, theirs, third = bench.client(), bench.client(), bench.client()
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     for _ in range(50):
@@ -85,7 +85,7 @@ async def cancelled_at_the_hand_over(bench: Bench) -> None:
 @conformance.rule(flavours=ASYNC)
 async def wait_for_works(bench: Bench) -> None:
     """``asyncio.wait_for(lock.acquire(), …)`` gives a lease or leaves nothing behind."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     lease = await asyncio.wait_for(ours.lock("name").acquire(), SOON)
     assert lease is not None
     for _ in range(3):
@@ -101,7 +101,7 @@ async def wait_for_works(bench: Bench) -> None:
 @conformance.rule(flavours=ASYNC)
 async def a_cancelled_block_is_released(bench: Bench) -> None:
     """Cancelling the task inside its block ends the hold, and the cancellation comes out."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     entered = asyncio.Event()
 
     async def stay() -> None:
@@ -121,7 +121,7 @@ async def a_cancelled_block_is_released(bench: Bench) -> None:
 @conformance.rule(knobs=[Knob.HOLD_REPLIES], flavours=ASYNC)
 async def cancelled_with_the_reply_held_back(bench: Bench) -> None:
     """The request arrived, its reply did not: what it did is undone all the same."""
-    ours, theirs = bench.door(proxied=True), bench.door()
+    ours, theirs = bench.client(proxied=True), bench.client()
     async with ours.lock("warm"):
         pass
     for _ in range(3):
@@ -138,7 +138,7 @@ async def cancelled_with_the_reply_held_back(bench: Bench) -> None:
 @conformance.rule(knobs=[Knob.HOLD_REPLIES])
 async def a_grant_that_comes_too_late_is_none(bench: Bench) -> None:
     """A reply that took longer than the ttl grants nothing: the block is not entered."""
-    ours, theirs = bench.door(proxied=True), bench.door()
+    ours, theirs = bench.client(proxied=True), bench.client()
     async with ours.lock("warm"):
         pass
     bench.harness.hold_replies()

@@ -1,4 +1,4 @@
-"""The end of a door: what is held is released, threads and connections end."""
+"""The end of a client: what is held is released, threads and connections end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__: list[str] = []
 
 @conformance.rule()
 async def closing_releases_with_a_warning(bench: Bench) -> None:
-    """What is still held when the door closes is released, each with a warning."""
-    ours, theirs = bench.door(), bench.door()
+    """What is still held when the client closes is released, each with a warning."""
+    ours, theirs = bench.client(), bench.client()
     leases = [await ours.lock(f"name {n}").acquire() for n in range(3)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -36,46 +36,46 @@ async def closing_releases_with_a_warning(bench: Bench) -> None:
 
 
 @conformance.rule()
-async def a_closed_door_says_so(bench: Bench) -> None:
-    """Whoever uses a closed door gets an error, not a hang and not a hold."""
-    door = bench.door()
-    async with door.lock("name"):
+async def a_closed_client_says_so(bench: Bench) -> None:
+    """Whoever uses a closed client gets an error, not a hang and not a hold."""
+    client = bench.client()
+    async with client.lock("name"):
         pass
-    await door.close()
+    await client.close()
     with raises((HoldfastError, RuntimeError)):
-        await door.lock("name").acquire()
+        await client.lock("name").acquire()
     with raises((HoldfastError, RuntimeError)):
-        await door.inspect("name")
+        await client.inspect("name")
 
 
 @conformance.rule()
-async def an_unused_door_closes(bench: Bench) -> None:
-    """A door that was never used closes without touching the store."""
-    await bench.door().close()
-    async with bench.door():
+async def an_unused_client_closes(bench: Bench) -> None:
+    """A client that was never used closes without touching the store."""
+    await bench.client().close()
+    async with bench.client():
         pass
 
 
 @conformance.rule()
 async def closing_ends_the_threads(bench: Bench) -> None:
-    """No thread of the door's is left once it is closed."""
+    """No thread of the client's is left once it is closed."""
     before = set(threading.enumerate())
-    door = bench.door()
-    async with door.lock("name"):
+    client = bench.client()
+    async with client.lock("name"):
         pass
-    await door.close()
+    await client.close()
 
     async def gone() -> bool:
         left = set(threading.enumerate()) - before
         return not [thread for thread in left if "holdfast" in thread.name]
 
-    await eventually(gone, SOON, "a thread of the door's is still there")
+    await eventually(gone, SOON, "a thread of the client's is still there")
 
 
 @conformance.rule()
 async def closing_ends_who_waits(bench: Bench) -> None:
-    """A waiter of a door that is closed gets an error and leaves no place in the line."""
-    ours, theirs = bench.door(), bench.door()
+    """A waiter of a client that is closed gets an error and leaves no place in the line."""
+    ours, theirs = bench.client(), bench.client()
 
     async def wait() -> None:
         with raises((HoldfastError, RuntimeError)):
@@ -89,21 +89,21 @@ async def closing_ends_who_waits(bench: Bench) -> None:
         await eventually(lambda: _nobody_waits(ours), SOON, "a place in the line was left")
 
 
-async def _nobody_waits(door: AsyncLocks) -> bool:
-    return not (await door.inspect("name")).waiters
+async def _nobody_waits(client: AsyncLocks) -> bool:
+    return not (await client.inspect("name")).waiters
 
 
 @conformance.rule(flavours=[Flavour.ASYNCIO])
-async def a_door_belongs_to_one_loop(bench: Bench) -> None:
-    """A door that is in use on one event loop says so on another."""
-    door = bench.door()
-    async with door.lock("name"):
+async def a_client_belongs_to_one_loop(bench: Bench) -> None:
+    """A client that is in use on one event loop says so on another."""
+    client = bench.client()
+    async with client.lock("name"):
         pass
 
     def elsewhere() -> None:
         async def use() -> None:
             with raises(RuntimeError) as raised:
-                await door.lock("other").acquire()
+                await client.lock("other").acquire()
             assert "loop" in str(raised.error)
 
         asyncio.run(use())

@@ -57,9 +57,9 @@ async def _contend(process: Process, history: str) -> None:
 @conformance.rule(between_processes=True)
 async def a_killed_holder_is_survived(bench: Bench) -> None:
     """kill -9: the next waiter holds within ttl + 1 s and what the store's sessions add."""
-    door, process = bench.door(), bench.process()
+    client, process = bench.client(), bench.process()
     token = await process.ask("acquire", name="name", ttl=bench.ttl)
-    waiting = asyncio.create_task(door.lock("name").acquire(timeout=bench.recovery + 3 * SOON))
+    waiting = asyncio.create_task(client.lock("name").acquire(timeout=bench.recovery + 3 * SOON))
     await asyncio.wait([waiting], timeout=0.2)
     with Stalls() as stalls:
         process.kill()
@@ -102,18 +102,18 @@ async def killed_in_the_middle_of_contention(bench: Bench) -> None:
 @conformance.rule(between_processes=True, slow=True)
 async def killed_waiters_do_not_stall_the_line(bench: Bench) -> None:
     """Waiters that were killed at once are passed over; who waits behind them is served."""
-    door = bench.door()
+    client = bench.client()
     processes = [bench.process(ttl=bench.ttl) for _ in range(3)]
     await asyncio.gather(*(process.ask("check") for process in processes))
-    lease = await door.lock("name").acquire()
+    lease = await client.lock("name").acquire()
     assert lease is not None
     for number, process in enumerate(processes):
         process.send("acquire", name="name")
         if Guarantee.FIFO in bench.guarantees:
-            await bench.in_line(door, "name", number + 1)
+            await bench.in_line(client, "name", number + 1)
     for process in processes:
         process.kill()
-    behind = asyncio.create_task(bench.door().lock("name").acquire(timeout=6 * SOON))
+    behind = asyncio.create_task(bench.client().lock("name").acquire(timeout=6 * SOON))
     await asyncio.wait([behind], timeout=0.2)
     await lease.release()
     taken = await behind
@@ -124,9 +124,9 @@ async def killed_waiters_do_not_stall_the_line(bench: Bench) -> None:
 @conformance.rule(between_processes=True, sleeps=True)
 async def waiting_costs_nothing(bench: Bench) -> None:
     """A process that waits sleeps: it polls neither the store nor its own memory."""
-    door, process = bench.door(), bench.process()
+    client, process = bench.client(), bench.process()
     await process.ask("check")
-    async with door.lock("name"):
+    async with client.lock("name"):
         process.send("cost_of_waiting", name="name")
         await asyncio.sleep(1.5)
     cost = await within(SOON, process.answer())
@@ -136,10 +136,10 @@ async def waiting_costs_nothing(bench: Bench) -> None:
 @conformance.rule(between_processes=True, sleeps=True)
 async def a_stopped_holder_learns_it(bench: Bench) -> None:
     """SIGSTOP past the ttl: others get the name, and the first word after SIGCONT is lost."""
-    door, process = bench.door(), bench.process()
+    client, process = bench.client(), bench.process()
     token = await process.ask("acquire", name="name", ttl=bench.ttl)
     process.stop()
-    lease = await door.lock("name").acquire(timeout=bench.recovery + 2 * SOON)
+    lease = await client.lock("name").acquire(timeout=bench.recovery + 2 * SOON)
     assert lease is not None
     assert lease.token > token
     process.go_on()
@@ -153,11 +153,11 @@ async def a_stopped_holder_learns_it(bench: Bench) -> None:
 @conformance.rule(between_processes=True, sleeps=True)
 async def a_fork_holds_nothing(bench: Bench) -> None:
     """fork() inside a hold: the child holds nothing and disturbs nothing; both can lock."""
-    door, process = bench.door(), bench.process()
-    await once_in_time(lambda: _forks_in_a_hold(bench, door, process))
+    client, process = bench.client(), bench.process()
+    await once_in_time(lambda: _forks_in_a_hold(bench, client, process))
 
 
-async def _forks_in_a_hold(bench: Bench, door: AsyncLocks, process: Process) -> bool:
+async def _forks_in_a_hold(bench: Bench, client: AsyncLocks, process: Process) -> bool:
     token = await process.ask("acquire", name="name", ttl=bench.kept_ttl)
     found = await process.ask("fork", name="name")
     assert "error" not in found, found["error"]
@@ -165,10 +165,10 @@ async def _forks_in_a_hold(bench: Bench, door: AsyncLocks, process: Process) -> 
     assert found["token"] > 0
     if found["taken"]:
         assert not (await process.ask("state", name="name"))["held"]
-        await door.break_lock("name", reason="its holder was the child")
+        await client.break_lock("name", reason="its holder was the child")
         return False
-    await asyncio.sleep(bench.kept_ttl * 1.2)  # the parent's keeper goes on
-    holders = [holder.token for holder in (await door.inspect("name")).holders]
+    await asyncio.sleep(bench.kept_ttl * 1.2)  # the parent's renewer goes on
+    holders = [holder.token for holder in (await client.inspect("name")).holders]
     held = (await process.ask("state", name="name"))["held"]
     assert holders == [token] or not held
     if not await process.ask("release", name="name"):
@@ -181,34 +181,34 @@ async def _forks_in_a_hold(bench: Bench, door: AsyncLocks, process: Process) -> 
 @conformance.rule(between_processes=True)
 async def a_program_s_end_releases(bench: Bench) -> None:
     """A program that ends holding something releases it, long before the ttl."""
-    door, process = bench.door(), bench.process()
+    client, process = bench.client(), bench.process()
     await process.ask("acquire", name="name", ttl=60)
     assert await process.leave() == 0, process.said()
-    lease = await door.lock("name").acquire(timeout=SOON)
+    lease = await client.lock("name").acquire(timeout=SOON)
     assert lease is not None
     await lease.release()
 
 
 @conformance.rule(between_processes=True, sleeps=True)
-async def the_keeper_works_while_the_program_is_busy(bench: Bench) -> None:
+async def the_renewer_works_while_the_program_is_busy(bench: Bench) -> None:
     """A hold is renewed by its process alone; another process sees it held all the time."""
-    door, process = bench.door(), bench.process()
-    await once_in_time(lambda: _kept_until_broken(bench, door, process))
+    client, process = bench.client(), bench.process()
+    await once_in_time(lambda: _kept_until_broken(bench, client, process))
     process.send("lose", name="name")
     assert await within(bench.kept_ttl + SOON, process.answer())
 
     async def free() -> bool:
-        return await bench.is_free(door, "name")
+        return await bench.is_free(client, "name")
 
     await eventually(free, SOON, "a lost hold came back")
 
 
-async def _kept_until_broken(bench: Bench, door: AsyncLocks, process: Process) -> bool:
+async def _kept_until_broken(bench: Bench, client: AsyncLocks, process: Process) -> bool:
     token = await process.ask("acquire", name="name", ttl=bench.kept_ttl)
     ends = now() + 1.3 * bench.kept_ttl
     while now() < ends:
-        if [h.token for h in (await door.inspect("name")).holders] != [token]:
+        if [h.token for h in (await client.inspect("name")).holders] != [token]:
             assert not (await process.ask("state", name="name"))["held"]
             return False
         await asyncio.sleep(bench.kept_ttl / 10)
-    return bool(await door.break_lock("name", reason="enough") == token)
+    return bool(await client.break_lock("name", reason="enough") == token)

@@ -18,7 +18,7 @@ __all__: list[str] = []
 @conformance.rule()
 async def one_leads(bench: Bench) -> None:
     """A campaign is a block that is entered as the leader; everybody sees who it is."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     assert await theirs.election("boss").leader() is None
     async with ours.election("boss", note="first").campaign() as lease:
         leader = await theirs.election("boss").leader()
@@ -33,7 +33,7 @@ async def one_leads(bench: Bench) -> None:
 @conformance.rule()
 async def the_next_one_takes_over(bench: Bench) -> None:
     """When a leader resigns, who campaigns leads."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
 
     async def campaign() -> int:
         async with theirs.election("boss", timeout=SOON).campaign() as lease:
@@ -53,7 +53,7 @@ async def the_next_one_takes_over(bench: Bench) -> None:
 @conformance.rule(sleeps=True)
 async def an_observer_sees_each_leader(bench: Bench) -> None:
     """``observe`` gives the leader, then each that follows, and ``None`` while there is none."""
-    ours, watching = bench.door(), bench.door()
+    ours, watching = bench.client(), bench.client()
     seen: asyncio.Queue[str | None] = asyncio.Queue()
     observing = asyncio.create_task(_observe(watching, seen))
     assert await within(SOON, seen.get()) is None
@@ -65,8 +65,8 @@ async def an_observer_sees_each_leader(bench: Bench) -> None:
     await within(2 * SOON, observing)
 
 
-async def _observe(door: AsyncLocks, seen: asyncio.Queue[str | None]) -> None:
-    async for leader in door.election("boss").observe(timeout=SOON):
+async def _observe(client: AsyncLocks, seen: asyncio.Queue[str | None]) -> None:
+    async for leader in client.election("boss").observe(timeout=SOON):
         seen.put_nowait(leader.note if leader else None)
         if leader is not None and leader.note == "second":
             return

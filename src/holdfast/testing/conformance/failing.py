@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
-async def _token(door: AsyncLocks, timeout: float | None) -> int:
-    async with door.lock("name", timeout=timeout) as lease:
+async def _token(client: AsyncLocks, timeout: float | None) -> int:
+    async with client.lock("name", timeout=timeout) as lease:
         return lease.token
 
 
 @conformance.rule(knobs=[Knob.KILL])
 async def a_waiter_outlives_a_restart(bench: Bench) -> None:
     """Who waits while the server dies and comes back is served, and tokens still grow."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("name") as before:
         token = before.token
     lease = await ours.lock("name", ttl=bench.kept_ttl).acquire()
@@ -55,9 +55,9 @@ async def a_waiter_outlives_a_restart(bench: Bench) -> None:
 @conformance.rule(knobs=[Knob.PAUSE])
 async def an_outage_ends_a_hold_in_time(bench: Bench) -> None:
     """A holder that can't renew knows by its own clock that the hold is over."""
-    door = bench.door()
+    client = bench.client()
     told: list[str] = []
-    lease = await door.lock("name", ttl=bench.ttl).acquire()
+    lease = await client.lock("name", ttl=bench.ttl).acquire()
     assert lease is not None
     lease.on_lost(told.append)
     bench.harness.pause()
@@ -75,16 +75,16 @@ async def an_outage_ends_a_hold_in_time(bench: Bench) -> None:
     finally:
         bench.harness.resume()
     assert await lease.release() is False
-    await _works_again(bench, door)
+    await _works_again(bench, client)
 
 
 async def _any(told: list[str]) -> bool:
     return bool(told)
 
 
-async def _works_again(bench: Bench, door: AsyncLocks) -> None:
+async def _works_again(bench: Bench, client: AsyncLocks) -> None:
     allowed = bench.recovery + bench.harness.outage_recovery + 2 * SOON
-    taken = await door.lock("name", timeout=allowed).acquire()
+    taken = await client.lock("name", timeout=allowed).acquire()
     assert taken is not None
     assert await taken.release() is True
 
@@ -92,8 +92,8 @@ async def _works_again(bench: Bench, door: AsyncLocks) -> None:
 @conformance.rule(knobs=[Knob.PAUSE], flavours=[Flavour.ASYNCIO], slow=True)
 async def an_outage_stops_the_async_block(bench: Bench) -> None:
     """The block is cancelled while time is left, and tells why."""
-    door = bench.door()
-    lock = door.lock("name", ttl=bench.kept_ttl, timeout=6 * SOON)
+    client = bench.client()
+    lock = client.lock("name", ttl=bench.kept_ttl, timeout=6 * SOON)
 
     async def stopped() -> bool:
         try:
@@ -102,17 +102,17 @@ async def an_outage_stops_the_async_block(bench: Bench) -> None:
             bench.harness.resume()
 
     await in_some_try(stopped, "the block was stopped too late")
-    await _works_again(bench, door)
+    await _works_again(bench, client)
 
 
 @conformance.rule(knobs=[Knob.STALL], flavours=[Flavour.ASYNCIO])
 async def a_stopped_block_is_left_in_time(bench: Bench) -> None:
     """``LockLost`` is raised by the end of what was certain, whatever becomes of the release."""
-    door = bench.door(proxied=True)
+    client = bench.client(proxied=True)
     ends = 0.0
     try:
         with Stalls() as stalls, raises(LockLost):
-            async with door.lock("name", ttl=bench.kept_ttl) as lease:
+            async with client.lock("name", ttl=bench.kept_ttl) as lease:
                 bench.harness.stall()
                 ends = now() + lease.remaining
                 await asyncio.sleep(bench.kept_ttl + SOON)
@@ -125,8 +125,8 @@ async def a_stopped_block_is_left_in_time(bench: Bench) -> None:
 @conformance.rule(knobs=[Knob.STALL])
 async def a_short_outage_is_survived(bench: Bench) -> None:
     """A hold outlives an outage that is shorter than its certain time."""
-    door, other = bench.door(proxied=True), bench.door()
-    async with door.lock("name", ttl=max(4 * bench.ttl, 6)) as lease:
+    client, other = bench.client(proxied=True), bench.client()
+    async with client.lock("name", ttl=max(4 * bench.ttl, 6)) as lease:
         bench.harness.stall()
         await asyncio.sleep(bench.ttl / 2)
         bench.harness.unstall()
@@ -139,8 +139,8 @@ async def a_short_outage_is_survived(bench: Bench) -> None:
 async def a_dead_store_is_told(bench: Bench) -> None:
     """An unreachable store is told within the timeout, or without one after ``patience``; the
     error says which store and what was tried."""
-    door, patient = bench.door(proxied=True), bench.door(proxied=True, patience=1)
-    for one in (door, patient):
+    client, patient = bench.client(proxied=True), bench.client(proxied=True, patience=1)
+    for one in (client, patient):
         async with one.lock("warm"):
             pass
 
@@ -155,28 +155,29 @@ async def a_dead_store_is_told(bench: Bench) -> None:
     bench.harness.stall()
     try:
         await asyncio.gather(
-            in_time(door.lock("name", timeout=1).acquire()), in_time(patient.lock("name").acquire())
+            in_time(client.lock("name", timeout=1).acquire()),
+            in_time(patient.lock("name").acquire()),
         )
     finally:
         bench.harness.unstall()
-    await bench.freed(bench.door(), "name", 2 * SOON)
+    await bench.freed(bench.client(), "name", 2 * SOON)
 
 
 @conformance.rule(knobs=[Knob.STALL], slow=True)
 async def a_failed_release_is_not_raised(bench: Bench) -> None:
     """Leaving a block while the store is away raises nothing but the body's own exception."""
-    door, ttl = bench.door(proxied=True), max(bench.ttl, 3)
+    client, ttl = bench.client(proxied=True), max(bench.ttl, 3)
     inside = asyncio.Barrier(3)
 
     async def fail() -> None:
         with raises(ZeroDivisionError):
-            async with door.lock("one", ttl=ttl):
+            async with client.lock("one", ttl=ttl):
                 await inside.wait()
                 await inside.wait()
                 raise ZeroDivisionError
 
     async def go_well() -> None:
-        async with door.lock("other", ttl=ttl):
+        async with client.lock("other", ttl=ttl):
             await inside.wait()
             await inside.wait()
 
@@ -189,17 +190,17 @@ async def a_failed_release_is_not_raised(bench: Bench) -> None:
     finally:
         bench.harness.unstall()
     for name in ("one", "other"):
-        await bench.freed(bench.door(), name, bench.recovery + ttl + 2 * SOON)
+        await bench.freed(bench.client(), name, bench.recovery + ttl + 2 * SOON)
 
 
 @conformance.rule(knobs=[Knob.DROP_REPLY])
 async def a_lost_reply_costs_nothing(bench: Bench) -> None:
     """An acquire whose reply is lost is tried again and gives one hold; so is a release."""
-    door, other = bench.door(proxied=True), bench.door()
-    async with door.lock("warm"):
+    client, other = bench.client(proxied=True), bench.client()
+    async with client.lock("warm"):
         pass
     bench.harness.drop_next_reply()
-    lease = await door.lock("name", timeout=2 * SOON).acquire()
+    lease = await client.lock("name", timeout=2 * SOON).acquire()
     assert lease is not None
     assert lease.held
     (holder,) = (await other.inspect("name")).holders
@@ -212,14 +213,14 @@ async def a_lost_reply_costs_nothing(bench: Bench) -> None:
 @conformance.rule(knobs=[Knob.CUT])
 async def cut_connections_lose_no_lease(bench: Bench) -> None:
     """Holds and waiters outlive the reset of every connection, as the store promises."""
-    ours, theirs = bench.door(proxied=True), bench.door(proxied=True)
+    ours, theirs = bench.client(proxied=True), bench.client(proxied=True)
     lease = await ours.lock("name").acquire()
     assert lease is not None
     waiting = asyncio.create_task(_token(theirs, 3 * SOON))
     await asyncio.wait([waiting], timeout=0.2)
     bench.harness.cut()
     await asyncio.wait([waiting], timeout=0.2)
-    still = bool((await bench.door().inspect("name")).holders)
+    still = bool((await bench.client().inspect("name")).holders)
     released = await lease.release()
     # None is the honest answer where the request was cut off, too: it is undone then.
     assert released is not False or not still or lease.lost

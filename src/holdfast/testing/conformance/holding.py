@@ -17,7 +17,7 @@ __all__: list[str] = []
 @conformance.rule()
 async def a_block_is_held(bench: Bench) -> None:
     """Inside the block nobody else gets the name; after it the name is free."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("name") as lease:
         assert lease.held
         assert await theirs.lock("name").acquire(blocking=False) is None
@@ -31,8 +31,8 @@ async def a_block_is_held(bench: Bench) -> None:
 @conformance.rule()
 async def a_lease_says_what_is_held(bench: Bench) -> None:
     """Name, mode, token, fence, ttl and note; the certain time is less than the ttl."""
-    door = bench.door(epoch=3)
-    async with door.lock("name", ttl=20, note="for the test") as lease:
+    client = bench.client(epoch=3)
+    async with client.lock("name", ttl=20, note="for the test") as lease:
         assert (lease.name, lease.mode, lease.slots) == ("name", Mode.EXCLUSIVE, ())
         assert (lease.ttl, lease.note) == (20, "for the test")
         assert lease.fence == Fence("name", Mode.EXCLUSIVE, (), 3, lease.token)
@@ -49,18 +49,18 @@ async def a_lease_says_what_is_held(bench: Bench) -> None:
 @conformance.rule()
 async def an_exception_leaves_the_block_released(bench: Bench) -> None:
     """The body's own exception comes out, and the name is free."""
-    door = bench.door()
+    client = bench.client()
     with raises(KeyError) as raised:
-        async with door.lock("name"):
+        async with client.lock("name"):
             raise KeyError("mine")
     assert raised.error.args == ("mine",)
-    assert await bench.is_free(door, "name")
+    assert await bench.is_free(client, "name")
 
 
 @conformance.rule()
 async def acquire_gives_a_lease_or_none(bench: Bench) -> None:
     """As with ``threading.Lock``: a true lease, or nothing, within the time."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     lease = await ours.lock("name").acquire()
     assert lease
     assert await theirs.lock("name").acquire(blocking=False) is None
@@ -76,8 +76,8 @@ async def acquire_gives_a_lease_or_none(bench: Bench) -> None:
 @conformance.rule()
 async def a_release_answers_once(bench: Bench) -> None:
     """The first release says yes, every other one no, and none raises."""
-    door = bench.door()
-    lease = await door.lock("name").acquire()
+    client = bench.client()
+    lease = await client.lock("name").acquire()
     assert lease is not None
     assert await lease.release() is True
     assert await lease.release() is False
@@ -89,7 +89,7 @@ async def a_release_answers_once(bench: Bench) -> None:
 @conformance.rule()
 async def a_block_may_be_released_early(bench: Bench) -> None:
     """Who releases inside the block leaves it without an error, and touches nobody's hold."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("name") as lease:
         assert await lease.release() is True
         taken = await theirs.lock("name").acquire(timeout=SOON)
@@ -101,14 +101,14 @@ async def a_block_may_be_released_early(bench: Bench) -> None:
 @conformance.rule()
 async def a_lock_releases_only_what_came_through_it(bench: Bench) -> None:
     """``release()`` is of the newest lease that this task took through this object."""
-    door = bench.door()
-    lock = door.lock("name")
+    client = bench.client()
+    lock = client.lock("name")
     with raises(NotHeld):
         await lock.release()
     lease = await lock.acquire()
     assert lease is not None
     with raises(NotHeld):
-        await door.lock("name").release()
+        await client.lock("name").release()
 
     async def somebody_else() -> None:
         with raises(NotHeld):
@@ -125,7 +125,7 @@ async def a_lock_releases_only_what_came_through_it(bench: Bench) -> None:
 @conformance.rule()
 async def a_shared_lock_object_keeps_leases_apart(bench: Bench) -> None:
     """One ``Lock`` used by many tasks: each releases its own hold and nobody else's."""
-    lock = bench.door().lock("name")
+    lock = bench.client().lock("name")
     holding: list[int] = []
 
     async def use(number: int) -> int:
@@ -143,11 +143,11 @@ async def a_shared_lock_object_keeps_leases_apart(bench: Bench) -> None:
 
 @conformance.rule()
 async def tokens_grow_from_hold_to_hold(bench: Bench) -> None:
-    """Whichever door takes the name next has the higher fence."""
-    doors = [bench.door(), bench.door()]
+    """Whichever client takes the name next has the higher fence."""
+    clients = [bench.client(), bench.client()]
     fences = []
     for turn in range(6):
-        async with doors[turn % 2].lock("name") as lease:
+        async with clients[turn % 2].lock("name") as lease:
             fences.append(lease.fence)
     assert fences == sorted(fences)
     assert len({fence.token for fence in fences}) == 6
@@ -156,23 +156,23 @@ async def tokens_grow_from_hold_to_hold(bench: Bench) -> None:
 @conformance.rule()
 async def taking_it_again_is_told(bench: Bench) -> None:
     """A task that would wait for itself gets ``AlreadyHeld`` instead of hanging."""
-    door = bench.door()
-    async with door.lock("name") as lease:
+    client = bench.client()
+    async with client.lock("name") as lease:
         with raises(AlreadyHeld):
-            await door.lock("name").acquire()
+            await client.lock("name").acquire()
         with raises(AlreadyHeld):
-            async with door.lock("name", timeout=5):
+            async with client.lock("name", timeout=5):
                 pass
-        assert await door.lock("name").acquire(blocking=False) is None
+        assert await client.lock("name").acquire(blocking=False) is None
         assert lease.held
-    async with door.lock("name"):
+    async with client.lock("name"):
         pass
 
 
 @conformance.rule()
 async def re_entry_keeps_the_hold(bench: Bench) -> None:
     """A re-entrant lock gives a child handle with the same token; the last one ends the hold."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     lock = ours.lock("name", reentrant=True)
     async with lock as outer:
         async with lock as inner:
@@ -190,22 +190,22 @@ async def re_entry_keeps_the_hold(bench: Bench) -> None:
 
 @conformance.rule()
 async def re_entry_is_not_for_others(bench: Bench) -> None:
-    """Another task of the same door waits, also one that the holder started."""
-    door = bench.door()
+    """Another task of the same client waits, also one that the holder started."""
+    client = bench.client()
 
     async def child() -> bool:
-        lock = door.lock("name", reentrant=True)
+        lock = client.lock("name", reentrant=True)
         return await calmly(lambda s: lock.acquire(timeout=s)) is None
 
-    async with door.lock("name", reentrant=True):
+    async with client.lock("name", reentrant=True):
         assert await asyncio.create_task(child())
 
 
 @conformance.rule(Guarantee.SHARED)
 async def reading_then_writing_is_told(bench: Bench) -> None:
     """Who reads a name and wants to write it would wait for itself."""
-    door = bench.door()
-    both = door.rwlock("name", reentrant=True)
+    client = bench.client()
+    both = client.rwlock("name", reentrant=True)
     async with both.read():
         with raises(AlreadyHeld):
             await both.write().acquire()
@@ -219,8 +219,8 @@ async def reading_then_writing_is_told(bench: Bench) -> None:
 @conformance.rule()
 async def extending_renews_now(bench: Bench) -> None:
     """``extend`` gives a full ttl of certain time, or another ttl from here on."""
-    door = bench.door()
-    lease = await door.lock("name", ttl=20, renew=False).acquire()
+    client = bench.client()
+    lease = await client.lock("name", ttl=20, renew=False).acquire()
     assert lease is not None
     token = lease.token
     await lease.extend()
@@ -228,7 +228,7 @@ async def extending_renews_now(bench: Bench) -> None:
     await lease.extend(ttl=40)
     assert 20 < lease.remaining < 40
     assert (lease.ttl, lease.token) == (40, token)
-    (holder,) = (await door.inspect("name")).holders
+    (holder,) = (await client.inspect("name")).holders
     assert holder.remaining > 20
     await lease.release()
     with raises(LockLost):
@@ -238,7 +238,7 @@ async def extending_renews_now(bench: Bench) -> None:
 @conformance.rule()
 async def extending_may_change_the_ttl_again_and_again(bench: Bench) -> None:
     """Other ttls in turn, longer and shorter ones, keep the hold and its token."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     lease = await ours.lock("name", ttl=20).acquire()
     assert lease is not None
     token = lease.token
@@ -254,7 +254,7 @@ async def extending_may_change_the_ttl_again_and_again(bench: Bench) -> None:
 @conformance.rule()
 async def a_decorated_function_runs_under_the_lock(bench: Bench) -> None:
     """``@locks.lock("report:{day}")``: fields come from the call's arguments."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
 
     def plain(day: str, *, region: str = "eu") -> str:
         """What it does."""

@@ -1,4 +1,4 @@
-"""What the doors tell about names, and what they refuse before anything is changed."""
+"""What the clients tell about names, and what they refuse before anything is changed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from holdfast.claim import Mode
 from holdfast.core.contract import Guarantee
 from holdfast.errors import GuaranteeNotMet, HoldfastError, InvalidName
 from holdfast.io.clock import wall
+from holdfast.testing.clients import open_client
 from holdfast.testing.conformance.bench import SOON, Bench, conformance, raises
 from holdfast.testing.contract.names import DISTINCT_NAMES, HOSTILE_NOTES
-from holdfast.testing.doors import open_door
 
 __all__: list[str] = []
 
@@ -23,7 +23,7 @@ __all__: list[str] = []
 @conformance.rule()
 async def inspect_shows_the_holder(bench: Bench) -> None:
     """Host, pid, thread or task, since when, token, remaining and note; no owner."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("name", note="a note") as lease:
         (holder,) = (await theirs.inspect("name")).holders
         assert (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
@@ -39,11 +39,11 @@ async def inspect_shows_the_holder(bench: Bench) -> None:
 @conformance.rule(Guarantee.FIFO)
 async def inspect_shows_who_waits(bench: Bench) -> None:
     """Waiters are shown in their order, with what they say of themselves."""
-    ours, doors = bench.door(), [bench.door(), bench.door()]
+    ours, clients = bench.client(), [bench.client(), bench.client()]
     async with ours.lock("name"):
         waiting = []
-        for number, door in enumerate(doors):
-            lock = door.lock("name", note=f"waiter {number}", timeout=SOON)
+        for number, client in enumerate(clients):
+            lock = client.lock("name", note=f"waiter {number}", timeout=SOON)
             waiting.append(asyncio.create_task(_once(lock)))
             await bench.in_line(ours, "name", number + 1)
         waiters = (await ours.inspect("name")).waiters
@@ -60,64 +60,66 @@ async def _once(lock: Any) -> None:
 @conformance.rule()
 async def list_shows_names_in_use(bench: Bench) -> None:
     """All names in use that start with the prefix, with any text in them."""
-    door = bench.door()
-    leases = [await door.lock(name).acquire() for name in DISTINCT_NAMES]
-    assert [standing.name for standing in await door.list()] == sorted(DISTINCT_NAMES)
-    some = [standing.name for standing in await door.list("a")]
+    client = bench.client()
+    leases = [await client.lock(name).acquire() for name in DISTINCT_NAMES]
+    assert [standing.name for standing in await client.list()] == sorted(DISTINCT_NAMES)
+    some = [standing.name for standing in await client.list("a")]
     assert some == sorted(name for name in DISTINCT_NAMES if name.startswith("a"))
     for lease in leases:
         assert lease is not None
         assert await lease.release() is True
-    assert await door.list() == []
+    assert await client.list() == []
 
 
 @conformance.rule()
 async def notes_come_back_as_they_were(bench: Bench) -> None:
     """A note is any text; what is too long is refused."""
-    door = bench.door()
+    client = bench.client()
     for note in HOSTILE_NOTES:
-        async with door.lock("name", note=note) as lease:
-            (holder,) = (await door.inspect("name")).holders
+        async with client.lock("name", note=note) as lease:
+            (holder,) = (await client.inspect("name")).holders
             assert (lease.note, holder.note) == (note, note)
     with raises(ValueError):
-        door.lock("name", note="n" * 5000)
+        client.lock("name", note="n" * 5000)
 
 
 @conformance.rule()
 async def bad_names_are_refused(bench: Bench) -> None:
     """Empty, too long, with control characters or no text: refused before anything is asked."""
-    door = bench.door()
+    client = bench.client()
     for name in ("", "a" * 513, "é" * 257, "a\nb", "a\x00b", "a\x7f", "\ud800"):
         with raises(InvalidName):
-            door.lock(name)
+            client.lock(name)
         with raises(InvalidName):
-            await door.inspect(name)
+            await client.inspect(name)
     for thing in (None, 3, b"bytes"):
         with raises(TypeError):
-            door.lock(thing)  # type: ignore[arg-type]
+            client.lock(thing)  # type: ignore[arg-type]
 
 
 @conformance.rule()
 async def bad_durations_are_refused(bench: Bench) -> None:
     """Zero, negative, not a number, absurd, or no duration at all."""
-    door = bench.door()
+    client = bench.client()
     for ttl in (0, -1, math.nan, math.inf, 1e12):
         with raises(ValueError):
-            door.lock("name", ttl=ttl)
+            client.lock("name", ttl=ttl)
     for timeout in (-2, math.nan):
         with raises(ValueError):
-            door.lock("name", timeout=timeout)
+            client.lock("name", timeout=timeout)
     for wrong in ("30", None, True):
         with raises(TypeError):
-            door.lock("name", ttl=wrong)  # type: ignore[arg-type]
-    async with door.lock("name", ttl=timedelta(seconds=20), timeout=timedelta(seconds=1)) as lease:
+            client.lock("name", ttl=wrong)  # type: ignore[arg-type]
+    async with client.lock(
+        "name", ttl=timedelta(seconds=20), timeout=timedelta(seconds=1)
+    ) as lease:
         assert lease.ttl == 20
 
 
 @conformance.rule()
 async def other_libraries_words_are_explained(bench: Bench) -> None:
     """A spelling of another library's raises a ``TypeError`` that names ours."""
-    door = bench.door()
+    client = bench.client()
     for theirs, word in (
         ("expire", "ttl"),
         ("blocking_timeout", "timeout"),
@@ -126,30 +128,30 @@ async def other_libraries_words_are_explained(bench: Bench) -> None:
     ):
         wrong: dict[str, Any] = {theirs: 5}
         with raises(TypeError) as raised:
-            door.lock("name", **wrong)
+            client.lock("name", **wrong)
         assert word in str(raised.error)
 
 
 @conformance.rule()
 async def required_guarantees_are_checked(bench: Bench) -> None:
     """``connect(require=…)`` fails at once on a store that does not promise it."""
-    door = bench.door()
-    assert door.guarantees >= bench.guarantees
+    client = bench.client()
+    assert client.guarantees >= bench.guarantees
     for guarantee in Guarantee:
         require = {"require": [str(guarantee)], "namespace": bench.namespace}
         url, run = bench.harness.url, bench.workers.run
-        if guarantee in door.guarantees:
-            await open_door(url, bench.flavour, run, **require).close()
+        if guarantee in client.guarantees:
+            await open_client(url, bench.flavour, run, **require).close()
         else:
             with raises(GuaranteeNotMet):
-                open_door(url, bench.flavour, run, **require)
+                open_client(url, bench.flavour, run, **require)
     with raises((ValueError, HoldfastError)):
-        open_door(bench.harness.url, bench.flavour, bench.workers.run, require=["SPEED"])
+        open_client(bench.harness.url, bench.flavour, bench.workers.run, require=["SPEED"])
 
 
 @conformance.rule()
 async def check_looks_at_the_store(bench: Bench) -> None:
     """``check()`` contacts the store and tells what its promises rest on."""
-    findings = await bench.door().check()
+    findings = await bench.client().check()
     assert findings
     assert all(finding.level in ("ok", "warning") for finding in findings)

@@ -17,21 +17,21 @@ RECORDS = Guarantee.RECORDS
 @conformance.rule()
 async def without_records_there_are_no_jobs(bench: Bench) -> None:
     """A store that can't keep a record says so when the job is made."""
-    door = bench.door()
+    client = bench.client()
     if RECORDS in bench.guarantees:
-        door.once("key")
-        door.every(60, "name")
+        client.once("key")
+        client.every(60, "name")
         return
     with raises(Unsupported):
-        door.once("key")
+        client.once("key")
     with raises(Unsupported):
-        door.every(60, "name")
+        client.every(60, "name")
 
 
 @conformance.rule(RECORDS)
 async def a_job_runs_once_per_key(bench: Bench) -> None:
-    """Many callers of several doors: one runs it, all get its value."""
-    doors = [bench.door() for _ in range(3)]
+    """Many callers of several clients: one runs it, all get its value."""
+    clients = [bench.client() for _ in range(3)]
     runs: list[str] = []
 
     def job(word: str) -> dict[str, str]:
@@ -39,7 +39,7 @@ async def a_job_runs_once_per_key(bench: Bench) -> None:
         return {"said": word}
 
     async def call(number: int) -> object:
-        job_of_mine = doors[number % 3].once("key", timeout=2 * SOON)
+        job_of_mine = clients[number % 3].once("key", timeout=2 * SOON)
         return await job_of_mine.run(job, f"by {number}")
 
     outcomes = await within(3 * SOON, asyncio.gather(*(call(n) for n in range(9))))
@@ -47,14 +47,14 @@ async def a_job_runs_once_per_key(bench: Bench) -> None:
     assert [outcome.value for outcome in outcomes] == [{"said": runs[0]}] * 9
     assert sum(outcome.ran for outcome in outcomes) == 1
     assert {outcome.status for outcome in outcomes} == {"done"}
-    other = await doors[0].once("another key").run(job, "again")
+    other = await clients[0].once("another key").run(job, "again")
     assert other.ran
 
 
 @conformance.rule(RECORDS)
 async def a_job_that_failed_is_tried_again(bench: Bench) -> None:
     """Its own exception comes out; the next caller runs it anew, unless it is recorded."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
 
     def fail() -> None:
         raise ZeroDivisionError
@@ -74,7 +74,7 @@ async def a_job_that_failed_is_tried_again(bench: Bench) -> None:
 @conformance.rule(RECORDS)
 async def a_running_job_is_waited_for_or_skipped(bench: Bench) -> None:
     """Who finds it running waits for its outcome, or goes on without."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("once/key"):
         skipped = await theirs.once("key", wait=False).run(lambda: "not run")
         assert (skipped.ran, skipped.status) == (False, "skipped")
@@ -87,7 +87,7 @@ async def a_running_job_is_waited_for_or_skipped(bench: Bench) -> None:
 @conformance.rule(RECORDS)
 async def an_interval_runs_once(bench: Bench) -> None:
     """Of all who come in one interval one runs the job; the others skip it."""
-    doors = [bench.door(), bench.door()]
+    clients = [bench.client(), bench.client()]
     runs: list[float] = []
 
     def job() -> None:
@@ -97,8 +97,8 @@ async def an_interval_runs_once(bench: Bench) -> None:
     if interval - wall() % interval < SOON:  # an hour that ends during this test is two
         interval = 1800.0 * 7
     for _ in range(2):
-        for door in doors:
-            outcome = await door.every(interval, "name").run(job)
+        for client in clients:
+            outcome = await client.every(interval, "name").run(job)
             assert outcome.next_seconds is not None
     assert len(runs) == 1
 
@@ -106,11 +106,11 @@ async def an_interval_runs_once(bench: Bench) -> None:
 @conformance.rule(RECORDS, between_processes=True, sleeps=True)
 async def a_crashed_job_is_taken_over(bench: Bench) -> None:
     """A runner that is killed leaves its job to the next, which knows whom it follows."""
-    door, process = bench.door(), bench.process(ttl=bench.ttl)
+    client, process = bench.client(), bench.process(ttl=bench.ttl)
     process.send("run_forever", key="key")
     token = (await process.answer())["token"]
     process.kill()
-    outcome = await door.once("key", timeout=bench.recovery + 2 * SOON).run(lambda: "done")
+    outcome = await client.once("key", timeout=bench.recovery + 2 * SOON).run(lambda: "done")
     assert (outcome.ran, outcome.took_over, outcome.attempt) == (True, token, 2)
     assert outcome.token is not None
     assert outcome.token > token

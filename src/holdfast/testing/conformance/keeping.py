@@ -37,8 +37,8 @@ __all__: list[str] = []
 
 @conformance.rule(sleeps=True)
 async def a_hold_outlives_its_ttl(bench: Bench) -> None:
-    """The keeper renews what is held, many names at once, for as long as it is held."""
-    ours, theirs = bench.door(), bench.door()
+    """The renewer renews what is held, many names at once, for as long as it is held."""
+    ours, theirs = bench.client(), bench.client()
     await once_in_time(lambda: _outlives(bench.kept_ttl, ours, theirs))
 
 
@@ -65,7 +65,7 @@ async def _outlives(ttl: float, ours: AsyncLocks, theirs: AsyncLocks) -> bool:
 @conformance.rule(sleeps=True)
 async def without_renewal_it_ends_with_its_ttl(bench: Bench) -> None:
     """A hold that is not renewed is lost after its certain time, and others get it."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     began = now()
     lease = await ours.lock("name", ttl=bench.ttl, renew=False).acquire()
     assert lease is not None
@@ -89,7 +89,7 @@ async def without_renewal_it_ends_with_its_ttl(bench: Bench) -> None:
 @conformance.rule(sleeps=True)
 async def doubt_comes_before_loss(bench: Bench) -> None:
     """A hold that is not renewed is doubtful while it is still held, and then lost for good."""
-    lock = bench.door().lock("name", ttl=bench.ttl, renew=False, timeout=bench.recovery + SOON)
+    lock = bench.client().lock("name", ttl=bench.ttl, renew=False, timeout=bench.recovery + SOON)
     await in_some_try(lambda: _doubted(lock), "nobody could look while it was doubtful")
 
 
@@ -118,7 +118,7 @@ async def _doubted(lock: AsyncLock) -> bool:
 async def an_expired_lease_releases_nobody(bench: Bench) -> None:
     """One ``Lock`` for many tasks, whose leases run out under them: nobody ever ends the hold
     of another, and no two believe in theirs at the same time."""
-    lock = bench.door().lock("name", ttl=bench.ttl, renew=False, timeout=6 * SOON)
+    lock = bench.client().lock("name", ttl=bench.ttl, renew=False, timeout=6 * SOON)
     holds: list[Hold] = []
 
     async def use(number: int) -> None:
@@ -145,12 +145,12 @@ async def an_expired_lease_releases_nobody(bench: Bench) -> None:
 @conformance.rule(sleeps=True)
 async def a_clean_body_hears_of_the_loss(bench: Bench) -> None:
     """If the hold was lost and the body was clean, leaving the block raises ``LockLost``."""
-    door = bench.door()
+    client = bench.client()
     with raises(LockLost):
-        async with door.lock("name", ttl=bench.ttl, renew=False) as lease:
+        async with client.lock("name", ttl=bench.ttl, renew=False) as lease:
             while not lease.lost:  # a body that does not let itself be stopped
                 await _unstoppable(bench.ttl / 20)
-    async with door.lock("name"):
+    async with client.lock("name"):
         pass
 
 
@@ -166,9 +166,9 @@ async def _unstoppable(seconds: float) -> None:
 @conformance.rule(sleeps=True)
 async def the_body_s_own_exception_is_never_hidden(bench: Bench) -> None:
     """A body that fails after the hold was lost raises what it raised."""
-    door = bench.door()
+    client = bench.client()
     with raises(ZeroDivisionError):
-        async with door.lock("name", ttl=bench.ttl, renew=False) as lease:
+        async with client.lock("name", ttl=bench.ttl, renew=False) as lease:
             while not lease.lost:
                 await _unstoppable(bench.ttl / 20)
             raise ZeroDivisionError
@@ -177,7 +177,7 @@ async def the_body_s_own_exception_is_never_hidden(bench: Bench) -> None:
 @conformance.rule(flavours=[Flavour.ASYNCIO], sleeps=True)
 async def a_doubtful_block_is_cancelled(bench: Bench) -> None:
     """The async block is stopped before its lease runs out, and says why."""
-    lock = bench.door().lock("name", ttl=bench.kept_ttl, renew=False, timeout=SOON)
+    lock = bench.client().lock("name", ttl=bench.kept_ttl, renew=False, timeout=SOON)
     await in_some_try(
         lambda: stopped_in_time(lock, bench.kept_ttl), "the block was stopped too late"
     )
@@ -189,8 +189,8 @@ async def a_doubtful_block_is_cancelled(bench: Bench) -> None:
 @conformance.rule(sleeps=True)
 async def a_loss_is_told_once(bench: Bench) -> None:
     """``on_lost`` calls back once with the reason; at once if it is lost already."""
-    door = bench.door()
-    lease = await door.lock("name", ttl=bench.ttl, renew=False).acquire()
+    client = bench.client()
+    lease = await client.lock("name", ttl=bench.ttl, renew=False).acquire()
     assert lease is not None
     told: list[str] = []
     lease.on_lost(told.append)
@@ -217,15 +217,15 @@ LATE_SECONDS = 1.0
 async def a_renewal_that_hangs_delays_no_callback(bench: Bench) -> None:
     """``on_lost`` comes in time although the thread that renews stands still; what the store then
     still has of the hold is undone."""
-    door, other = bench.door(), bench.door()
-    await in_some_try(lambda: _told_in_time(bench, door), "the loss was told too late")
+    client, other = bench.client(), bench.client()
+    await in_some_try(lambda: _told_in_time(bench, client), "the loss was told too late")
     await bench.freed(other, "name", bench.recovery + 2 * SOON)
 
 
-async def _told_in_time(bench: Bench, door: AsyncLocks) -> bool:
+async def _told_in_time(bench: Bench, client: AsyncLocks) -> bool:
     told: list[float] = []
-    with Stalls() as stalls, renewer_hung(door):
-        lock = door.lock("name", ttl=bench.kept_ttl, timeout=bench.recovery + 2 * SOON)
+    with Stalls() as stalls, renewer_hung(client):
+        lock = client.lock("name", ttl=bench.kept_ttl, timeout=bench.recovery + 2 * SOON)
         lease = await lock.acquire()
         assert lease is not None
         lease.on_lost(lambda reason: told.append(now()))
@@ -241,11 +241,11 @@ async def _told_in_time(bench: Bench, door: AsyncLocks) -> bool:
 async def a_renewal_that_hangs_delays_no_cancellation(bench: Bench) -> None:
     """The async block is stopped before its lease runs out although the thread that renews stands
     still."""
-    door = bench.door()
-    lock = door.lock("name", ttl=bench.kept_ttl, timeout=bench.recovery + 2 * SOON)
+    client = bench.client()
+    lock = client.lock("name", ttl=bench.kept_ttl, timeout=bench.recovery + 2 * SOON)
 
     async def stopped() -> bool:
-        with renewer_hung(door):
+        with renewer_hung(client):
             return await stopped_in_time(lock, bench.kept_ttl)
 
     await in_some_try(stopped, "the block was stopped too late")
@@ -254,11 +254,11 @@ async def a_renewal_that_hangs_delays_no_cancellation(bench: Bench) -> None:
 @conformance.rule()
 async def a_release_is_no_loss(bench: Bench) -> None:
     """Nobody is called back for a hold that was released."""
-    door = bench.door()
+    client = bench.client()
     told: list[str] = []
-    async with door.lock("name") as lease:
+    async with client.lock("name") as lease:
         lease.on_lost(told.append)
-    async with door.lock("name") as again:
+    async with client.lock("name") as again:
         again.on_lost(told.append)
     assert not lease.lost
     assert told == []
@@ -267,7 +267,7 @@ async def a_release_is_no_loss(bench: Bench) -> None:
 @conformance.rule(sleeps=True)
 async def a_broken_hold_is_told(bench: Bench) -> None:
     """``break_lock`` ends somebody's hold: they learn it, the next has a higher token."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     told: list[str] = []
     lease = await ours.lock("name", ttl=2 * bench.kept_ttl).acquire()
     assert lease is not None
@@ -286,16 +286,16 @@ async def a_broken_hold_is_told(bench: Bench) -> None:
 @conformance.rule()
 async def breaking_what_nobody_holds_is_nothing(bench: Bench) -> None:
     """``break_lock`` of a free name answers that there was nothing to end."""
-    door = bench.door()
-    assert not await door.break_lock("name", reason="to be sure")
+    client = bench.client()
+    assert not await client.break_lock("name", reason="to be sure")
     with raises(TypeError):
-        await door.break_lock("name")  # type: ignore[call-arg] # a reason is required
+        await client.break_lock("name")  # type: ignore[call-arg] # a reason is required
 
 
 @conformance.rule(sleeps=True)
 async def max_hold_caps_the_total(bench: Bench) -> None:
     """A hold is kept alive no longer than ``max_hold``, whatever its renewals."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     cap = bench.kept_ttl * 1.3
     began = now()
     lease = await ours.lock("name", ttl=bench.kept_ttl, max_hold=cap).acquire()
@@ -313,7 +313,7 @@ async def max_hold_caps_the_total(bench: Bench) -> None:
 @conformance.rule()
 async def a_dropped_lease_is_released(bench: Bench) -> None:
     """A handle that nobody can reach any more is released, with a ``ResourceWarning``."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         await _take_and_drop(ours)
@@ -327,14 +327,14 @@ async def a_dropped_lease_is_released(bench: Bench) -> None:
     assert {one.category for one in caught} == {ResourceWarning}
 
 
-async def _take_and_drop(door: AsyncLocks) -> None:
-    assert await door.lock("name").acquire() is not None
+async def _take_and_drop(client: AsyncLocks) -> None:
+    assert await client.lock("name").acquire() is not None
 
 
 @conformance.rule()
 async def a_block_ends_with_its_task(bench: Bench) -> None:
     """A block that its thread or task can no longer leave is not kept alive."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
 
     async def vanish() -> None:
         await ours.lock("name", ttl=bench.ttl).__aenter__()
@@ -348,13 +348,13 @@ async def a_block_ends_with_its_task(bench: Bench) -> None:
 
 
 @conformance.rule()
-async def one_keeper_serves_all(bench: Bench) -> None:
-    """A hundred holds have one keeper thread."""
-    async with bench.door().lock("first"):  # the process has its own threads from here on
+async def one_renewer_serves_all(bench: Bench) -> None:
+    """A hundred holds have one renewer thread."""
+    async with bench.client().lock("first"):  # the process has its own threads from here on
         before = threading.active_count()
-    door = bench.door()
-    leases = [await door.lock(f"name {n}").acquire() for n in range(100)]
-    # One keeper, the test's own worker, and at most one thread of the store's client.
+    client = bench.client()
+    leases = [await client.lock(f"name {n}").acquire() for n in range(100)]
+    # One renewer, the test's own worker, and at most one thread of the store's client.
     assert threading.active_count() - before <= 3
     for lease in leases:
         assert lease is not None

@@ -28,7 +28,7 @@ __all__: list[str] = []
 @conformance.rule()
 async def all_are_held(bench: Bench) -> None:
     """Every name is held, once, in sorted order, each with its fence."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.multi(["b", "a", "c", "a"]) as lease:
         assert list(lease.leases) == ["a", "b", "c"]
         assert {name: fence.name for name, fence in lease.fences.items()} == {
@@ -50,7 +50,7 @@ async def all_are_held(bench: Bench) -> None:
 @conformance.rule()
 async def all_or_none(bench: Bench) -> None:
     """If one name can't be had in time, none is kept."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with theirs.lock("b"):
         assert await ours.multi(["a", "b", "c"]).acquire(blocking=False) is None
         assert await calmly(lambda s: ours.multi(["a", "b", "c"]).acquire(timeout=s)) is None
@@ -66,12 +66,12 @@ async def all_or_none(bench: Bench) -> None:
 @conformance.rule()
 async def opposite_orders_never_lock_up(bench: Bench) -> None:
     """Two who name the same names in opposite orders both get their turns."""
-    doors = [bench.door(), bench.door()]
+    clients = [bench.client(), bench.client()]
     orders = [["a", "b", "c"], ["c", "b", "a"]]
 
     async def use(number: int) -> None:
         for _ in range(5):
-            async with doors[number].multi(orders[number], timeout=SOON):
+            async with clients[number].multi(orders[number], timeout=SOON):
                 await asyncio.sleep(0)
 
     await within(2 * SOON, asyncio.gather(use(0), use(1)))
@@ -80,7 +80,7 @@ async def opposite_orders_never_lock_up(bench: Bench) -> None:
 @conformance.rule(sleeps=True)
 async def what_is_held_is_renewed_meanwhile(bench: Bench) -> None:
     """While the last name is waited for, the first ones are kept."""
-    await once_in_time(lambda: _kept_meanwhile(bench, bench.door(), bench.door()))
+    await once_in_time(lambda: _kept_meanwhile(bench, bench.client(), bench.client()))
 
 
 async def _kept_meanwhile(bench: Bench, ours: AsyncLocks, theirs: AsyncLocks) -> bool:
@@ -106,7 +106,7 @@ async def _kept_meanwhile(bench: Bench, ours: AsyncLocks, theirs: AsyncLocks) ->
 @conformance.rule(sleeps=True)
 async def losing_one_loses_all(bench: Bench) -> None:
     """When one of the names is broken, all are lost, and the block says so."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     told: list[str] = []
     with raises(LockLost):
         async with ours.multi(["a", "b"], ttl=2 * bench.kept_ttl) as lease:

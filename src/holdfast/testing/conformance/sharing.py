@@ -1,4 +1,4 @@
-"""Readers and writers through the doors."""
+"""Readers and writers through the clients."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SHARED = Guarantee.SHARED
 @conformance.rule()
 async def what_a_store_can_t_do_is_refused(bench: Bench) -> None:
     """A primitive that the store has no promise for raises ``Unsupported`` when it is made."""
-    door = bench.door()
+    client = bench.client()
     for guarantee, make in (
-        (SHARED, lambda: door.rwlock("name")),
-        (Guarantee.SLOTS, lambda: door.semaphore("name", 2)),
+        (SHARED, lambda: client.rwlock("name")),
+        (Guarantee.SLOTS, lambda: client.semaphore("name", 2)),
     ):
         if guarantee in bench.guarantees:
             make()
@@ -31,8 +31,8 @@ async def what_a_store_can_t_do_is_refused(bench: Bench) -> None:
 
 @conformance.rule(SHARED)
 async def readers_share_and_writers_do_not(bench: Bench) -> None:
-    """Readers of several doors hold together; a writer waits for all of them."""
-    ours, theirs = bench.door(), bench.door()
+    """Readers of several clients hold together; a writer waits for all of them."""
+    ours, theirs = bench.client(), bench.client()
     async with ours.rwlock("name").read() as one, theirs.rwlock("name").read() as other:
         assert (one.mode, other.mode) == (Mode.SHARED, Mode.SHARED)
         assert await theirs.rwlock("name").write().acquire(blocking=False) is None
@@ -48,7 +48,7 @@ async def readers_share_and_writers_do_not(bench: Bench) -> None:
 @conformance.rule(SHARED)
 async def a_writer_is_a_lock(bench: Bench) -> None:
     """``write()`` and ``lock()`` of one name are the same claim."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("name"):
         assert await theirs.rwlock("name").write().acquire(blocking=False) is None
         assert await theirs.rwlock("name").read().acquire(blocking=False) is None
@@ -59,7 +59,7 @@ async def a_writer_is_a_lock(bench: Bench) -> None:
 @conformance.rule(SHARED)
 async def a_waiting_writer_is_not_starved(bench: Bench) -> None:
     """Readers that come all the time do not keep a writer out."""
-    writer, readers = bench.door(), [bench.door() for _ in range(2)]
+    writer, readers = bench.client(), [bench.client() for _ in range(2)]
     ended = asyncio.Event()
 
     async def read(number: int) -> None:
@@ -80,8 +80,8 @@ async def a_waiting_writer_is_not_starved(bench: Bench) -> None:
 
 @conformance.rule(SHARED)
 async def waiting_readers_come_in_together(bench: Bench) -> None:
-    """All who wait to read are let in by one release, also those of one door."""
-    ours, theirs = bench.door(), bench.door()
+    """All who wait to read are let in by one release, also those of one client."""
+    ours, theirs = bench.client(), bench.client()
     inside = asyncio.Barrier(4)
 
     async def read() -> None:

@@ -1,4 +1,4 @@
-"""Semaphores through the doors."""
+"""Semaphores through the clients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SLOTS, FIFO = Guarantee.SLOTS, Guarantee.FIFO
 @conformance.rule(SLOTS)
 async def as_many_as_the_limit(bench: Bench) -> None:
     """``limit`` leases fit, each with its slot and its fence; the next one waits."""
-    ours, theirs = bench.door(), bench.door()
-    leases = [await door.semaphore("name", 3).acquire() for door in (ours, theirs, ours)]
+    ours, theirs = bench.client(), bench.client()
+    leases = [await client.semaphore("name", 3).acquire() for client in (ours, theirs, ours)]
     held = [lease for lease in leases if lease is not None]
     assert sorted(lease.slots for lease in held) == [(0,), (1,), (2,)]
     assert {lease.mode for lease in held} == {Mode.SLOTS}
@@ -37,7 +37,7 @@ async def as_many_as_the_limit(bench: Bench) -> None:
 @conformance.rule(SLOTS)
 async def permits_are_taken_together(bench: Bench) -> None:
     """Two permits are two slots, had and given back as one."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.semaphore("name", 3, permits=2) as lease:
         assert len(set(lease.slots)) == 2
         assert await theirs.semaphore("name", 3, permits=2).acquire(blocking=False) is None
@@ -53,15 +53,15 @@ async def permits_are_taken_together(bench: Bench) -> None:
 @conformance.rule(SLOTS)
 async def a_task_may_hold_several_slots(bench: Bench) -> None:
     """Slots are not one another's self-deadlock: a task may hold two of them."""
-    door = bench.door()
-    async with door.semaphore("name", 2) as one, door.semaphore("name", 2) as other:
+    client = bench.client()
+    async with client.semaphore("name", 2) as one, client.semaphore("name", 2) as other:
         assert {one.slots, other.slots} == {(0,), (1,)}
 
 
 @conformance.rule(SLOTS)
 async def the_limit_binds_while_in_use(bench: Bench) -> None:
     """Another limit is an error while anybody holds; so is a lock of the same name."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.semaphore("name", 3):
         with raises(LimitMismatch):
             await theirs.semaphore("name", 4).acquire()
@@ -80,7 +80,7 @@ async def the_limit_binds_while_in_use(bench: Bench) -> None:
 @conformance.rule(SLOTS)
 async def a_slot_outlives_changes_of_its_ttl(bench: Bench) -> None:
     """Also one that was waited for: it is the same slot with the same token, to everybody."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     first = await ours.semaphore("name", 1, ttl=20).acquire()
     assert first is not None
     waiting = asyncio.create_task(theirs.semaphore("name", 1, ttl=20).acquire())
@@ -104,9 +104,9 @@ async def a_slot_outlives_changes_of_its_ttl(bench: Bench) -> None:
 
 @conformance.rule(SLOTS)
 async def never_more_than_fit(bench: Bench) -> None:
-    """Many tasks of several doors: no slot is held twice, nor with a token that is not higher than
-    all it was held with before; everybody is served."""
-    doors = [bench.door() for _ in range(3)]
+    """Many tasks of several clients: no slot is held twice, nor with a token that is not higher
+    than all it was held with before; everybody is served."""
+    clients = [bench.client() for _ in range(3)]
     inside: set[int] = set()
     highest: dict[int, int] = {}
     most = 0
@@ -114,7 +114,7 @@ async def never_more_than_fit(bench: Bench) -> None:
     async def use(number: int) -> None:
         nonlocal most
         permits = 1 + number % 2
-        lock = doors[number % 3].semaphore("name", 3, permits=permits, timeout=SOON)
+        lock = clients[number % 3].semaphore("name", 3, permits=permits, timeout=SOON)
         for _ in range(4):
             async with lock as lease:
                 assert not inside & set(lease.slots)

@@ -30,7 +30,7 @@ LONG = 60.0
 @conformance.rule()
 async def a_timeout_names_the_holder(bench: Bench) -> None:
     """Who waited in vain learns who holds it: host, pid, note; it is a ``TimeoutError`` too."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("name", note="the nightly run"):
         for timeout in (0, 0.05):
             error = await calmly(
@@ -48,7 +48,7 @@ async def a_timeout_names_the_holder(bench: Bench) -> None:
 @conformance.rule()
 async def a_timeout_is_kept_and_leaves_nothing(bench: Bench) -> None:
     """Who gave up is not in line any more, and the time was neither cut short nor stretched."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("name"):
         assert 0.3 <= await calmly(lambda s: _wait_in_vain(theirs, s), 0.3) < SOON
         standing = await ours.inspect("name")
@@ -56,17 +56,17 @@ async def a_timeout_is_kept_and_leaves_nothing(bench: Bench) -> None:
     assert await bench.is_free(ours, "name")
 
 
-async def _wait_in_vain(door: AsyncLocks, timeout: float) -> float:
+async def _wait_in_vain(client: AsyncLocks, timeout: float) -> float:
     """How long that took."""
     began = now()
-    assert await door.lock("name").acquire(timeout=timeout) is None
+    assert await client.lock("name").acquire(timeout=timeout) is None
     return now() - began
 
 
 @conformance.rule()
 async def a_release_lets_the_waiter_in(bench: Bench) -> None:
-    """A waiter of another door is woken by the release, not by a clock."""
-    ours, theirs = bench.door(), bench.door()
+    """A waiter of another client is woken by the release, not by a clock."""
+    ours, theirs = bench.client(), bench.client()
     lease = await ours.lock("name").acquire()
     assert lease is not None
     waiting = asyncio.create_task(_token(theirs))
@@ -83,27 +83,27 @@ async def a_release_lets_the_waiter_in(bench: Bench) -> None:
     assert now() - began < 2 * SOON
 
 
-async def _token(door: AsyncLocks) -> int:
-    async with door.lock("name", timeout=LONG) as lease:
+async def _token(client: AsyncLocks) -> int:
+    async with client.lock("name", timeout=LONG) as lease:
         return lease.token
 
 
-async def _waits(bench: Bench, door: AsyncLocks, waiting: asyncio.Task[int]) -> None:
+async def _waits(bench: Bench, client: AsyncLocks, waiting: asyncio.Task[int]) -> None:
     if FIFO in bench.guarantees:
-        await bench.in_line(door, "name", 1)
+        await bench.in_line(client, "name", 1)
     else:
         await asyncio.wait([waiting], timeout=0.05)
     assert not waiting.done()
 
 
 @conformance.rule(FIFO)
-async def doors_are_served_in_order(bench: Bench) -> None:
-    """First come, first served between the first waiters of several doors."""
-    holder, doors = bench.door(), [bench.door() for _ in range(4)]
+async def clients_are_served_in_order(bench: Bench) -> None:
+    """First come, first served between the first waiters of several clients."""
+    holder, clients = bench.client(), [bench.client() for _ in range(4)]
     served: list[int] = []
 
     async def wait(number: int) -> None:
-        async with doors[number].lock("name", timeout=LONG):
+        async with clients[number].lock("name", timeout=LONG):
             served.append(number)
 
     async with holder.lock("name"):
@@ -116,10 +116,10 @@ async def doors_are_served_in_order(bench: Bench) -> None:
 
 
 @conformance.rule()
-async def tasks_of_a_door_are_served_in_order(bench: Bench) -> None:
-    """First come, first served in one door, and its waiters are one place in the store's line."""
-    holder, door = bench.door(), bench.door()
-    lock = door.lock("name", timeout=LONG)
+async def tasks_of_a_client_are_served_in_order(bench: Bench) -> None:
+    """First come, first served in one client, and its waiters are one place in the store's line."""
+    holder, client = bench.client(), bench.client()
+    lock = client.lock("name", timeout=LONG)
     served: list[int] = []
 
     async def wait(number: int) -> None:
@@ -130,30 +130,30 @@ async def tasks_of_a_door_are_served_in_order(bench: Bench) -> None:
     async with holder.lock("name"):
         for number in range(12):
             tasks.append(asyncio.create_task(wait(number)))
-            await _locally(door, number + 1)
+            await _locally(client, number + 1)
         if FIFO in bench.guarantees:
             await bench.in_line(holder, "name", 1)
     await within(SOON, asyncio.gather(*tasks))
     assert served == list(range(12))
 
 
-async def _locally(door: AsyncLocks, count: int) -> None:
-    """Returns once so many wait in this door."""
+async def _locally(client: AsyncLocks, count: int) -> None:
+    """Returns once so many wait in this client."""
 
     async def stand() -> bool:
-        return _locally_now(door) == count
+        return _locally_now(client) == count
 
     await eventually(stand, SOON, f"{count} did not come to wait")
 
 
-def _locally_now(door: AsyncLocks) -> int:
-    return len(door._door.lines.all())
+def _locally_now(client: AsyncLocks) -> int:
+    return len(client._engine.lines.all())
 
 
 @conformance.rule()
 async def many_are_all_served(bench: Bench) -> None:
-    """Two hundred holds by many tasks of three doors: one at a time, each with its token."""
-    locks = [bench.door().lock("name", timeout=LONG) for _ in range(3)]
+    """Two hundred holds by many tasks of three clients: one at a time, each with its token."""
+    locks = [bench.client().lock("name", timeout=LONG) for _ in range(3)]
     inside: list[int] = []
     tokens: list[int] = []
 
@@ -174,7 +174,7 @@ async def many_are_all_served(bench: Bench) -> None:
 @conformance.rule()
 async def waiters_behind_one_that_gave_up_are_served(bench: Bench) -> None:
     """A first waiter that leaves takes nobody with it."""
-    ours, theirs = bench.door(), bench.door()
+    ours, theirs = bench.client(), bench.client()
     async with ours.lock("name"):
         first = await _impatient(theirs)
         while not _locally_now(theirs):  # one that gave up before anybody looked is no first
@@ -185,12 +185,12 @@ async def waiters_behind_one_that_gave_up_are_served(bench: Bench) -> None:
     await within(SOON, second)
 
 
-async def _impatient(door: AsyncLocks) -> asyncio.Task[float]:
-    """One who waits for a moment; returned once it stands in its door's line, or has left it."""
-    waiting = asyncio.create_task(calmly(lambda s: _wait_in_vain(door, s), 0.1))
+async def _impatient(client: AsyncLocks) -> asyncio.Task[float]:
+    """One who waits for a moment; returned once it stands in its client's line, or has left it."""
+    waiting = asyncio.create_task(calmly(lambda s: _wait_in_vain(client, s), 0.1))
 
     async def came() -> bool:
-        return bool(_locally_now(door)) or waiting.done()
+        return bool(_locally_now(client)) or waiting.done()
 
     await eventually(came, SOON, "it did not come to wait")
     return waiting
@@ -198,8 +198,8 @@ async def _impatient(door: AsyncLocks) -> asyncio.Task[float]:
 
 @conformance.rule()
 async def a_local_queue_gives_others_their_turn(bench: Bench) -> None:
-    """A door with many waiters does not keep the name from another door."""
-    busy, other = bench.door(), bench.door()
+    """A client with many waiters does not keep the name from another client."""
+    busy, other = bench.client(), bench.client()
     ended = asyncio.Event()
     rounds = 0
 
@@ -213,7 +213,7 @@ async def a_local_queue_gives_others_their_turn(bench: Bench) -> None:
     try:
         for _ in range(5):
             lease = await other.lock("name").acquire(timeout=SOON)
-            assert lease is not None, f"left out for {rounds} rounds of the other door"
+            assert lease is not None, f"left out for {rounds} rounds of the other client"
             await lease.release()
     finally:
         ended.set()

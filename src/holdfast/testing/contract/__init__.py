@@ -1,4 +1,4 @@
-"""What every backend must do, below the doors: the contract of ``holdfast.core.contract``.
+"""What every backend must do, below the clients: the contract of ``holdfast.core.contract``.
 
 >>> from holdfast.testing import Flavour, Harness, contract
 >>> class Memory(Harness):

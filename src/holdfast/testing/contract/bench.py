@@ -1,7 +1,7 @@
 """What a contract rule works with: peers on one store, claims, and a way to wait for a grant.
 
-A ``Peer`` stands for a process: a store object and a backend of its own, as a door would make
-them, plus the blocking backend that its keeper thread would use.
+A ``Peer`` stands for a process: a store object and a backend of its own, as a client would make
+them, plus the blocking backend that its renewer thread would use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from holdfast.claim import Busy, Claim, Grant, Mode, Record, Standing, write_label
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record, write_label
 from holdfast.core.contract import (
     GRACE_SECONDS,
     Backend,
@@ -56,14 +56,14 @@ class Peer:
         self.backend: Backend = store.backend(
             BlockingRuntime() if self._blocking else AsyncioRuntime()
         )
-        self._keeper: Peer | None = None
+        self._renewer_thread: Peer | None = None
 
     @property
-    def keeper(self) -> Peer:
-        """The blocking backend beside this one, as the keeper thread uses it."""
-        if self._keeper is None:
-            self._keeper = Peer(self.store, Flavour.BLOCKING, self._workers)
-        return self._keeper
+    def renewer(self) -> Peer:
+        """The blocking backend beside this one, as the renewer thread uses it."""
+        if self._renewer_thread is None:
+            self._renewer_thread = Peer(self.store, Flavour.BLOCKING, self._workers)
+        return self._renewer_thread
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine of the backend's in this peer's world."""
@@ -84,9 +84,9 @@ class Peer:
         return await self.run(self.backend.exchange(grant, claim))
 
     async def renew(self, grants: Sequence[Grant], waits: Sequence[Waiting] = ()) -> Renewal:
-        """Through the keeper, as renewals go."""
+        """Through the renewer, as renewals go."""
         if not self._blocking:
-            return await self.keeper.renew(grants, waits)
+            return await self.renewer.renew(grants, waits)
         return await self.run(self.backend.renew(grants, waits, until=now() + SOON))
 
     async def extend(self, grant: Grant, *, shorten: bool) -> Renewal:
@@ -103,13 +103,13 @@ class Peer:
     async def revoke(self, name: str) -> list[int]:
         return await self.run(self.backend.revoke(name))
 
-    async def look(self, name: str) -> Standing:
+    async def look(self, name: str) -> LockInfo:
         return await self.run(self.backend.look(name))
 
-    async def survey(self, prefix: str = "", limit: int = 100) -> list[Standing]:
+    async def survey(self, prefix: str = "", limit: int = 100) -> list[LockInfo]:
         """All pages."""
         cursor: str | None = None
-        standings: list[Standing] = []
+        standings: list[LockInfo] = []
         for _ in range(1000):
             page: Page = await self.run(self.backend.survey(prefix, cursor, limit))
             standings += page.standings
@@ -131,8 +131,8 @@ class Peer:
         return await self.run(self.backend.probe())
 
     async def close(self) -> None:
-        if self._keeper is not None:
-            await self._keeper.close()
+        if self._renewer_thread is not None:
+            await self._renewer_thread.close()
         await self.run(self.backend.close())
 
     async def take(self, claim: Claim) -> Grant:

@@ -115,7 +115,7 @@ async def a_stalled_store_is_unavailable(bench: Bench) -> None:
 
 @contract.rule(knobs=[Knob.STALL])
 async def an_undoing_is_given_up_when_it_must_be(bench: Bench) -> None:
-    """The keeper has holds to look after: a store that hangs gets no more of its time."""
+    """The renewer has holds to look after: a store that hangs gets no more of its time."""
     peer = bench.peer(proxied=True, request=10 * SOON)
     claim = bench.claim()
     await peer.take(claim)

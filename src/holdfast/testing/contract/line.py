@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.claim import Busy, Claim, Grant
-from holdfast.core.contract import HANDED_SECONDS, Guarantee
+from holdfast.core.contract import DIRECT_GRANT_SECONDS, Guarantee
 from holdfast.io.clock import now
 from holdfast.testing.contract.bench import ACROSS, SOON, Bench, Peer, contract, in_grace
 
@@ -169,7 +169,7 @@ async def who_does_not_come_is_skipped(bench: Bench) -> None:
     claim = bench.claim()
     assert (await second.queue(claim)).place == 1
     assert await ours.release(grant)
-    await second.get(claim, HANDED_SECONDS + SOON)
+    await second.get(claim, DIRECT_GRANT_SECONDS + SOON)
     assert isinstance(await absent.attempt(gone, join=False), Busy)
 
 
@@ -209,7 +209,7 @@ async def abandoning_leaves_no_trace(bench: Bench) -> None:
     gone, stays = bench.claim(), bench.claim()
     await theirs.queue(gone)
     assert (await theirs.queue(stays)).place == 1
-    await theirs.keeper.abandon(gone)
+    await theirs.renewer.abandon(gone)
     await theirs.abandon(bench.claim())  # one that the store never heard of
     assert len((await ours.look("name")).waiters) == 1
     assert (await theirs.queue(stays)).place == 0

@@ -83,7 +83,7 @@ async def an_owner_gets_the_same_grant_again(bench: Bench) -> None:
     peer, claim = bench.peer(), bench.claim()
     first = await peer.take(claim)
     assert (await peer.take(claim)).token == first.token
-    assert (await peer.keeper.take(claim)).token == first.token
+    assert (await peer.renewer.take(claim)).token == first.token
     standing = await peer.look("name")
     assert [holder.token for holder in standing.holders] == [first.token]
 
@@ -111,11 +111,11 @@ async def nobody_releases_another_s_hold(bench: Bench) -> None:
 
 
 @contract.rule()
-async def the_keeper_releases_what_the_door_took(bench: Bench) -> None:
+async def the_renewer_releases_what_the_client_took(bench: Bench) -> None:
     """A grant is plain data: the backend beside it can end the hold, and the next one gets it."""
     peer, next_one = bench.peer(), bench.peer()
     grant = await peer.take(bench.claim())
-    assert await peer.keeper.release(grant) is True
+    assert await peer.renewer.release(grant) is True
     assert await peer.release(grant) is False
     await next_one.take(bench.claim())
 

@@ -1,4 +1,4 @@
--- Keeps a place in line. ARGV: owner, how many wait behind it in its door.
+-- Keeps a place in line. ARGV: owner, how many wait behind it in its client.
 -- Answers 1, or 0 if it no longer stands there.
 expire()
 local here = false

@@ -25,7 +25,7 @@ if not INTEROP then
         -- Granted with the wake-up, if somebody hears it, and for no longer than one who waits is
         -- taken to be well without a word: who is well renews it, or asks for it again. It is
         -- written before it is told: a server that does not let it be written tells nobody.
-        if heard and DIRECT and handed ~= '0' then  -- by the options of both doors
+        if heard and DIRECT and handed ~= '0' then  -- by the options of both clients
           local token = string.format('%.0f', math.max(last + 1, time[1] * 1000000 + time[2]))
           local its_end = now + math.min(tonumber(handed), STALE)
           if waiting == 1 then

@@ -1,6 +1,6 @@
 -- Ends a hold. ARGV: owner, token, channel, shape: mode, slots.
 -- Answers 1 if it was still held here, 2 if this node never heard of it, or forgot it, and admitted
--- nobody instead, and 0 if it is over here; and 4 for every door that listens for the name. These
+-- nobody instead, and 0 if it is over here; and 4 for every client that listens for the name. These
 -- are told also by a node that had no vote in it or gave its vote to another since: it may be the
 -- one they listen to. Only a reader that leaves others behind lets nobody in.
 local owner, to = ARGV[1], tonumber(ARGV[2])

@@ -113,7 +113,7 @@ local function drop(owner, its_token)
   return true
 end
 
--- Wakes who waits, if there is anything to get. Answers how many doors listen. One who may not
+-- Wakes who waits, if there is anything to get. Answers how many clients listen. One who may not
 -- publish has told nobody, and they look by themselves.
 local function wake(channel)
   local listening = call('PUBSUB', 'NUMSUB', channel)[2]

@@ -366,7 +366,7 @@ class Multi(Ask):
 
 
 class Checks(Multi):
-    """All these nodes exist. As many as a door holds: packed and unpacked in one go."""
+    """All these nodes exist. As many as a client holds: packed and unpacked in one go."""
 
     __slots__ = ("_expected",)
 

@@ -1,4 +1,5 @@
-"""However its start is torn apart, one keeper is at work; and it ends with its door, whatever."""
+"""However its start is torn apart, one renewer is at work; and it ends with its client,
+whatever."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from holdfast.claim import Busy, Claim, Grant
 from holdfast.io.one_thread import OneThread
 
 
-def _keepers() -> int:
-    return sum(thread.name == "holdfast-keeper" for thread in threading.enumerate())
+def _renewers() -> int:
+    return sum(thread.name == "holdfast-renewer" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("started", [True, False], ids=["started", "not-started"])
-def test_an_interrupt_in_the_start_of_the_keeper(
+def test_an_interrupt_in_the_start_of_the_renewer(
     monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
     start = threading.Thread.start
@@ -31,7 +32,7 @@ def test_an_interrupt_in_the_start_of_the_keeper(
             start(thread)
         raise KeyboardInterrupt
 
-    others = _keepers()
+    others = _renewers()
     with holdfast.connect("memory://", ttl=0.6) as locks:
         monkeypatch.setattr(threading.Thread, "start", torn)
         with pytest.raises(KeyboardInterrupt), locks.lock("name"):
@@ -39,8 +40,8 @@ def test_an_interrupt_in_the_start_of_the_keeper(
         with locks.lock("name", timeout=5) as lease:
             time.sleep(1)  # the ttl is over: it was renewed
             assert lease.held
-            assert _keepers() == others + 1
-    assert _keepers() == others  # and it has ended with its door
+            assert _renewers() == others + 1
+    assert _renewers() == others  # and it has ended with its client
 
 
 def test_a_second_thread_after_a_torn_start_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,7 @@ def test_a_second_thread_after_a_torn_start_does_nothing(monkeypatch: pytest.Mon
 
 
 def test_threads_that_start_it_at_once_start_one() -> None:
-    others = _keepers()
+    others = _renewers()
     with holdfast.connect("memory://") as locks:
         leases = []
 
@@ -91,14 +92,14 @@ def test_threads_that_start_it_at_once_start_one() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert _keepers() == others + 1
+        assert _renewers() == others + 1
         for lease in leases:
             assert lease is not None
             assert lease.release()
 
 
 def test_a_warning_that_is_an_error_comes_last() -> None:
-    others = _keepers()
+    others = _renewers()
     locks = holdfast.connect("memory://")
     lease = locks.lock("name").acquire()
     with warnings.catch_warnings():
@@ -107,7 +108,7 @@ def test_a_warning_that_is_an_error_comes_last() -> None:
             locks.close()
     assert lease is not None
     assert lease.lost
-    assert _keepers() == others
+    assert _renewers() == others
 
 
 def test_a_warning_that_is_an_error_comes_last_async() -> None:
@@ -119,28 +120,28 @@ def test_a_warning_that_is_an_error_comes_last_async() -> None:
         assert lease is not None
         assert lease.lost
 
-    others = _keepers()
+    others = _renewers()
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         asyncio.run(close())
-    assert _keepers() == others
+    assert _renewers() == others
 
 
-def test_what_a_closed_door_is_granted_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its request was under way when the door was closed, and its keeper has ended."""
+def test_what_a_closed_client_is_granted_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request was under way when the client was closed, and its renewer has ended."""
     with holdfast.connect("memory://", ttl=3600) as theirs:
         ours = holdfast.connect("memory://", ttl=3600)
-        backend = ours._door.backend
+        backend = ours._engine.backend
         attempt, asked = backend.attempt, threading.Event()
 
         async def late(claim: Claim, **how: Any) -> Grant | Busy:
             asked.set()
-            while not ours._keeper.keep.closing or _keepers() > others:
+            while not ours._renewer_thread.renewer.closing or _renewers() > others:
                 time.sleep(0.01)
             return await attempt(claim, **how)
 
         monkeypatch.setattr(backend, "attempt", late)
-        others = _keepers()
+        others = _renewers()
 
         def acquire() -> None:
             with pytest.raises(holdfast.HoldfastError, match="closed"):

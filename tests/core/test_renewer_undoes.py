@@ -1,4 +1,4 @@
-"""What the keeper undoes: that does not keep it from what is held, nor is anything left out."""
+"""What the renewer undoes: that does not keep it from what is held, nor is anything left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import holdfast
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.hold import Hold
-from holdfast.core.keep import Keep
+from holdfast.core.renewer import Renewer
 from holdfast.errors import BackendUnavailable, LockLost
 from holdfast.testing.simulator import Node, SimRuntime, World
 
@@ -59,19 +59,19 @@ def test_a_hold_is_renewed_between_two_undoings(taken: float) -> None:
     runtime = SimRuntime(node)
     store = SlowStore(runtime)
     slow: Any = store
-    keep = Keep(runtime, slow, "sim://")
+    renewer = Renewer(runtime, slow, "sim://")
     handle = Handle()
 
     async def use() -> None:
         for number in range(100):
-            keep.undo(_claim(f"old {number}"), landed=True)
+            renewer.undo(_claim(f"old {number}"), landed=True)
         await runtime.sleep(taken)
         hold = Hold(Grant(_claim("new"), 1), runtime.now(), True, None)
         hold.handles.append(ref(handle))
-        keep.add(hold)
+        renewer.add(hold)
 
     node.spawn(use(), "user")
-    node.spawn(keep.run(), "keeper")
+    node.spawn(renewer.run(), "renewer")
     began = runtime.now()
     world.run(60.0)
     first = store.renewed[0] - began - taken
@@ -90,20 +90,20 @@ def test_what_the_store_calls_lost_is_undone() -> None:
     store = SlowStore(runtime)
     store.lost = {"gone": "the store says so"}
     slow: Any = store
-    keep = Keep(runtime, slow, "sim://")
+    renewer = Renewer(runtime, slow, "sim://")
     handle = Handle()
 
     async def use() -> None:
         for owner in ("gone", "kept"):
             hold = Hold(Grant(_claim(owner), 1), runtime.now(), True, None)
             hold.handles.append(ref(handle))
-            keep.add(hold)
+            renewer.add(hold)
 
     node.spawn(use(), "user")
-    node.spawn(keep.run(), "keeper")
+    node.spawn(renewer.run(), "renewer")
     world.run(60.0)
     assert store.undone == ["gone"]
-    assert list(keep.holds) == ["kept"]
+    assert list(renewer.holds) == ["kept"]
     world.end()
 
 
@@ -112,7 +112,7 @@ def test_what_is_found_lost_when_it_is_extended_is_undone(monkeypatch: pytest.Mo
         lease = locks.lock("name").acquire()
         assert lease
         undone: list[Claim] = []
-        monkeypatch.setattr(locks._door.keep, "undo", lambda claim, **_: undone.append(claim))
+        monkeypatch.setattr(locks._engine.renewer, "undo", lambda claim, **_: undone.append(claim))
         locks.break_lock("name", reason="a test")
         with pytest.raises(LockLost):
             lease.extend()
@@ -142,18 +142,18 @@ class HungStore(SlowStore):
         raise BackendUnavailable("it hangs")
 
 
-def _hung() -> tuple[World, Node, SimRuntime, Keep]:
+def _hung() -> tuple[World, Node, SimRuntime, Renewer]:
     world = World(1)
     node = Node(world, "node", drift=0.0, skew=0.0)
     runtime = SimRuntime(node)
     hung: Any = HungStore(runtime)
-    return world, node, runtime, Keep(runtime, hung, "sim://")
+    return world, node, runtime, Renewer(runtime, hung, "sim://")
 
 
 @pytest.mark.parametrize("dropped", [0.0, 1.5, 2.9, 3.2])
 def test_doubt_and_loss_are_told_in_time_while_something_is_undone(dropped: float) -> None:
-    """An undoing that hangs holds the keeper up no longer than a hold can bear."""
-    world, node, runtime, keep = _hung()
+    """An undoing that hangs holds the renewer up no longer than a hold can bear."""
+    world, node, runtime, renewer = _hung()
     handle, told = Handle(), []
 
     async def use() -> None:
@@ -162,29 +162,29 @@ def test_doubt_and_loss_are_told_in_time_while_something_is_undone(dropped: floa
         hold.on_doubt = lambda reason: told.append(("doubt", runtime.now() - hold.doubtful_at))
         hold.callbacks.append(lambda reason: told.append(("loss", runtime.now() - hold.ends)))
         hold.tell = lambda callback, reason: callback(reason)  # type: ignore[assignment]
-        keep.add(hold)
+        renewer.add(hold)
         await runtime.sleep(dropped)
         for number in range(3):
-            keep.undo(_claim(f"dropped {number}"), landed=True)
+            renewer.undo(_claim(f"dropped {number}"), landed=True)
 
     node.spawn(use(), "user")
-    node.spawn(keep.run(), "keeper")
+    node.spawn(renewer.run(), "renewer")
     world.run(30.0)
     assert [what for what, _ in told] == ["doubt", "loss"]
     assert all(late <= 0.06 for _, late in told), told
     world.end()
 
 
-def test_the_end_of_a_door_waits_once_for_a_store_that_hangs() -> None:
+def test_the_end_of_a_client_waits_once_for_a_store_that_hangs() -> None:
     """However much it holds."""
-    world, node, runtime, keep = _hung()
+    world, node, runtime, renewer = _hung()
     took: list[float] = []
 
     async def close() -> None:
         for number in range(8):
-            keep.add(Hold(Grant(_claim(f"{number}"), 1), runtime.now(), True, None))
+            renewer.add(Hold(Grant(_claim(f"{number}"), 1), runtime.now(), True, None))
         began = runtime.now()
-        await keep.finish()
+        await renewer.finish()
         took.append(runtime.now() - began)
 
     node.spawn(close(), "user")

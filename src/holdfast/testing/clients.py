@@ -1,6 +1,6 @@
-"""Both doors behind one set of words, so that a test body is written once.
+"""Both clients behind one set of words, so that a test body is written once.
 
-A body is written for ``AsyncLocks``. For the blocking door each object is dressed as its
+A body is written for ``AsyncLocks``. For the blocking client each object is dressed as its
 asyncio twin: a word that the twin awaits runs the blocking call where ``run`` says (in the
 current task's own thread, or on the spot), every other word is passed through.
 """
@@ -22,13 +22,13 @@ from holdfast.testing.rules import Flavour
 if TYPE_CHECKING:
     from holdfast.locks_async import AsyncLocks
 
-__all__ = ["open_door", "run_here"]
+__all__ = ["open_client", "run_here"]
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-def open_door(url: str, flavour: Flavour, run: Run, **options: Any) -> AsyncLocks:
-    """A door of either kind, with the words of the asyncio one."""
+def open_client(url: str, flavour: Flavour, run: Run, **options: Any) -> AsyncLocks:
+    """A client of either kind, with the words of the asyncio one."""
     if flavour is Flavour.ASYNCIO:
         return holdfast.connect_async(url, **options)
     return cast("AsyncLocks", _Dressed(holdfast.connect(url, **options), run))

@@ -1,8 +1,8 @@
-"""The local line: of all who wait in one door for a name, only the first stands in the store's.
+"""The local line: of all who wait in one client for a name, only the first stands in the store's.
 
 It is an optimisation, not a lock: the store decides. So it needs no mutex. Every step is one
 atomic dict operation, done in an order in which nobody who waits is forgotten; a race at worst
-lets two of one door stand in the store's line.
+lets two of one client stand in the store's line.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Turn:
         return self.line is not None and _first(self.line) is self
 
     def waiting(self) -> Waiting:
-        """What the keeper refreshes."""
+        """What the renewer refreshes."""
         return Waiting(self.claim, len(self.line) - 1 if self.line else 0)
 
 
@@ -76,7 +76,7 @@ def _first(line: Line) -> Turn | None:
 
 
 class Lines:
-    """The lines of one door, by name."""
+    """The lines of one client, by name."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -124,7 +124,7 @@ class Lines:
             self._call_first(line)
 
     def standing(self, name: str) -> Turn | None:
-        """Who of this door stands first in the store's line."""
+        """Who of this client stands first in the store's line."""
         if not self._lines:
             return None
         line = self._lines.get(name)
@@ -136,6 +136,6 @@ class Lines:
         self._lines = {}
 
     def all(self) -> list[Turn]:
-        """Everybody who waits in this door."""
+        """Everybody who waits in this client."""
         turns = (key() for line in list(self._lines.values()) for key in list(line))
         return [turn for turn in turns if turn is not None]

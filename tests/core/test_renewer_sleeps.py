@@ -1,4 +1,4 @@
-"""The keeper looks at every hold in a round, so it makes one only when one is due."""
+"""The renewer looks at every hold in a round, so it makes one only when one is due."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.keep import Keep
+from holdfast.core.renewer import Renewer
 from holdfast.testing.simulator import Node, SimRuntime, World
 
 
-class CountedKeep(Keep):
+class CountedKeep(Renewer):
     """Each of its rounds is due 50 s after the last; during the first somebody plans something."""
 
     def __init__(self, runtime: SimRuntime, planned: float) -> None:
@@ -35,10 +35,10 @@ class CountedKeep(Keep):
 def test_a_plan_made_during_a_round_is_kept_and_no_more(planned: float, rounds: list[int]) -> None:
     world = World(1)
     node = Node(world, "node", drift=0.0, skew=0.0)
-    keep = CountedKeep(SimRuntime(node), planned)
-    task = node.spawn(keep.run(), "keeper")
+    renewer = CountedKeep(SimRuntime(node), planned)
+    task = node.spawn(renewer.run(), "renewer")
     world.run(125.0)
-    first = keep.rounds[0]
-    assert [at - first for at in keep.rounds] == rounds
+    first = renewer.rounds[0]
+    assert [at - first for at in renewer.rounds] == rounds
     assert not task.done
     world.end()

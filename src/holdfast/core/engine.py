@@ -1,4 +1,4 @@
-"""What both doors have inside: the store's backend, the keeper, the lines, who holds what."""
+"""What both clients have inside: the store's backend, the renewer, the lines, who holds what."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from holdfast.claim import Claim, FenceKeys, Grant, write_label
 from holdfast.core import log
 from holdfast.core.contract import Backend, Runtime, Store
 from holdfast.core.hold import Ask, Hold, State
-from holdfast.core.keep import Keep
-from holdfast.core.line import Lines, Turn
+from holdfast.core.local_queue import Lines, Turn
+from holdfast.core.renewer import Renewer
 from holdfast.errors import HoldfastError
 
-__all__ = ["Door"]
+__all__ = ["Engine"]
 
 KEPT_LABELS = 1024
 SETTLED_SECONDS = 6.0
@@ -22,13 +22,13 @@ PROMPT_SECONDS = 0.25
 """How long a cancelled acquire waits for its own undoing before it goes on without."""
 
 
-class Door:
+class Engine:
     """One connection to one store. ``core.acquire`` gets holds; the rest of them is here."""
 
     def __init__(
-        self, store: Store, runtime: Runtime, keep: Keep, *, patience: float, epoch: int
+        self, store: Store, runtime: Runtime, renewer: Renewer, *, patience: float, epoch: int
     ) -> None:
-        self.store, self.runtime, self.keep = store, runtime, keep
+        self.store, self.runtime, self.renewer = store, runtime, renewer
         self.patience, self.epoch = patience, epoch
         self.fence_keys = FenceKeys()
         self.backend: Backend = store.backend(runtime)
@@ -43,17 +43,17 @@ class Door:
         self.before_tell: Callable[[], None] = lambda: None
         """Before somebody asks to be told: raises if nobody could be."""
         self.who = "thread"
-        """What holds through this door: a thread or a task."""
-        self.on_enter: Callable[[Door], None] | None = None
+        """What holds through this client: a thread or a task."""
+        self.on_enter: Callable[[Engine], None] | None = None
         self.on_fork: list[Callable[[], None]] = []
         self._labels: dict[tuple[str, str], str] = {}
-        keep.nudge = _weakly(WeakMethod(self.nudge))
-        keep.alive = runtime.alive  # the keeper lives among threads, and can't judge tasks
+        renewer.nudge = _weakly(WeakMethod(self.nudge))
+        renewer.alive = runtime.alive  # the renewer lives among threads, and can't judge tasks
 
     def enter(self) -> None:
         """Before anything is asked of the store."""
         if self.closed:
-            raise HoldfastError(f"this door to {self.store.display} is closed")
+            raise HoldfastError(f"this client to {self.store.display} is closed")
         if self.on_enter is not None:
             self.on_enter(self)
 
@@ -81,21 +81,21 @@ class Door:
         if now >= hold.ends:
             return None
         hold.tell = self.tell
-        self.keep.add(hold)
+        self.renewer.add(hold)
         if self.closed:  # while the request was under way
-            raise HoldfastError(f"this door to {self.store.display} was closed")
+            raise HoldfastError(f"this client to {self.store.display} was closed")
         return hold
 
     def release_local(self, hold: Hold) -> bool:
         """Ends a hold as far as this process goes; true for exactly one caller."""
-        if not self.keep.remove(hold):
+        if not self.renewer.remove(hold):
             return False
         hold.state = State.RELEASED
         # Who re-enters makes its handle before it looks at the state, and we do the reverse: one
-        # of the two sees the other, and if both do, the keeper finds it without a handle.
+        # of the two sees the other, and if both do, the renewer finds it without a handle.
         if hold.nested and hold.handled():
             hold.state, hold.block = State.HELD, False
-            self.keep.add(hold)
+            self.renewer.add(hold)
             return False
         self.disown(hold)
         return True
@@ -142,7 +142,7 @@ class Door:
                 return False
             return None
         except GeneratorExit:  # the loop is gone, and nothing can be awaited any more
-            self.keep.undo(claim)
+            self.renewer.undo(claim)
             raise
         except BaseException:  # cancelled or interrupted: the request may or may not have landed
             if heir is not None:
@@ -158,8 +158,8 @@ class Door:
 
     def _goes_on(self, hold: Hold) -> bool:
         """Whether a hold that was not ours to end was re-entered: it ends with that handle. One
-        that the keeper no longer has is just being lost."""
-        if hold.state is State.HELD and self.keep.holds.get(hold.grant.claim.owner) is hold:
+        that the renewer no longer has is just being lost."""
+        if hold.state is State.HELD and self.renewer.holds.get(hold.grant.claim.owner) is hold:
             return True
         self.disown(hold)
         return False
@@ -168,12 +168,12 @@ class Door:
         if isinstance(answer, Grant):
             heir.answer = answer, sent
             self.backend.nudge(heir.claim)
-        if not heir.gone or heir.claim.owner in self.keep.holds:
+        if not heir.gone or heir.claim.owner in self.renewer.holds:
             return
         # It left while the exchange was under way, which lined it up or let it in anew.
         if heir.claim.owner in self.releasing:
             # It had won by itself, and its own release is on its way: that goes first.
-            self.keep.undo(heir.claim, after=SETTLED_SECONDS, landed=True)
+            self.renewer.undo(heir.claim, after=SETTLED_SECONDS, landed=True)
         else:
             await self.undo(heir.claim)
 
@@ -182,21 +182,21 @@ class Door:
         heir has left and was undone."""
         heir.unsure = True
         self.backend.nudge(heir.claim)
-        if heir.gone and heir.claim.owner not in self.keep.holds:
-            self.keep.undo(heir.claim, after=SETTLED_SECONDS if heir.served else 0.0)
+        if heir.gone and heir.claim.owner not in self.renewer.holds:
+            self.renewer.undo(heir.claim, after=SETTLED_SECONDS if heir.served else 0.0)
 
     async def undo(self, claim: Claim) -> None:
         """Leaves no trace of a claim whose outcome is unknown, whatever happens to the caller."""
-        hold = self.keep.holds.get(claim.owner)
+        hold = self.renewer.holds.get(claim.owner)
         if hold is not None:
             self.release_local(hold)
         if self.runtime.blocking:
-            self.keep.undo(claim)  # at once, on the keeper's thread: an interrupt can't stop it
+            self.renewer.undo(claim)  # at once, on the renewer's thread: an interrupt can't stop it
             if self.closed:  # unless that has ended, or is about to
                 await self._abandon(claim)
             return
-        # In order behind the claim's own requests; the keeper stands by if the loop ends first.
-        self.keep.undo(claim, after=2.0)
+        # In order behind the claim's own requests; the renewer stands by if the loop ends first.
+        self.renewer.undo(claim, after=2.0)
         await self.runtime.finish(self._abandon(claim), PROMPT_SECONDS)
 
     async def _abandon(self, claim: Claim) -> None:
@@ -205,17 +205,17 @@ class Door:
         except HoldfastError as error:
             log.debug("undoing %r on %s: %s", claim.name, self.store.display, error)
         else:
-            self.keep.undone(claim)
+            self.renewer.undone(claim)
 
     def forked(self) -> None:
         """In a forked child: it holds nothing and touches nothing of its parent's."""
         self._labels.clear()
-        holds = list(self.keep.holds.values())
-        self.keep.holds.clear()
-        self.keep.waits.clear()
-        self.keep.undoing.clear()
-        self.keep.dropped.clear()
-        self.keep.torn.clear()
+        holds = list(self.renewer.holds.values())
+        self.renewer.holds.clear()
+        self.renewer.waits.clear()
+        self.renewer.undoing.clear()
+        self.renewer.dropped.clear()
+        self.renewer.torn.clear()
         self.lines.clear()
         self.mine.clear()
         self.releasing.clear()
@@ -223,13 +223,13 @@ class Door:
             hold.callbacks, hold.on_doubt = [], None
             hold.lose("this process is a fork of the one that holds it")
         self.backend.forget()
-        self.keep.backend.forget()
+        self.renewer.backend.forget()
         for hook in self.on_fork:
             hook()
 
 
 def _weakly(method: WeakMethod[Callable[[Claim], None]]) -> Callable[[Claim], None]:
-    """The keeper must not keep the door alive."""
+    """The renewer must not keep the client alive."""
 
     def call(claim: Claim) -> None:
         alive = method()

@@ -1,6 +1,6 @@
-"""The keeper: what to renew when, what is doubtful, what is lost, what must be undone.
+"""The renewer: what to renew when, what is doubtful, what is lost, what must be undone.
 
-One per door, on a thread of its own over blocking wires, also for asyncio: a blocked event loop
+One per client, on a thread of its own over blocking wires, also for asyncio: a blocked event loop
 must not lose locks. Registering a hold is one dict write; nothing here takes a lock, so a
 destructor or an interrupt at any point leaves it whole.
 
@@ -18,20 +18,20 @@ from holdfast.claim import Claim, Grant
 from holdfast.core import log
 from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
 from holdfast.core.hold import CONFIRM_SECONDS, NEVER, Change, Hold, State
-from holdfast.core.line import Turn
+from holdfast.core.local_queue import Turn
 from holdfast.core.planned import UNWATCHED, Planned, Watcher
 from holdfast.errors import HoldfastError
 
-__all__ = ["Keep"]
+__all__ = ["Renewer"]
 
 LINGER_SECONDS = 5.0
-"""How long an idle keeper stays planned, so that a busy loop of short holds never wakes it."""
+"""How long an idle renewer stays planned, so that a busy loop of short holds never wakes it."""
 UNDO_RETRY_SECONDS = (1.0, 3.0)
 """While the store can't be reached it is tried again so often, as long as it takes."""
 LEAST_UNDO_SECONDS = 1.0
 """An undoing may take so long, although a hold is to be renewed meanwhile."""
 FINISH_SECONDS = 5.0
-"""How long the end of a door waits for a store that hangs, however much is to be released."""
+"""How long the end of a client waits for a store that hangs, however much is to be released."""
 UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 """An unknown outcome is undone at once and again later: a request may land after its undoing."""
 
@@ -57,8 +57,8 @@ class Undo(NamedTuple):
     """Whether all its requests were answered: one undoing is then enough."""
 
 
-class Keep(Planned):
-    """All that a door holds or waits for, and the loop that keeps it."""
+class Renewer(Planned):
+    """All that a client holds or waits for, and the loop that keeps it."""
 
     def __init__(self, runtime: Runtime, backend: Backend, display: str) -> None:
         super().__init__(runtime)
@@ -69,7 +69,7 @@ class Keep(Planned):
         self.undoing: dict[str, Undo] = {}
         self.watch: Watcher = UNWATCHED
         self.unlogged: deque[tuple[str, str]] = deque()
-        """Losses that ``judge`` found: logging is I/O, and left to the keeper's thread."""
+        """Losses that ``judge`` found: logging is I/O, and left to the renewer's thread."""
         self.torn: deque[tuple[Hold, str]] = deque()
         """Losses of which perhaps not everybody was told."""
         self.registered = 0
@@ -78,14 +78,14 @@ class Keep(Planned):
         self.refreshed_at = 0.0
         self._glances: Callable[[Sequence[Grant]], dict[str, str]] | None
         self._glances = getattr(backend, "glance", None)
-        # A hold must not have to tell the keeper that a glance is due, either.
+        # A hold must not have to tell the renewer that a glance is due, either.
         self._linger_seconds = LINGER_SECONDS if self._glances is None else GLANCE_SECONDS
         self.nudge: Callable[[Claim], None] = lambda claim: None
-        """Wakes a waiter of the door whose place in the line is gone."""
+        """Wakes a waiter of the client whose place in the line is gone."""
         self.alive: Callable[[Hashable], bool] = runtime.alive
-        """Whether a thread or task of the door's own world can still end its block."""
+        """Whether a thread or task of the client's own world can still end its block."""
 
-    # What doors say, from any thread.
+    # What clients say, from any thread.
 
     def add(self, hold: Hold) -> None:
         """Keeps a hold from now on."""
@@ -127,13 +127,13 @@ class Keep(Planned):
         self.plan(undo.at)
 
     def undone(self, claim: Claim) -> None:
-        """The door has abandoned it itself, in order behind the claim's own requests."""
+        """The client has abandoned it itself, in order behind the claim's own requests."""
         self.undoing.pop(claim.owner, None)
 
-    # What the keeper does.
+    # What the renewer does.
 
     async def run(self) -> None:
-        """The loop: ends only when the door is closed."""
+        """The loop: ends only when the client is closed."""
         while not self.closing:
             self.planned = NEVER  # whoever registers from here on tells us
             at = await self._guarded_round()
@@ -148,7 +148,7 @@ class Keep(Planned):
     async def _guarded_round(self) -> float:
         try:
             return await self.round()
-        except Exception:  # noqa: BLE001 - without a keeper every hold of the door would be lost
+        except Exception:  # noqa: BLE001 - without a renewer every hold of the client would be lost
             log.exception("keeping what is held on %s failed; it goes on", self.display)
             return self.runtime.now() + MISHAP_SECONDS
 
@@ -238,7 +238,7 @@ class Keep(Planned):
 
     def give_up(self, hold: Hold, reason: str) -> None:
         """The store says that a hold is lost; whatever it still has of it is undone. If an
-        interrupt tears this apart, the keeper does the rest."""
+        interrupt tears this apart, the renewer does the rest."""
         try:
             if self.lose(hold, reason):
                 self.undo(hold.grant.claim, landed=True)
@@ -261,7 +261,7 @@ class Keep(Planned):
         refresh = bool(self.waits) and now >= self.refreshed_at + REFRESH_SECONDS
         if not refresh and not any(hold.renew_at <= now for hold in holds):
             return
-        # What is due soon goes along: holds of one door end up in one batch per interval.
+        # What is due soon goes along: holds of one client end up in one batch per interval.
         # One that never got a handle is not renewed: its acquire was torn apart, or is not done.
         soon = [hold for hold in holds if hold.renew_at <= now + hold.grant.claim.ttl / 6]
         waits = self._waiting()
@@ -299,7 +299,7 @@ class Keep(Planned):
             answer = await self.backend.renew(grants, waits, until=self._patience(sent))
         except HoldfastError as error:
             answer = Renewal(unknown={grant.claim.owner: str(error) for grant in grants})
-        except Exception as error:  # noqa: BLE001 - the keeper goes on, whatever a store does
+        except Exception as error:  # noqa: BLE001 - the renewer goes on, whatever a store does
             log.exception("renewing on %s failed unexpectedly", self.display)
             answer = Renewal(unknown={grant.claim.owner: repr(error) for grant in grants})
         self._learn(due, grants, answer, sent)
@@ -387,11 +387,11 @@ class Keep(Planned):
         return f"{hold.grant.claim.name} on {self.display}"
 
     async def finish(self) -> None:
-        """The end of the door: releases all that is still held, or waits, or is to be undone."""
+        """The end of the client: releases all that is still held, or waits, or is to be undone."""
         self._log_losses()
         for hold in list(self.holds.values()):
             if self.remove(hold):
-                hold.lose("its door was closed")
+                hold.lose("its client was closed")
                 self.undoing[hold.grant.claim.owner] = Undo(hold.grant.claim, 0.0, 0, landed=True)
         for claim, _ in list(self.waits.values()):
             self.undoing[claim.owner] = Undo(claim, 0.0, 0, landed=True)

@@ -1,4 +1,4 @@
-"""A test's body over doors of either kind, written once."""
+"""A test's body over clients of either kind, written once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from holdfast.testing import Flavour
-from holdfast.testing.doors import open_door
+from holdfast.testing.clients import open_client
 from holdfast.testing.workers import Workers
 from stores.redis.bench import LONGEST_SECONDS
 
@@ -18,16 +18,17 @@ __all__ = ["through"]
 def through(
     flavour: Flavour, body: Callable[..., Awaitable[None]], *urls: str, **options: Any
 ) -> None:
-    """Runs a test's body with a door to each URL, all of them with the words of the asyncio one."""
+    """Runs a test's body with a client to each URL, all of them with the words of the asyncio
+    one."""
 
     async def run() -> None:
         workers = Workers()
         try:
             async with asyncio.timeout(LONGEST_SECONDS), AsyncExitStack() as stack:
-                doors = [open_door(url, flavour, workers.run, **options) for url in urls]
-                for door in doors:
-                    await stack.enter_async_context(door)
-                await body(*doors)
+                clients = [open_client(url, flavour, workers.run, **options) for url in urls]
+                for client in clients:
+                    await stack.enter_async_context(client)
+                await body(*clients)
         finally:
             workers.close()
 

@@ -1,4 +1,4 @@
-"""The keeper of a Redlock door: it is never late with its word, and never in anybody's way."""
+"""The renewer of a Redlock client: it is never late with its word, and never in anybody's way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.url import open_store
 from servers.process import wait_until
 from servers.redis import RedisServer
 from stores.claims import claim_of
-from stores.doors import through
+from stores.clients import through
 from stores.redis.bench import blocking_and_asyncio, over, scripts_run, until
 from stores.redlock import bench as redlock_bench
 from stores.redlock.bench import Nodes
@@ -42,7 +42,7 @@ def test_a_holder_is_told_in_time_although_a_writer_waits(three: Nodes, flavour:
         told: list[bool] = []
         lease._hold.on_doubt = lambda _: told.append(lease.held)
         waiting = asyncio.create_task(ours.lock("taken", timeout=SECONDS).acquire())
-        await until(lambda: bool(ours._door.keep.waits))
+        await until(lambda: bool(ours._engine.renewer.waits))
         three.pause()
         await until(lambda: bool(told))
         three.resume()
@@ -54,12 +54,12 @@ def test_a_holder_is_told_in_time_although_a_writer_waits(three: Nodes, flavour:
     through(flavour, body, three.url, three.url, ttl=6)
 
 
-def test_nodes_that_are_back_are_known_to_all_backends_of_a_door(
+def test_nodes_that_are_back_are_known_to_all_backends_of_a_client(
     three: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One backend tries them, another waits for that: no request may last as long as it could."""
     store = open_store(three.url, Settings(request_seconds=2 * SECONDS))
-    ours, keeper = (store.backend(BlockingRuntime()) for _ in range(2))
+    ours, renewer = (store.backend(BlockingRuntime()) for _ in range(2))
     waits = threading.Event()
     wait_for_some = BlockingFan._wait_for_some
 
@@ -67,7 +67,7 @@ def test_nodes_that_are_back_are_known_to_all_backends_of_a_door(
         waits.set()
         wait_for_some(fan, until)
 
-    for backend in (ours, keeper):
+    for backend in (ours, renewer):
         run_now(backend.look("name"))  # opens the connections
     three.pause()
     for _ in range(2):  # the first finds out that they hang, the second tries them
@@ -75,11 +75,11 @@ def test_nodes_that_are_back_are_known_to_all_backends_of_a_door(
             run_now(ours.attempt(claim_of(), join=True, until=now() + 0.2))
     monkeypatch.setattr(BlockingFan, "_wait_for_some", noted)
     with ThreadPoolExecutor() as pool:
-        abandoning = pool.submit(run_now, keeper.abandon(claim_of()))
+        abandoning = pool.submit(run_now, renewer.abandon(claim_of()))
         assert waits.wait(SECONDS)
         three.resume()
         abandoning.result(SECONDS)
-    for backend in (ours, keeper):
+    for backend in (ours, renewer):
         run_now(backend.close())
 
 
@@ -124,7 +124,7 @@ def test_a_word_that_comes_after_its_writer_left_is_not_kept(
         peer, writer = bench.peer(), bench.claim()
         reader = await peer.take(bench.claim(mode=Mode.SHARED))
         await peer.queue(writer)
-        await peer.renew([reader])  # the keeper's connections are open
+        await peer.renew([reader])  # the renewer's connections are open
         await peer.abandon(writer)
         key = f"{bench.namespace}:redlock:{{name}}"
         for node in three.nodes:

@@ -1,4 +1,4 @@
-"""What both doors share: settings, the making of primitives, fork and exit."""
+"""What both clients share: settings, the making of primitives, fork and exit."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from holdfast.claim import (
     FenceKeys,
     Holder,
     Keys,
+    LockInfo,
     Mode,
-    Standing,
     check_epoch,
     check_name,
     escaped,
 )
 from holdfast.core import log
 from holdfast.core.contract import Finding, Guarantee, Runtime, Settings, Store
-from holdfast.core.door import Door
-from holdfast.core.keep import Keep
+from holdfast.core.engine import Engine
+from holdfast.core.renewer import Renewer
 from holdfast.durations import Duration, seconds, timeout_seconds
 from holdfast.errors import GuaranteeNotMet, Unsupported
 from holdfast.io import lifetime
-from holdfast.io.renewer_thread import KeeperThread
+from holdfast.io.renewer_thread import RenewerThread
 from holdfast.primitives.lock import LockBase
 from holdfast.primitives.terms import Options, Terms, check_ttl, make_terms
 from holdfast.url import open_store
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 else:  # a command that takes one lock does not load what bounds the others
     M, E, J, V = TypeVar("M"), TypeVar("E"), TypeVar("J"), TypeVar("V")
 
-__all__ = ["Doorway", "later"]
+__all__ = ["LocksBase", "later"]
 
 K = TypeVar("K", bound=LockBase[Any])
 
@@ -57,17 +57,17 @@ class _Later:
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
 
-    def __get__(self, door: object, kind: type) -> Any:
+    def __get__(self, engine: object, kind: type) -> Any:
         return getattr(import_module(self._module), self._name)
 
 
 def later(module: str, name: str) -> Any:
-    """A door's primitive whose module is loaded when it is first asked for: a command that takes
+    """A client's primitive whose module is loaded when it is first asked for: a command that takes
     one lock pays for no other."""
     return _Later(module, name)
 
 
-class Doorway(Generic[K, M, E, J, V]):
+class LocksBase(Generic[K, M, E, J, V]):
     """The base of ``Locks`` and ``AsyncLocks``: everything that never waits."""
 
     _lock: type[K]
@@ -96,25 +96,29 @@ class Doorway(Generic[K, M, E, J, V]):
         self._terms = Terms(check_ttl(seconds(ttl, "ttl"), store), timeout_seconds(timeout))
         check_epoch(epoch)
         keys = FenceKeys(fence_keys)
-        self._keeper = KeeperThread(store)
-        self._door = Door(
-            store, runtime, self._keeper.keep, patience=seconds(patience, "patience"), epoch=epoch
+        self._renewer_thread = RenewerThread(store)
+        self._engine = Engine(
+            store,
+            runtime,
+            self._renewer_thread.renewer,
+            patience=seconds(patience, "patience"),
+            epoch=epoch,
         )
-        self._door.fence_keys = keys
-        self._door.on_fork.append(self._keeper.forked)
-        lifetime.at_fork(self._door)
-        weakref.finalize(self._door, _end, self._keeper.keep).atexit = False
+        self._engine.fence_keys = keys
+        self._engine.on_fork.append(self._renewer_thread.forked)
+        lifetime.at_fork(self._engine)
+        weakref.finalize(self._engine, _end, self._renewer_thread.renewer).atexit = False
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
         """What this store promises."""
-        return self._door.store.guarantees
+        return self._engine.store.guarantees
 
     def __repr__(self) -> str:
-        if not hasattr(self, "_door"):  # error reporters show the frame of a failed connect()
+        if not hasattr(self, "_engine"):  # error reporters show the frame of a failed connect()
             return f"<{type(self).__name__}, not open>"
-        state = ", closed" if self._door.closed else ""
-        return f"<{type(self).__name__} {self._door.store.display}{state}>"
+        state = ", closed" if self._engine.closed else ""
+        return f"<{type(self).__name__} {self._engine.store.display}{state}>"
 
     def lock(self, name: str, **options: Unpack[Options]) -> K:
         """An exclusive lock: one holder at a time."""
@@ -125,7 +129,7 @@ class Doorway(Generic[K, M, E, J, V]):
         from holdfast.primitives.rwlock import ReadWriteLock
 
         self._need(Guarantee.SHARED, "rwlock()")
-        return ReadWriteLock(self._lock, self._door, check_name(name), self._options(options))
+        return ReadWriteLock(self._lock, self._engine, check_name(name), self._options(options))
 
     def semaphore(
         self, name: str, limit: int, *, permits: int = 1, **options: Unpack[Options]
@@ -139,11 +143,11 @@ class Doorway(Generic[K, M, E, J, V]):
 
     def multi(self, names: Iterable[str], **options: Unpack[Options]) -> M:
         """Several exclusive locks at once: all or none."""
-        return self._multi(self._door, names, self._options(options))
+        return self._multi(self._engine, names, self._options(options))
 
     def election(self, name: str, **options: Unpack[Options]) -> E:
         """An election: ``campaign()``, ``leader()``, ``observe()``, ``resign()``."""
-        return self._election(self._door, check_name(name), self._options(options))
+        return self._election(self._engine, check_name(name), self._options(options))
 
     def once(
         self,
@@ -164,7 +168,7 @@ class Doorway(Generic[K, M, E, J, V]):
 
         self._need(Guarantee.RECORDS, "once()")
         plan = make_plan(seconds(keep, "keep"), errors, wait)
-        return self._once(self._door, key, self._options(options), plan)
+        return self._once(self._engine, key, self._options(options), plan)
 
     def every(
         self,
@@ -190,76 +194,78 @@ class Doorway(Generic[K, M, E, J, V]):
         self._need(Guarantee.RECORDS, "every()")
         timetable = make_timetable(interval, offset, missed, grace)
         plan = make_plan(timetable.keep_seconds, errors, wait)
-        return self._every(self._door, name, self._options(options), plan, timetable)
+        return self._every(self._engine, name, self._options(options), plan, timetable)
 
     def _make(self, name: str, mode: Mode, options: Options, weight: int = 1, limit: int = 0) -> K:
         terms = self._options(options)
-        return self._lock(self._door, check_name(name), terms, mode, weight, limit)
+        return self._lock(self._engine, check_name(name), terms, mode, weight, limit)
 
     def _options(self, options: Options) -> Terms:
         if not options:
             return self._terms
-        return make_terms(self._terms, self._door.store, options)
+        return make_terms(self._terms, self._engine.store, options)
 
     def _need(self, guarantee: Guarantee, what: str) -> None:
         if guarantee not in self.guarantees:
-            raise Unsupported(f"{self._door.store.display} can't do {what}: it has no {guarantee}")
+            raise Unsupported(
+                f"{self._engine.store.display} can't do {what}: it has no {guarantee}"
+            )
 
-    async def _list(self, prefix: str, limit: int) -> list[Standing]:
-        self._door.enter()
-        found: dict[str, Standing] = {}
+    async def _list(self, prefix: str, limit: int) -> list[LockInfo]:
+        self._engine.enter()
+        found: dict[str, LockInfo] = {}
         cursor: str | None = None
         while len(found) < limit:
-            page = await self._door.backend.survey(prefix, cursor, min(PAGE, limit))
+            page = await self._engine.backend.survey(prefix, cursor, min(PAGE, limit))
             found |= {standing.name: standing for standing in page.standings}
             cursor = page.cursor
             if cursor is None:
                 break
         return sorted(list(found.values())[:limit])
 
-    async def _inspect(self, name: str) -> Standing:
-        self._door.enter()
-        return await self._door.backend.look(check_name(name))
+    async def _inspect(self, name: str) -> LockInfo:
+        self._engine.enter()
+        return await self._engine.backend.look(check_name(name))
 
     async def _break_lock(self, name: str, reason: str) -> int | None:
-        self._door.enter()
+        self._engine.enter()
         if not isinstance(reason, str) or not reason.strip():
             raise ValueError("break_lock() needs a reason: it is logged with what was ended")
-        holders: Sequence[Holder] = (await self._door.backend.look(check_name(name))).holders
-        tokens = await self._door.backend.revoke(name)
+        holders: Sequence[Holder] = (await self._engine.backend.look(check_name(name))).holders
+        tokens = await self._engine.backend.revoke(name)
         if tokens:
-            _log_broken(self._door, name, reason, holders)
+            _log_broken(self._engine, name, reason, holders)
         return max(tokens, default=None)
 
     async def _check(self) -> list[Finding]:
-        self._door.enter()
-        findings = await self._door.backend.probe()
+        self._engine.enter()
+        findings = await self._engine.backend.probe()
         broken = [finding for finding in findings if finding.level == "broken"]
         if broken:
             told = "; ".join(f"{finding.subject}: {finding.detail}" for finding in broken)
-            raise GuaranteeNotMet(f"{self._door.store.display} can't keep its promises: {told}")
+            raise GuaranteeNotMet(f"{self._engine.store.display} can't keep its promises: {told}")
         return findings
 
     def _still_held(self) -> list[str]:
-        return [hold.grant.claim.name for hold in list(self._door.keep.holds.values())]
+        return [hold.grant.claim.name for hold in list(self._engine.renewer.holds.values())]
 
     def _warn_held(self, names: Iterable[str]) -> None:
         """Last of all: where warnings are errors, the first of them ends ``close``."""
         for name in names:
-            message = f"{name!r} was still held when its door was closed: released"
+            message = f"{name!r} was still held when its client was closed: released"
             warnings.warn(message, ResourceWarning, stacklevel=4)
 
 
-def _end(keep: Keep) -> None:
-    """Nobody has the door, a lock or a lease of it any more: its keeper has nothing to do."""
-    keep.closing = True
-    keep.signal.set()
+def _end(renewer: Renewer) -> None:
+    """Nobody has the client, a lock or a lease of it any more: its renewer has nothing to do."""
+    renewer.closing = True
+    renewer.signal.set()
 
 
-def _log_broken(door: Door, name: str, reason: str, holders: Sequence[Holder]) -> None:
+def _log_broken(engine: Engine, name: str, reason: str, holders: Sequence[Holder]) -> None:
     whom = "; ".join(str(holder) for holder in holders) or "somebody"
     why = escaped(reason)  # often what a person typed into a form
-    log.warning("broke %r on %s, held by %s: %s", name, door.store.display, whom, why)
+    log.warning("broke %r on %s, held by %s: %s", name, engine.store.display, whom, why)
 
 
 def _namespace(text: str) -> str:

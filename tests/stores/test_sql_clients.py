@@ -1,4 +1,4 @@
-"""Both doors of both SQL stores: the connections of a crowd, and a network that goes dark."""
+"""Both clients of both SQL stores: the connections of a crowd, and a network that goes dark."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from servers.proxy import Proxy
 from stores import sql_bench
-from stores.sql_bench import MODES, Doors, Store, in_line, until
+from stores.sql_bench import MODES, Clients, Store, in_line, until
 
 if TYPE_CHECKING:
     from holdfast import AsyncLocks
 
 pytestmark = pytest.mark.faults
 
-store, doors = sql_bench.store, sql_bench.doors
+store, clients = sql_bench.store, sql_bench.clients
 
 WAITERS, NAMES, CONNECTIONS = 200, 20, 6
 
@@ -30,17 +30,17 @@ async def _count(store: Store, waiting: asyncio.Future[list[int]]) -> int:
     return most
 
 
-async def _hold(door: AsyncLocks, number: int) -> int:
-    async with door.lock(f"name {number % NAMES}") as lease:
+async def _hold(client: AsyncLocks, number: int) -> int:
+    async with client.lock(f"name {number % NAMES}") as lease:
         return lease.token
 
 
-def test_many_waiters_share_a_few_connections(store: Store, doors: Doors) -> None:
+def test_many_waiters_share_a_few_connections(store: Store, clients: Clients) -> None:
     """200 wait for 20 names over at most six connections, as they wait and as they are let in one
     after the other, and all are served."""
 
     async def body() -> None:
-        crowd, looking = doors.open(store.url(mark="crowd")), doors.open(store.url())
+        crowd, looking = clients.open(store.url(mark="crowd")), clients.open(store.url())
         leases = [await crowd.lock(f"name {number}").acquire() for number in range(NAMES)]
         waiting = asyncio.gather(*(_hold(crowd, number) for number in range(WAITERS)))
         for number in range(NAMES):
@@ -58,17 +58,17 @@ def test_many_waiters_share_a_few_connections(store: Store, doors: Doors) -> Non
             assert min(own) == own[0]
         assert 0 < await counting <= CONNECTIONS
 
-    doors.run(body)
+    clients.run(body)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_dark_network_ends_the_hold_in_time(store: Store, doors: Doors, mode: str) -> None:
+def test_a_dark_network_ends_the_hold_in_time(store: Store, clients: Clients, mode: str) -> None:
     """A connection that is black-holed: the holder is told by its clock, the next one gets it."""
 
     async def body() -> None:
         with Proxy(store.server) as proxy:
-            ours = doors.open(store.url(mode, proxy=proxy))
-            theirs = doors.open(store.url(mode))
+            ours = clients.open(store.url(mode, proxy=proxy))
+            theirs = clients.open(store.url(mode))
             reasons: list[str] = []
             lease = await ours.lock("name", ttl=1.0).acquire()
             assert lease is not None
@@ -88,4 +88,4 @@ def test_a_dark_network_ends_the_hold_in_time(store: Store, doors: Doors, mode: 
             async with ours.lock("name") as again:  # over connections that work
                 assert again.token > later.token
 
-    doors.run(body)
+    clients.run(body)
