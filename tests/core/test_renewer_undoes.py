@@ -123,7 +123,7 @@ class HungStore(SlowStore):
     """Answers nothing, and is given up when its caller says so, or after five seconds."""
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        await self._hang(until)
+        await self._attach(until)
 
     async def renew(
         self,
@@ -133,10 +133,10 @@ class HungStore(SlowStore):
         until: float,
         shorten: bool = False,
     ) -> Renewal:
-        await self._hang(until)
+        await self._attach(until)
         raise AssertionError
 
-    async def _hang(self, until: float | None) -> None:
+    async def _attach(self, until: float | None) -> None:
         left = 5.0 if until is None else min(5.0, until - self._runtime.now())
         await self._runtime.sleep(max(0.0, left))
         raise BackendUnavailable("it hangs")

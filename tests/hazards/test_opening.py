@@ -21,8 +21,8 @@ from holdfast.stores.mysql import wakeups as mysql_listen
 from holdfast.stores.postgres import store as postgres
 from holdfast.stores.postgres import wakeups as postgres_listen
 from holdfast.stores.redis import wire as redis_wire
-from holdfast.stores.redlock import wakeups as redlock_bell
-from holdfast.stores.redlock import wakeups_aio as redlock_aio_bell
+from holdfast.stores.redlock import wakeups as redlock_subscription
+from holdfast.stores.redlock import wakeups_aio as redlock_aio_subscription
 from holdfast.stores.sqlite import datagram
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
@@ -35,10 +35,13 @@ LONG = 200.0
 """How long something may take that has no deadline of its own: far longer than ``SOON``."""
 
 OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
-    "mysql": ((mysql_listen.Hanger, "hang"),) * 2,
+    "mysql": ((mysql_listen.Hanger, "attach"),) * 2,
     "postgres": ((postgres_listen.BlockingListening, "_share"), (postgres.LeaseStore, "_listen")),
-    "redis": ((redis_wire.BlockingWire, "bell"), (redis_wire.AsyncWire, "bell")),
-    "redlock": ((redlock_bell.NameBell, "__init__"), (redlock_aio_bell.AsyncNameBell, "wire")),
+    "redis": ((redis_wire.BlockingWire, "subscription"), (redis_wire.AsyncWire, "subscription")),
+    "redlock": (
+        (redlock_subscription.NameSubscription, "__init__"),
+        (redlock_aio_subscription.AsyncNameSubscription, "wire"),
+    ),
     "sqlite": ((datagram.Folder, "bind"),) * 2,
 }
 """What a client begins to listen with: the blocking one, the asyncio one."""

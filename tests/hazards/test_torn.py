@@ -11,7 +11,7 @@ import pytest
 from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import Room
+from holdfast.io.connection_limit import ConnectionLimit
 from holdfast.io.wakeups import BlockingWakeupHub
 from holdfast.stores.redis.connection import Access, LinkBroken
 from holdfast.stores.redis.wakeups import BlockingWakeups
@@ -21,8 +21,8 @@ from holdfast.stores.redlock.nodes import Fleet
 SOON = 30.0
 
 
-class Bell:
-    """A source of rings at the end of a socket."""
+class Subscription:
+    """A source of wakes at the end of a socket."""
 
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair()
@@ -44,9 +44,9 @@ class Bell:
     ("name", "line"), [*lines_of(BlockingWakeupHub._leave), *lines_of(BlockingWakeupHub._pass_on)]
 )
 def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
-    """Who waits beside it hears the bell, and who comes later."""
-    bell, hub = Bell(), BlockingWakeupHub()
-    hub.hang(bell)
+    """Who waits beside it hears the subscription, and who comes later."""
+    subscription, hub = Subscription(), BlockingWakeupHub()
+    hub.attach(subscription)
     heard: list[bool] = []
 
     def follow() -> None:
@@ -55,49 +55,49 @@ def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
     follower = threading.Thread(target=follow)
 
     def lead() -> None:
-        """Listens, over and over, until somebody has joined it; and then until it is rung."""
+        """Listens, over and over, until somebody has joined it; and then until it is woken."""
         follower.start()
         until = now() + SOON
         while "follower" not in hub._waiting and now() < until:
             hub.wait("leader", now() + 0.01)
-        bell.theirs.send(b"leader ")
+        subscription.theirs.send(b"leader ")
         hub.wait("leader", now() + SOON)
 
     torn_at(getattr(BlockingWakeupHub, name).__code__, line, lead)
-    bell.theirs.send(b"follower ")
+    subscription.theirs.send(b"follower ")
     follower.join(SOON)
     assert heard == [True]
-    bell.theirs.send(b"newcomer ")
+    subscription.theirs.send(b"newcomer ")
     assert hub.wait("newcomer", now() + SOON)
     hub.close()
 
 
-def test_an_interrupt_ends_a_bell_for_all() -> None:
-    """What was read is lost, so the next who listens is told that the bell is broken."""
-    bell, hub = Bell(), BlockingWakeupHub()
-    hub.hang(bell)
-    bell.theirs.send(b"leader ")
+def test_an_interrupt_ends_a_subscription_for_all() -> None:
+    """What was read is lost, so the next who listens is told that the subscription is broken."""
+    subscription, hub = Subscription(), BlockingWakeupHub()
+    hub.attach(subscription)
+    subscription.theirs.send(b"leader ")
 
     def torn() -> list[str]:
         raise KeyboardInterrupt
 
-    bell.read = torn  # type: ignore[method-assign]
+    subscription.read = torn  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         hub.wait("leader", now() + SOON)
-    assert hub.bell is None
+    assert hub.subscription is None
     with pytest.raises(OSError, match="interrupt"):
         hub.wait("follower", now() + SOON)
-    another = Bell()
-    hub.hang(another)
+    another = Subscription()
+    hub.attach(another)
     another.theirs.send(b"follower ")
     assert hub.wait("follower", now() + SOON)
     hub.close()
 
 
-def test_a_bell_that_breaks_ends_all_waits() -> None:
+def test_a_subscription_that_breaks_ends_all_waits() -> None:
     """One of them is told why; the others would hear nothing any more."""
-    bell, hub = Bell(), BlockingWakeupHub()
-    hub.hang(bell)
+    subscription, hub = Subscription(), BlockingWakeupHub()
+    hub.attach(subscription)
     told: list[object] = []
 
     def broken() -> list[str]:
@@ -109,48 +109,48 @@ def test_a_bell_that_breaks_ends_all_waits() -> None:
         except OSError:
             told.append("gone")
 
-    bell.read = broken  # type: ignore[method-assign]
+    subscription.read = broken  # type: ignore[method-assign]
     waits = [threading.Thread(target=wait, args=(key,), daemon=True) for key in ("one", "other")]
     for thread in waits:
         thread.start()
     until = now() + SOON
     while len(hub._waiting) < len(waits) and now() < until:
         pass
-    bell.theirs.send(b"x")
+    subscription.theirs.send(b"x")
     for thread in waits:
         thread.join(SOON)
     assert sorted(told, key=str) == [True, "gone"]
     hub.close()
 
 
-def test_a_bell_that_comes_too_late_is_closed() -> None:
+def test_a_subscription_that_comes_too_late_is_closed() -> None:
     """Whoever made it did not know that all is over."""
-    bell, hub = Bell(), BlockingWakeupHub()
+    subscription, hub = Subscription(), BlockingWakeupHub()
     hub.close()
-    hub.hang(bell)
-    assert hub.bell is None
-    assert bell.fileno() == -1
+    hub.attach(subscription)
+    assert hub.subscription is None
+    assert subscription.fileno() == -1
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
         step
-        for each in ("hang", "ring", "_ring", "wait", "_leave", "_listen", "close")
+        for each in ("attach", "wake", "_wake", "wait", "_leave", "_listen", "close")
         for step in lines_of(getattr(BlockingWakeupHub, each))
     ],
 )
 def test_a_signal_handler_may_wait_in_the_middle_of_anything(name: str, line: int) -> None:
-    """It waits for its own time, not for its own thread; and who was about to wait is rung."""
-    bell, hub = Bell(), BlockingWakeupHub()
-    rung: list[bool] = []
+    """It waits for its own time, not for its own thread; and who was about to wait is woken."""
+    subscription, hub = Subscription(), BlockingWakeupHub()
+    woken: list[bool] = []
 
     def work() -> None:
-        hub.hang(bell)
-        hub.ring("leader")
-        rung.append(hub.wait("leader", now() + SOON))
-        bell.theirs.send(b"leader ")
-        rung.append(hub.wait("leader", now() + SOON))
+        hub.attach(subscription)
+        hub.wake("leader")
+        woken.append(hub.wait("leader", now() + SOON))
+        subscription.theirs.send(b"leader ")
+        woken.append(hub.wait("leader", now() + SOON))
         hub.close()
 
     def handle() -> None:
@@ -161,16 +161,16 @@ def test_a_signal_handler_may_wait_in_the_middle_of_anything(name: str, line: in
     thread = threading.Thread(target=handled_at, args=(code, line, work, handle), daemon=True)
     thread.start()
     thread.join(2 * SOON)
-    assert rung == [True, True]
+    assert woken == [True, True]
 
 
 @pytest.mark.parametrize(("name", "line"), lines_of(BlockingWakeups._subscribe))
 def test_who_is_torn_as_it_subscribes_leaves_that_to_others(name: str, line: int) -> None:
     """They need not look for themselves for ever."""
-    made: list[Bell] = []
+    made: list[Subscription] = []
 
-    async def subscribe(channel: str, until: float) -> Bell:
-        made.append(Bell())
+    async def subscribe(channel: str, until: float) -> Subscription:
+        made.append(Subscription())
         return made[-1]
 
     wakeups = BlockingWakeups("channel")
@@ -190,24 +190,26 @@ def test_who_is_torn_as_it_subscribes_leaves_that_to_others(name: str, line: int
     thread.join(2 * SOON)
     assert wakeups.hearing
     run_now(wakeups.close())
-    for bell in made:  # one that was torn off is nobody's
-        bell.close()
+    for subscription in made:  # one that was torn off is nobody's
+        subscription.close()
 
 
-@pytest.mark.parametrize(("name", "line"), [*lines_of(Room.take), *lines_of(Room.call)])
+@pytest.mark.parametrize(
+    ("name", "line"), [*lines_of(ConnectionLimit.take), *lines_of(ConnectionLimit.call)]
+)
 def test_a_room_loses_no_place(name: str, line: int) -> None:
     """Whoever is torn as it takes a place leaves it to the others, and locks nobody out."""
-    room = Room(1)
-    torn_at(getattr(Room, name).__code__, line, getattr(room, name))
+    connection_limit = ConnectionLimit(1)
+    torn_at(getattr(ConnectionLimit, name).__code__, line, getattr(connection_limit, name))
     taken: list[object] = []
-    thread = threading.Thread(target=lambda: taken.append(room.take()))
+    thread = threading.Thread(target=lambda: taken.append(connection_limit.take()))
     thread.start()
     thread.join(SOON)
     assert taken
     assert taken[0] is not None
-    assert room.take() is None
-    room.free(taken.pop())  # type: ignore[arg-type]
-    assert room.take() is not None
+    assert connection_limit.take() is None
+    connection_limit.free(taken.pop())  # type: ignore[arg-type]
+    assert connection_limit.take() is not None
 
 
 @pytest.mark.parametrize(

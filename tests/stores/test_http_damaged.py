@@ -299,7 +299,7 @@ MESSAGES = [
 @pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
 def test_a_message_that_is_not_etcd_s_ends_the_connection(message: str) -> None:
     book = Book()
-    book.bell("session", '"key":"YQ=="', ["session"])
+    book.subscription("session", '"key":"YQ=="', ["session"])
     with pytest.raises(ConnectionResetError, match="not etcd's"):
         book.heard(message)
 
@@ -313,12 +313,12 @@ def test_a_stream_that_is_not_etcd_s_is_broken(line: bytes) -> None:
             self.call = Call(owner, 0, stream=True)
             return self.call
 
-        async def rung(self, owner: str, until: float) -> bool:
+        async def woken(self, owner: str, until: float) -> bool:
             return True
 
     listening = Listening()
     watches = StreamWatches(listening)  # type: ignore[arg-type]
     watch = run_now(watches.begin("owner", '"key":"YQ=="', False, 0.0))
     listening.call.add([line + b"\n"])
-    assert run_now(watches.rung("owner", 0.0))
+    assert run_now(watches.woken("owner", 0.0))
     assert watch.broken

@@ -10,42 +10,42 @@ from __future__ import annotations
 import threading
 from weakref import WeakSet
 
-__all__ = ["Place", "Room"]
+__all__ = ["ConnectionLimit", "Permit"]
 
 
-class Place:
+class Permit:
     """Room for one connection, for as long as somebody has it."""
 
     __slots__ = ("__weakref__",)
 
 
-class Room:
+class ConnectionLimit:
     """So many places, and those who wait for one."""
 
-    def __init__(self, places: int) -> None:
-        self.places = places
+    def __init__(self, connections: int) -> None:
+        self.connections = connections
         self.waiting = 0
         """How many wait, or a little more: worth a call when a connection is free."""
-        self._taken: WeakSet[Place] = WeakSet()
+        self._taken: WeakSet[Permit] = WeakSet()
         # Entered directly: the condition's own way in is Python code, and an interrupt in there
         # leaves it locked for ever.
         self.mutex = threading.RLock()
         self._called = threading.Condition(self.mutex)
 
-    def take(self) -> Place | None:
+    def take(self) -> Permit | None:
         """A place, if there is one."""
         with self.mutex:
-            if len(self._taken) >= self.places:
+            if len(self._taken) >= self.connections:
                 return None
-            place = Place()
-            self._taken.add(place)
-            return place
+            permit = Permit()
+            self._taken.add(permit)
+            return permit
 
-    def free(self, place: Place | None) -> None:
+    def free(self, permit: Permit | None) -> None:
         """Its connection is gone, or did not come about."""
         with self.mutex:
-            if place is not None:
-                self._taken.discard(place)
+            if permit is not None:
+                self._taken.discard(permit)
             self._called.notify()
 
     def wait(self, seconds: float) -> bool:

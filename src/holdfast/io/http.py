@@ -20,7 +20,7 @@ import httptools
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import Place, Room
+from holdfast.io.connection_limit import ConnectionLimit, Permit
 from holdfast.io.readable import readable
 from holdfast.io.resolver import open_socket
 
@@ -221,13 +221,13 @@ class Http(Protocol):
 class Connection:
     """One blocking connection. Any error leaves it unusable: ``close`` it."""
 
-    __slots__ = ("host", "idle_since", "place", "readable", "responses", "socket")
+    __slots__ = ("host", "idle_since", "permit", "readable", "responses", "socket")
 
     def __init__(self, servers: Servers, host: int, until: float) -> None:
         self.host = host
         self.responses = servers.responses()
         self.idle_since = 0.0
-        self.place: Place | None = None
+        self.permit: Permit | None = None
         context = servers.context()
         plain = open_socket(*servers.hosts[host], until)
         try:
@@ -287,7 +287,7 @@ class BlockingHttp:
     def __init__(self, servers: Servers, connections: int) -> None:
         self.servers, self.connections = servers, connections
         self._idle: list[Connection] = []
-        self._room = Room(connections)
+        self._connection_limit = ConnectionLimit(connections)
         self._closed = False
         """Work that outlives the client still gets a connection, which is not kept."""
 
@@ -310,14 +310,14 @@ class BlockingHttp:
         return reply
 
     def _take(self, until: float) -> Connection:
-        place: Place | None = None
-        while place is None:
+        permit: Permit | None = None
+        while permit is None:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                with self._room.mutex:
-                    place = self._room.take()
-                    if place is None:
+                with self._connection_limit.mutex:
+                    permit = self._connection_limit.take()
+                    if permit is None:
                         self._wait_for_room(until)
                 continue
             if connection.host == self.servers.turn and connection.usable():
@@ -326,19 +326,19 @@ class BlockingHttp:
         try:
             connection = connect(self.servers, until)
         except BaseException:
-            self._room.free(place)
+            self._connection_limit.free(permit)
             raise
-        connection.place = place
+        connection.permit = permit
         return connection
 
     def _wait_for_room(self, until: float) -> None:
         # Counted before the look at the stack; ``_give`` pushes before it looks at the count.
-        self._room.waiting += 1
+        self._connection_limit.waiting += 1
         try:
-            if not self._idle and not self._room.wait(until - now()):
+            if not self._idle and not self._connection_limit.wait(until - now()):
                 raise self.servers.unavailable(["every connection is busy"])
         finally:
-            self._room.waiting -= 1
+            self._connection_limit.waiting -= 1
 
     def _give(self, connection: Connection) -> None:
         if not connection.responses.lasting:
@@ -348,16 +348,18 @@ class BlockingHttp:
         self._idle.append(connection)
         if self._closed:
             self._drain()
-        if self._room.waiting:
-            self._room.call()
+        if self._connection_limit.waiting:
+            self._connection_limit.call()
 
     def _drop(self, connection: Connection) -> None:
         connection.close(reset=True)
-        self._room.free(connection.place)
+        self._connection_limit.free(connection.permit)
 
     def forget(self) -> None:
         idle, self._idle = self._idle, []
-        self._room = Room(self.connections)  # the parent's may be locked for ever
+        self._connection_limit = ConnectionLimit(
+            self.connections
+        )  # the parent's may be locked for ever
         for connection in idle:
             connection.close()
 
@@ -372,7 +374,7 @@ class BlockingHttp:
             except IndexError:
                 return
             connection.close()
-            self._room.free(connection.place)
+            self._connection_limit.free(connection.permit)
 
 
 def ready(sock: socket.socket, seconds: float, *, to_write: bool = False) -> bool:

@@ -1,7 +1,7 @@
 """Requests whose answers come late or never end: long polls and streams, blocking.
 
 Every such request occupies a connection of its own, so their number is bounded; whoever finds
-no room looks again by itself. All of them together are one bell. The twin is
+no room looks again by itself. All of them together are one subscription. The twin is
 ``http_listen_async``.
 """
 
@@ -58,7 +58,7 @@ class Listening(Protocol):
         """Sends a request; ``None`` if there is no room. Raises ``BackendUnavailable``."""
         ...
 
-    async def rung(self, owner: str, until: float) -> bool:
+    async def woken(self, owner: str, until: float) -> bool:
         """Whether something came for the owner, or it was nudged, by then."""
         ...
 
@@ -108,8 +108,8 @@ class BlockingListening:
             closed = self._closed
             if not closed:
                 self._ear.add(call, connection)
-                if self._hub.bell is None:
-                    self._hub.hang(self._ear)
+                if self._hub.subscription is None:
+                    self._hub.attach(self._ear)
         if closed:
             connection.close(reset=True)
             raise self._servers.closed()
@@ -126,7 +126,7 @@ class BlockingListening:
             connection.close()
         return connect(self._servers, until)
 
-    async def rung(self, owner: str, until: float) -> bool:
+    async def woken(self, owner: str, until: float) -> bool:
         return self._hub.wait(owner, until)
 
     def end(self, call: Call) -> None:
@@ -143,7 +143,7 @@ class BlockingListening:
             self._servers.failed(call.host)
 
     def nudge(self, owner: str) -> None:
-        self._hub.ring(owner)
+        self._hub.wake(owner)
 
     def forget(self) -> None:
         ear, idle, hub = self._ear, self._idle, self._hub
@@ -164,7 +164,7 @@ class BlockingListening:
 
 
 class _Ear:
-    """All calls as one bell: a selector is itself something to wait for."""
+    """All calls as one subscription: a selector is itself something to wait for."""
 
     def __init__(self, mutex: threading.Lock) -> None:
         self.selector = selectors.DefaultSelector()

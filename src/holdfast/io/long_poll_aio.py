@@ -34,16 +34,16 @@ class ListeningConnection(AsyncConnection):
             self.transport.abort()
             return
         if call.reply is not None or call.pieces:
-            self._ring(call)
+            self._wake(call)
 
     def fail(self, error: OSError) -> None:
         if self.call is not None and not self.call.broken:
             self.call.broken = True
-            self._ring(self.call)
+            self._wake(self.call)
 
-    def _ring(self, call: Call) -> None:
+    def _wake(self, call: Call) -> None:
         if self.hub is not None:
-            self.hub.ring(call.owner)
+            self.hub.wake(call.owner)
 
 
 class AsyncListening:
@@ -84,7 +84,7 @@ class AsyncListening:
             connection.close()
         return await connect(self._servers, until, ListeningConnection)
 
-    async def rung(self, owner: str, until: float) -> bool:
+    async def woken(self, owner: str, until: float) -> bool:
         return await self._hub.wait(owner, until)
 
     def end(self, call: Call) -> None:
@@ -101,7 +101,7 @@ class AsyncListening:
             self._servers.failed(call.host)
 
     def nudge(self, owner: str) -> None:
-        self._hub.ring(owner)
+        self._hub.wake(owner)
 
     def forget(self) -> None:
         inherited = [*self._idle, *self._calls.values()]
@@ -116,4 +116,4 @@ class AsyncListening:
             connection.call = None
             connection.close()
         self._idle, self._calls = [], {}
-        self._hub.ring_all()
+        self._hub.wake_all()

@@ -1,8 +1,8 @@
-"""Many waiters, one source of wake-ups: who is rung returns, nobody else stirs.
+"""Many waiters, one source of wake-ups: who is woken returns, nobody else stirs.
 
 Blocking: of all the threads that wait, one listens to the socket for all of them and passes
 the task on when it leaves, so no thread of our own stands between the store and the waiter.
-Asyncio: the wire calls ``ring`` as messages come in.
+Asyncio: the wire calls ``wake`` as messages come in.
 
 A ring for somebody who does not wait yet is kept, so nothing is lost between a store's answer
 and the wait that follows it.
@@ -22,13 +22,13 @@ from holdfast.io.clock import now
 if TYPE_CHECKING:
     import asyncio  # where it runs it is imported by then: the blocking client does without
 
-__all__ = ["EVERYBODY", "AsyncWakeupHub", "Bell", "BlockingWakeupHub"]
+__all__ = ["EVERYBODY", "AsyncWakeupHub", "BlockingWakeupHub", "Subscription"]
 
 # Rings for waiters that left in the same moment are never asked for: forget them in the end.
-KEPT_RINGS = 4096
+KEPT_WAKEUPS = 4096
 LONGEST_WAIT_SECONDS = 3600.0
 EVERYBODY = ""
-"""The key that rings all who wait: some of their own rings may have been lost."""
+"""The key that wakes all who wait: some of their own wakes may have been lost."""
 
 
 def _watch(*filenos: int) -> Callable[[float], list[tuple[int, int]]]:
@@ -42,13 +42,13 @@ def _watch(*filenos: int) -> Callable[[float], list[tuple[int, int]]]:
     return poll.poll
 
 
-class Bell(Protocol):
+class Subscription(Protocol):
     """What a blocking wake-up hub listens to."""
 
     def fileno(self) -> int: ...
 
     def read(self) -> list[str]:
-        """The keys that were rung since, without blocking. Raises ``OSError`` or
+        """The keys that were woken since, without blocking. Raises ``OSError`` or
         ``BackendUnavailable`` when the source is broken; the wake-up hub then drops it."""
         ...
 
@@ -56,17 +56,17 @@ class Bell(Protocol):
 
 
 class _Waiter:
-    __slots__ = ("event", "leads", "rung")
+    __slots__ = ("event", "leads", "woken")
 
     def __init__(self) -> None:
         self.event: threading.Event | None = None
         """What wakes it, unless it listens from the start."""
         self.leads = False
-        self.rung = False
+        self.woken = False
 
 
 class BlockingWakeupHub:
-    """Waits of many threads on one bell."""
+    """Waits of many threads on one subscription."""
 
     def __init__(self) -> None:
         # Re-entrant: a signal handler may wait or ring in the middle of what its thread does here.
@@ -74,50 +74,50 @@ class BlockingWakeupHub:
         self._waiting: dict[str, _Waiter] = {}
         self._kept: dict[str, None] = {}
         self._led = False
-        self._bell: Bell | None = None
+        self._subscription: Subscription | None = None
         self._torn = False
-        """Whether an interrupt ended the bell: the next who listens tells so."""
+        """Whether an interrupt ended the subscription: the next who listens tells so."""
         self._closed = False
         self._inside, self._outside = socket.socketpair()
         self._inside.setblocking(False)
         self._outside.setblocking(False)
         self._called = self._inside.fileno()
-        self._listened: Bell | None = None
+        self._listened: Subscription | None = None
         self._ready = _watch(self._called)
 
     @property
-    def bell(self) -> Bell | None:
-        """The source, or None before ``hang`` and after it broke."""
-        return self._bell
+    def subscription(self) -> Subscription | None:
+        """The source, or None before ``attach`` and after it broke."""
+        return self._subscription
 
-    def hang(self, bell: Bell) -> None:
+    def attach(self, subscription: Subscription) -> None:
         """Installs a source. Rings that came before it are lost: attempt again afterwards. One
         that comes after ``close`` is closed, too."""
         with self._mutex:
-            old: Bell | None = bell
+            old: Subscription | None = subscription
             if not self._closed:
-                old, self._bell, self._torn = self._bell, bell, False
+                old, self._subscription, self._torn = self._subscription, subscription, False
         if old is not None:
             old.close()
         self._stir()
 
-    def ring(self, key: str) -> None:
+    def wake(self, key: str) -> None:
         """Rings one waiter, from any thread."""
         with self._mutex:
-            stir = self._ring(key)
+            stir = self._wake(key)
         if stir:
             self._stir()
 
-    def _ring(self, key: str) -> bool:
+    def _wake(self, key: str) -> bool:
         waiter = self._waiting.get(key)
         if waiter is None:
             if key == EVERYBODY:
-                return any(list(map(self._ring, list(self._waiting))))
+                return any(list(map(self._wake, list(self._waiting))))
             self._kept[key] = None
-            if len(self._kept) > KEPT_RINGS:
+            if len(self._kept) > KEPT_WAKEUPS:
                 del self._kept[next(iter(self._kept))]
             return False
-        waiter.rung = True
+        waiter.woken = True
         if waiter.event is not None:
             waiter.event.set()
         return waiter.leads
@@ -130,15 +130,16 @@ class BlockingWakeupHub:
         """Drops a ring that was kept for somebody who will not come."""
         self._kept.pop(key, None)
 
-    def wait(self, key: str, until: float, bell: Bell | None = None) -> bool:
-        """Whether it was rung by then. Raises what a broken bell raises, once, in one thread. With
-        the bell that is to ring it, it returns at once if another hangs there by now."""
+    def wait(self, key: str, until: float, subscription: Subscription | None = None) -> bool:
+        """Whether it was woken by then. Raises what a broken subscription raises, once, in one
+        thread. With
+        the subscription that is to ring it, it returns at once if another hangs there by now."""
         waiter = _Waiter()
         try:  # an interrupt at any point must not leave the others without a listener
             with self._mutex:
                 self._waiting[key] = waiter  # first: a ring from here on is not kept any more
-                hangs = self._bell
-                other = bell is not None and hangs is not None and bell is not hangs
+                hangs = self._subscription
+                other = subscription is not None and hangs is not None and subscription is not hangs
                 if other or key in self._kept or self._closed:
                     self._kept.pop(key, None)
                     return True
@@ -146,12 +147,12 @@ class BlockingWakeupHub:
                     waiter.event = threading.Event()
                 else:
                     waiter.leads = self._led = True
-            while not waiter.rung and (left := until - now()) > 0:
+            while not waiter.woken and (left := until - now()) > 0:
                 if waiter.leads or waiter.event is None:
                     self._listen(left)
                 elif waiter.event.wait(min(left, LONGEST_WAIT_SECONDS)):
-                    waiter.event.clear()  # rung, or made the listener
-            return waiter.rung
+                    waiter.event.clear()  # woken, or made the listener
+            return waiter.woken
         finally:
             try:
                 self._leave(key, waiter)
@@ -171,7 +172,7 @@ class BlockingWakeupHub:
 
     def _pass_on(self) -> bool:
         """Makes one of those who are left the listener; whether there is one."""
-        left = [other for other in self._waiting.values() if not other.rung or other.leads]
+        left = [other for other in self._waiting.values() if not other.woken or other.leads]
         heir = max(left, key=lambda other: other.leads, default=None)
         if heir is None:
             return False
@@ -185,36 +186,36 @@ class BlockingWakeupHub:
         if self._torn:
             self._torn = False
             raise OSError("an interrupt came while the bell was read")
-        bell = self._bell
-        if bell is not self._listened:
-            bells = () if bell is None else (bell.fileno(),)
-            self._ready = _watch(self._called, *bells)
-            self._listened = bell
+        subscription = self._subscription
+        if subscription is not self._listened:
+            subscriptions = () if subscription is None else (subscription.fileno(),)
+            self._ready = _watch(self._called, *subscriptions)
+            self._listened = subscription
         for fileno, _ in self._ready(min(seconds, LONGEST_WAIT_SECONDS) * 1000):
             if fileno == self._called:
                 self._drain()
-            elif bell is not None:
+            elif subscription is not None:
                 # Here and not in a method of its own: everybody waits for this one to run.
                 try:
-                    keys = bell.read()
+                    keys = subscription.read()
                     with self._mutex:
                         for key in keys:
                             waiter = self._waiting.get(key)
                             if waiter is not None and waiter.event is None:
-                                waiter.rung = True  # it listens itself, as the only one does
+                                waiter.woken = True  # it listens itself, as the only one does
                             else:
-                                self._ring(key)
+                                self._wake(key)
                 except BaseException as error:
-                    self._break(bell, error)
+                    self._break(subscription, error)
                     raise
 
-    def _break(self, bell: Bell, error: BaseException) -> None:
+    def _break(self, subscription: Subscription, error: BaseException) -> None:
         with self._mutex:
-            if self._bell is bell:
-                self._bell = None
+            if self._subscription is subscription:
+                self._subscription = None
                 self._torn = not isinstance(error, Exception)
-                self._ring(EVERYBODY)  # the error goes to one of them, and the others hear nothing
-        bell.close()
+                self._wake(EVERYBODY)  # the error goes to one of them, and the others hear nothing
+        subscription.close()
 
     def _drain(self) -> None:
         try:
@@ -227,13 +228,13 @@ class BlockingWakeupHub:
         """Ends all waits at once; later ones too."""
         with self._mutex:
             self._closed = True
-            bell, self._bell = self._bell, None
-            self._ring(EVERYBODY)
+            subscription, self._subscription = self._subscription, None
+            self._wake(EVERYBODY)
             if not self._waiting:
                 self.discard()
         self._stir()
-        if bell is not None:
-            bell.close()
+        if subscription is not None:
+            subscription.close()
 
     def discard(self) -> None:
         """Closes our own sockets. In a forked child, where nobody waits and the mutex may be
@@ -250,19 +251,19 @@ class AsyncWakeupHub:
         self._kept: dict[str, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def ring(self, key: str) -> None:
+    def wake(self, key: str) -> None:
         """Rings one waiter, from any thread."""
         import asyncio
 
         loop = self._loop
         if loop is not None and asyncio._get_running_loop() is not loop:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self.ring, key)
+                loop.call_soon_threadsafe(self.wake, key)
             return
         future = self._waiting.get(key)
         if future is None:
             self._kept[key] = None
-            if len(self._kept) > KEPT_RINGS:
+            if len(self._kept) > KEPT_WAKEUPS:
                 del self._kept[next(iter(self._kept))]
         elif not future.done():
             future.set_result(True)
@@ -272,7 +273,7 @@ class AsyncWakeupHub:
         self._kept.pop(key, None)
 
     async def wait(self, key: str, until: float) -> bool:
-        """Whether it was rung by then."""
+        """Whether it was woken by then."""
         import asyncio
 
         self._loop = asyncio.get_running_loop()
@@ -288,10 +289,10 @@ class AsyncWakeupHub:
             timer.cancel()
             self._waiting.pop(key, None)
 
-    def ring_all(self) -> None:
+    def wake_all(self) -> None:
         """Ends all waits at once: the source broke or is closed."""
         for key in list(self._waiting):
-            self.ring(key)
+            self.wake(key)
 
 
 def _run_out(future: asyncio.Future[bool]) -> None:

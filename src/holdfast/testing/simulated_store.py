@@ -94,7 +94,7 @@ class _RemoteSignal(SimSignal):
             self._network.world.after(way, self._arrive, self._client.node)
 
     def _arrive(self) -> None:
-        self._client.ring(self._claim, self.grant)
+        self._client.wake(self._claim, self.grant)
 
 
 class SimBackend:
@@ -164,9 +164,9 @@ class SimBackend:
         return None if grant is None or grant.token <= busy.ref else grant
 
     def nudge(self, claim: Claim) -> None:
-        self.ring(claim, None)
+        self.wake(claim, None)
 
-    def ring(self, claim: Claim, grant: Grant | None) -> None:
+    def wake(self, claim: Claim, grant: Grant | None) -> None:
         """A wake-up has arrived, and maybe a grant with it."""
         if grant is not None:
             self._rings.given[claim.owner] = grant

@@ -53,7 +53,7 @@ def test_a_wait_that_is_cancelled_early_leaves_no_watch(
         waits.watches.close()
         waits.watches = etcd_wait._streams(theirs.store, theirs.backend.runtime)
     watches = waits.watches
-    rung = watches.rung
+    woken = watches.woken
     asked: list[int] = []
 
     async def interrupted(owner: str, until: float) -> object:
@@ -63,9 +63,9 @@ def test_a_wait_that_is_cancelled_early_leaves_no_watch(
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        return await rung(owner, until)
+        return await woken(owner, until)
 
-    monkeypatch.setattr(watches, "rung", interrupted)
+    monkeypatch.setattr(watches, "woken", interrupted)
     with pytest.raises((asyncio.CancelledError, KeyboardInterrupt)):
         theirs.run(theirs.backend.wait(claim, busy, now() + LATER))
     assert asked == [1]
@@ -111,12 +111,12 @@ def test_a_connection_that_ends_ends_its_own_watches(
 
     def held_up(key: str, until: float) -> bool:
         try:
-            rung: bool = wait(key, until)
+            woken: bool = wait(key, until)
         except OSError:
             ended.set()
             late.wait(LATER)
             raise
-        return rung
+        return woken
 
     monkeypatch.setattr(hub, "wait", held_up)
     first, second = crowd.wait(0), crowd.wait(1)

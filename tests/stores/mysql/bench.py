@@ -25,7 +25,7 @@ from holdfast.io.clock import now
 from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.mysql.protocol import quoted
-from holdfast.stores.mysql.wakeup_session import SleepBell
+from holdfast.stores.mysql.wakeup_session import SleepSubscription
 from holdfast.testing import Flavour
 from holdfast.url import open_store
 from servers.mysql import MySQLServer
@@ -164,10 +164,10 @@ class Peer:
         return grant
 
     def stand(self, asked: Claim) -> Busy:
-        """In line, with the bell that the first wait has hung."""
+        """In line, with the subscription that the first wait has hung."""
         busy = self.do(self.backend.attempt(asked, join=True))
         assert isinstance(busy, Busy)
-        if not self.listening.bell:
+        if not self.listening.subscription:
             self.do(self.backend.wait(asked, busy, now() + 60))
             return self.stand(asked)
         return busy
@@ -177,11 +177,11 @@ class Peer:
         return self.begin(self.backend.wait(asked, busy, now() + 600))
 
     @property
-    def bell(self) -> SleepBell:
+    def subscription(self) -> SleepSubscription:
         """The one that hangs."""
         if self._loop is None:
-            return cast("SleepBell", self.listening._made.bell)
-        return cast("SleepBell", self.listening._hung._bell)
+            return cast("SleepSubscription", self.listening._made.subscription)
+        return cast("SleepSubscription", self.listening._hung._subscription)
 
     def close(self) -> None:
         self.do(self.backend.close())

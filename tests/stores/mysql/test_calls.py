@@ -1,4 +1,5 @@
-"""Calls to those who wait for MySQL's lease rows, as the bell falls asleep, sleeps and wakes."""
+"""Calls to those who wait for MySQL's lease rows, as the subscription falls asleep, sleeps and
+wakes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from holdfast.claim import Grant
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.stores.mysql import wakeups as mysql_listen
-from holdfast.stores.mysql.wakeup_session import SleepBell
+from holdfast.stores.mysql.wakeup_session import SleepSubscription
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
 from stores.claims import claim_of
@@ -24,7 +25,7 @@ server, admin = mysql_bench.server, mysql_bench.admin
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
-def test_who_comes_to_a_bell_that_sleeps_waits(
+def test_who_comes_to_a_subscription_that_sleeps_waits(
     server: MySQLServer, admin: Admin, namespace: str, flavour: Flavour
 ) -> None:
     """Sleeps begin and end while somebody is told to wait and does. That is no reason to ask again:
@@ -46,19 +47,19 @@ def test_who_comes_to_a_bell_that_sleeps_waits(
             assert isinstance(ours.do(ours.backend.attempt(asked, join=True)), Grant)
 
 
-def on_falling_asleep(bell: SleepBell, work: Callable[[], object]) -> None:
-    """Has work done, once, by the thread that is about to send what the bell sleeps by."""
-    listen, todo = bell._listen, [work]
+def on_falling_asleep(subscription: SleepSubscription, work: Callable[[], object]) -> None:
+    """Has work done, once, by the thread that is about to send what the subscription sleeps by."""
+    listen, todo = subscription._listen, [work]
 
     def request(names: Iterable[str]) -> bytes:
         while todo:
             todo.pop()()
         return listen.request(names)
 
-    bell._listen = listen._replace(request=request)
+    subscription._listen = listen._replace(request=request)
 
 
-def test_a_call_as_the_bell_falls_asleep_is_not_lost(
+def test_a_call_as_the_subscription_falls_asleep_is_not_lost(
     server: MySQLServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody is told to wait, and called, just before: the kill finds no sleep, and the look with
@@ -74,7 +75,7 @@ def test_a_call_as_the_bell_falls_asleep_is_not_lost(
             about_to.set()
             go.wait(SOON)
 
-        on_falling_asleep(ours.bell, pause)
+        on_falling_asleep(ours.subscription, pause)
         ours.wait(first, first_busy)
         assert about_to.wait(SOON)
         busy = ours.stand(last)
@@ -84,11 +85,12 @@ def test_a_call_as_the_bell_falls_asleep_is_not_lost(
         taken(ours.backend, last)
 
 
-def test_a_signal_handler_waits_while_the_bell_falls_asleep(
+def test_a_signal_handler_waits_while_the_subscription_falls_asleep(
     server: MySQLServer, namespace: str
 ) -> None:
     """It interrupts, for another lock of the same client, the very thread that would go on to send
-    what the bell sleeps by. Its wait ends in time, and then that of the thread with a call."""
+    what the subscription sleeps by. Its wait ends in time, and then that of the thread with a
+    call."""
     with peers(namespace, Flavour.BLOCKING, server.url, server.url) as (theirs, ours):
         held = [theirs.take(name) for name in ("first", "last")]
         first, last = claim_of("first"), claim_of("last")
@@ -99,7 +101,7 @@ def test_a_signal_handler_waits_while_the_bell_falls_asleep(
             run_now(ours.backend.wait(last, busy, now() + 0.1))
             ended.set()
 
-        on_falling_asleep(ours.bell, handle)
+        on_falling_asleep(ours.subscription, handle)
         wait = ours.wait(first, first_busy)
         assert ended.wait(SOON)
         assert theirs.do(theirs.backend.release(held[0]))
@@ -107,7 +109,7 @@ def test_a_signal_handler_waits_while_the_bell_falls_asleep(
         taken(ours.backend, first)
 
 
-def test_a_bell_sleeps_where_the_row_is_gone(
+def test_a_subscription_sleeps_where_the_row_is_gone(
     server: MySQLServer, admin: Admin, namespace: str
 ) -> None:
     """Somebody has emptied the table: that is seen by the next attempt, not asked again and again

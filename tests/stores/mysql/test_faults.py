@@ -46,13 +46,13 @@ def test_a_waiter_whose_session_is_gone_is_skipped_at_once(
     third = backend_of(server.url, namespace)
     grant = taken(holder, claim_of())
     for backend, asked in ((first, claim_of()), (third, claim_of())):
-        for _ in range(2):  # the second attempt tells of the bell that the first wait hung
+        for _ in range(2):  # the second attempt tells of the subscription that the first wait hung
             busy = run_now(backend.attempt(asked, join=True))
             assert isinstance(busy, Busy)
             run_now(backend.wait(asked, busy, 0.0 if busy.ref else now() + 60))
     run_now(first.close())
-    bell = first.listening.bell  # type: ignore[attr-defined]
-    wait_for(lambda: rows(admin, f"SELECT IS_USED_LOCK('hf:bell:{bell}')") == [(None,)])
+    subscription = first.listening.subscription  # type: ignore[attr-defined]
+    wait_for(lambda: rows(admin, f"SELECT IS_USED_LOCK('hf:bell:{subscription}')") == [(None,)])
     assert run_now(holder.release(grant))
     assert len(run_now(holder.look("name")).waiters) == 1
     assert isinstance(taken(third, asked), Grant)

@@ -133,7 +133,7 @@ def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: 
                 )
             )
             thread.start()
-            while not ours.inspect("name").notice:  # once the waiter has hung its bell
+            while not ours.inspect("name").notice:  # once the waiter has hung its subscription
                 threading.Event().wait(0.01)
             assert "Galera" in ours.inspect("name").notice
             assert lease.release()

@@ -32,9 +32,9 @@ server = mysql_bench.server
 
 
 def line_up(backend: Backend, asked: Claim) -> Busy:
-    """Joins the line, with a bell."""
+    """Joins the line, with a subscription."""
     told = Busy(0)
-    for _ in range(2):  # the second attempt tells of the bell that the first wait hung
+    for _ in range(2):  # the second attempt tells of the subscription that the first wait hung
         answer = run_now(backend.attempt(asked, join=True))
         assert isinstance(answer, Busy)
         told = answer
@@ -63,9 +63,9 @@ def test_a_hand_over_is_two_requests(server: MySQLServer, namespace: str) -> Non
             run_now(backend.close())
 
 
-def test_a_bell_is_told_of_in_one_request(server: MySQLServer, namespace: str) -> None:
-    """Whoever has hung its bell tells of it in its own line of the row, whatever others write to
-    theirs: a herd of new clients does not race. All else in the line stays as it was."""
+def test_a_subscription_is_told_of_in_one_request(server: MySQLServer, namespace: str) -> None:
+    """Whoever has hung its subscription tells of it in its own line of the row, whatever others
+    write to theirs: a herd of new clients does not race. All else in the line stays as it was."""
     with Proxy(server) as proxy:
         holder = backend_of(server.url, namespace)
         held = taken(holder, claim_of())
@@ -77,13 +77,13 @@ def test_a_bell_is_told_of_in_one_request(server: MySQLServer, namespace: str) -
         for backend, wanted, busy in zip(waiters, asked, first, strict=True):
             assert isinstance(busy, Busy)
             assert busy.ref == ""
-            run_now(backend.wait(wanted, busy, now() + 60))  # hangs the bell
+            run_now(backend.wait(wanted, busy, now() + 60))  # hangs the subscription
         for place in (1, 0, 2):
             proxy.reset_counts()
             told = run_now(waiters[place].attempt(asked[place], join=True))
             assert proxy.counts.requests == 1
             assert isinstance(told, Busy)
-            assert (told.place, told.ref) == (place, waiters[place].listening.bell)  # type: ignore[attr-defined]
+            assert (told.place, told.ref) == (place, waiters[place].listening.subscription)  # type: ignore[attr-defined]
             assert 0 < (told.retry_seconds or 0) <= 30
         assert run_now(holder.look("name")).waiters == before
         assert [waiter.note for waiter in before] == notes
@@ -91,7 +91,7 @@ def test_a_bell_is_told_of_in_one_request(server: MySQLServer, namespace: str) -
             row = "holdfast_lock WHERE namespace = %s"
             ((crowd,),) = rows(admin, f"SELECT crowd FROM {row}", namespace)
         told_of = [line.split(" ")[4:6] for line in crowd.decode().splitlines()]
-        assert told_of == [[b.listening.bell, "-"] for b in waiters]  # type: ignore[attr-defined]
+        assert told_of == [[b.listening.subscription, "-"] for b in waiters]  # type: ignore[attr-defined]
         assert run_now(holder.release(held))
         for backend, wanted in zip(waiters, asked, strict=True):
             grant = taken(backend, wanted)
@@ -139,7 +139,7 @@ def test_a_call_before_the_wait_is_not_lost(
     server: MySQLServer, namespace: str, others: int
 ) -> None:
     """Between the answer that says to wait and the wait, the call may come already; also where
-    somebody else of the client waits on the same bell."""
+    somebody else of the client waits on the same subscription."""
     holder, waiter = backend_of(server.url, namespace), backend_of(server.url, namespace)
     aside, asked = claim_of("aside"), claim_of()
     kept = taken(holder, claim_of("aside"))
@@ -166,9 +166,12 @@ def test_a_call_before_the_wait_is_not_lost(
         run_now(backend.close())
 
 
-def test_an_exchange_tells_of_the_bell_that_hangs(server: MySQLServer, namespace: str) -> None:
-    """A waiter hangs its bell while another thread of its client asks on its behalf, and has to ask
-    anew: the row must not forget the bell again, or nobody could call the waiter."""
+def test_an_exchange_tells_of_the_subscription_that_hangs(
+    server: MySQLServer, namespace: str
+) -> None:
+    """A waiter hangs its subscription while another thread of its client asks on its behalf, and
+    has to ask
+    anew: the row must not forget the subscription again, or nobody could call the waiter."""
     with open_admin(server) as admin:
         url = account(server, admin)
         ours, theirs = backend_of(url, namespace), backend_of(server.url, namespace)
@@ -188,9 +191,9 @@ def test_an_exchange_tells_of_the_bell_that_hangs(server: MySQLServer, namespace
         rows(admin, "COMMIT")
         exchange.join(30)
         ((crowd,),) = rows(admin, f"SELECT crowd FROM {row}", namespace)
-    bell = ours.listening.bell  # type: ignore[attr-defined]
-    assert bell
-    assert bell in crowd.decode()
+    subscription = ours.listening.subscription  # type: ignore[attr-defined]
+    assert subscription
+    assert subscription in crowd.decode()
     for backend in (ours, theirs):
         run_now(backend.close())
 
@@ -224,10 +227,11 @@ def test_lines_of_all_kinds_go_in_order(server: MySQLServer, namespace: str) -> 
         run_now(backend.close())
 
 
-def test_a_call_that_a_resting_bell_did_not_hear_is_not_lost(
+def test_a_call_that_a_resting_subscription_did_not_hear_is_not_lost(
     server: MySQLServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the time of the wait the bell sleeps for somebody else, and looks for nobody's marks."""
+    """By the time of the wait the subscription sleeps for somebody else, and looks for nobody's
+    marks."""
     monkeypatch.setattr(mysql_listen, "SLEEP_SECONDS", 120)
     admin = open_admin(server)
     url = account(server, admin)
@@ -236,7 +240,7 @@ def test_a_call_that_a_resting_bell_did_not_hear_is_not_lost(
     held = [taken(theirs, claim_of(name)) for name in ("one", "other")]
     first_told = run_now(ours.attempt(one, join=True))
     assert isinstance(first_told, Busy)
-    run_now(ours.wait(one, first_told, now() + 60))  # hangs the bell, no more
+    run_now(ours.wait(one, first_told, now() + 60))  # hangs the subscription, no more
     told, busy = (run_now(ours.attempt(claim, join=True)) for claim in (one, other))
     assert isinstance(told, Busy)
     assert isinstance(busy, Busy)

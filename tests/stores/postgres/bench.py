@@ -1,5 +1,5 @@
 """What the tests of the PostgreSQL store share: a server, an administrator, and waiters on lease
-rows, below the clients: how they stand in line and are rung.
+rows, below the clients: how they stand in line and are woken.
 
 Fixtures are taken over by name: ``server, admin = postgres_bench.server, postgres_bench.admin``.
 """
@@ -20,7 +20,7 @@ from holdfast.testing.contract.bench import SOON
 from servers.postgres import PostgresServer
 from servers.registry import Servers
 
-__all__ = ["Admin", "admin", "bells", "held", "listens_by", "over", "server", "stand"]
+__all__ = ["Admin", "admin", "held", "listens_by", "over", "server", "stand", "subscriptions"]
 
 Admin = psycopg.Connection[tuple[object, ...]]
 
@@ -82,9 +82,9 @@ async def held(bench: Bench, name: str = "name", *, waited: bool = False) -> tup
     return second, await second.take(claim)
 
 
-def bells(admin: Admin, namespace: str) -> list[tuple[str, str]]:
+def subscriptions(admin: Admin, namespace: str) -> list[tuple[str, str]]:
     """Channel and ring of those who wait."""
     rows = admin.execute(
         "SELECT bell, ring FROM holdfast.waiter WHERE namespace = %s ORDER BY place", (namespace,)
     )
-    return [(str(bell), str(ring)) for bell, ring in rows]
+    return [(str(subscription), str(wake)) for subscription, wake in rows]

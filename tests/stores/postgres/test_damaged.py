@@ -14,7 +14,7 @@ from holdfast.testing.contract import Bench
 from servers.postgres import PostgresServer
 from stores import sql_bench
 from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin, bells, over, stand
+from stores.postgres.bench import Admin, over, stand, subscriptions
 from stores.sql_bench import Clients
 
 server, admin, clients = postgres_bench.server, postgres_bench.admin, sql_bench.clients
@@ -241,9 +241,9 @@ def test_what_anybody_may_notify_is_no_grant(
         await ours.take(bench.claim())
         claim = bench.claim()
         busy = await stand(theirs, claim)
-        ((bell, key),) = bells(admin, bench.namespace)
+        ((subscription, key),) = subscriptions(admin, bench.namespace)
         told = f"{key.partition(' ')[0]} {token}"
-        admin.execute("SELECT pg_notify(%s, %s)", (bell, told))
+        admin.execute("SELECT pg_notify(%s, %s)", (subscription, told))
         assert await theirs.wait(claim, busy, now() + 60) is None
 
     over(server.url, flavour, body)

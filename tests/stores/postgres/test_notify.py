@@ -14,7 +14,7 @@ from psycopg import sql
 from servers.postgres import PostgresServer
 from stores import sql_bench
 from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin, bells
+from stores.postgres.bench import Admin, subscriptions
 from stores.sql_bench import LONG, Clients, hand_over, in_line, until
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ def ear(server: PostgresServer, admin: Admin, namespace: str) -> Iterator[Ear]:
 
 
 async def _channel(admin: Admin, namespace: str, holder: AsyncLocks, waiter: AsyncLocks) -> str:
-    """Where a client is rung: the entry of one who waits says so."""
+    """Where a client is woken: the entry of one who waits says so."""
     held = await holder.lock("before").acquire()
     assert held is not None
     waiting = asyncio.create_task(waiter.lock("before").acquire())
     await in_line(holder, "before")
-    ((channel, _),) = bells(admin, namespace)
+    ((channel, _),) = subscriptions(admin, namespace)
     assert await held.release() is True
     taken = await waiting
     assert taken is not None

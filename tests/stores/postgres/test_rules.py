@@ -16,7 +16,7 @@ from holdfast.testing.contract import Bench
 from holdfast.testing.contract.bench import in_grace
 from servers.postgres import PostgresServer
 from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin, bells, held, over, stand
+from stores.postgres.bench import Admin, held, over, stand, subscriptions
 from stores.sql_bench import until
 
 SECONDS = 60.0
@@ -85,7 +85,7 @@ def test_a_turn_has_a_token_of_the_counter(
             theirs, claim = bench.peer(), bench.claim(name)
             busy = await stand(theirs, claim)
             assert await giver.release(grant)
-            assert not bells(admin, bench.namespace)
+            assert not subscriptions(admin, bench.namespace)
             brought = await theirs.wait(claim, busy, now() + SECONDS)
             found = await theirs.take(claim)
             assert found.token == FUTURE + 1

@@ -15,7 +15,7 @@ import holdfast
 from holdfast.claim import Claim, Mode
 from holdfast.core.contract import DIRECT_GRANT_SECONDS, Settings
 from holdfast.io.clock import now
-from holdfast.stores.postgres.shared import ring
+from holdfast.stores.postgres.shared import wake
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.testing.contract.bench import in_grace
@@ -24,7 +24,7 @@ from servers.postgres import PostgresServer
 from servers.process import wait_until
 from stores.claims import claim_of
 from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin, bells, held, over, stand
+from stores.postgres.bench import Admin, held, over, stand, subscriptions
 
 SECONDS = 60.0
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
@@ -130,10 +130,10 @@ def test_a_ring_from_before_the_attempt_is_no_grant(
         grant = await ours.take(bench.claim())
         claim = bench.claim()
         busy = await stand(theirs, claim)
-        ((bell, key),) = bells(admin, bench.namespace)
+        ((subscription, key),) = subscriptions(admin, bench.namespace)
         word = key.partition(" ")[0]
         for late in (f"{word} {grant.token}", f"{word} x", word):
-            admin.execute("SELECT pg_notify(%s, %s)", (bell, late))
+            admin.execute("SELECT pg_notify(%s, %s)", (subscription, late))
             assert await theirs.wait(claim, busy, now() + SECONDS) is None
 
     over(server.url, flavour, body)
@@ -285,10 +285,10 @@ def test_a_waiter_that_ends_with_its_grant_is_passed_over(
         go = threading.Event()
         thread = threading.Thread(target=work)
         thread.start()
-        wait_until("the first", lambda: len(bells(admin, namespace)) == 1)
+        wait_until("the first", lambda: len(subscriptions(admin, namespace)) == 1)
         words = [sys.executable, "-c", _WAITS, server.url, namespace]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-            wait_until("the child", lambda: len(bells(admin, namespace)) == 2)
+            wait_until("the child", lambda: len(subscriptions(admin, namespace)) == 2)
             if stopped:
                 os.kill(child.pid, signal.SIGSTOP)
             first.release()
@@ -326,7 +326,7 @@ def test_a_turn_lasts_as_long_as_any_hold(
         worker = threading.Thread(target=hold)
         with ours.lock("name"):
             worker.start()
-            wait_until("the waiter", lambda: len(bells(admin, namespace)) == 1)
+            wait_until("the waiter", lambda: len(subscriptions(admin, namespace)) == 1)
         assert held.wait(SECONDS)
         wait_until("the renewal", lambda: left() > 2 * DIRECT_GRANT_SECONDS)
         done.set()
@@ -341,9 +341,9 @@ def test_rings_are_no_owners(server: PostgresServer, admin: Admin, namespace: st
         await ours.take(bench.claim())
         claim = bench.claim()
         await stand(theirs, claim)
-        assert [key for _, key in bells(admin, bench.namespace)] == [
-            f"{ring(claim.owner).decode()} {DIRECT_GRANT_SECONDS:.6f}"
+        assert [key for _, key in subscriptions(admin, bench.namespace)] == [
+            f"{wake(claim.owner).decode()} {DIRECT_GRANT_SECONDS:.6f}"
         ]
-        assert claim.owner not in str(bells(admin, bench.namespace))
+        assert claim.owner not in str(subscriptions(admin, bench.namespace))
 
     over(server.url, Flavour.BLOCKING, body)

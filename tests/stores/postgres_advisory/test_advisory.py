@@ -295,7 +295,7 @@ def test_a_waiter_is_woken_with_its_grant(
 
 
 def test_a_killed_slot_holder_stalls_nobody(backend: AdvisoryBackend, admin: Admin) -> None:
-    """A slot whose holder was killed rings nobody; the first in line looks by itself."""
+    """A slot whose holder was killed wakes nobody; the first in line looks by itself."""
     held = [claim(mode=Mode.SLOTS) for _ in range(2)]
     for asked in held:
         take(backend, asked)

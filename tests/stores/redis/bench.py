@@ -13,8 +13,8 @@ import pytest
 from holdfast.core.contract import Settings
 from holdfast.io.clock import now
 from holdfast.stores.redis.connection import key_slot
-from holdfast.stores.redis.wakeups import BlockingBell
-from holdfast.stores.redis.wakeups_aio import AsyncBell
+from holdfast.stores.redis.wakeups import BlockingSubscription
+from holdfast.stores.redis.wakeups_aio import AsyncSubscription
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.clients import open_client
 from holdfast.testing.contract import Bench, Peer
@@ -207,13 +207,13 @@ class Slot:
 def swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of this process subscribe, and hear nothing that is published."""
 
-    def read_nothing(bell: BlockingBell) -> list[str]:
-        bell._link.messages()
+    def read_nothing(subscription: BlockingSubscription) -> list[str]:
+        subscription._link.messages()
         return []
 
-    def hear_nothing(bell: AsyncBell, reply: object) -> None:
-        if not bell._subscribed.done():
-            bell._subscribed.set_result(reply)
+    def hear_nothing(subscription: AsyncSubscription, reply: object) -> None:
+        if not subscription._subscribed.done():
+            subscription._subscribed.set_result(reply)
 
-    monkeypatch.setattr(BlockingBell, "read", read_nothing)
-    monkeypatch.setattr(AsyncBell, "_heard", hear_nothing)
+    monkeypatch.setattr(BlockingSubscription, "read", read_nothing)
+    monkeypatch.setattr(AsyncSubscription, "_heard", hear_nothing)

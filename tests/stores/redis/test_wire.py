@@ -223,7 +223,7 @@ def test_owners_are_never_published(server: RedisServer, flavour: Flavour) -> No
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         listener: Any = open_store(server.url, Settings()).backend(BlockingRuntime())
-        wakeups: Any = await listener._wire.bell(listener.options.nodes[0], "nothing")
+        wakeups: Any = await listener._wire.subscription(listener.options.nodes[0], "nothing")
         wakeups._link.send(pack("PSUBSCRIBE", "*"))
         grant = await ours.take(bench.claim())
         claim = bench.claim()

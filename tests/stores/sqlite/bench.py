@@ -72,13 +72,13 @@ class Program:
     _PRELUDE = (
         "import os, sqlite3, sys, time\n"
         "from pathlib import Path\n"
-        "from backends.sqlite_bench import *\n"
+        "from stores.sqlite.bench import *\n"
         "from holdfast.core.drive import run_now\n"
         "path = Path(sys.argv[1])\n"
     )
 
     def __init__(self, path: Path, lines: str) -> None:
-        tests = Path(__file__).parents[1]
+        tests = Path(__file__).parents[2]
         self.process = subprocess.Popen(
             [sys.executable, "-c", self._PRELUDE + lines, str(path)],
             stdin=subprocess.PIPE,

@@ -437,7 +437,7 @@ def on_a_small_disk(folder: Path, case: str) -> list[str]:
     enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
     done = subprocess.run(
         [*enter, sys.executable, "-c", DISK_FULL, str(folder), case],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,

@@ -442,7 +442,7 @@ def test_a_read_only_disk_says_so(tmp_path: Path, state: str) -> None:
     enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
     done = subprocess.run(
         [*enter, sys.executable, "-c", READ_ONLY, str(tmp_path), state],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,

@@ -244,13 +244,13 @@ def test_marks_that_are_damaged_while_the_file_is_open_are_told(tmp_path: Path) 
 
 def test_datagrams_of_others_are_dropped(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path), lambda path: None, 0o600)
-    bell = folder.bind()
+    subscription = folder.bind()
     try:
         for key in ("x" * (LONGEST_KEY_BYTES + 1), "x" * 100_000, "key"):
-            assert folder.send(bell.address, key) is Delivery.SENT
-        with folder.reach(bell.address) as path:
+            assert folder.send(subscription.address, key) is Delivery.SENT
+        with folder.reach(subscription.address) as path:
             folder._sender().sendto(b"\xff", path)
-        assert bell.read() == ["key", "\ufffd"]
+        assert subscription.read() == ["key", "\ufffd"]
     finally:
-        bell.close()
+        subscription.close()
         folder.close()

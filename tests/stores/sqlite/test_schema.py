@@ -282,7 +282,7 @@ def test_a_hidden_boot_id_is_refused_beside_others(tmp_path: Path) -> None:
         take(backend)
         done = subprocess.run(
             [*enter, sys.executable, "-c", HIDDEN, str(tmp_path / "locks.db")],
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
             check=False,
@@ -383,7 +383,7 @@ def test_a_shifted_boot_clock_is_refused(tmp_path: Path) -> None:
         pytest.skip("no time namespaces for this user")
     done = subprocess.run(
         [*enter, sys.executable, "-c", SHIFTED, str(tmp_path / "locks.db")],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,

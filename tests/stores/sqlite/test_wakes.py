@@ -152,30 +152,30 @@ def test_a_stopped_waiter_is_skipped_after_its_grace(tmp_path: Path) -> None:
 
 def test_a_full_socket_is_not_a_dead_one(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path), lambda path: None, 0o600)
-    bell = folder.bind()
+    subscription = folder.bind()
     try:
-        deliveries = [folder.send(bell.address, f"key {number}") for number in range(2000)]
+        deliveries = [folder.send(subscription.address, f"key {number}") for number in range(2000)]
         assert deliveries[0] is Delivery.SENT
         assert deliveries[-1] is Delivery.FULL
         assert Delivery.DEAD not in deliveries
-        assert Path(bell.path).exists()
-        keys = bell.read()
+        assert Path(subscription.path).exists()
+        keys = subscription.read()
         assert keys[0] == "key 0"
         assert keys[-1] == ""  # everybody: some were turned away
-        assert folder.send(bell.address, "again") is Delivery.SENT
+        assert folder.send(subscription.address, "again") is Delivery.SENT
     finally:
-        bell.close()
+        subscription.close()
         folder.close()
-    assert folder.send(bell.address, "gone") is Delivery.DEAD
+    assert folder.send(subscription.address, "gone") is Delivery.DEAD
     folder.close()
 
 
 def test_who_may_have_been_turned_away_is_rung_as_well(tmp_path: Path) -> None:
     """More datagrams than the socket keeps: some of them are nobody's loss."""
     folder = Folder(str(tmp_path), lambda path: None, 0o600)
-    bell, hub = folder.bind(), BlockingWakeupHub()
-    hub.hang(bell)
-    while folder.send(bell.address, "another") is not Delivery.FULL:
+    subscription, hub = folder.bind(), BlockingWakeupHub()
+    hub.attach(subscription)
+    while folder.send(subscription.address, "another") is not Delivery.FULL:
         pass
     try:
         assert hub.wait("turned away", now() + 60)
@@ -188,9 +188,9 @@ def test_who_may_have_been_turned_away_is_rung_as_well(tmp_path: Path) -> None:
 
 def test_closing_a_hub_ends_all_waits() -> None:
     hub = BlockingWakeupHub()
-    rung: list[bool] = []
+    woken: list[bool] = []
     threads = [
-        threading.Thread(target=lambda key=key: rung.append(hub.wait(key, now() + 60)))
+        threading.Thread(target=lambda key=key: woken.append(hub.wait(key, now() + 60)))
         for key in ("one", "two", "three")
     ]
     for thread in threads:
@@ -200,7 +200,7 @@ def test_closing_a_hub_ends_all_waits() -> None:
     hub.close()
     for thread in threads:
         thread.join(30)
-    assert rung == [True, True, True]
+    assert woken == [True, True, True]
 
 
 def test_leftovers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
@@ -444,17 +444,17 @@ def test_a_link_in_a_shared_folder_carries_nothing_to_other_sockets(tmp_path: Pa
     (tmp_path / "wake").mkdir()
     (tmp_path / "elsewhere").mkdir()
     service = Folder(str(tmp_path / "elsewhere"), lambda path: None, 0o600)
-    bell, own = service.bind(), folder.bind()
+    subscription, own = service.bind(), folder.bind()
     try:
         link = tmp_path / "wake" / "1-0123456789abcdef.sock"
-        link.symlink_to(tmp_path / "elsewhere" / bell.address)
+        link.symlink_to(tmp_path / "elsewhere" / subscription.address)
         assert folder.send(link.name, "STOPPING=1") is Delivery.DEAD
         assert not folder.alive(link.name)
-        assert bell.read() == []
+        assert subscription.read() == []
         assert folder.send(own.address, "key") is Delivery.SENT
         assert own.read() == ["key"]
     finally:
-        bell.close()
+        subscription.close()
         own.close()
         folder.close()
         service.close()

@@ -19,7 +19,7 @@ from holdfast.core.contract import Runtime
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Attempt", "Opening", "Session", "Sessions", "whole"]
+__all__ = ["Attempt", "RuntimeLock", "Session", "Sessions", "whole"]
 
 # A session that was not kept alive for longer than this share of its ttl is asked for first.
 FRESH_SHARE = 0.5
@@ -56,7 +56,7 @@ class Attempt(NamedTuple):
     """By when the store must have answered; ``None``: in the time that every request has."""
 
 
-class Opening:
+class RuntimeLock:
     """Lets one at a time open a session, or ask for it; the others find it done."""
 
     def __init__(self, runtime: Runtime) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Renewal, Runtime, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
-from holdfast.stores._consensus.sessions import Opening, Session, whole
+from holdfast.stores._consensus.sessions import RuntimeLock, Session, whole
 from holdfast.stores.consul import requests
 from holdfast.stores.consul.agent import READ, Agent, NodeMissing, Refused, SessionGone
 from holdfast.stores.consul.orphans import sweep
@@ -54,7 +54,7 @@ class SessionRenewer:
     def __init__(self, store: ConsulStore, agent: Agent, runtime: Runtime) -> None:
         self.store, self.agent, self.runtime = store, agent, runtime
         self.sessions = store.sessions
-        self._opening = Opening(runtime)
+        self._opening = RuntimeLock(runtime)
 
     async def session(self, ttl: float, until: float | None = None) -> Session:
         """The current session of a ttl with enough certain time, opened or renewed if need be."""

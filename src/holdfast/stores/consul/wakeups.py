@@ -83,7 +83,7 @@ class Waits:
             await self.pause(until, 0.3, 0.6)
             return None
         try:
-            await self.listening.rung(owner, until)
+            await self.listening.woken(owner, until)
         finally:
             self.listening.end(call)
         if call.broken:

@@ -235,8 +235,10 @@ class EtcdBackend:
         if session and verdict.place >= QUEUE_CAP:
             await self.abandon(claim)
             return Busy(verdict.place, 1.0, reason=f"{QUEUE_CAP} wait for {claim.name!r}")
-        bell = session if _calls(verdict.front, claim) else ""
-        return Busy(verdict.place, retry, (requests.place_of(verdict.front), revision, bell))
+        subscription = session if _calls(verdict.front, claim) else ""
+        return Busy(
+            verdict.place, retry, (requests.place_of(verdict.front), revision, subscription)
+        )
 
     async def _settle(self, at: Attempt, verdict: Verdict, revision: int) -> Grant | None:
         """Takes what was free when the line was read, if the line is still the same."""

@@ -68,9 +68,9 @@ async def _stand(
         last = found["kvs"][0]
         calls = requests.state_of(last, keys.prefix) == requests.WAITING
         store.places[claim.owner] = Place(revision, *written, 0, None)
-        bell = session.id if calls and requests.is_writer(last["key"]) else ""
+        subscription = session.id if calls and requests.is_writer(last["key"]) else ""
         front = last["key"], int(last["create_revision"])
-        return Busy(ahead - 1, None, (front, revision, bell))
+        return Busy(ahead - 1, None, (front, revision, subscription))
     verdict = store.judge(claim, requests.line_of(found, keys.prefix))
     store.places[claim.owner] = Place(revision, *written, 0, verdict.target)
     if verdict.fits:

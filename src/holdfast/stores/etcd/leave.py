@@ -1,7 +1,8 @@
 """How claims of ``etcd://`` leave a name, and how whoever is next gets it.
 
 A waiter behind another waiter does not watch it from the start: who is granted after a wait reads
-along who comes next, and its release hands the name over to that one and writes its bell, a key
+along who comes next, and its release hands the name over to that one and writes its subscription,
+a key
 that its client watches all the time. The heir makes sure with a linearizable read. It says in its
 entry that it came only if it holds for longer than a moment (``etcd_renew``); if it did not come,
 others take its place from it as from any waiter that is let in and does not come.
@@ -87,13 +88,13 @@ async def _hand_over(backend: EtcdBackend, grant: Grant, heir: Heir) -> bool:
 
 def _handing(backend: EtcdBackend, grant: Grant, heir: Heir) -> bytes:
     ref, next_key = Ref(*grant.ref), heir.key.encode()
-    bell = backend.store.names.bell(heir.session)
+    subscription = backend.store.names.subscription(heir.session)
     return requests.txn(
         [ref.stands(), requests.changed_at(next_key, heir.changed)],
         [
             requests.delete(ref.key.encode()),
             requests.change(next_key, requests.handed_value(heir.value)),
-            requests.ring(bell, requests.tag_of(heir.key), heir.session),
+            requests.wake(subscription, requests.tag_of(heir.key), heir.session),
         ],
     )
 
@@ -206,8 +207,8 @@ async def _call(
     names = backend.store.names
     for first in requests.line_of(reply["response_range"], names.of(name).prefix):
         if not first.given:
-            ring = requests.ring(names.bell(first.session), first.owner, first.session)
+            wake = requests.wake(names.subscription(first.session), first.owner, first.session)
             try:
-                await backend.gateway.post(TXN, requests.txn([], [ring]), until)
+                await backend.gateway.post(TXN, requests.txn([], [wake]), until)
             except (SessionGone, BackendUnavailable):
                 return  # if it is still there, it looks by itself in a moment

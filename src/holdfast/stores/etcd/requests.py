@@ -177,8 +177,8 @@ def changed_at(key: bytes, revision: int) -> bytes:
     return b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, revision)
 
 
-def ring(bell: bytes, tag: str, session: str) -> bytes:
-    return put(bell, encoded(tag), session)
+def wake(subscription: bytes, tag: str, session: str) -> bytes:
+    return put(subscription, encoded(tag), session)
 
 
 def delete(key: bytes) -> bytes:
@@ -275,10 +275,10 @@ class Names:
         space = escape(namespace)
         self.root = f"{space}/locks/"
         self._records, self._guards = f"{space}/records/", f"{space}/guards/"
-        self._bells = f"{space}/bells/"
+        self._subscriptions = f"{space}/bells/"
         self.of = lru_cache(2048)(self._of)
         self.guard = lru_cache(64)(self._guard)
-        self.bell = lru_cache(64)(self._bell)
+        self.subscription = lru_cache(64)(self._subscription)
 
     def _of(self, name: str) -> NameKeys:
         return NameKeys(f"{self.root}{escape(name)}/")
@@ -290,9 +290,9 @@ class Names:
         """The key whose version a session's requests must know; see ``etcd_leave``."""
         return encoded(self._guards + session)
 
-    def _bell(self, session: str) -> bytes:
+    def _subscription(self, session: str) -> bytes:
         """The key that is written to call a waiter whose entry is bound to that session."""
-        return encoded(self._bells + session)
+        return encoded(self._subscriptions + session)
 
     def segment_of(self, key: str) -> str:
         """The name that a stored key belongs to, as it is stored."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError
-from holdfast.stores._consensus.sessions import Opening, Session, whole
+from holdfast.stores._consensus.sessions import RuntimeLock, Session, whole
 from holdfast.stores.etcd import requests
 from holdfast.stores.etcd.gateway import Gateway, SessionGone
 
@@ -70,7 +70,7 @@ class Leases:
     def __init__(self, store: EtcdStore, gateway: Gateway, runtime: Runtime) -> None:
         self.store, self.gateway, self.runtime = store, gateway, runtime
         self.sessions = store.sessions
-        self._opening = Opening(runtime)
+        self._opening = RuntimeLock(runtime)
 
     def fresh(self, ttl: float) -> Session | None:
         """The current session of a ttl, if it has enough certain time."""

@@ -40,19 +40,19 @@ class StreamWatches:
     def hung(self, session: str) -> Watch | None:
         return None
 
-    async def bell(
+    async def subscription(
         self, session: str, keys: str, live: Collection[str], until: float
     ) -> Watch | None:
         """None: it would take up a stream for good."""
         return None
 
-    async def rung(self, owner: str, until: float) -> bool:
+    async def woken(self, owner: str, until: float) -> bool:
         stream = self._streams.get(owner)
         if stream is None:
             return True
-        rung = await self._listening.rung(owner, until)
+        woken = await self._listening.woken(owner, until)
         _read(*stream)
-        return rung
+        return woken
 
     async def end(self, watch: Watch) -> None:
         stream = self._streams.pop(watch.owner, None)

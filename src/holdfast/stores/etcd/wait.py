@@ -40,8 +40,8 @@ class Waits:
         if busy.ref is None:
             await self.pause(until)
             return False
-        front, revision, bell = busy.ref
-        if bell and await self._called(claim, bell, revision, until):
+        front, revision, subscription = busy.ref
+        if subscription and await self._called(claim, subscription, revision, until):
             return True
         await self._watch(claim, front, revision, until)
         return False
@@ -74,18 +74,23 @@ class Waits:
         now = self.runtime.now()
         if until - now < CALLED_SECONDS:
             return False
-        bell = self.watches.hung(session) or await self._hang(session, now, until)
-        if bell is None or bell.began is None or bell.began > revision or bell.broken:
+        subscription = self.watches.hung(session) or await self._attach(session, now, until)
+        if (
+            subscription is None
+            or subscription.began is None
+            or subscription.began > revision
+            or subscription.broken
+        ):
             return False
-        rung = await self.watches.rung(self.store.tags.of(claim), now + CALLED_SECONDS)
-        return rung and not bell.broken
+        woken = await self.watches.woken(self.store.tags.of(claim), now + CALLED_SECONDS)
+        return woken and not subscription.broken
 
-    async def _hang(self, session: str, now: float, until: float) -> Watch | None:
+    async def _attach(self, session: str, now: float, until: float) -> Watch | None:
         live = [each.id for each in self.store.sessions.all()]
-        keys = f'"key":"{self.store.names.bell(session).decode()}"'
+        keys = f'"key":"{self.store.names.subscription(session).decode()}"'
         limit = min(until, now + self.store.settings.request_seconds)
         try:
-            return await self.watches.bell(session, keys, live, limit)
+            return await self.watches.subscription(session, keys, live, limit)
         except BackendUnavailable:  # told, or mended, by the watch that is tried next
             return None
 
@@ -94,22 +99,22 @@ class Waits:
         limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
         watch = await self.watches.begin(owner, keys, ends_only, limit)
         try:
-            rung = await self.watches.rung(owner, limit)
+            woken = await self.watches.woken(owner, limit)
         except BaseException:  # cancelled or interrupted: nobody else knows of the watch
             await self.watches.end(watch)
             raise
         if watch.began is not None and not watch.broken and not watch.fired:
             return watch
         await self.watches.end(watch)
-        if not rung and limit < until:  # nothing comes any more, and nobody said so
+        if not woken and limit < until:  # nothing comes any more, and nobody said so
             self.watches.distrust()
-        if watch.broken or not rung:
+        if watch.broken or not woken:
             await self.pause(until)
         return None
 
     async def fired(self, watch: Any, until: float) -> None:
         """Returns when the watch has something to tell, or is broken, or was nudged."""
-        await self.watches.rung(watch.owner, until)
+        await self.watches.woken(watch.owner, until)
         if watch.broken:
             await self.pause(until)
 

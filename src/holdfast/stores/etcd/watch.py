@@ -2,7 +2,7 @@
 
 A watch begins now, not at an old revision: one that others have passed is served by etcd's slow
 sync loop. So a watch tells at which revision it began, and who finds that later than what it
-had read reads again. Nothing of a watch outlives the wait that made it, but for the bells.
+had read reads again. Nothing of a watch outlives the wait that made it, but for the subscriptions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Book:
     def __init__(self) -> None:
         self._next = 0
         self._watches: dict[int, Watch] = {}
-        self._bells: dict[str, Watch] = {}
+        self._subscriptions: dict[str, Watch] = {}
         """By session: watches that stay, and whose events name whom they call."""
 
     def create(self, owner: str, keys: str, ends_only: bool) -> tuple[Watch, str]:
@@ -63,19 +63,21 @@ class Book:
         return watch, f'{{"create_request":{{{keys},"watch_id":"{watch.number}"{filters}}}}}'
 
     def hung(self, session: str) -> Watch | None:
-        """The watch of a session's bell, if there is one."""
-        bell = self._bells.get(session)
-        return None if bell is None or bell.broken else bell
+        """The watch of a session's subscription, if there is one."""
+        subscription = self._subscriptions.get(session)
+        return None if subscription is None or subscription.broken else subscription
 
-    def bell(self, session: str, keys: str, live: Collection[str]) -> tuple[Watch, list[str]]:
-        """The watch of a session's bell, and what is to be sent before it is one."""
+    def subscription(
+        self, session: str, keys: str, live: Collection[str]
+    ) -> tuple[Watch, list[str]]:
+        """The watch of a session's subscription, and what is to be sent before it is one."""
         known = self.hung(session)
         if known is not None:
             return known, []
-        over = [old for old in self._bells if old not in live]
-        requests = [self.cancel(self._bells.pop(old)) for old in over]
+        over = [old for old in self._subscriptions if old not in live]
+        requests = [self.cancel(self._subscriptions.pop(old)) for old in over]
         watch, request = self.create(EVERYBODY, keys, ends_only=False)
-        self._bells[session] = watch
+        self._subscriptions[session] = watch
         return watch, [*filter(None, requests), request]
 
     def cancel(self, watch: Watch) -> str:
@@ -115,7 +117,7 @@ class Book:
 
 
 def _called(event: dict[str, Any]) -> str:
-    """Who is named by a bell that was written."""
+    """Who is named by a subscription that was written."""
     return b64decode(event["kv"]["value"]).decode()
 
 
@@ -127,16 +129,17 @@ class Watches(Protocol):
         ...
 
     def hung(self, session: str) -> Watch | None:
-        """The watch that stays on a session's bell and rings whom it names, if there is one."""
+        """The watch that stays on a session's subscription and wakes whom it names, if there is
+        one."""
         ...
 
-    async def bell(
+    async def subscription(
         self, session: str, keys: str, live: Collection[str], until: float
     ) -> Watch | None:
         """The same, made if need be; ``None`` if it can't be."""
         ...
 
-    async def rung(self, owner: str, until: float) -> bool:
+    async def woken(self, owner: str, until: float) -> bool:
         """Whether anything happened to the owner's watch, or it was called or nudged, by then."""
         ...
 
@@ -154,7 +157,7 @@ class Watches(Protocol):
 
 
 class BlockingWatches:
-    """For threads. The WebSocket is their wake-up hub's bell."""
+    """For threads. The WebSocket is their wake-up hub's subscription."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -172,14 +175,16 @@ class BlockingWatches:
 
     def hung(self, session: str) -> Watch | None:
         line = self._line
-        if line is None or self._hub.bell is not line:
+        if line is None or self._hub.subscription is not line:
             return None
         return line.book.hung(session)
 
-    async def bell(self, session: str, keys: str, live: Collection[str], until: float) -> Watch:
+    async def subscription(
+        self, session: str, keys: str, live: Collection[str], until: float
+    ) -> Watch:
         with self._opening:
             line = self._open(until)
-            watch, requests = line.book.bell(session, keys, live)
+            watch, requests = line.book.subscription(session, keys, live)
         for request in requests:
             self._send(line, request, until)
         return watch
@@ -188,10 +193,10 @@ class BlockingWatches:
         if self._closed:
             raise self._servers.closed()
         line = self._line
-        if line is None or self._hub.bell is not line:
+        if line is None or self._hub.subscription is not line:
             self._drop()
             line = self._line = _Line(open_blocking(self._servers, PATH, until))
-            self._hub.hang(line)
+            self._hub.attach(line)
         return line
 
     def _drop(self) -> None:
@@ -203,7 +208,7 @@ class BlockingWatches:
 
     def _tell(self, line: _Line) -> None:
         for owner in line.book.broke():
-            self._hub.ring(owner)
+            self._hub.wake(owner)
 
     def _send(self, line: _Line, request: str, until: float) -> None:
         try:
@@ -212,15 +217,15 @@ class BlockingWatches:
             self._broke(line)
             raise BackendUnavailable(f"{self._servers.display}: {PATH}: {error}") from error
 
-    async def rung(self, owner: str, until: float) -> bool:
+    async def woken(self, owner: str, until: float) -> bool:
         try:
             return self._hub.wait(owner, until)
         except (OSError, BackendUnavailable):
             # Told to one thread only; the others' watches ended with the same connection, which
             # somebody else may have replaced by now.
-            if self._line is not None and self._hub.bell is not self._line:
+            if self._line is not None and self._hub.subscription is not self._line:
                 with self._opening:
-                    if self._hub.bell is not self._line:
+                    if self._hub.subscription is not self._line:
                         self._drop()
             return True
 
@@ -246,7 +251,7 @@ class BlockingWatches:
             line.web.hang_up()  # which whoever listens hears as the connection's end
 
     def nudge(self, owner: str) -> None:
-        self._hub.ring(owner)
+        self._hub.wake(owner)
 
     def forget(self) -> None:
         line, self._line = self._line, None
@@ -264,7 +269,7 @@ class BlockingWatches:
 
 
 class _Line:
-    """One WebSocket and the watches on it, as a bell."""
+    """One WebSocket and the watches on it, as a subscription."""
 
     def __init__(self, web: BlockingWebSocket) -> None:
         self.web, self.book = web, Book()

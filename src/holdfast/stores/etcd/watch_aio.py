@@ -34,9 +34,11 @@ class AsyncWatches:
     def hung(self, session: str) -> Watch | None:
         return None if self._web is None or self._web.over else self._book.hung(session)
 
-    async def bell(self, session: str, keys: str, live: Collection[str], until: float) -> Watch:
+    async def subscription(
+        self, session: str, keys: str, live: Collection[str], until: float
+    ) -> Watch:
         web = await self._ready(until)
-        watch, requests = self._book.bell(session, keys, live)
+        watch, requests = self._book.subscription(session, keys, live)
         for request in requests:
             web.send(request)
         return watch
@@ -60,19 +62,19 @@ class AsyncWatches:
         web.lost = lambda: self._lost(book)
 
     def _heard(self, book: Book, message: str) -> None:
-        self._ring(book.heard(message))
+        self._wake(book.heard(message))
 
     def _lost(self, book: Book) -> None:
-        self._ring(book.broke())
+        self._wake(book.broke())
 
-    def _ring(self, owners: list[str]) -> None:
+    def _wake(self, owners: list[str]) -> None:
         for owner in owners:
             if owner == EVERYBODY:
-                self._hub.ring_all()
+                self._hub.wake_all()
             else:
-                self._hub.ring(owner)
+                self._hub.wake(owner)
 
-    async def rung(self, owner: str, until: float) -> bool:
+    async def woken(self, owner: str, until: float) -> bool:
         return await self._hub.wait(owner, until)
 
     async def end(self, watch: Watch) -> None:
@@ -85,7 +87,7 @@ class AsyncWatches:
             self._web.transport.abort()
 
     def nudge(self, owner: str) -> None:
-        self._hub.ring(owner)
+        self._hub.wake(owner)
 
     def forget(self) -> None:
         web, self._web = self._web, None
@@ -99,4 +101,4 @@ class AsyncWatches:
         web, self._web = self._web, None
         if web is not None:
             web.close()
-        self._hub.ring_all()
+        self._hub.wake_all()

@@ -21,7 +21,7 @@ from holdfast.stores.mysql.inspect import clock_finding, findings
 from holdfast.stores.mysql.protocol import Result, Row
 from holdfast.stores.mysql.row import State, parse_state, read_record, read_state
 from holdfast.stores.mysql.row_cas import REMEMBERED, UNREADABLE, Rows, Wire
-from holdfast.stores.mysql.sql import LeaseStatements, bell_lock, place_of
+from holdfast.stores.mysql.sql import LeaseStatements, place_of, subscription_lock
 from holdfast.stores.mysql.wakeup_check import ask_for, told_by
 from holdfast.stores.mysql.wakeups import SLEEP_SECONDS, Hanger, make_listening
 
@@ -44,8 +44,8 @@ class LeaseBackend(Rows):
         super().__init__(runtime, wire, hanger, listening, statements, display)
         self._leaving = make_leaving(runtime)
         self._standing: dict[str, str] = {}
-        """Who joined a line, with the bell that it told of: its next attempt is for when it is the
-        first, or to tell of another one."""
+        """Who joined a line, with the subscription that it told of: its next attempt is for when
+        it is the first, or to tell of another one."""
         self._until_purge = PURGE_EVERY
         self._purged_to = b""
 
@@ -53,35 +53,35 @@ class LeaseBackend(Rows):
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         self._until_purge -= 1
-        bell, state = self.listening.bell, None
+        subscription, state = self.listening.subscription, None
         if claim.mode is Mode.EXCLUSIVE:
-            answer = await self._alone(claim, join, bell, until)
+            answer = await self._alone(claim, join, subscription, until)
             if not isinstance(answer, State):
                 return answer
             state = answer
 
         def decide(state: State) -> Grant | Busy:
-            return state.attempt(claim, join, bell)
+            return state.attempt(claim, join, subscription)
 
         told = await self._change(claim.name, decide, claim.owner, until, state=state)
         if join and claim.mode is Mode.EXCLUSIVE and isinstance(told, Busy):
-            self._stand(claim.owner, bell)
+            self._stand(claim.owner, subscription)
         return told
 
     async def _alone(
-        self, claim: Claim, join: bool, bell: str, until: float | None
+        self, claim: Claim, join: bool, subscription: str, until: float | None
     ) -> Grant | Busy | State:
         """The short ways of one who wants the name alone; where the row is damaged, its state says
         what it is."""
         try:
-            return await self._come_alone(claim, join, bell, until)
+            return await self._come_alone(claim, join, subscription, until)
         except Refused as error:
             if error.code not in UNREADABLE:
                 raise
         return await self._read(claim.name, claim.owner, until)
 
     async def _come_alone(
-        self, claim: Claim, join: bool, bell: str, until: float | None
+        self, claim: Claim, join: bool, subscription: str, until: float | None
     ) -> Grant | Busy | State:
         """The ways of one who wants the name alone, each a single request: the likely one first.
         Where none of them fits, the row."""
@@ -93,8 +93,8 @@ class LeaseBackend(Rows):
             return taken
         told = self._standing.pop(owner, None)
         if told is not None:
-            return await self._again(claim, bell, told == bell, until)
-        if join and (busy := await self._line_up("join", claim, bell, until)):
+            return await self._again(claim, subscription, told == subscription, until)
+        if join and (busy := await self._line_up("join", claim, subscription, until)):
             return busy
         if crowded and (taken := await self._take(claim, until)):
             self._crowded.pop(name, None)
@@ -102,50 +102,51 @@ class LeaseBackend(Rows):
         return await self._read(name, owner, until)
 
     async def _again(
-        self, claim: Claim, bell: str, told: bool, until: float | None
+        self, claim: Claim, subscription: str, told: bool, until: float | None
     ) -> Grant | Busy | State:
-        """The ways of one who stands in line: most likely it is its turn, if its bell was told."""
-        if not told and (busy := await self._line_up("tell", claim, bell, until)):
+        """The ways of one who stands in line: most likely it is its turn, if its subscription was
+        told."""
+        if not told and (busy := await self._line_up("tell", claim, subscription, until)):
             return busy
         (came,) = await self._ask(self.statements.come_first(claim), claim.owner, until)
         if came.affected:
             return Grant(claim, came.insert_id)
-        if told and (busy := await self._line_up("tell", claim, bell, until)):
+        if told and (busy := await self._line_up("tell", claim, subscription, until)):
             return busy
         return await self._read(claim.name, claim.owner, until)
 
     async def _line_up(
-        self, how: Literal["join", "tell"], claim: Claim, bell: str, until: float | None
+        self, how: Literal["join", "tell"], claim: Claim, subscription: str, until: float | None
     ) -> Busy | None:
         """Stands in line from now on, or still does; nothing where it may not have to wait."""
         make = self.statements.join if how == "join" else self.statements.tell
-        (waits,) = await self._ask(make(claim, bell), claim.owner, until)
+        (waits,) = await self._ask(make(claim, subscription), claim.owner, until)
         if not waits.affected:
             return None
         self._crowd(claim.name)
-        self._stand(claim.owner, bell)
-        return Busy(*place_of(waits.insert_id), ref=bell)
+        self._stand(claim.owner, subscription)
+        return Busy(*place_of(waits.insert_id), ref=subscription)
 
     async def _take(self, claim: Claim, until: float | None) -> Grant | None:
         (taken,) = await self._ask(self.statements.take(claim), claim.owner, until)
         return Grant(claim, taken.insert_id) if taken.affected else None
 
-    def _stand(self, owner: str, bell: str) -> None:
+    def _stand(self, owner: str, subscription: str) -> None:
         if len(self._standing) >= REMEMBERED:  # of waiters that the renewer has undone
             self._standing.clear()
-        self._standing[owner] = bell
+        self._standing[owner] = subscription
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         look = partial(self._is_called, claim.name, busy.ref, until)
         await self.listening.wait(claim.owner, claim.name, until, busy.ref, look)
 
-    async def _is_called(self, name: str, bell: str, until: float) -> bool:
+    async def _is_called(self, name: str, subscription: str, until: float) -> bool:
         by = max(until, self.runtime.now() + LEAST_REQUEST_SECONDS)
-        (called,) = await self._ask(self.statements.listen(bell, [name]), until=by)
+        (called,) = await self._ask(self.statements.listen(subscription, [name]), until=by)
         return bool(called.rows)
 
     def nudge(self, claim: Claim) -> None:
-        self.listening.ring(claim.owner)
+        self.listening.wake(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         if grant.claim.name != claim.name:
@@ -160,8 +161,9 @@ class LeaseBackend(Rows):
 
         def decide(state: State) -> tuple[bool, Grant | Busy]:
             ours = state.release(grant.claim.owner)
-            # The bell that hangs now: the waiter itself may have told of it while we were asking.
-            return ours, state.attempt(claim, True, self.listening.bell)
+            # The subscription that hangs now: the waiter itself may have told of it while we were
+            # asking.
+            return ours, state.attempt(claim, True, self.listening.subscription)
 
         ours, told = await self._change(claim.name, decide, claim.owner)
         if claim.mode is Mode.EXCLUSIVE and isinstance(told, Busy):
@@ -309,13 +311,23 @@ class LeaseBackend(Rows):
         return True
 
     async def _skip_absent(self, name: str) -> None:
-        """Somebody was called whose bell is gone: it is skipped at once, and the next called."""
+        """Somebody was called whose subscription is gone: it is skipped at once, and the next
+        called."""
         state = await self._read(name)
-        bells = list({entry.bell for entry in state.crowd if entry.reserved and entry.bell})
-        if bells:
-            hangs = b", ".join(b"IS_USED_LOCK(%s)" % bell_lock(bell) for bell in bells)
+        subscriptions = list(
+            {entry.subscription for entry in state.crowd if entry.reserved and entry.subscription}
+        )
+        if subscriptions:
+            hangs = b", ".join(
+                b"IS_USED_LOCK(%s)" % subscription_lock(subscription)
+                for subscription in subscriptions
+            )
             (found,) = await self._ask(b"SELECT " + hangs)
-            gone = {bell for bell, hung in zip(bells, found.rows[0], strict=True) if hung is None}
+            gone = {
+                subscription
+                for subscription, hung in zip(subscriptions, found.rows[0], strict=True)
+                if hung is None
+            }
             await self._change(name, lambda state: state.skip(gone))
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
@@ -328,15 +340,17 @@ class LeaseBackend(Rows):
 
     async def look(self, name: str) -> LockInfo:
         state = await self._read(name)
-        bells = [entry.bell for entry in state.crowd if entry.bell and not entry.token]
-        why = await self._uncalled(sorted(set(bells))) if bells else ""
+        subscriptions = [
+            entry.subscription for entry in state.crowd if entry.subscription and not entry.token
+        ]
+        why = await self._uncalled(sorted(set(subscriptions))) if subscriptions else ""
         return state.standing()._replace(notice=f"waiters are not woken: {why}" if why else "")
 
-    async def _uncalled(self, bells: Sequence[str]) -> str:
-        """Why calls don't arrive at these bells; empty if they do."""
+    async def _uncalled(self, subscriptions: Sequence[str]) -> str:
+        """Why calls don't arrive at these subscriptions; empty if they do."""
         if self._hanger.looks:
             return self._hanger.finding.detail
-        why = told_by(await self.wire.request(ask_for(bells)))
+        why = told_by(await self.wire.request(ask_for(subscriptions)))
         return f"{why}; calls are found by a look every {SLEEP_SECONDS:g} s" if why else ""
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:

@@ -45,7 +45,7 @@ MICROS = 1_000_000
 NONE = "-"
 """Stands for a word that is empty."""
 CALLED = "r"
-"""Stands before the end of a reservation, right behind the bell of who was called."""
+"""Stands before the end of a reservation, right behind the subscription of who was called."""
 _GRACE, _STALE = int(GRACE_SECONDS * MICROS), int(STALE_SECONDS * MICROS)
 LARGEST_NUMBER = 2**63 - 1
 COUNTS = LARGEST_NUMBER - 1
@@ -58,7 +58,7 @@ _MODES: dict[str, Mode] = {mode.value: mode for mode in Mode}
 class Wake(NamedTuple):
     """Somebody to be told that another attempt is worth it."""
 
-    bell: str
+    subscription: str
     owner: str
 
 
@@ -66,8 +66,18 @@ class Entry:
     """One of the crowd: a waiter, or a holder (with a token) that is not alone."""
 
     __slots__ = (
-        "behind", "bell", "ends", "label", "limit", "mode", "owner", "reserved", "since", "slots",
-        "token", "weight",
+        "behind",
+        "ends",
+        "label",
+        "limit",
+        "mode",
+        "owner",
+        "reserved",
+        "since",
+        "slots",
+        "subscription",
+        "token",
+        "weight",
     )  # fmt: skip
 
     def __init__(
@@ -82,19 +92,24 @@ class Entry:
         token: int = 0,
         slots: list[int] | tuple[int, ...] = (),
         reserved: int = 0,
-        bell: str = "",
+        subscription: str = "",
         behind: int = 0,
     ) -> None:
         self.owner, self.mode, self.weight, self.limit = owner, _MODES[mode], weight, limit
         self.label, self.since, self.ends, self.token = label, since, ends, token
-        self.slots, self.reserved, self.bell, self.behind = tuple(slots), reserved, bell, behind
+        self.slots, self.reserved, self.subscription, self.behind = (
+            tuple(slots),
+            reserved,
+            subscription,
+            behind,
+        )
 
     def line(self) -> str:
         """As it is stored."""
         slots = ",".join(map(str, self.slots)) or NONE
         called = f"{CALLED}{self.reserved}" if self.reserved else NONE
         return (
-            f"{self.owner} {self.mode.value} {self.token} {self.ends} {self.bell or NONE} "
+            f"{self.owner} {self.mode.value} {self.token} {self.ends} {self.subscription or NONE} "
             f"{called} {self.since} {self.weight} {self.limit} {self.behind} {slots} "
             f"{json.dumps(self.label)}\n"
         )
@@ -152,7 +167,7 @@ class State:
         held = [entry.share for entry in self.crowd if entry.token]
         return [Share(Mode.EXCLUSIVE, 1), *held] if self.owner else held
 
-    def attempt(self, claim: Claim, join: bool, bell: str) -> Grant | Busy:
+    def attempt(self, claim: Claim, join: bool, subscription: str) -> Grant | Busy:
         """Admits the claim if it fits behind those in front of it; else lines it up."""
         mine = self.find(claim.owner)
         if self.owner == claim.owner or (mine is not None and mine.token):
@@ -166,7 +181,7 @@ class State:
                 ahead.append(entry.share)
         if admit.fits(claim.mode, claim.weight, claim.limit, self.taken() + ahead):
             return self._grant(claim, mine)
-        return self._busy(claim, mine, len(ahead), join, bell)
+        return self._busy(claim, mine, len(ahead), join, subscription)
 
     def _again(self, claim: Claim, mine: Entry | None) -> Grant:
         """A retry whose first answer was lost: the same grant, its ttl renewed."""
@@ -205,16 +220,20 @@ class State:
             **more,
         )  # fmt: skip
 
-    def _busy(self, claim: Claim, mine: Entry | None, place: int, join: bool, bell: str) -> Busy:
+    def _busy(
+        self, claim: Claim, mine: Entry | None, place: int, join: bool, subscription: str
+    ) -> Busy:
         stale = self.now + _STALE
         if mine is not None:
-            mine.ends, mine.reserved, mine.bell, self.changed = stale, 0, bell, True
+            mine.ends, mine.reserved, mine.subscription, self.changed = stale, 0, subscription, True
         elif join:
             if sum(not entry.token for entry in self.crowd) >= QUEUE_CAP:
-                return Busy(place, 1.0, bell, f"{QUEUE_CAP} already wait for {claim.name!r}")
-            self.crowd.append(self._entry(claim, stale, bell=bell))
+                return Busy(
+                    place, 1.0, subscription, f"{QUEUE_CAP} already wait for {claim.name!r}"
+                )
+            self.crowd.append(self._entry(claim, stale, subscription=subscription))
             self.changed = True
-        return Busy(place, self._soonest(), ref=bell)
+        return Busy(place, self._soonest(), ref=subscription)
 
     def _soonest(self) -> float | None:
         """The soonest end of a hold or a reservation; both are 0 where there is none."""
@@ -274,9 +293,9 @@ class State:
         mine.ends, mine.behind, self.changed = self.now + _STALE, behind, True
         return True
 
-    def skip(self, bells: set[str]) -> None:
-        """Takes those out of the line whose bells are gone."""
-        for entry in [e for e in self.crowd if not e.token and e.bell in bells]:
+    def skip(self, subscriptions: set[str]) -> None:
+        """Takes those out of the line whose subscriptions are gone."""
+        for entry in [e for e in self.crowd if not e.token and e.subscription in subscriptions]:
             self._remove(entry)
 
     def settle(self, caller: str = "") -> None:
@@ -291,8 +310,8 @@ class State:
                 return
             if not entry.reserved:
                 entry.reserved, self.changed = self.now + _GRACE, True
-                if entry.bell and entry.owner != caller:
-                    self.wakes.append(Wake(entry.bell, entry.owner))
+                if entry.subscription and entry.owner != caller:
+                    self.wakes.append(Wake(entry.subscription, entry.owner))
             taken.append(share)
 
     def crowd_text(self) -> bytes:
@@ -372,7 +391,9 @@ def _read_entry(line: str) -> Entry:
     words = line.split(" ", 11)
     if len(words) != 12:
         raise ValueError("somebody in its line has too few words")
-    owner, mode, token, ends, bell, called, since, weight, limit, behind, slots, label = words
+    owner, mode, token, ends, subscription, called, since, weight, limit, behind, slots, label = (
+        words
+    )
     if mode not in _MODES or not owner or slots.count(",") >= MOST_SLOTS:
         raise ValueError("somebody in its line wants what there is not")
     return Entry(
@@ -380,7 +401,7 @@ def _read_entry(line: str) -> Entry:
         _read_text(label), _number(since), _number(ends), _number(token, COUNTS),
         () if slots == NONE else tuple(_number(n, LARGEST_LIMIT) for n in slots.split(",")),
         0 if called == NONE else _number(called.removeprefix(CALLED)),
-        "" if bell == NONE else bell, _number(behind),
+        "" if subscription == NONE else subscription, _number(behind),
     )  # fmt: skip
 
 

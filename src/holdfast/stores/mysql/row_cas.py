@@ -1,7 +1,7 @@
 """How a row of the lock table is changed: read, decided on, written if nobody was faster.
 
 Two requests, and no row stays locked while a client thinks, or hangs. Whoever is to be called is
-marked in the row, and its bell is stirred by the same request.
+marked in the row, and its subscription is stirred by the same request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.stores._sql import wire as sql_wire
 from holdfast.stores.mysql.connection import checked
 from holdfast.stores.mysql.protocol import Reply, Result
 from holdfast.stores.mysql.row import State, empty_state, read_state
-from holdfast.stores.mysql.sql import IF_WRITTEN, LeaseStatements, bell_lock
+from holdfast.stores.mysql.sql import IF_WRITTEN, LeaseStatements, subscription_lock
 from holdfast.stores.mysql.wakeups import Hanger, Listening
 
 __all__ = ["REMEMBERED", "UNREADABLE", "Rows", "Wire"]
@@ -101,31 +101,34 @@ class Rows:
         self, state: State, owner: str, until: float | None, then: bytes
     ) -> State | None:
         """Writes a state; answers a newer one instead if there is one."""
-        mine = [wake for wake in state.wakes if wake.bell == self.listening.bell]
-        calls = [wake for wake in state.wakes if wake.bell != self.listening.bell]
+        mine = [wake for wake in state.wakes if wake.subscription == self.listening.subscription]
+        calls = [wake for wake in state.wakes if wake.subscription != self.listening.subscription]
         batch = [self.statements.write(state)]
         if then:
             batch = [b"BEGIN", *batch, IF_WRITTEN, then, b"COMMIT"]
         batch.append(self.statements.read(state.name))
-        bells = list(dict.fromkeys(wake.bell for wake in calls))
-        results = await self._send(batch, bells, owner, until)
+        subscriptions = list(dict.fromkeys(wake.subscription for wake in calls))
+        results = await self._send(batch, subscriptions, owner, until)
         if not results[1 if then else 0].affected:
             return self._state(state.name, results[len(batch) - 1].rows[0])
         self._note(state)
         for wake in mine:
-            self.listening.ring(wake.owner)
+            self.listening.wake(wake.owner)
         if results[len(batch) :]:
-            await self._finish_calls(state.name, bells, results[len(batch)], until)
+            await self._finish_calls(state.name, subscriptions, results[len(batch)], until)
         return None
 
     async def _send(
-        self, batch: list[bytes], bells: list[str], owner: str, until: float | None
+        self, batch: list[bytes], subscriptions: list[str], owner: str, until: float | None
     ) -> list[Result]:
         """One request. The calls come last in it: one that fails says that nobody is there."""
         least = len(batch)
-        if bells and not self._hanger.looks:
-            found = b", ".join(b"IS_USED_LOCK(%s)" % bell_lock(bell) for bell in bells)
-            batch = [*batch, b"SELECT " + found, _stir(bells[0])]
+        if subscriptions and not self._hanger.looks:
+            found = b", ".join(
+                b"IS_USED_LOCK(%s)" % subscription_lock(subscription)
+                for subscription in subscriptions
+            )
+            batch = [*batch, b"SELECT " + found, _stir(subscriptions[0])]
         return await self._request(b"; ".join(batch), least, owner, until)
 
     async def _request(
@@ -154,16 +157,20 @@ class Rows:
             self._crowded.pop(next(iter(self._crowded)), None)
 
     async def _finish_calls(
-        self, name: str, bells: list[str], found: Result, until: float | None
+        self, name: str, subscriptions: list[str], found: Result, until: float | None
     ) -> None:
-        """Stirs the other bells, and skips those whose sessions have ended."""
-        gone = {bell for bell, number in zip(bells, found.rows[0], strict=True) if number is None}
-        for bell in bells[1:]:
-            if bell not in gone:
-                await self.wire.request(_stir(bell), until=until)
+        """Stirs the other subscriptions, and skips those whose sessions have ended."""
+        gone = {
+            subscription
+            for subscription, number in zip(subscriptions, found.rows[0], strict=True)
+            if number is None
+        }
+        for subscription in subscriptions[1:]:
+            if subscription not in gone:
+                await self.wire.request(_stir(subscription), until=until)
         if gone:
             await self._change(name, lambda state: state.skip(gone), until=until)
 
 
-def _stir(bell: str) -> bytes:
-    return b"KILL QUERY IS_USED_LOCK(%s)" % bell_lock(bell)
+def _stir(subscription: str) -> bytes:
+    return b"KILL QUERY IS_USED_LOCK(%s)" % subscription_lock(subscription)

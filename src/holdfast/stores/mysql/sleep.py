@@ -14,9 +14,9 @@ from __future__ import annotations
 __all__ = ["sleep", "still_lock"]
 
 
-def still_lock(bell: str) -> bytes:
-    """The named lock that a bell sleeps on."""
-    return b"'hf:still:%s'" % bell.encode()
+def still_lock(subscription: str) -> bytes:
+    """The named lock that a subscription sleeps on."""
+    return b"'hf:still:%s'" % subscription.encode()
 
 
 def sleep(lock: bytes, seconds: float) -> bytes:

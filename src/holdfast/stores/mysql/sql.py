@@ -26,9 +26,9 @@ __all__ = [
     "PURGE_TRANSACTIONS",
     "UTC_MICROS",
     "LeaseStatements",
-    "bell_lock",
     "fill",
     "place_of",
+    "subscription_lock",
 ]
 
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
@@ -63,7 +63,7 @@ _FREE_IT = """
 UPDATE @lock SET version = GREATEST(version + 1, #t#), owner = '', ends = 0
 #where# AND #clock# AND owner = %(owner)s AND ends > #t# AND crowd = ''"""
 
-# The first line of a crowd is "owner mode token ends bell called ..."; see ``Entry.line``.
+# The first line of a crowd is "owner mode token ends subscription called ..."; see ``Entry.line``.
 _WORDS_OF_FIRST = "SUBSTRING_INDEX(crowd, ' ', 6)"
 _ENDS_OF_FIRST = "SUBSTRING_INDEX(SUBSTRING_INDEX(crowd, ' ', 4), ' ', -1)"
 # Whoever is first in the crowd is still there, and it is no semaphore.
@@ -110,7 +110,8 @@ UPDATE @lock SET version = GREATEST(version + 1, #t#),
   AND LOCATE(%(mine)s, CONCAT(X'0A', crowd)) = 0 AND (ends > #t# OR #stands#)"""
 
 # One who stands in line and has to wait on, since somebody holds the name alone or was called in
-# front of it, tells of its bell, whatever else is written to the line. The place is told as above.
+# front of it, tells of its subscription, whatever else is written to the line. The place is told
+# as above.
 _CALL_OF_FIRST = "SUBSTRING_INDEX(#words#, ' ', -1)"
 _BEFORE_MINE = "SUBSTRING_INDEX(CONCAT(X'0A', crowd), %(mine)s, 1)"
 _AFTER_MINE = "SUBSTRING_INDEX(crowd, %(head)s, -1)"
@@ -214,15 +215,15 @@ IF_WRITTEN = b"SET @holdfast = ROW_COUNT()"
 not, nothing is written, and nobody waits for the disk."""
 
 
-_BELL_OF_FIRST = (
+_SUBSCRIPTION_OF_FIRST = (
     b"CONVERT(CONCAT('hf:bell:', SUBSTRING_INDEX(SUBSTRING_INDEX(@holdfast_first, ' ', 5), ' ', "
     b"-1)) USING utf8mb4)"
 )
 
 
-def bell_lock(bell: str) -> bytes:
-    """The named lock by which the session of a bell is found."""
-    return b"'hf:bell:%s'" % bell.encode()
+def subscription_lock(subscription: str) -> bytes:
+    """The named lock by which the session of a subscription is found."""
+    return b"'hf:bell:%s'" % subscription.encode()
 
 
 def place_of(told: int) -> tuple[int, float]:
@@ -268,12 +269,14 @@ class LeaseStatements:
         return self._sql["free"] % self._of(claim)
 
     def call_first(self, claim: Claim, stir: bool) -> bytes:
-        """Ends a hold that others wait for, and calls the first of them: its bell is stirred if it
-        is to be, by a second statement, which says whether it is there."""
+        """Ends a hold that others wait for, and calls the first of them: its subscription is
+        stirred if it is to be, by a second statement, which says whether it is there."""
         sql = self._sql["call_first"] % self._of(claim)
         if not stir:
             return sql
-        return sql + b"; KILL QUERY IF(ROW_COUNT() > 0, IS_USED_LOCK(%s), 0)" % _BELL_OF_FIRST
+        return (
+            sql + b"; KILL QUERY IF(ROW_COUNT() > 0, IS_USED_LOCK(%s), 0)" % _SUBSCRIPTION_OF_FIRST
+        )
 
     def come_first(self, claim: Claim) -> bytes:
         """Takes a name for the first in line, who wants it alone."""
@@ -284,26 +287,26 @@ class LeaseStatements:
         given = self._first(claim) | {b"holder": quoted(holder.owner.encode())}
         return self._sql["hand_on"] % given
 
-    def join(self, claim: Claim, bell: str) -> bytes:
+    def join(self, claim: Claim, subscription: str) -> bytes:
         """Puts a claim behind all others, where it must wait in any case. What it tells is for
         ``place_of``."""
         label = json.dumps(claim.label)
-        given = self._in_line(claim, bell) | {
+        given = self._in_line(claim, subscription) | {
             b"tail": quoted(f" {claim.weight} {claim.limit} 0 {NONE} {label}\n".encode()),
             b"mine": quoted(f"\n{claim.owner} ".encode()),
         }
         return self._sql["join"] % given
 
-    def tell(self, claim: Claim, bell: str) -> bytes:
-        """Tells of the bell of one who stands in line, where it must go on to wait in any case.
-        What it tells is for ``place_of``."""
+    def tell(self, claim: Claim, subscription: str) -> bytes:
+        """Tells of the subscription of one who stands in line, where it must go on to wait in any
+        case. What it tells is for ``place_of``."""
         mine = quoted(f"\n{claim.owner} {claim.mode.value} 0 ".encode())
-        return self._sql["tell"] % (self._in_line(claim, bell) | {b"mine": mine})
+        return self._sql["tell"] % (self._in_line(claim, subscription) | {b"mine": mine})
 
-    def _in_line(self, claim: Claim, bell: str) -> dict[bytes, bytes | int]:
+    def _in_line(self, claim: Claim, subscription: str) -> dict[bytes, bytes | int]:
         return self._of(claim) | {
             b"head": quoted(f"{claim.owner} {claim.mode.value} 0 ".encode()),
-            b"bell": quoted(f" {bell or NONE} {NONE} ".encode()),
+            b"bell": quoted(f" {subscription or NONE} {NONE} ".encode()),
         }
 
     def _first(self, claim: Claim) -> dict[bytes, bytes | int]:
@@ -361,11 +364,12 @@ class LeaseStatements:
             b"crowd": quoted(state.crowd_text()),
         }
 
-    def listen(self, bell: str, names: Iterable[str], sleep: bytes = b"") -> bytes:
-        """Tells for which of these names somebody of this bell was called, with ``called``; sleeps
+    def listen(self, subscription: str, names: Iterable[str], sleep: bytes = b"") -> bytes:
+        """Tells for which of these names somebody of this subscription was called, with
+        ``called``; sleeps
         first if there is none, if it is to, and tells with 1 if that was cut short."""
         listed = [quoted(name.encode()) for name in names]
-        word = quoted(f" {bell} {CALLED}".encode())
+        word = quoted(f" {subscription} {CALLED}".encode())
         given = {b"names": b", ".join(listed), b"word": word, b"sleep": sleep}
         how = "listen" if len(listed) == 1 else "listen_for_many"
         return self._sql[how if sleep else "called"] % given

@@ -1,6 +1,7 @@
 """Whether those who wait can be called, as far as somebody who looks can tell.
 
-Nobody is stirred by it: a session is looked for by the lock of its bell, and what is killed is the
+Nobody is stirred by it: a session is looked for by the lock of its subscription, and what is
+killed is the
 query of a session that there is not, which a server that takes ``KILL`` answers in its own way.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.stores.mysql.protocol import Reply
-from holdfast.stores.mysql.sql import bell_lock
+from holdfast.stores.mysql.sql import subscription_lock
 
 __all__ = ["ask_for", "told_by"]
 
@@ -17,12 +18,15 @@ NO_SUCH_SESSION = 1094
 _NOBODY = "-"
 
 
-def ask_for(bells: Sequence[str]) -> bytes:
-    """One request: where the bells hang, which of these sessions are shown to us, and a kill."""
-    kill = b"KILL QUERY IS_USED_LOCK(%s)" % bell_lock(_NOBODY)
-    if not bells:
+def ask_for(subscriptions: Sequence[str]) -> bytes:
+    """One request: where the subscriptions hang, which of these sessions are shown to us, and a
+    kill."""
+    kill = b"KILL QUERY IS_USED_LOCK(%s)" % subscription_lock(_NOBODY)
+    if not subscriptions:
         return kill
-    hung = b", ".join(b"IS_USED_LOCK(%s)" % bell_lock(bell) for bell in bells)
+    hung = b", ".join(
+        b"IS_USED_LOCK(%s)" % subscription_lock(subscription) for subscription in subscriptions
+    )
     shown = b"SELECT ID FROM information_schema.PROCESSLIST WHERE ID IN (%s)" % hung
     return b"; ".join([b"SELECT " + hung, shown, kill])
 

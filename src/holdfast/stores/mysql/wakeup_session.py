@@ -1,15 +1,16 @@
-"""The bell: one session of a client that sleeps on the server until somebody calls.
+"""The subscription: one session of a client that sleeps on the server until somebody calls.
 
 Who calls marks for whom in the row of a name, and then kills the sleep (``KILL QUERY``), which
 carries no word of its own. A kill between two sleeps would be lost, so a sleep begins with a look
 at the rows of the names that are waited for: the mark is there before the kill is sent, and a
 kill after the look finds the sleep. One for somebody who was told to wait but does not yet may be
-lost, too, and the look was not for its name: so whoever comes to wait, and finds the bell asleep
+lost, too, and the look was not for its name: so whoever comes to wait, and finds the subscription
+asleep
 for others, looks for itself. From then on a kill ends the sleep or comes before the next one, whose
 look is for its name, too. Sleeps are short, so where kills don't arrive the marks are still found
 in time.
 
-Where nobody waits any more, the bell rests.
+Where nobody waits any more, the subscription rests.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from holdfast.io.clock import now
 from holdfast.io.wakeups import AsyncWakeupHub
 from holdfast.stores.mysql.connection import INTERRUPTED, Connection
 
-__all__ = ["AsyncBell", "Listen", "SleepBell"]
+__all__ = ["AsyncSubscription", "Listen", "SleepSubscription"]
 
 
 class Listen(NamedTuple):
-    """How a bell sleeps."""
+    """How a subscription sleeps."""
 
     request: Callable[[Iterable[str]], bytes]
     """Tells which of these names somebody was called for; if there is none, sleeps first, until
@@ -36,7 +37,7 @@ class Listen(NamedTuple):
     """How long, at the most."""
 
 
-class SleepBell:
+class SleepSubscription:
     """A session that sleeps; what a blocking wake-up hub reads."""
 
     def __init__(
@@ -52,7 +53,7 @@ class SleepBell:
         self.blocks = True
         """Whether it waits for room to send. Where it must not, ``flush`` sends the rest."""
         self._waiting: dict[str, str] = {}
-        """The names for which somebody waits, by key; empty for one who was rung."""
+        """The names for which somebody waits, by key; empty for one who was woken."""
         # Re-entrant: a signal handler may wait in the middle of what its thread does here.
         self._mutex = threading.RLock()
         self._asleep: set[str] = set()
@@ -149,47 +150,47 @@ class SleepBell:
             self._renewer_thread.forget()
 
 
-class AsyncBell:
+class AsyncSubscription:
     """A session that sleeps, read by the loop as calls come in."""
 
-    def __init__(self, bell: SleepBell, hub: AsyncWakeupHub) -> None:
-        self._bell, self._hub = bell, hub
-        bell.blocks = False
+    def __init__(self, subscription: SleepSubscription, hub: AsyncWakeupHub) -> None:
+        self._subscription, self._hub = subscription, hub
+        subscription.blocks = False
         self._loop = asyncio.get_running_loop()
-        self._fileno = bell.fileno()
+        self._fileno = subscription.fileno()
         self._loop.add_reader(self._fileno, self._readable)
 
     @property
     def open(self) -> bool:
-        return self._bell.open
+        return self._subscription.open
 
     def stalled(self, moment: float) -> bool:
-        return self._bell.stalled(moment)
+        return self._subscription.stalled(moment)
 
     def enter(self, key: str, name: str) -> bool:
         try:
-            return self._bell.enter(key, name)
+            return self._subscription.enter(key, name)
         except ConnectionError:  # the loop must not keep the number of a socket that is closed
             self.close()
             raise
 
     def leave(self, key: str) -> None:
-        self._bell.leave(key)
+        self._subscription.leave(key)
 
     def _readable(self) -> None:
         try:
-            keys = self._bell.read()
+            keys = self._subscription.read()
         except ConnectionError:
             self._break()
             return
         for key in keys:
-            self._hub.ring(key)
+            self._hub.wake(key)
         self._flush()
 
     def _flush(self) -> None:
         """Sends what is left to send, now or when there is room again."""
         try:
-            gone = self._bell.flush()
+            gone = self._subscription.flush()
         except ConnectionError:
             self._break()
             return
@@ -200,14 +201,14 @@ class AsyncBell:
 
     def _break(self) -> None:
         self.close()
-        self._hub.ring_all()
+        self._hub.wake_all()
 
     def close(self) -> None:
         if self._fileno >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(self._fileno)
             self._loop.remove_writer(self._fileno)
         self._fileno = -1
-        self._bell.close()
+        self._subscription.close()
 
     def forget(self) -> None:
-        self._bell.forget()
+        self._subscription.forget()

@@ -1,7 +1,8 @@
 """Waiting for a call: on a session that sleeps on the server, one per backend.
 
-The first wait hangs the bell and returns at once, so that the attempt which follows is made with
-the bell already hung. When it breaks, those who wait try again at once, with another.
+The first wait hangs the subscription and returns at once, so that the attempt which follows is
+made with
+the subscription already hung. When it breaks, those who wait try again at once, with another.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from typing import Protocol
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import Place
-from holdfast.io.single_flight import Opening, look_by, open_by
+from holdfast.io.connection_limit import Permit
+from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores._sql.in_thread import in_thread
 from holdfast.stores.mysql.connection import Connection
 from holdfast.stores.mysql.sleep import sleep, still_lock
-from holdfast.stores.mysql.sql import LeaseStatements, bell_lock
-from holdfast.stores.mysql.wakeup_session import AsyncBell, Listen, SleepBell
+from holdfast.stores.mysql.sql import LeaseStatements, subscription_lock
+from holdfast.stores.mysql.wakeup_session import AsyncSubscription, Listen, SleepSubscription
 
 __all__ = ["SLEEP_SECONDS", "Hanger", "Listening", "Look", "make_listening"]
 
 SLEEP_SECONDS = 1.0
-"""How long the bell sleeps at a time: well below the grace of somebody who was called."""
+"""How long the subscription sleeps at a time: well below the grace of somebody who was called."""
 QUIET_SLEEP_SECONDS = 0.25
 """The same where nobody can kill the sleep."""
 MEND_SECONDS = (0.1, 0.4)
-"""The pause after a bell broke."""
+"""The pause after a subscription broke."""
 
 
 def _got(connection: Connection, lock: bytes, until: float) -> bool:
@@ -40,7 +41,7 @@ def _got(connection: Connection, lock: bytes, until: float) -> bool:
 
 
 class Hanger:
-    """Opens bells; tells whether sessions can find and stir each other here."""
+    """Opens subscriptions; tells whether sessions can find and stir each other here."""
 
     def __init__(
         self, greet: Callable[[float], Connection], galera: Callable[[], bool],
@@ -51,31 +52,39 @@ class Hanger:
         self.quiet = False
         """Whether calls are found by looking, not by being stirred."""
 
-    def hang(self, until: float) -> tuple[str, SleepBell]:
-        """A bell by then, and the name by which it is called."""
-        bell = secrets.token_hex(12)
+    def attach(self, until: float) -> tuple[str, SleepSubscription]:
+        """A subscription by then, and the name by which it is called."""
+        subscription = secrets.token_hex(12)
         connection = self._greet(until)
         renewer: Connection | None = None
         try:
-            self.quiet = self._galera() or not _got(connection, bell_lock(bell), until)
+            self.quiet = self._galera() or not _got(
+                connection, subscription_lock(subscription), until
+            )
             if self.quiet:
-                return bell, SleepBell(connection, self._listen_quietly(bell), self.seconds)
+                return subscription, SleepSubscription(
+                    connection, self._listen_quietly(subscription), self.seconds
+                )
             renewer = self._greet(until)
-            _got(renewer, still_lock(bell), until)
-            return bell, SleepBell(connection, self._listen(bell), self.seconds, renewer)
+            _got(renewer, still_lock(subscription), until)
+            return subscription, SleepSubscription(
+                connection, self._listen(subscription), self.seconds, renewer
+            )
         except BaseException:
             connection.close()
             if renewer is not None:
                 renewer.close()
             raise
 
-    def _listen(self, bell: str) -> Listen:
-        asleep = sleep(still_lock(bell), SLEEP_SECONDS)
-        return Listen(lambda names: self._statements.listen(bell, names, asleep), SLEEP_SECONDS)
+    def _listen(self, subscription: str) -> Listen:
+        asleep = sleep(still_lock(subscription), SLEEP_SECONDS)
+        return Listen(
+            lambda names: self._statements.listen(subscription, names, asleep), SLEEP_SECONDS
+        )
 
-    def _listen_quietly(self, bell: str) -> Listen:
+    def _listen_quietly(self, subscription: str) -> Listen:
         seconds, asleep = QUIET_SLEEP_SECONDS, b"SLEEP(%.2f)" % QUIET_SLEEP_SECONDS
-        return Listen(lambda names: self._statements.listen(bell, names, asleep), seconds)
+        return Listen(lambda names: self._statements.listen(subscription, names, asleep), seconds)
 
     @property
     def galera(self) -> bool:
@@ -106,14 +115,14 @@ Look = Callable[[], Awaitable[bool]]
 class Listening(Protocol):
     """Waits that end with a call."""
 
-    bell: str
-    """The name of the bell that hangs; empty before."""
+    subscription: str
+    """The name of the subscription that hangs; empty before."""
 
     async def wait(self, key: str, name: str, until: float, told: str, look: Look) -> None:
-        """``told`` is the bell that the store was told of: another one is not rung."""
+        """``told`` is the subscription that the store was told of: another one is not woken."""
         ...
 
-    def ring(self, key: str) -> None: ...
+    def wake(self, key: str) -> None: ...
     def forget_ring(self, key: str) -> None: ...
     def forget(self) -> None: ...
     def close(self) -> None: ...
@@ -138,10 +147,10 @@ class BlockingListening:
         self._reset()
 
     def _reset(self) -> None:
-        self.bell = ""
+        self.subscription = ""
         self._made: BlockingWakeupHub | None = None
         self._making = threading.RLock()
-        self._opening = Opening()
+        self._single_flight = SingleFlight()
 
     def _hub(self) -> BlockingWakeupHub:
         """Made when it is first needed: a backend that never waits has none."""
@@ -160,54 +169,58 @@ class BlockingListening:
         if self._closed:
             return
         hub = self._hub()
-        bell = self._hung(hub)
-        if bell is None:
+        subscription = self._hung(hub)
+        if subscription is None:
             await self._without(hub, key, until)
             return
-        if told != self.bell:
+        if told != self.subscription:
             return
         try:
-            called = bell.enter(key, name) and await look()
-            if not called and hub.bell is bell:
+            called = subscription.enter(key, name) and await look()
+            if not called and hub.subscription is subscription:
                 hub.wait(key, until)
         except (BackendUnavailable, OSError):
             await _pause(self._runtime, until)
         finally:
-            bell.leave(key)
+            subscription.leave(key)
 
-    def _hung(self, hub: BlockingWakeupHub) -> SleepBell | None:
-        bell = hub.bell
-        return bell if isinstance(bell, SleepBell) and not bell.stalled(now()) else None
+    def _hung(self, hub: BlockingWakeupHub) -> SleepSubscription | None:
+        subscription = hub.subscription
+        return (
+            subscription
+            if isinstance(subscription, SleepSubscription) and not subscription.stalled(now())
+            else None
+        )
 
     async def _without(self, hub: BlockingWakeupHub, key: str, until: float) -> None:
-        """Hangs the bell, or looks for itself where another one does."""
+        """Hangs the subscription, or looks for itself where another one does."""
         try:
-            place = self._opening.begin()
-            if place is None:
+            permit = self._single_flight.begin()
+            if permit is None:
                 hub.wait(key, look_by(until))
             else:
-                self._open(place, hub, until)
+                self._open(permit, hub, until)
         except (BackendUnavailable, OSError):
             await _pause(self._runtime, until)
 
-    def _open(self, place: Place, hub: BlockingWakeupHub, until: float) -> None:
+    def _open(self, permit: Permit, hub: BlockingWakeupHub, until: float) -> None:
         began = now()
         try:
             if self._hung(hub) is None:
-                self.bell, made = self._hanger.hang(open_by(until, self._hanger.seconds))
-                hub.hang(made)
+                self.subscription, made = self._hanger.attach(open_by(until, self._hanger.seconds))
+                hub.attach(made)
         except BackendUnavailable:
-            self._opening.failed(began)
+            self._single_flight.failed(began)
             raise
         finally:
-            self._opening.end(place)
+            self._single_flight.end(permit)
             if self._closed:
                 hub.close()
-        hub.ring(EVERYBODY)  # what was called while there was none is lost
+        hub.wake(EVERYBODY)  # what was called while there was none is lost
 
-    def ring(self, key: str) -> None:
+    def wake(self, key: str) -> None:
         if self._made is not None:  # else nobody has waited yet, and the first wait is none
-            self._made.ring(key)
+            self._made.wake(key)
 
     def forget_ring(self, key: str) -> None:
         if self._made is not None:
@@ -217,8 +230,8 @@ class BlockingListening:
         hub = self._made
         self._reset()
         if hub is not None:
-            if isinstance(hub.bell, SleepBell):
-                hub.bell.forget()
+            if isinstance(hub.subscription, SleepSubscription):
+                hub.subscription.forget()
             hub.discard()
 
     def close(self) -> None:
@@ -236,10 +249,10 @@ class AsyncListening:
         self._reset()
 
     def _reset(self) -> None:
-        self.bell = ""
+        self.subscription = ""
         self._hub = AsyncWakeupHub()
-        self._hung: AsyncBell | None = None
-        self._opening = Opening()
+        self._hung: AsyncSubscription | None = None
+        self._single_flight = SingleFlight()
 
     async def wait(self, key: str, name: str, until: float, told: str, look: Look) -> None:
         if self._closed:
@@ -251,10 +264,12 @@ class AsyncListening:
             await _pause(self._runtime, until)
         if self._hung is None:
             await self._without(key, until)
-        elif told == self.bell:
+        elif told == self.subscription:
             await self._wait(self._hung, key, name, until, look)
 
-    async def _wait(self, hung: AsyncBell, key: str, name: str, until: float, look: Look) -> None:
+    async def _wait(
+        self, hung: AsyncSubscription, key: str, name: str, until: float, look: Look
+    ) -> None:
         try:
             called = hung.enter(key, name) and await look()
             if not called and hung.open:
@@ -265,34 +280,34 @@ class AsyncListening:
             hung.leave(key)
 
     async def _without(self, key: str, until: float) -> None:
-        """Hangs the bell, or looks for itself where another one does."""
-        place = self._opening.begin()
-        if place is None:
+        """Hangs the subscription, or looks for itself where another one does."""
+        permit = self._single_flight.begin()
+        if permit is None:
             await self._hub.wait(key, look_by(until))
             return
         began = now()
         try:
-            await self._hang(open_by(until, self._hanger.seconds))
+            await self._attach(open_by(until, self._hanger.seconds))
         except (BackendUnavailable, TimeoutError):
-            self._opening.failed(began)
+            self._single_flight.failed(began)
             await _pause(self._runtime, until)
         finally:
-            self._opening.end(place)
-            self._hub.ring_all()  # they attempt again, now that the bell hangs or not
+            self._single_flight.end(permit)
+            self._hub.wake_all()  # they attempt again, now that the subscription hangs or not
 
-    async def _hang(self, by: float) -> None:
+    async def _attach(self, by: float) -> None:
         async with asyncio.timeout(by - now()):  # a host's name may take longer to be looked up
-            name, bell = await in_thread(
-                lambda: self._hanger.hang(by), lambda made: made[1].close()
+            name, subscription = await in_thread(
+                lambda: self._hanger.attach(by), lambda made: made[1].close()
             )
         if self._closed:
-            bell.close()
+            subscription.close()
             return
-        self.bell = name
-        self._hung = AsyncBell(bell, self._hub)
+        self.subscription = name
+        self._hung = AsyncSubscription(subscription, self._hub)
 
-    def ring(self, key: str) -> None:
-        self._hub.ring(key)
+    def wake(self, key: str) -> None:
+        self._hub.wake(key)
 
     def forget_ring(self, key: str) -> None:
         self._hub.forget(key)
@@ -308,4 +323,4 @@ class AsyncListening:
         if self._hung is not None:
             self._hung.close()
             self._hung = None
-        self._hub.ring_all()
+        self._hub.wake_all()

@@ -1,7 +1,7 @@
 """PostgreSQL lease rows: every operation is one call of one function on the server.
 
 The functions are in ``postgres_lease_sql``; here are the calls, and the waiting: LISTEN on one
-connection per backend, opened by the first wait, where a release rings the one who is next, and
+connection per backend, opened by the first wait, where a release wakes the one who is next, and
 tells it of its grant. A grant's ``ref`` says whether it was waited for.
 """
 
@@ -31,7 +31,7 @@ from holdfast.stores.postgres.shared import (
     SharedStatements,
     Wire,
     ints,
-    ring,
+    wake,
 )
 from holdfast.stores.postgres.wakeups import Listen, make_listening
 
@@ -137,12 +137,12 @@ class LeaseBackend(SharedBackend):
             b"%.6f" % claim.ttl,
             claim.label.encode(),
             self.channel,
-            ring(claim.owner) + _handed(claim),
+            wake(claim.owner) + _handed(claim),
         )
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
         last, heard = busy.ref
-        token = await self.listening.wait(ring(claim.owner).decode(), until, heard)
+        token = await self.listening.wait(wake(claim.owner).decode(), until, heard)
         # A ring may have been under way since before the attempt whose answer this waits on.
         if token is None or last is None or token <= last:
             return None
@@ -150,7 +150,7 @@ class LeaseBackend(SharedBackend):
         return Grant(claim, token, ref=True, seconds=min(DIRECT_GRANT_SECONDS, claim.ttl))
 
     def nudge(self, claim: Claim) -> None:
-        self.listening.ring(ring(claim.owner).decode())
+        self.listening.wake(wake(claim.owner).decode())
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         if grant.claim.name != claim.name:
@@ -202,7 +202,7 @@ class LeaseBackend(SharedBackend):
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
         request = self.statements.abandon, parameters
         await self._about(claim.name, request, claim.owner, until)
-        self.listening.forget_ring(ring(claim.owner).decode())
+        self.listening.forget_ring(wake(claim.owner).decode())
 
     async def _purge(self, until: float | None = None) -> None:
         """Also of the counters, which ``transaction_lock`` has beside lease rows."""

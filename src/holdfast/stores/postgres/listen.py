@@ -16,7 +16,7 @@ from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores.postgres.connection import Connection, Refused
 from holdfast.stores.postgres.statement import Request
 
-__all__ = ["AsyncListener", "ListenBell", "SharedBell"]
+__all__ = ["AsyncListener", "ListenSubscription", "SharedSubscription"]
 
 KEPT_TOKENS = 4096
 LARGEST_TOKEN = 2**63 - 1
@@ -24,7 +24,7 @@ ASKING_SECONDS = 0.002
 """How long who waits is kept from reading by who asks, before it looks at its own clock again."""
 
 
-class ListenBell:
+class ListenSubscription:
     """A connection that listens; what a blocking wake-up hub reads."""
 
     def __init__(self, connection: Connection) -> None:
@@ -43,14 +43,14 @@ class ListenBell:
             raise self._connection.broken(str(error)) from None
 
     def read(self) -> list[str]:
-        """The keys that were rung since. Raises ``BackendUnavailable`` when it is broken."""
+        """The keys that were woken since. Raises ``BackendUnavailable`` when it is broken."""
         try:
             self._connection.pgconn.consume_input()
-            return self._rung()
+            return self._woken()
         except PsycopgError as error:
             raise self._connection.broken(str(error)) from None
 
-    def _rung(self) -> list[str]:
+    def _woken(self) -> list[str]:
         keys: list[str] = []
         notifies = self._connection.pgconn.notifies
         while (notification := notifies()) is not None:
@@ -58,7 +58,7 @@ class ListenBell:
         return keys
 
     def _take_down(self, payload: bytes) -> str:
-        """The key that it rings. If it brings a grant, the token is put where whoever is rung
+        """The key that it wakes. If it brings a grant, the token is put where whoever is woken
         looks for it; those of waiters that have left are forgotten in the end."""
         key, _, token = payload.decode(errors="replace").partition(" ")
         if _is_token(token):
@@ -80,8 +80,8 @@ def _is_token(text: str) -> bool:
     return plain and int(text) <= LARGEST_TOKEN
 
 
-class SharedBell(ListenBell):
-    """One over which requests go, too, while nobody listens. What rings meanwhile is not lost:
+class SharedSubscription(ListenSubscription):
+    """One over which requests go, too, while nobody listens. What wakes meanwhile is not lost:
     whoever has asked passes it on."""
 
     def __init__(
@@ -96,7 +96,7 @@ class SharedBell(ListenBell):
         self._closed = False
 
     def read(self) -> list[str]:
-        # Somebody may ask, who began before anybody waited, and passes on what rings meanwhile;
+        # Somebody may ask, who began before anybody waited, and passes on what wakes meanwhile;
         # maybe this very thread, if a signal handler waits within its request.
         if not self._reading.acquire(timeout=ASKING_SECONDS):
             return []
@@ -126,7 +126,7 @@ class SharedBell(ListenBell):
             if self._closed:
                 self.close()
             elif not connection.open:
-                self._hub.ring(EVERYBODY)  # who has begun to wait would hear nothing
+                self._hub.wake(EVERYBODY)  # who has begun to wait would hear nothing
 
     def _ask(self, connection: Connection, request: Request, until: float) -> PGresult | None:
         try:
@@ -135,8 +135,8 @@ class SharedBell(ListenBell):
             return connection.request(request, until)
         finally:
             if connection.open:
-                for key in self._rung():
-                    self._hub.ring(key)
+                for key in self._woken():
+                    self._hub.wake(key)
 
     def close(self) -> None:
         """Now, or when who asks over it is done."""
@@ -149,8 +149,8 @@ class AsyncListener:
     """A connection that listens, read by the loop as notifications come in."""
 
     def __init__(self, connection: Connection, hub: AsyncWakeupHub) -> None:
-        self._bell = ListenBell(connection)
-        self.tokens = self._bell.tokens
+        self._subscription = ListenSubscription(connection)
+        self.tokens = self._subscription.tokens
         self._connection, self._hub = connection, hub
         self._loop = asyncio.get_running_loop()
         self._fileno = connection.fileno()
@@ -162,13 +162,13 @@ class AsyncListener:
 
     def _readable(self) -> None:
         try:
-            keys = self._bell.read()
+            keys = self._subscription.read()
         except ConnectionError:
             self.close()
-            self._hub.ring_all()
+            self._hub.wake_all()
             return
         for key in keys:
-            self._hub.ring(key)
+            self._hub.wake(key)
 
     def close(self) -> None:
         if self._fileno >= 0 and not self._loop.is_closed():

@@ -23,7 +23,7 @@ from holdfast.stores.postgres.inspect import (
 from holdfast.stores.postgres.schema import Schema
 from holdfast.stores.postgres.statement import Request
 
-__all__ = ["PURGE_EVERY", "SharedBackend", "SharedStatements", "Wire", "ints", "ring"]
+__all__ = ["PURGE_EVERY", "SharedBackend", "SharedStatements", "Wire", "ints", "wake"]
 
 PURGE_EVERY = 1000
 """After so many attempts twice that number of names is looked at, and the idle ones dropped."""
@@ -137,8 +137,8 @@ class SharedBackend:
         await self.runtime.sleep(max(0.0, pause))
 
 
-def ring(owner: str) -> bytes:
-    """What a waiter is rung by: anybody may listen, so not the owner itself."""
+def wake(owner: str) -> bytes:
+    """What a waiter is woken by: anybody may listen, so not the owner itself."""
     return hashlib.blake2b(owner.encode(), digest_size=8).hexdigest().encode()
 
 

@@ -1,9 +1,10 @@
 """Waiting for a ring: over a LISTEN connection, or by looking now and then where there is none.
 
 The first wait opens the connection, or listens on one that is there, and returns at once, so that
-the attempt which follows is made with the bell already hung. So does a wait for what was asked
-before this bell hung: its ring may have come when nobody listened. When the bell breaks, those who
-wait try again at once.
+the attempt which follows is made with the subscription already hung. So does a wait for what was
+asked
+before this subscription hung: its ring may have come when nobody listened. When the subscription
+breaks, those who wait try again at once.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from psycopg.pq.abc import PGresult
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.single_flight import Opening, look_by, open_by
+from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores._sql.blocking import BlockingWire
 from holdfast.stores._sql.in_thread import in_thread
 from holdfast.stores.postgres.connection import Connection
-from holdfast.stores.postgres.listen import AsyncListener, ListenBell, SharedBell
+from holdfast.stores.postgres.listen import AsyncListener, ListenSubscription, SharedSubscription
 from holdfast.stores.postgres.statement import Request
 
 __all__ = ["Listen", "Listening", "make_listening"]
 
 MEND_SECONDS = (0.1, 0.4)
-"""The pause after a bell broke."""
+"""The pause after a subscription broke."""
 SHARING_SECONDS = 1.0
 """So long a connection that was just used may take to listen; then another one is opened."""
 
@@ -43,14 +44,14 @@ class Listening(Protocol):
         ...
 
     hung: int
-    """How many bells have been hung so far."""
+    """How many subscriptions have been hung so far."""
 
     async def wait(self, key: str, until: float, heard: int | None) -> int | None:
-        """Returns when rung or by ``until``, maybe early; with the token, if the ring brought a
+        """Returns when woken or by ``until``, maybe early; with the token, if the ring brought a
         grant. ``heard`` is what ``hung`` was before the store was asked, if that is known."""
         ...
 
-    def ring(self, key: str) -> None: ...
+    def wake(self, key: str) -> None: ...
     def forget_ring(self, key: str) -> None: ...
     def forget(self) -> None: ...
     def close(self) -> None: ...
@@ -105,9 +106,9 @@ class BlockingListening:
         self.hung = 0
         self._made: BlockingWakeupHub | None = None
         self._making = threading.RLock()
-        self._bell: ListenBell | None = None
+        self._subscription: ListenSubscription | None = None
         self._waiting: dict[str, None] = {}
-        self._opening = Opening()
+        self._single_flight = SingleFlight()
         self._deaf = False
 
     def _hub(self) -> BlockingWakeupHub:
@@ -133,53 +134,58 @@ class BlockingListening:
         hub = self._hub()
         self._waiting[key] = None
         try:
-            bell = self._hung(hub)
-            if bell is None:
+            subscription = self._hung(hub)
+            if subscription is None:
                 await self._without(hub, key, until)
                 return None
             if heard != self.hung and heard is not None:
                 return None
-            hub.wait(key, until, bell)
-            return bell.tokens.pop(key, None)
+            hub.wait(key, until, subscription)
+            return subscription.tokens.pop(key, None)
         except (BackendUnavailable, OSError):
             await self._pause(until)
             return None
         finally:
             self._waiting.pop(key, None)
 
-    def _hung(self, hub: BlockingWakeupHub) -> ListenBell | None:
-        bell = self._bell
-        return bell if bell is not None and hub.bell is bell and bell.open else None
+    def _hung(self, hub: BlockingWakeupHub) -> ListenSubscription | None:
+        subscription = self._subscription
+        return (
+            subscription
+            if subscription is not None and hub.subscription is subscription and subscription.open
+            else None
+        )
 
     async def _without(self, hub: BlockingWakeupHub, key: str, until: float) -> None:
-        """Hangs the bell; or looks for itself, where another one does or there can be none."""
-        place = None if self._deaf else self._opening.begin()
+        """Hangs the subscription; or looks for itself, where another one does or there can be
+        none."""
+        place = None if self._deaf else self._single_flight.begin()
         if place is None:
             hub.wait(key, look_by(until))
             return
         began = now()
         try:
             if self._hung(hub) is None:
-                self._hang(hub, open_by(until, self._seconds))
+                self._attach(hub, open_by(until, self._seconds))
         except BackendUnavailable:
-            self._opening.failed(began)
+            self._single_flight.failed(began)
             raise
         finally:
-            self._opening.end(place)
+            self._single_flight.end(place)
             if self._closed:
                 hub.close()
-        hub.ring(EVERYBODY)  # what was rung while there was none is lost
+        hub.wake(EVERYBODY)  # what was woken while there was none is lost
 
-    def _hang(self, hub: BlockingWakeupHub, by: float) -> None:
-        bell = self._share(hub, by) or self._new_bell(by)
-        if bell is None:
+    def _attach(self, hub: BlockingWakeupHub, by: float) -> None:
+        subscription = self._share(hub, by) or self._new_subscription(by)
+        if subscription is None:
             self._deaf = True
             return
         self.hung += 1  # before anybody can wait on it
-        self._bell = bell
-        hub.hang(bell)
+        self._subscription = subscription
+        hub.attach(subscription)
 
-    def _share(self, hub: BlockingWakeupHub, by: float) -> ListenBell | None:
+    def _share(self, hub: BlockingWakeupHub, by: float) -> ListenSubscription | None:
         """Listens on a connection of the wire's, which goes on answering while nobody waits."""
         connection = None if self._wire is None else self._wire.detach()
         if self._wire is None or not isinstance(connection, Connection):
@@ -192,27 +198,27 @@ class BlockingListening:
             connection.script(listen + self._ready, min(by, now() + SHARING_SECONDS))
         except BackendUnavailable:
             return None
-        self._wire.shared = bell = SharedBell(connection, hub, self._waiting)
-        return bell
+        self._wire.shared = subscription = SharedSubscription(connection, hub, self._waiting)
+        return subscription
 
-    def _new_bell(self, by: float) -> ListenBell | None:
+    def _new_subscription(self, by: float) -> ListenSubscription | None:
         connection = self._listen(self._channel, by)
         if connection.pooled:
             connection.close()
             return None
-        return ListenBell(connection)
+        return ListenSubscription(connection)
 
     async def _pause(self, until: float) -> None:
         left = until - self._runtime.now()
         await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*MEND_SECONDS))))
 
-    def ring(self, key: str) -> None:
+    def wake(self, key: str) -> None:
         if self._made is not None:  # else nobody has waited yet, and the first wait is none
-            self._made.ring(key)
+            self._made.wake(key)
 
     def forget_ring(self, key: str) -> None:
-        if self._bell is not None:
-            self._bell.tokens.pop(key, None)
+        if self._subscription is not None:
+            self._subscription.tokens.pop(key, None)
         if self._made is not None:
             self._made.forget(key)
 
@@ -220,8 +226,8 @@ class BlockingListening:
         hub = self._made
         self._reset()
         if hub is not None:
-            if isinstance(hub.bell, ListenBell):
-                hub.bell.forget()
+            if isinstance(hub.subscription, ListenSubscription):
+                hub.subscription.forget()
             hub.discard()
 
     def close(self) -> None:
@@ -243,7 +249,7 @@ class AsyncListening:
         self.hung = 0
         self._hub = AsyncWakeupHub()
         self._listener: AsyncListener | None = None
-        self._opening = Opening()
+        self._single_flight = SingleFlight()
         self._deaf = False
 
     @property
@@ -265,22 +271,23 @@ class AsyncListening:
         return self._listener.tokens.pop(key, None) if self._listener is not None else None
 
     async def _without(self, key: str, until: float) -> None:
-        """Hangs the bell; or looks for itself, where another one does or there can be none."""
-        place = None if self._deaf else self._opening.begin()
+        """Hangs the subscription; or looks for itself, where another one does or there can be
+        none."""
+        place = None if self._deaf else self._single_flight.begin()
         if place is None:
             await self._hub.wait(key, look_by(until))
             return
         began = now()
         try:
-            await self._hang(open_by(until, self._seconds))
+            await self._attach(open_by(until, self._seconds))
         except (BackendUnavailable, TimeoutError):
-            self._opening.failed(began)
+            self._single_flight.failed(began)
             await self._pause(until)
         finally:
-            self._opening.end(place)
-            self._hub.ring_all()  # they attempt again, now that the bell hangs or not
+            self._single_flight.end(place)
+            self._hub.wake_all()  # they attempt again, now that the subscription hangs or not
 
-    async def _hang(self, by: float) -> None:
+    async def _attach(self, by: float) -> None:
         async with asyncio.timeout(by - now()):  # a host's name may take longer to be looked up
             made = await in_thread(lambda: self._listen(self._channel, by), Connection.close)
         if made.pooled or self._closed:
@@ -294,8 +301,8 @@ class AsyncListening:
         left = until - self._runtime.now()
         await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*MEND_SECONDS))))
 
-    def ring(self, key: str) -> None:
-        self._hub.ring(key)
+    def wake(self, key: str) -> None:
+        self._hub.wake(key)
 
     def forget_ring(self, key: str) -> None:
         if self._listener is not None:
@@ -313,4 +320,4 @@ class AsyncListening:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        self._hub.ring_all()
+        self._hub.wake_all()

@@ -5,7 +5,7 @@ and reads the answer when it comes: the server's own queue is the line. The sess
 ``idle_session_timeout`` is the ttl, and every renewal starts it anew. It runs since the grant,
 which may be as old as the request: a grant that may be old is renewed before it is told.
 
-Waiters for slots queue for one key; the first of them, who has it, is rung by whoever frees one.
+Waiters for slots queue for one key; the first of them, who has it, is woken by whoever frees one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.stores._sql.session_aio import AsyncTalk
 from holdfast.stores._sql.session_blocking import BlockingTalk, Talk
 from holdfast.stores.postgres.connection import Connection, Refused, Session, Sessions, first_value
 from holdfast.stores.postgres.inspect import findings
-from holdfast.stores.postgres.shared import SharedBackend, Wire, ring
+from holdfast.stores.postgres.shared import SharedBackend, Wire, wake
 from holdfast.stores.postgres.statement import Request
 from holdfast.stores.postgres.wakeups import Listen, make_listening
 from holdfast.stores.postgres_advisory.renew import Keeping
@@ -36,7 +36,7 @@ from holdfast.stores.postgres_advisory.requests import AdvisoryStatements, base_
 __all__ = ["AdvisoryBackend"]
 
 RECHECK_SECONDS = 1.0
-"""How often the first of those who wait for slots looks: a killed holder rings nobody."""
+"""How often the first of those who wait for slots looks: a killed holder wakes nobody."""
 
 FRESH_SHARE = 0.1
 """How much of a ttl may be over when a grant is told."""
@@ -130,7 +130,7 @@ class AdvisoryBackend(SharedBackend):
         statement, asked = self.statements.take, (*self._asked(claim), *flags)
         if claim.mode is Mode.SLOTS:
             statement = self.statements.take_slots
-            asked = (*asked, self.channel, ring(claim.owner))
+            asked = (*asked, self.channel, wake(claim.owner))
         try:
             answer = self._told(claim, await self._ask(session, (statement, asked)))
         except LimitMismatch:
@@ -230,7 +230,7 @@ class AdvisoryBackend(SharedBackend):
         if session is None:
             return
         if session.turn:
-            await self.listening.wait(ring(claim.owner).decode(), until, busy.ref)
+            await self.listening.wait(wake(claim.owner).decode(), until, busy.ref)
         elif session.owed:
             await self.talk.idle(session, until)
 
@@ -238,7 +238,7 @@ class AdvisoryBackend(SharedBackend):
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
             session.nudge()
-            self.listening.ring(ring(claim.owner).decode())
+            self.listening.wake(wake(claim.owner).decode())
         elif claim.owner in self.sessions.asking:
             self._nudged.add(claim.owner)
 
@@ -332,14 +332,14 @@ class AdvisoryBackend(SharedBackend):
             except BaseException:
                 self.sessions.lose(claim.owner, session)
                 raise
-        self.listening.forget_ring(ring(claim.owner).decode())
+        self.listening.forget_ring(wake(claim.owner).decode())
         if claim.owner in self.sessions.doomed:
             await self._end_doomed(claim.owner, patience)
 
     async def _leave(self, session: Session) -> None:
         """Ends what a session has or waits for, and keeps the session."""
         if session.grant is not None and session.grant.claim.mode is Mode.SLOTS:
-            await self._ask(session, self._freeing(session.grant))  # it rings who is next
+            await self._ask(session, self._freeing(session.grant))  # it wakes who is next
         elif session.owed:
             parameters = (b"%d" % session.connection.pid,)
             await self.wire.request((self.statements.cancel, parameters), until=session.until)

@@ -152,15 +152,15 @@ class RedisBackend(Keeping):
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
         self._excuses.tell(claim, busy)
         heard, last = busy.ref
-        bell = self._requests.route.bell
-        token = await self._wakeups.wait(_bell_key(claim.owner), heard, until, bell)
+        subscription = self._requests.route.subscription
+        token = await self._wakeups.wait(_subscription_key(claim.owner), heard, until, subscription)
         # A ring may have been under way since before the attempt whose answer this waits on.
         if token is None or token <= last:
             return None
         return Grant(claim, token, seconds=min(DIRECT_GRANT_SECONDS, claim.ttl))
 
     def nudge(self, claim: Claim) -> None:
-        self._wakeups.ring(_bell_key(claim.owner))
+        self._wakeups.wake(_subscription_key(claim.owner))
 
     # ---- ending
 
@@ -338,8 +338,8 @@ def _note(owners: dict[str, None], owner: str) -> None:
         owners.pop(next(iter(owners)), None)
 
 
-def _bell_key(owner: str) -> str:
-    """By what a waiter is rung: not its owner, which anybody who listens would learn."""
+def _subscription_key(owner: str) -> str:
+    """By what a waiter is woken: not its owner, which anybody who listens would learn."""
     return hashlib.sha1(owner.encode(), usedforsecurity=False).hexdigest()[:16]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import Place, Room
+from holdfast.io.connection_limit import ConnectionLimit, Permit
 from holdfast.io.readable import Readable, readable
 from holdfast.stores.redis.connection import (
     FIRST_WORD,
@@ -53,12 +53,12 @@ class BlockingLink:
         "_sock",
         "_watched",
         "address",
-        "place",
+        "permit",
     )
 
     def __init__(self, access: Access, address: Address, until: float | None = None) -> None:
         self.address = address
-        self.place: Place | None = None
+        self.permit: Permit | None = None
         self._seconds = access.seconds_until(until)
         connection = access.blocking(address, self._seconds)
         try:
@@ -195,7 +195,7 @@ class BlockingPool:
         self.access, self.address, self.limit = access, address, limit
         self._greeting = greeting
         self._idle: list[BlockingLink] = []
-        self._room = Room(limit)
+        self._connection_limit = ConnectionLimit(limit)
         self._closed = False
 
     async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
@@ -220,7 +220,7 @@ class BlockingPool:
             self.reset()  # the others were open as long: they are suspect too
             raise
         self._idle.append(link)
-        if self._room.waiting:
+        if self._connection_limit.waiting:
             self._notify()
         return reply
 
@@ -264,18 +264,18 @@ class BlockingPool:
     def _take(self, until: float | None = None) -> BlockingLink:
         """A connection for this thread alone, waited for if all are in use."""
         deadline = time.monotonic() + self.access.seconds_until(until)
-        room, place = self._room, None
-        with room.mutex:
-            room.waiting += 1
+        connection_limit, permit = self._connection_limit, None
+        with connection_limit.mutex:
+            connection_limit.waiting += 1
             try:
-                while not (link := self._pop_alive()) and not (place := room.take()):
-                    if not room.wait(deadline - time.monotonic()):
+                while not (link := self._pop_alive()) and not (permit := connection_limit.take()):
+                    if not connection_limit.wait(deadline - time.monotonic()):
                         raise LinkBroken(
                             f"all {self.limit} connections to {self.address} are busy", closed=False
                         )
             finally:
-                room.waiting -= 1
-        return link or self._connect(place, until)
+                connection_limit.waiting -= 1
+        return link or self._connect(permit, until)
 
     def _pop_alive(self) -> BlockingLink | None:
         while self._idle:
@@ -286,16 +286,16 @@ class BlockingPool:
             if link.alive():
                 return link
             link.close()
-            self._room.free(link.place)
+            self._connection_limit.free(link.permit)
         return None
 
-    def _connect(self, place: Place | None, until: float | None) -> BlockingLink:
+    def _connect(self, permit: Permit | None, until: float | None) -> BlockingLink:
         try:
             link = BlockingLink(self.access, self.address, until)
         except BaseException:
-            self._room.free(place)
+            self._connection_limit.free(permit)
             raise
-        link.place = place
+        link.permit = permit
         try:
             if self._greeting is not None:
                 link.limit(self.access.seconds_until(until))
@@ -308,15 +308,15 @@ class BlockingPool:
 
     def _give(self, link: BlockingLink) -> None:
         self._idle.append(link)
-        if self._room.waiting:
+        if self._connection_limit.waiting:
             self._notify()
 
     def _drop(self, link: BlockingLink) -> None:
         link.close()
-        self._room.free(link.place)
+        self._connection_limit.free(link.permit)
 
     def _notify(self) -> None:
-        self._room.call()
+        self._connection_limit.call()
         if self._closed:
             self.reset()
 
@@ -333,10 +333,12 @@ class BlockingPool:
         for link in self._idle:
             link.forget()
         self._idle = []
-        self._room = Room(self.limit)
+        self._connection_limit = ConnectionLimit(self.limit)
 
     async def close(self) -> None:
         self._closed = True
-        with self._room.mutex:
-            self._room.waiting += 1  # whoever gives a connection back looks up, and closes it
+        with self._connection_limit.mutex:
+            self._connection_limit.waiting += (
+                1  # whoever gives a connection back looks up, and closes it
+            )
         self.reset()

@@ -224,14 +224,14 @@ class ClusterRoute:
             if pool is not None:
                 await pool.close()
 
-    async def bell(self, channel: str, until: float) -> Any:
+    async def subscription(self, channel: str, until: float) -> Any:
         """A message reaches the subscribers of every node: any will do."""
         deadline = now() + self._wire.access.seconds_until(until)
         turns = self._guides.in_turn(pool.address for pool in await self.pools())
         failures: list[str] = []
         for others, address in zip(range(len(turns) - 1, -1, -1), turns, strict=True):
             try:
-                return await self._wire.bell(address, channel, share(deadline, others))
+                return await self._wire.subscription(address, channel, share(deadline, others))
             except BackendUnavailable as error:
                 self._lose(address)
                 failures.append(str(error))

@@ -47,7 +47,9 @@ class Wire(Protocol):
     async def once(
         self, access: Access, address: Address, *commands: bytes, until: float | None = None
     ) -> list[Any]: ...
-    async def bell(self, address: Address, channel: str, until: float | None = None) -> Any: ...
+    async def subscription(
+        self, address: Address, channel: str, until: float | None = None
+    ) -> Any: ...
     async def sleep(self, seconds: float) -> None: ...
 
 
@@ -66,7 +68,7 @@ class Route(Protocol):
     async def alone(
         self, commands: Sequence[bytes], key: str, until: float | None = None
     ) -> list[Any]: ...
-    async def bell(self, channel: str, until: float) -> Any: ...
+    async def subscription(self, channel: str, until: float) -> Any: ...
     async def pools(self) -> list[Pool]: ...
     def refused(self) -> None: ...
     def forget(self) -> None: ...
@@ -93,8 +95,8 @@ class SingleRoute:
     ) -> list[Any]:
         return await self._pool.alone(commands, until)
 
-    async def bell(self, channel: str, until: float) -> Any:
-        return await self._wire.bell(self._pool.address, channel, until)
+    async def subscription(self, channel: str, until: float) -> Any:
+        return await self._wire.subscription(self._pool.address, channel, until)
 
     async def pools(self) -> list[Pool]:
         return [self._pool]
@@ -197,9 +199,9 @@ class SentinelRoute:
         says = f"refuses: {reply}" if refused else f"knows no master {self._service!r}"
         raise BackendUnavailable(f"the sentinel at {sentinel} {says}")
 
-    async def bell(self, channel: str, until: float) -> Any:
+    async def subscription(self, channel: str, until: float) -> Any:
         pool = self._pool if self._sure and self._pool is not None else await self._find(until)
-        return await self._wire.bell(pool.address, channel, until)
+        return await self._wire.subscription(pool.address, channel, until)
 
     async def pools(self) -> list[Pool]:
         return [self._pool if self._sure and self._pool is not None else await self._find()]

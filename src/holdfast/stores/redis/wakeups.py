@@ -10,12 +10,12 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.single_flight import Opening, look_by, open_by
+from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, BlockingWakeupHub
 from holdfast.stores.redis.blocking import BlockingLink
 from holdfast.stores.redis.connection import LinkBroken, Refused, pack
 
-__all__ = ["BlockingBell", "BlockingWakeups", "take_down"]
+__all__ = ["BlockingSubscription", "BlockingWakeups", "take_down"]
 
 KEPT_TOKENS = 4096
 LONGEST_TOKEN = 16
@@ -23,7 +23,7 @@ LONGEST_TOKEN = 16
 
 
 def take_down(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
-    """The keys that messages ring. If one brings a grant, its token is put where whoever is rung
+    """The keys that messages ring. If one brings a grant, its token is put where whoever is woken
     looks for it; those of waiters that have left are forgotten in the end."""
     keys = []
     for message in messages:
@@ -37,7 +37,7 @@ def take_down(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
     return keys
 
 
-class BlockingBell:
+class BlockingSubscription:
     """A subscribed connection, as the wake-up hub wants it."""
 
     def __init__(self, link: BlockingLink, channel: str) -> None:
@@ -76,17 +76,17 @@ class BlockingWakeups:
         """Which subscription is live, counted from 1; 0 while there is none."""
         self._count = 0
         self._hub = BlockingWakeupHub()
-        self._opening = Opening()
-        self._bell: BlockingBell | None = None
+        self._single_flight = SingleFlight()
+        self._subscription: BlockingSubscription | None = None
 
     async def wait(
         self,
         key: str,
         heard: int,
         until: float,
-        subscribe: Callable[[str, float], Awaitable[BlockingBell]],
+        subscribe: Callable[[str, float], Awaitable[BlockingSubscription]],
     ) -> int | None:
-        """Returns when rung or by ``until``; at once unless what is waited for was asked while
+        """Returns when woken or by ``until``; at once unless what is waited for was asked while
         the subscription that is live now was live (``heard``): its wake-up may have come before.
         Answers the token, if the ring brought a grant.
         """
@@ -94,51 +94,51 @@ class BlockingWakeups:
             if not self.hearing and not await self._subscribe(until, subscribe):
                 self._hub.wait(key, look_by(until))
                 return None
-            bell = self._bell
-            if bell is None or not heard or heard != self.hearing:
+            subscription = self._subscription
+            if subscription is None or not heard or heard != self.hearing:
                 return None
-            self._hub.wait(key, until, bell)
-            return bell.tokens.pop(key, None)
+            self._hub.wait(key, until, subscription)
+            return subscription.tokens.pop(key, None)
         except (LinkBroken, OSError):
             self.drop()
             time.sleep(random.uniform(0.01, 0.1))
             return None
 
     async def _subscribe(
-        self, until: float, subscribe: Callable[[str, float], Awaitable[BlockingBell]]
+        self, until: float, subscribe: Callable[[str, float], Awaitable[BlockingSubscription]]
     ) -> bool:
         """Whether there is a subscription now; there is none yet while another one subscribes."""
-        place = self._opening.begin()
+        place = self._single_flight.begin()
         if place is None:
             return False
         began = now()
         try:
             if not self.hearing:
-                self._bell = await subscribe(self.channel, open_by(until, inf))
-                self._hub.hang(self._bell)
+                self._subscription = await subscribe(self.channel, open_by(until, inf))
+                self._hub.attach(self._subscription)
                 self._count += 1
                 self.hearing = self._count
         except BackendUnavailable:
             # The next attempt says what is wrong, if anything is; until then nobody spins.
-            self._opening.failed(began)
+            self._single_flight.failed(began)
             return False
         finally:
-            self._opening.end(place)
-        self._hub.ring(EVERYBODY)  # those who look for themselves need not any more
+            self._single_flight.end(place)
+        self._hub.wake(EVERYBODY)  # those who look for themselves need not any more
         return True
 
-    def ring(self, key: str) -> None:
-        self._hub.ring(key)
+    def wake(self, key: str) -> None:
+        self._hub.wake(key)
 
     def drop(self) -> None:
         """The subscription broke, or its server is no longer the one: everybody attempts again
         and the first to wait subscribes anew."""
         self.hearing = 0
-        self._hub.ring(EVERYBODY)
+        self._hub.wake(EVERYBODY)
 
     def forget(self) -> None:
-        if self._bell is not None:
-            self._bell.forget()
+        if self._subscription is not None:
+            self._subscription.forget()
         self._hub.discard()
 
     async def close(self) -> None:

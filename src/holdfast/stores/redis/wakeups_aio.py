@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.single_flight import Opening, look_by, open_by
+from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import AsyncWakeupHub
 from holdfast.stores.redis.aio import Wired
 from holdfast.stores.redis.connection import (
@@ -25,19 +25,19 @@ from holdfast.stores.redis.connection import (
 )
 from holdfast.stores.redis.wakeups import take_down
 
-__all__ = ["AsyncBell", "AsyncWakeups"]
+__all__ = ["AsyncSubscription", "AsyncWakeups"]
 
 
-class AsyncBell(Wired):
-    """A subscribed connection that rings as messages come in."""
+class AsyncSubscription(Wired):
+    """A subscribed connection that wakes as messages come in."""
 
     def __init__(self, access: Access, address: Address) -> None:
         self.address = address
         self.tokens: dict[str, int] = {}
         """Grants that came with a ring. They end with the subscription that brought them."""
         self._seconds = access.request_seconds
-        self._ring: Callable[[str], None] | None = None
-        self._lost: Callable[[AsyncBell], None] | None = None
+        self._wake: Callable[[str], None] | None = None
+        self._lost: Callable[[AsyncSubscription], None] | None = None
         self._subscribed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         reader = Reader()
         self._feed, self._gets = reader.feed, reader.gets
@@ -45,27 +45,29 @@ class AsyncBell(Wired):
     @classmethod
     async def open(
         cls, access: Access, address: Address, channel: str, until: float | None = None
-    ) -> AsyncBell:
-        bell = cls(access, address)
-        await bell.wire(access, address, until)
+    ) -> AsyncSubscription:
+        subscription = cls(access, address)
+        await subscription.wire(access, address, until)
         seconds = access.seconds_until(until)
         try:
-            bell._transport.write(pack("SUBSCRIBE", channel))
+            subscription._transport.write(pack("SUBSCRIBE", channel))
             async with asyncio.timeout(seconds):
-                reply = await bell._subscribed
+                reply = await subscription._subscribed
         except OSError as error:
-            bell.close()
+            subscription.close()
             raise unreachable(address, error, seconds) from error
         except BaseException:
-            bell.close()
+            subscription.close()
             raise
         if isinstance(reply, Refused):
-            bell.close()
+            subscription.close()
             raise LinkBroken(f"redis at {address} refuses SUBSCRIBE: {reply}", closed=False)
-        return bell
+        return subscription
 
-    def hang(self, ring: Callable[[str], None], lost: Callable[[AsyncBell], None]) -> None:
-        self._ring, self._lost = ring, lost
+    def attach(
+        self, wake: Callable[[str], None], lost: Callable[[AsyncSubscription], None]
+    ) -> None:
+        self._wake, self._lost = wake, lost
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -78,9 +80,9 @@ class AsyncBell(Wired):
     def _heard(self, reply: Any) -> None:
         if not self._subscribed.done():
             self._subscribed.set_result(reply)
-        elif self._ring is not None and isinstance(reply, list):
+        elif self._wake is not None and isinstance(reply, list):
             for key in take_down((reply,), self.tokens):
-                self._ring(key)
+                self._wake(key)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._subscribed.done():
@@ -107,8 +109,8 @@ class AsyncWakeups:
         """Which subscription is live, counted from 1; 0 while there is none."""
         self._count = 0
         self._hub = AsyncWakeupHub()
-        self._opening = Opening()
-        self._bell: AsyncBell | None = None
+        self._single_flight = SingleFlight()
+        self._subscription: AsyncSubscription | None = None
         self._closed = False
 
     async def wait(
@@ -116,65 +118,65 @@ class AsyncWakeups:
         key: str,
         heard: int,
         until: float,
-        subscribe: Callable[[str, float], Awaitable[AsyncBell]],
+        subscribe: Callable[[str, float], Awaitable[AsyncSubscription]],
     ) -> int | None:
-        """Returns when rung or by ``until``; at once unless what is waited for was asked while
+        """Returns when woken or by ``until``; at once unless what is waited for was asked while
         the subscription that is live now was live (``heard``): its wake-up may have come before.
         Answers the token, if the ring brought a grant.
         """
         if not self.hearing and not await self._subscribe(until, subscribe):
             await self._hub.wait(key, look_by(until))
             return None
-        bell = self._bell
-        if bell is None or not heard or heard != self.hearing:
+        subscription = self._subscription
+        if subscription is None or not heard or heard != self.hearing:
             return None
         await self._hub.wait(key, until)
-        return bell.tokens.pop(key, None)
+        return subscription.tokens.pop(key, None)
 
     async def _subscribe(
-        self, until: float, subscribe: Callable[[str, float], Awaitable[AsyncBell]]
+        self, until: float, subscribe: Callable[[str, float], Awaitable[AsyncSubscription]]
     ) -> bool:
         """Whether there is a subscription now; there is none yet while another one subscribes."""
-        place = self._opening.begin()
+        place = self._single_flight.begin()
         if place is None:
             return False
         began = now()
         try:
-            bell = await subscribe(self.channel, open_by(until, inf))
-            bell.hang(self._hub.ring, self._lost)
+            subscription = await subscribe(self.channel, open_by(until, inf))
+            subscription.attach(self._hub.wake, self._lost)
             if self._closed:
-                bell.close()
-            elif not bell.closing:
+                subscription.close()
+            elif not subscription.closing:
                 self._count += 1
-                self._bell, self.hearing = bell, self._count
+                self._subscription, self.hearing = subscription, self._count
         except BackendUnavailable:
             # The next attempt says what is wrong, if anything is; until then nobody spins.
-            self._opening.failed(began)
+            self._single_flight.failed(began)
             return False
         finally:
-            self._opening.end(place)
-        self._hub.ring_all()  # those who look for themselves need not any more
+            self._single_flight.end(place)
+        self._hub.wake_all()  # those who look for themselves need not any more
         return True
 
-    def _lost(self, bell: AsyncBell) -> None:
-        if self._bell is bell:
-            self._bell, self.hearing = None, 0
+    def _lost(self, subscription: AsyncSubscription) -> None:
+        if self._subscription is subscription:
+            self._subscription, self.hearing = None, 0
             # Everybody attempts again and subscribes anew, a moment later: the server may be back.
-            asyncio.get_running_loop().call_later(random.uniform(0.01, 0.1), self._hub.ring_all)
+            asyncio.get_running_loop().call_later(random.uniform(0.01, 0.1), self._hub.wake_all)
 
-    def ring(self, key: str) -> None:
-        self._hub.ring(key)
+    def wake(self, key: str) -> None:
+        self._hub.wake(key)
 
     def drop(self) -> None:
         """Ends the subscription: the server it came from is no longer the one."""
-        bell, self._bell, self.hearing = self._bell, None, 0
-        if bell is not None:
-            bell.close()
-            self._hub.ring_all()
+        subscription, self._subscription, self.hearing = self._subscription, None, 0
+        if subscription is not None:
+            subscription.close()
+            self._hub.wake_all()
 
     def forget(self) -> None:
-        if self._bell is not None:
-            self._bell.forget()
+        if self._subscription is not None:
+            self._subscription.forget()
 
     async def close(self) -> None:
         self._closed = True

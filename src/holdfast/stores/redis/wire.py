@@ -9,8 +9,8 @@ from typing import Any
 from holdfast.stores.redis.aio import AsyncLink, AsyncPool
 from holdfast.stores.redis.blocking import BlockingLink, BlockingPool
 from holdfast.stores.redis.connection import Access, Address, Greeting, unreachable
-from holdfast.stores.redis.wakeups import BlockingBell, BlockingWakeups
-from holdfast.stores.redis.wakeups_aio import AsyncBell, AsyncWakeups
+from holdfast.stores.redis.wakeups import BlockingSubscription, BlockingWakeups
+from holdfast.stores.redis.wakeups_aio import AsyncSubscription, AsyncWakeups
 
 __all__ = ["AsyncWire", "BlockingWire"]
 
@@ -37,12 +37,12 @@ class BlockingWire:
         finally:
             link.close()
 
-    async def bell(
+    async def subscription(
         self, address: Address, channel: str, until: float | None = None
-    ) -> BlockingBell:
+    ) -> BlockingSubscription:
         link = BlockingLink(self.access, address, until)
         link.limit(self.access.seconds_until(until))
-        return BlockingBell(link, channel)
+        return BlockingSubscription(link, channel)
 
     def wakeups(self, channel: str) -> BlockingWakeups:
         return BlockingWakeups(channel)
@@ -76,8 +76,10 @@ class AsyncWire:
         finally:
             link.close()
 
-    async def bell(self, address: Address, channel: str, until: float | None = None) -> AsyncBell:
-        return await AsyncBell.open(self.access, address, channel, until)
+    async def subscription(
+        self, address: Address, channel: str, until: float | None = None
+    ) -> AsyncSubscription:
+        return await AsyncSubscription.open(self.access, address, channel, until)
 
     def wakeups(self, channel: str) -> AsyncWakeups:
         return AsyncWakeups(channel)

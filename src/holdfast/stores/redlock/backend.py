@@ -126,7 +126,7 @@ class RedlockBackend(Keeping, Looking):
             if len(self._won) > KEPT_NAMES:
                 self._won.pop(next(iter(self._won)), None)
             self._patience.forget(claim.owner)
-            self._wakeups.leave(self.channel(claim.name), _bell_key(claim.owner))
+            self._wakeups.leave(self.channel(claim.name), _subscription_key(claim.owner))
         return answer
 
     async def _attempt(self, claim: Claim, join: bool, until: float | None) -> Grant | Busy:
@@ -241,10 +241,10 @@ class RedlockBackend(Keeping, Looking):
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         self._excuses.tell(claim, busy)
-        await self._wakeups.wait(self.channel(claim.name), _bell_key(claim.owner), until)
+        await self._wakeups.wait(self.channel(claim.name), _subscription_key(claim.owner), until)
 
     def nudge(self, claim: Claim) -> None:
-        self._wakeups.ring(_bell_key(claim.owner))
+        self._wakeups.wake(_subscription_key(claim.owner))
 
     def _gives_way(self, name: str) -> bool:
         until = self._courtesy.pop(name, 0.0)
@@ -301,7 +301,7 @@ class RedlockBackend(Keeping, Looking):
         script, channel = self._scripts.abandon, self.channel(claim.name)
         self._won.pop(claim.owner, None)
         self._patience.forget(claim.owner)
-        self.store.leave(channel, _bell_key(claim.owner), self)
+        self.store.leave(channel, _subscription_key(claim.owner), self)
         sent = str(int(self.runtime.wall() * 1_000_000))
         packed = self._packed(script, claim.name, claim.owner, sent, channel)
         asked = await self._ask(script, packed, self._half, until=until)
@@ -350,8 +350,8 @@ def _grant(claim: Claim, token: int, slots: str) -> Grant:
     return Grant(claim, token, numbers)
 
 
-def _bell_key(owner: str) -> str:
-    """By what a waiter is rung: not its owner, which nobody else is to learn."""
+def _subscription_key(owner: str) -> str:
+    """By what a waiter is woken: not its owner, which nobody else is to learn."""
     return hashlib.sha1(owner.encode(), usedforsecurity=False).hexdigest()[:16]
 
 

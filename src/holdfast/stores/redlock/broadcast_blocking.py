@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import Place, Room
+from holdfast.io.connection_limit import ConnectionLimit, Permit
 from holdfast.stores.redis.blocking import BlockingLink
 from holdfast.stores.redis.connection import INCOMPLETE, Access, LinkBroken, Refused, unreachable
 from holdfast.stores.redlock.nodes import (
@@ -77,8 +77,8 @@ class Bundle:
 
     __slots__ = ("_place", "_poll", "indexes", "links")
 
-    def __init__(self, total: int, place: Place | None) -> None:
-        self._place = place  # kept: it is taken for as long as this is there
+    def __init__(self, total: int, permit: Permit | None) -> None:
+        self._place = permit  # kept: it is taken for as long as this is there
         self.links: list[NodeLink | None] = [None] * total
         self.indexes: dict[int, int] = {}
         self._poll = select.poll()
@@ -116,7 +116,7 @@ class BlockingFan:
         self.access, self.fleet, self._limit = access, fleet, limit
         self._total = len(fleet.nodes)
         self._idle: list[Bundle] = []
-        self._room = Room(limit)
+        self._connection_limit = ConnectionLimit(limit)
         self._closed = False
 
     async def ask(self, request: Request, until: float | None = None) -> Round:
@@ -349,15 +349,15 @@ class BlockingFan:
         if bundle is not None:
             return bundle
         deadline = time.monotonic() + self.access.seconds_until(until)
-        room, place = self._room, None
-        with room.mutex:
-            while not (bundle := self._pop()) and not (place := room.take()):
-                if not room.wait(deadline - time.monotonic()):
+        connection_limit, permit = self._connection_limit, None
+        with connection_limit.mutex:
+            while not (bundle := self._pop()) and not (permit := connection_limit.take()):
+                if not connection_limit.wait(deadline - time.monotonic()):
                     raise LinkBroken(
                         f"all {self._limit} connections to {self.fleet.display} are busy",
                         closed=False,
                     )
-        return bundle or Bundle(self._total, place)
+        return bundle or Bundle(self._total, permit)
 
     def _pop(self) -> Bundle | None:
         try:
@@ -366,11 +366,11 @@ class BlockingFan:
             return None
 
     def _give(self, bundle: Bundle) -> None:
-        with self._room.mutex:
+        with self._connection_limit.mutex:
             if self._closed:
                 bundle.close()
             self._idle.append(bundle)
-            self._room.call()
+            self._connection_limit.call()
 
     def forget(self) -> None:
         for bundle in self._idle:
@@ -379,13 +379,13 @@ class BlockingFan:
                 if link is not None:
                     link.forget()
         self._idle = []
-        self._room = Room(self._limit)
+        self._connection_limit = ConnectionLimit(self._limit)
         self.fleet.renew_locks()
         for node in self.fleet.nodes:
             node.reviving = False
 
     async def close(self) -> None:
-        with self._room.mutex:
+        with self._connection_limit.mutex:
             self._closed = True
             for bundle in self._idle:
                 bundle.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.single_flight import Opening, look_by
+from holdfast.io.single_flight import SingleFlight, look_by
 from holdfast.io.wakeups import EVERYBODY, BlockingWakeupHub
 from holdfast.stores.redis.blocking import BlockingLink
 from holdfast.stores.redis.connection import Access, LinkBroken, pack
@@ -109,7 +109,7 @@ class Listeners:
         return random.uniform(0.0, min(LONGEST_SPREAD_SECONDS, SPREAD_SECONDS * others))
 
 
-class NameBell:
+class NameSubscription:
     """A subscribed connection, as the wake-up hub wants it."""
 
     def __init__(
@@ -147,15 +147,15 @@ class BlockingNameWakeups:
         self._hub = BlockingWakeupHub()
         # Re-entrant: a signal handler may wait, or leave, in the middle of what its thread does.
         self._changing = threading.RLock()
-        self._opening = Opening()
-        self._bell: NameBell | None = None
+        self._single_flight = SingleFlight()
+        self._subscription: NameSubscription | None = None
 
     def listens(self, channel: str, index: int) -> bool:
         """Whether this backend is among those whom that node counts as listening."""
-        bell = self._bell
+        subscription = self._subscription
         return (
-            bell is not None
-            and bell.node is self._fleet.nodes[index]
+            subscription is not None
+            and subscription.node is self._fleet.nodes[index]
             and self._listeners.is_known(channel)
         )
 
@@ -170,26 +170,26 @@ class BlockingNameWakeups:
         if new and self._listeners.is_live(channel):
             return
         try:
-            rung = self._hub.wait(key, until if self._bell is not None else look_by(until))
+            woken = self._hub.wait(key, until if self._subscription is not None else look_by(until))
         except (LinkBroken, OSError):
             self._drop()
             time.sleep(random.uniform(0.01, 0.1))
             return
-        if rung:
+        if woken:
             time.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
 
     def _join(self, channel: str, key: str, until: float) -> bool:
         with self._changing:
             new = self._listeners.join(channel, key)
-            if self._bell is not None and self._bell.node.down:
+            if self._subscription is not None and self._subscription.node.down:
                 self._drop()
-        if self._bell is None:
+        if self._subscription is None:
             self._open(until)
         with self._changing:
             try:
-                if self._bell is not None and not self._listeners.is_known(channel):
+                if self._subscription is not None and not self._listeners.is_known(channel):
                     self._listeners.asked(channel)
-                    self._bell.send("SUBSCRIBE", channel)
+                    self._subscription.send("SUBSCRIBE", channel)
             except LinkBroken:
                 self._drop()
                 return True
@@ -197,56 +197,56 @@ class BlockingNameWakeups:
 
     def _open(self, until: float) -> None:
         """Listens to a node, unless another one is about to."""
-        place = self._opening.begin()
+        place = self._single_flight.begin()
         if place is None:
             return
         began = now()
         try:
-            if self._bell is None and not self._hang(until):
+            if self._subscription is None and not self._attach(until):
                 # The next attempt says what is wrong; until then nobody spins.
-                self._opening.failed(began)
+                self._single_flight.failed(began)
                 return
         finally:
-            self._opening.end(place)
-        self._hub.ring(EVERYBODY)  # those who look for themselves need not any more
+            self._single_flight.end(place)
+        self._hub.wake(EVERYBODY)  # those who look for themselves need not any more
 
-    def _hang(self, until: float) -> bool:
+    def _attach(self, until: float) -> bool:
         for node in self._fleet.nodes:
             if node.down or now() >= until:
                 continue
             try:
-                bell = NameBell(self._access, node, self._listeners.heard)
+                subscription = NameSubscription(self._access, node, self._listeners.heard)
             except BackendUnavailable as error:
                 node.failed(error)
                 continue
-            self._bell = bell
-            self._hub.hang(bell)
+            self._subscription = subscription
+            self._hub.attach(subscription)
             return True
         return False
 
     def _drop(self) -> None:
-        self._bell = None
+        self._subscription = None
         for key in self._listeners.forget_all():
-            self._hub.ring(key)
+            self._hub.wake(key)
 
     def leave(self, channel: str, key: str) -> None:
         """The claim waits no more."""
         with self._changing:
             empty = self._listeners.leave(channel, key)
             self._hub.forget(key)
-            bell = self._bell
-            if empty and bell is not None:
+            subscription = self._subscription
+            if empty and subscription is not None:
                 try:
-                    bell.send("UNSUBSCRIBE", channel)
+                    subscription.send("UNSUBSCRIBE", channel)
                 except LinkBroken:
                     self._drop()
 
-    def ring(self, key: str) -> None:
-        self._hub.ring(key)
+    def wake(self, key: str) -> None:
+        self._hub.wake(key)
 
     def forget(self) -> None:
-        if self._bell is not None:
-            self._bell.forget()
+        if self._subscription is not None:
+            self._subscription.forget()
         self._hub.discard()
 
     async def close(self) -> None:

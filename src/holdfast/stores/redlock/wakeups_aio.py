@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.single_flight import Opening, look_by
+from holdfast.io.single_flight import SingleFlight, look_by
 from holdfast.io.wakeups import AsyncWakeupHub
 from holdfast.stores.redis.aio import Wired
 from holdfast.stores.redis.connection import INCOMPLETE, Access, Reader, pack
@@ -19,14 +19,17 @@ from holdfast.stores.redlock.wakeups import Listeners
 __all__ = ["AsyncNameWakeups"]
 
 
-class AsyncNameBell(Wired):
+class AsyncNameSubscription(Wired):
     """A subscribed connection that calls as messages come in."""
 
     def __init__(
-        self, node: Node, heard: Callable[[Any], None], lost: Callable[[AsyncNameBell], None]
+        self,
+        node: Node,
+        heard: Callable[[Any], None],
+        lost: Callable[[AsyncNameSubscription], None],
     ) -> None:
         self.node, self._heard = node, heard
-        self._lost: Callable[[AsyncNameBell], None] | None = lost
+        self._lost: Callable[[AsyncNameSubscription], None] | None = lost
         reader = Reader()
         self._feed, self._gets = reader.feed, reader.gets
 
@@ -61,16 +64,16 @@ class AsyncNameWakeups:
         self._access, self._fleet = access, fleet
         self._listeners = Listeners()
         self._hub = AsyncWakeupHub()
-        self._opening = Opening()
-        self._bell: AsyncNameBell | None = None
+        self._single_flight = SingleFlight()
+        self._subscription: AsyncNameSubscription | None = None
         self._closed = False
 
     def listens(self, channel: str, index: int) -> bool:
         """Whether this backend is among those whom that node counts as listening."""
-        bell = self._bell
+        subscription = self._subscription
         return (
-            bell is not None
-            and bell.node is self._fleet.nodes[index]
+            subscription is not None
+            and subscription.node is self._fleet.nodes[index]
             and self._listeners.is_known(channel)
         )
 
@@ -82,91 +85,91 @@ class AsyncNameWakeups:
         """Returns when the name may be had, or by ``until``; the first time as soon as nothing
         can be missed any more."""
         new = self._listeners.join(channel, key)
-        bell = self._bell
-        if bell is not None and bell.node.down:
+        subscription = self._subscription
+        if subscription is not None and subscription.node.down:
             self._drop()
-        if self._bell is None:
+        if self._subscription is None:
             await self._open(until)
-        bell = self._bell
-        if bell is not None and not self._listeners.is_known(channel):
+        subscription = self._subscription
+        if subscription is not None and not self._listeners.is_known(channel):
             self._listeners.asked(channel)
-            bell.send("SUBSCRIBE", channel)
+            subscription.send("SUBSCRIBE", channel)
         if new and self._listeners.is_live(channel):
             return
-        if await self._hub.wait(key, until if bell is not None else look_by(until)):
+        if await self._hub.wait(key, until if subscription is not None else look_by(until)):
             await asyncio.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
 
     async def _open(self, until: float) -> None:
         """Listens to a node, unless another one is about to."""
-        place = self._opening.begin()
+        place = self._single_flight.begin()
         if place is None:
             return
         began = now()
         try:
-            if not await self._hang(until):
+            if not await self._attach(until):
                 # The next attempt says what is wrong; until then nobody spins.
-                self._opening.failed(began)
+                self._single_flight.failed(began)
                 return
         finally:
-            self._opening.end(place)
-        self._hub.ring_all()  # those who look for themselves need not any more
+            self._single_flight.end(place)
+        self._hub.wake_all()  # those who look for themselves need not any more
 
-    async def _hang(self, until: float) -> bool:
+    async def _attach(self, until: float) -> bool:
         for node in self._fleet.nodes:
             if node.down or now() >= until:
                 continue
-            bell = AsyncNameBell(node, self._heard, self._lost)
+            subscription = AsyncNameSubscription(node, self._heard, self._lost)
             try:
-                await bell.wire(self._access, node.address, now() + CONNECT_SECONDS)
+                await subscription.wire(self._access, node.address, now() + CONNECT_SECONDS)
             except BackendUnavailable as error:
                 node.failed(error)
                 continue
             if self._closed:
-                bell.close()
+                subscription.close()
                 return True
-            if not bell.closing:
-                self._bell = bell
+            if not subscription.closing:
+                self._subscription = subscription
                 return True
         return False
 
     def _heard(self, message: Any) -> None:
         if type(message) is list:
             for key in self._listeners.heard(message):
-                self._hub.ring(key)
+                self._hub.wake(key)
 
-    def _lost(self, bell: AsyncNameBell) -> None:
-        if self._bell is bell:
+    def _lost(self, subscription: AsyncNameSubscription) -> None:
+        if self._subscription is subscription:
             # Everybody attempts again and subscribes anew, a moment later: the node may be back.
-            self._bell, keys = None, self._listeners.forget_all()
-            asyncio.get_running_loop().call_later(random.uniform(0.01, 0.1), self._ring, keys)
+            self._subscription, keys = None, self._listeners.forget_all()
+            asyncio.get_running_loop().call_later(random.uniform(0.01, 0.1), self._wake, keys)
 
-    def _ring(self, keys: list[str]) -> None:
+    def _wake(self, keys: list[str]) -> None:
         for key in keys:
-            self._hub.ring(key)
+            self._hub.wake(key)
 
     def _drop(self) -> None:
-        bell, self._bell = self._bell, None
-        if bell is not None:
-            bell.close()
-        self._ring(self._listeners.forget_all())
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            subscription.close()
+        self._wake(self._listeners.forget_all())
 
     def leave(self, channel: str, key: str) -> None:
         """The claim waits no more."""
         empty = self._listeners.leave(channel, key)
         self._hub.forget(key)
-        if empty and self._bell is not None and not self._bell.closing:
-            self._bell.send("UNSUBSCRIBE", channel)
+        if empty and self._subscription is not None and not self._subscription.closing:
+            self._subscription.send("UNSUBSCRIBE", channel)
 
-    def ring(self, key: str) -> None:
-        self._hub.ring(key)
+    def wake(self, key: str) -> None:
+        self._hub.wake(key)
 
     def forget(self) -> None:
-        if self._bell is not None:
-            self._bell.forget()
+        if self._subscription is not None:
+            self._subscription.forget()
 
     async def close(self) -> None:
         self._closed = True
-        bell, self._bell = self._bell, None
-        if bell is not None:
-            bell.close()
-        self._hub.ring_all()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            subscription.close()
+        self._hub.wake_all()

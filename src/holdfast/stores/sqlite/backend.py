@@ -210,7 +210,7 @@ class SqliteBackend:
 
     def nudge(self, claim: Claim) -> None:
         for wakes in self._own_wakes:
-            wakes.ring(claim.owner)
+            wakes.wake(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         def swap(line: Line) -> tuple[bool, Grant | Busy]:

@@ -29,7 +29,7 @@ from weakref import WeakSet
 
 from holdfast.io.wakeups import EVERYBODY
 
-__all__ = ["DatagramBell", "Delivery", "Folder", "supported"]
+__all__ = ["DatagramSubscription", "Delivery", "Folder", "supported"]
 
 LONGEST_ADDRESS_BYTES = 107 if sys.platform == "linux" else 103
 SENDER_QUEUE = 8
@@ -148,7 +148,7 @@ class Folder:
             if stat.S_ISSOCK(os.lstat(name, dir_fd=folder).st_mode):
                 os.unlink(name, dir_fd=folder)
 
-    def bind(self) -> DatagramBell:
+    def bind(self) -> DatagramSubscription:
         """A new address of our own; leftovers of the dead are cleared away."""
         self._make(self.path)
         address = f"{os.getpid()}-{os.urandom(8).hex()}.sock"
@@ -167,7 +167,7 @@ class Folder:
             self.remove(draft)
             raise
         self._sweep(address)
-        return DatagramBell(bound, address, self)
+        return DatagramSubscription(bound, address, self)
 
     def _sweep(self, mine: str) -> None:
         with os.scandir(self.path) as entries:
@@ -193,14 +193,14 @@ class Folder:
             sender.close()
 
 
-class DatagramBell:
+class DatagramSubscription:
     """The socket of one client: what its wake-up hub listens to."""
 
     def __init__(self, bound: socket.socket, address: str, folder: Folder) -> None:
         self.address, self.path = address, f"{folder.path}/{address}"
         self._bound, self._folder = bound, folder
         self._owner = os.getpid()
-        _bound_bells.add(self)
+        _bound_subscriptions.add(self)
 
     def fileno(self) -> int:
         return self._bound.fileno()
@@ -225,7 +225,7 @@ class DatagramBell:
 
     def close(self) -> None:
         """Closes the socket and, unless it was inherited by a fork, removes it."""
-        _bound_bells.discard(self)
+        _bound_subscriptions.discard(self)
         self._bound.close()
         if os.getpid() == self._owner:
             self._folder.remove(self.address)
@@ -258,10 +258,10 @@ def _datagram_socket() -> socket.socket:
     return made
 
 
-_bound_bells: WeakSet[DatagramBell] = WeakSet()
+_bound_subscriptions: WeakSet[DatagramSubscription] = WeakSet()
 
 
 @atexit.register
 def _remove_all() -> None:
-    for bell in list(_bound_bells):
-        bell.close()
+    for subscription in list(_bound_subscriptions):
+        subscription.close()

@@ -15,7 +15,7 @@ from holdfast.core import log
 from holdfast.core.contract import Runtime
 from holdfast.errors import GuaranteeNotMet
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
-from holdfast.stores.sqlite.datagram import DatagramBell, Delivery, Folder, supported
+from holdfast.stores.sqlite.datagram import DatagramSubscription, Delivery, Folder, supported
 from holdfast.stores.sqlite.file import Place
 from holdfast.stores.sqlite.queue import Wake
 
@@ -36,7 +36,7 @@ class Wakes:
     def __init__(self, place: Place, runtime: Runtime) -> None:
         self._place, self._runtime = place, runtime
         self._folder = Folder(f"{place.path}-wake", self._make_folder, place.file_mode)
-        self._bell: DatagramBell | None = None
+        self._subscription: DatagramSubscription | None = None
         self._hub: BlockingWakeupHub | AsyncWakeupHub | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retry_at = 0.0 if supported() else float("inf")
@@ -56,76 +56,78 @@ class Wakes:
 
     def address(self) -> str:
         """Where we can be woken, from now on; empty if we have to look for ourselves."""
-        bell = self._bell
-        if bell is not None and (self._runtime.blocking or self._same_loop()):
-            return bell.address
+        subscription = self._subscription
+        if subscription is not None and (self._runtime.blocking or self._same_loop()):
+            return subscription.address
         with self._mutex:
-            return self._bind(instead_of=bell)
+            return self._bind(instead_of=subscription)
 
     def _same_loop(self) -> bool:
         import asyncio
 
         return self._loop is asyncio.get_running_loop()
 
-    def _bind(self, instead_of: DatagramBell | None) -> str:
-        if self._bell is not instead_of and self._bell is not None:
-            return self._bell.address  # another thread was faster
+    def _bind(self, instead_of: DatagramSubscription | None) -> str:
+        if self._subscription is not instead_of and self._subscription is not None:
+            return self._subscription.address  # another thread was faster
         if self._runtime.now() < self._retry_at:
             return ""
         self._unbind()
         try:
-            bell = self._folder.bind()
+            subscription = self._folder.bind()
         except OSError as error:
             self._retry_at = self._runtime.now() + REBIND_SECONDS
             log.warning("no wake-ups in %s, waiting by polling: %s", self._folder.path, error)
             return ""
-        if self._bell is not None:  # a signal handler was faster
-            bell.close()
-            return self._bell.address
+        if self._subscription is not None:  # a signal handler was faster
+            subscription.close()
+            return self._subscription.address
         if self._runtime.blocking:
             if not isinstance(self._hub, BlockingWakeupHub):
                 self._hub = BlockingWakeupHub()
-            self._hub.hang(bell)
+            self._hub.attach(subscription)
         else:
-            self._listen(bell)
-        self._bell = bell
-        return bell.address
+            self._listen(subscription)
+        self._subscription = subscription
+        return subscription.address
 
-    def _listen(self, bell: DatagramBell) -> None:
+    def _listen(self, subscription: DatagramSubscription) -> None:
         import asyncio
 
         if not isinstance(self._hub, AsyncWakeupHub):
             self._hub = AsyncWakeupHub()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(bell.fileno(), self._heard, bell, self._hub)
+        self._loop.add_reader(subscription.fileno(), self._heard, subscription, self._hub)
 
     @staticmethod
-    def _heard(bell: DatagramBell, hub: AsyncWakeupHub) -> None:
-        for key in bell.read():
+    def _heard(subscription: DatagramSubscription, hub: AsyncWakeupHub) -> None:
+        for key in subscription.read():
             if key == EVERYBODY:
-                hub.ring_all()
+                hub.wake_all()
             else:
-                hub.ring(key)
+                hub.wake(key)
 
     def _unbind(self) -> None:
-        bell, self._bell = self._bell, None
+        subscription, self._subscription = self._subscription, None
         loop, self._loop = self._loop, None
-        if bell is None:
+        if subscription is None:
             return
         if loop is not None and not loop.is_closed():
-            loop.remove_reader(bell.fileno())
-        bell.close()
+            loop.remove_reader(subscription.fileno())
+        subscription.close()
 
     async def wait(self, owner: str, until: float) -> None:
-        """Returns when the owner was rung, at ``until`` at the latest, or early."""
-        bell, hub, runtime = self._bell, self._hub, self._runtime
-        if bell is None or hub is None:
+        """Returns when the owner was woken, at ``until`` at the latest, or early."""
+        subscription, hub, runtime = self._subscription, self._hub, self._runtime
+        if subscription is None or hub is None:
             pause = min(until - runtime.now(), runtime.between(*POLL_SECONDS))
             await runtime.sleep(max(0.0, pause))
-        elif not bell.reachable():
+        elif not subscription.reachable():
             with self._mutex:
                 self._retry_at = 0.0
-                self._bind(instead_of=bell)  # the attempt that follows stores the new address
+                self._bind(
+                    instead_of=subscription
+                )  # the attempt that follows stores the new address
         elif isinstance(hub, BlockingWakeupHub):
             self._wait_blocking(hub, owner, until)
         else:
@@ -136,12 +138,12 @@ class Wakes:
             hub.wait(owner, until)
         except OSError as error:
             log.debug("wake-ups at %s broke: %s", self._folder.path, error)
-            self._bell = None
+            self._subscription = None
 
-    def ring(self, owner: str) -> None:
+    def wake(self, owner: str) -> None:
         """Ends a wait of this backend."""
         if self._hub is not None:
-            self._hub.ring(owner)
+            self._hub.wake(owner)
 
     def quiet(self, owner: str) -> None:
         """Drops a wake-up that nobody will ask for."""
@@ -152,8 +154,8 @@ class Wakes:
         """Wakes them; answers the addresses where nobody lives any more."""
         dead = set()
         for owner, address in wakes:
-            if self._bell is not None and address == self._bell.address:
-                self.ring(owner)
+            if self._subscription is not None and address == self._subscription.address:
+                self.wake(owner)
             elif address and await self._send(owner, address) is Delivery.DEAD:
                 dead.add(address)
         return dead
@@ -174,13 +176,13 @@ class Wakes:
     def forget(self) -> None:
         """In a forked child: the sockets and the loop are the parent's."""
         self._mutex = threading.RLock()
-        bell, self._bell = self._bell, None
+        subscription, self._subscription = self._subscription, None
         hub, self._hub = self._hub, None
         self._loop = None
         if isinstance(hub, BlockingWakeupHub):
             hub.discard()
-        if bell is not None:
-            bell.close()
+        if subscription is not None:
+            subscription.close()
         self._folder.close()
 
     def close(self) -> None:
@@ -189,6 +191,6 @@ class Wakes:
         if isinstance(hub, BlockingWakeupHub):
             hub.close()
         elif hub is not None:
-            hub.ring_all()
+            hub.wake_all()
         self._unbind()
         self._folder.close()

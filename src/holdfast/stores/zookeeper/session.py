@@ -208,7 +208,7 @@ class Session:
         self._base, self._beat_at, self._beating = began, began, None
         self.up = not self.refusal
         self.used = self.used or self.up
-        self._ring(list(self._arrivals))
+        self._wake(list(self._arrivals))
 
     def _too_short(self, granted: float) -> str:
         longest = int((granted - self.lag - SLACK_SECONDS) / (1 + 1 / BEATS_PER_TTL))
@@ -230,13 +230,13 @@ class Session:
             if client is not None and state != "EXPIRED_SESSION":
                 self.denied = state == "AUTH_FAILED"
                 self._end()
-        self._ring(self.watching.all())
+        self._wake(self.watching.all())
 
     def _end(self) -> None:
         self.dead = True
-        self._ring(list(self._arrivals))
+        self._wake(list(self._arrivals))
 
-    def _ring(self, signals: Iterable[Signal]) -> None:
+    def _wake(self, signals: Iterable[Signal]) -> None:
         for signal in signals:
             with suppress(RuntimeError):  # an event loop that was closed in this moment
                 signal()
@@ -376,7 +376,7 @@ class Session:
     # Watches
 
     def happened(self, path: str) -> None:
-        self._ring(self.watching.of(path))
+        self._wake(self.watching.of(path))
 
     def watch(self, path: str, signal: Signal) -> None:
         """Calls the signal at every event of this node, and when the connection breaks."""

@@ -190,11 +190,11 @@ def renewer_hung(client: AsyncLocks) -> Iterator[None]:
     backend = client._renewer_thread.renewer.backend
     renew, let_go = backend.renew, threading.Event()
 
-    async def hang(*what: Any, **how: Any) -> Any:
+    async def attach(*what: Any, **how: Any) -> Any:
         let_go.wait(6 * SOON)
         return await renew(*what, **how)
 
-    backend.renew = hang  # type: ignore[method-assign]
+    backend.renew = attach  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -117,7 +117,7 @@ class Wire:
             self._sock.shutdown(socket.SHUT_RDWR)
 
 
-class Bell:
+class Subscription:
     """The end of kazoo's wake-up pair that its thread reads.
 
     kazoo counts its bytes, and would hang for one that an interrupt has kept from being
@@ -161,7 +161,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_socket_pair(self) -> Any:
         inside, outside = socket.socketpair()
         outside.setblocking(False)
-        return Bell(inside), outside
+        return Subscription(inside), outside
 
     def create_connection(
         self, address: tuple[str, int], hostname: str = "", timeout: float = 0.0, **_: Any

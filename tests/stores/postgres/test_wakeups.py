@@ -20,7 +20,7 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.postgres.backend import LeaseBackend
-from holdfast.stores.postgres.listen import SharedBell
+from holdfast.stores.postgres.listen import SharedSubscription
 from holdfast.stores.postgres.wakeups import BlockingListening
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
@@ -130,7 +130,7 @@ def test_others_ask_elsewhere_while_somebody_waits(
 
 
 def test_a_ring_that_comes_with_an_answer_is_kept(ours: LeaseBackend, theirs: LeaseBackend) -> None:
-    """A request reads the message: whoever waits after it is rung at once, with the grant."""
+    """A request reads the message: whoever waits after it is woken at once, with the grant."""
     first = take(ours, claim_of())
     waiting = claim_of()
     stand(theirs, waiting)
@@ -139,7 +139,7 @@ def test_a_ring_that_comes_with_an_answer_is_kept(ours: LeaseBackend, theirs: Le
     claim = claim_of()
     busy = stand(ours, claim)
     assert run_now(theirs.release(held))
-    while not ours.listening._bell.tokens:  # type: ignore[attr-defined]
+    while not ours.listening._subscription.tokens:  # type: ignore[attr-defined]
         run_now(ours.look("name"))  # over the connection that listens
     brought = run_now(ours.wait(claim, busy, now() + SECONDS))
     assert brought is not None
@@ -260,7 +260,7 @@ def test_a_ring_from_just_before_it_was_hung_is_not_waited_for(
     def hang_another() -> None:
         end(admin, namespace)
         assert run_now(theirs.release(held))
-        wait_until("the end", lambda: not ours.listening._bell._connection.stands())  # type: ignore[attr-defined]
+        wait_until("the end", lambda: not ours.listening._subscription._connection.stands())  # type: ignore[attr-defined]
         while ours.listening.hung == 1:
             run_now(ours.wait(hangs, told, now() + SECONDS))
 
@@ -277,7 +277,7 @@ def test_a_ring_from_just_before_it_was_hung_is_not_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [*lines_of(SharedBell.request), *lines_of(SharedBell._ask)]
+    ("name", "line"), [*lines_of(SharedSubscription.request), *lines_of(SharedSubscription._ask)]
 )
 def test_an_interrupt_of_a_request_loses_no_ring(
     admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str, name: str, line: int
@@ -286,10 +286,10 @@ def test_an_interrupt_of_a_request_loses_no_ring(
     held = take(theirs, claim_of())
     claim = claim_of()
     busy = stand(ours, claim)
-    bell = ours.listening._bell  # type: ignore[attr-defined]
+    subscription = ours.listening._subscription  # type: ignore[attr-defined]
     assert run_now(theirs.release(held))
-    wait_until("the ring", bell._connection.stirs)
-    torn_at(getattr(SharedBell, name).__code__, line, lambda: run_now(ours.look("name")))
+    wait_until("the ring", subscription._connection.stirs)
+    torn_at(getattr(SharedSubscription, name).__code__, line, lambda: run_now(ours.look("name")))
     waits = threading.Thread(
         target=lambda: run_now(ours.wait(claim, busy, now() + 2 * SECONDS)), daemon=True
     )

@@ -36,15 +36,15 @@ def _busy(one: Peer, claim: Claim) -> Busy:
 
 
 def _listening(one: Peer) -> None:
-    """Its bell is live: what is asked from now on can't be called too early."""
-    bell = one.store.names.bell
+    """Its subscription is live: what is asked from now on can't be called too early."""
+    subscription = one.store.names.subscription
     session = one.store.sessions.all()[0].id
     watches: Any = one.backend.waits.watches
-    keys = f'"key":"{bell(session).decode()}"'
-    watch = run_now(watches.bell(session, keys, [session], now() + SOON))
+    keys = f'"key":"{subscription(session).decode()}"'
+    watch = run_now(watches.subscription(session, keys, [session], now() + SOON))
     deadline = now() + SOON
     while watch.began is None and now() < deadline:
-        run_now(watches.rung("nobody", now() + 0.05))
+        run_now(watches.woken("nobody", now() + 0.05))
 
 
 class Waiting(threading.Thread):
@@ -316,7 +316,7 @@ def test_readers_and_slots_watch_from_the_start(peer: Callable[[], Peer]) -> Non
 
 @pytest.mark.usefixtures("patient")
 def test_a_lost_connection_ends_the_wait(peer: Callable[[], Peer]) -> None:
-    """Whoever relied on the bell starts over with another."""
+    """Whoever relied on the subscription starts over with another."""
     line = Line(peer)
     waiting = line.wait()
     watches: Any = line.third.backend.waits.watches
@@ -325,16 +325,16 @@ def test_a_lost_connection_ends_the_wait(peer: Callable[[], Peer]) -> None:
     assert waiting.ended()
 
 
-def test_a_bell_that_etcd_cancelled_is_hung_anew() -> None:
+def test_a_subscription_that_etcd_cancelled_is_hung_anew() -> None:
     """Whoever relied on it is told, and nothing of it is left."""
     book = Book()
-    first, _ = book.bell("session", '"key":"YQ=="', ["session"])
+    first, _ = book.subscription("session", '"key":"YQ=="', ["session"])
     assert book.hung("session") is first
     words = '{"result":{"header":{"revision":"7"},"watch_id":"%d","%s":true}}'
     book.heard(words % (first.number, "created"))
     assert book.heard(words % (first.number, "canceled")) == [EVERYBODY]
     assert book.hung("session") is None
-    second, requests = book.bell("session", '"key":"YQ=="', ["session"])
+    second, requests = book.subscription("session", '"key":"YQ=="', ["session"])
     assert second.number != first.number
     assert any("create_request" in request for request in requests)
     assert book.broke() == [EVERYBODY]  # once: the first is forgotten
