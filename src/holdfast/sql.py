@@ -76,7 +76,7 @@ def transaction_lock(
     for word, text in (("schema", schema), ("prefix", prefix)):
         if text:
             check_identifier(text, word)
-    from holdfast.fencing.sql_drivers import driver_of
+    from holdfast.fencing.sql.drivers import driver_of
 
     driver = driver_of(connection)
     work = _take(driver, Asked(name, namespace, timeout, schema, prefix, savepoint), epoch)

@@ -12,8 +12,8 @@ import pytest
 from cli.processes import Cli
 from holdfast.cli import exits
 from holdfast.cli.main import VERBS
-from holdfast.cli.options import seconds
-from holdfast.cli.text import duration, neutral
+from holdfast.cli.output.text import duration, neutral
+from holdfast.cli.parsing.options import seconds
 
 
 def test_help_names_every_verb(cli: Cli) -> None:

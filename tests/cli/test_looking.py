@@ -12,8 +12,8 @@ from cli.processes import Cli, until
 from cli.screen import Shell
 from holdfast import Holder, LockInfo, Mode, Waiter
 from holdfast.cli.ls import _rows as rows_of
-from holdfast.cli.standing import as_plain_data
-from holdfast.cli.text import duration, since
+from holdfast.cli.output.lock_info import as_plain_data
+from holdfast.cli.output.text import duration, since
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202egnp\u2066\r\n\x9b1A"
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.cli.exits import Refused
-from holdfast.cli.options import json_option, store_options
-from holdfast.cli.parser import Parser
-from holdfast.cli.parser_full import full_parser
+from holdfast.cli.parsing.full import full_parser
+from holdfast.cli.parsing.options import json_option, store_options
+from holdfast.cli.parsing.parser import Parser
 from holdfast.cli.run import command_line
 
 OPTIONS = [name for argument in command_line().arguments for name in argument.names]

@@ -15,7 +15,7 @@ import redis.asyncio
 from fencing import accounts
 from fencing.accounts import Account, mysql_settings
 from fencing.databases import Connect
-from holdfast.fencing import sql_table
+from holdfast.fencing.sql import table as sql_table
 from servers.mysql import MySQLServer
 from servers.postgres import PostgresServer
 from servers.redis import RedisServer

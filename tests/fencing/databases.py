@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Fence, Mode, StaleFence
 from holdfast.fencing import sql
-from holdfast.fencing.sql_drivers import driver_of
+from holdfast.fencing.sql.drivers import driver_of
 
 Connect = Callable[..., Any]
 

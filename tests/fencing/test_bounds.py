@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast import Fence, Incompatible, Mode, StaleFence, Unsupported
 from holdfast.fencing import file, http, rule
-from holdfast.fencing.http_check import Checks
+from holdfast.fencing.http.check import Checks
 
 KEY = "a key of fences for these tests"
 

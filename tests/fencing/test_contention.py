@@ -19,7 +19,7 @@ import redis
 from fencing import contend
 from fencing.accounts import SETUP, mysql_settings
 from holdfast.fencing import sql
-from holdfast.fencing.sql_drivers import driver_of
+from holdfast.fencing.sql.drivers import driver_of
 from servers.mysql import MySQLServer
 from servers.postgres import PostgresServer
 from servers.redis import RedisServer

@@ -174,7 +174,7 @@ def test_an_unreachable_store_tells_strangers_nothing(service: Service) -> None:
 def test_what_the_middleware_remembers_is_bounded(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.fencing.http_check.REMEMBERED", 2)
+    monkeypatch.setattr("holdfast.fencing.http.check.REMEMBERED", 2)
     get = service.served()
     for name in ("a", "b", "c"):
         get(http.headers(fence(6, name=name)))

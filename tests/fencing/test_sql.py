@@ -18,7 +18,7 @@ from fencing.accounts import mysql_settings
 from fencing.databases import Connect, dialect, fence, ready, refused
 from holdfast import InvalidName, Mode, StaleFence, Unsupported
 from holdfast.fencing import sql
-from holdfast.fencing.sql_drivers import driver_of
+from holdfast.fencing.sql.drivers import driver_of
 from servers.mysql import MySQLServer
 from servers.postgres import PostgresServer
 from servers.registry import Servers

@@ -14,7 +14,8 @@ import sqlalchemy
 
 from fencing.databases import fence
 from holdfast import Mode, StaleFence, Unsupported
-from holdfast.fencing import sql, sql_table
+from holdfast.fencing import sql
+from holdfast.fencing.sql import table as sql_table
 from servers.postgres import PostgresServer
 from servers.registry import Servers
 

@@ -12,10 +12,10 @@ import secrets
 from typing import Any
 
 from holdfast.cli.exits import BAD_SETTING, NOTHING, Refused
-from holdfast.cli.options import Parser, connect, json_option, store_url
-from holdfast.cli.standing import print_json
-from holdfast.cli.tables import print_table
-from holdfast.cli.text import is_terminal, say
+from holdfast.cli.output.lock_info import print_json
+from holdfast.cli.output.tables import print_table
+from holdfast.cli.output.text import is_terminal, say
+from holdfast.cli.parsing.options import Parser, connect, json_option, store_url
 
 __all__ = ["main"]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.cli.exits import NOTHING, Refused
-from holdfast.cli.options import (
+from holdfast.cli.output.lock_info import print_holders, print_json
+from holdfast.cli.output.text import is_terminal, neutral, write
+from holdfast.cli.parsing.options import (
     Parser,
     connect,
     epoch_option,
@@ -13,8 +15,6 @@ from holdfast.cli.options import (
     json_option,
     store_options,
 )
-from holdfast.cli.standing import print_holders, print_json
-from holdfast.cli.text import is_terminal, neutral, write
 
 if TYPE_CHECKING:
     from holdfast import Holder, Locks

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.cli.options import Parser, connect, json_option, store_options
-from holdfast.cli.standing import print_json
-from holdfast.cli.tables import print_table
+from holdfast.cli.output.lock_info import print_json
+from holdfast.cli.output.tables import print_table
+from holdfast.cli.parsing.options import Parser, connect, json_option, store_options
 
 __all__ = ["main"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.cli.child import TO_END, Ending, run_command
-from holdfast.cli.command import Command
-from holdfast.cli.options import Parser, connect, epoch_option, length, store_options
+from holdfast.cli.output.text import say
+from holdfast.cli.parsing.options import Parser, connect, epoch_option, length, store_options
 from holdfast.cli.run import answer, environment, prepare, split_command
-from holdfast.cli.signals import Interrupted
-from holdfast.cli.text import say
+from holdfast.cli.run.child import TO_END, Ending, run_command
+from holdfast.cli.run.command import Command
+from holdfast.cli.run.signals import Interrupted
 
 if TYPE_CHECKING:
     from holdfast.primitives.election import Election

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.cli.exits import NOTHING, Refused
-from holdfast.cli.options import Parser, connect, fence_keys, store_options
-from holdfast.cli.text import neutral, write
+from holdfast.cli.output.text import neutral, write
+from holdfast.cli.parsing.options import Parser, connect, fence_keys, store_options
 
 __all__ = ["main"]
 

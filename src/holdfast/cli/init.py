@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.cli.options import Parser, connect, store_options
-from holdfast.cli.text import neutral, write
+from holdfast.cli.output.text import neutral, write
+from holdfast.cli.parsing.options import Parser, connect, store_options
 from holdfast.core.drive import run_now
 
 __all__ = ["main"]

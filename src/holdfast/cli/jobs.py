@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.cli.child import Ending, run_command
 from holdfast.cli.exits import NOT_ACQUIRED, NOTHING, Refused
+from holdfast.cli.output.text import duration, is_terminal, say, since
 from holdfast.cli.run import answer, environment
-from holdfast.cli.text import duration, is_terminal, say, since
+from holdfast.cli.run.child import Ending, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast import Lease
-    from holdfast.cli.command import Command
+    from holdfast.cli.run.command import Command
     from holdfast.primitives.once_outcome import Outcome
 
 __all__ = ["CommandFailed", "run_job"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.cli.options import Parser, connect, json_option, store_options
-from holdfast.cli.standing import as_plain_data, mode, print_json, waiting
-from holdfast.cli.tables import print_table
-from holdfast.cli.text import duration, is_terminal, say, since
+from holdfast.cli.output.lock_info import as_plain_data, mode, print_json, waiting
+from holdfast.cli.output.tables import print_table
+from holdfast.cli.output.text import duration, is_terminal, say, since
+from holdfast.cli.parsing.options import Parser, connect, json_option, store_options
 
 if TYPE_CHECKING:
     from holdfast import LockInfo

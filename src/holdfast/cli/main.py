@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from holdfast.cli.text import say
+from holdfast.cli.output.text import say
 from holdfast.io import lifetime
 
 __all__ = ["VERBS", "main", "program"]
@@ -66,7 +66,7 @@ def _verb(arguments: list[str]) -> Callable[[list[str]], int]:
         return _version
     if word not in VERBS:
         from holdfast.cli.exits import USAGE, Refused
-        from holdfast.cli.parser import without_urls
+        from holdfast.cli.parsing.parser import without_urls
 
         told = f"there is no verb {word!r}; there are {', '.join(VERBS)}"
         raise Refused(without_urls(told, [word]), USAGE)

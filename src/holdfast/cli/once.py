@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.cli.jobs import run_job
-from holdfast.cli.options import Parser, connect, epoch_option, length, store_options
+from holdfast.cli.parsing.options import Parser, connect, epoch_option, length, store_options
 from holdfast.cli.run import conflict_option, prepare, split_command
 
 __all__ = ["main"]

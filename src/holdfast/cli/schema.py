@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from holdfast.cli.options import Parser
-from holdfast.cli.text import write
+from holdfast.cli.output.text import write
+from holdfast.cli.parsing.options import Parser
 from holdfast.url import BACKENDS
 
 __all__ = ["main"]

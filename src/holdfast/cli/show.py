@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.cli.exits import NOTHING
-from holdfast.cli.options import Parser, connect, json_option, store_options
-from holdfast.cli.standing import as_plain_data, print_holders, print_json, print_waiters
-from holdfast.cli.text import neutral, write
+from holdfast.cli.output.lock_info import as_plain_data, print_holders, print_json, print_waiters
+from holdfast.cli.output.text import neutral, write
+from holdfast.cli.parsing.options import Parser, connect, json_option, store_options
 
 __all__ = ["main"]
 

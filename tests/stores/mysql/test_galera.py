@@ -18,7 +18,7 @@ from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.fencing.sql_drivers import Answer
+from holdfast.fencing.sql.drivers import Answer
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.sql import Asked, transaction_lock
 from holdfast.stores.mysql.connect import SKEW_MICROS, Dialler

@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from holdfast.cli.child import Ending, run_command
-from holdfast.cli.command import Command
 from holdfast.cli.exits import DEFECT, LOST, NOT_ACQUIRED, USAGE, Refused
-from holdfast.cli.options import (
+from holdfast.cli.output.text import since
+from holdfast.cli.parsing.options import (
     Parser,
     connect,
     epoch_option,
@@ -21,7 +20,8 @@ from holdfast.cli.options import (
     store_options,
     whole,
 )
-from holdfast.cli.text import since
+from holdfast.cli.run.child import Ending, run_command
+from holdfast.cli.run.command import Command
 
 if TYPE_CHECKING:
     from holdfast import Lease, Locks, LockTimeout

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.exits import BadSetting
-from holdfast.cli.parser import Parser, wrong
-from holdfast.cli.text import is_terminal, say
+from holdfast.cli.output.text import is_terminal, say
+from holdfast.cli.parsing.parser import Parser, wrong
 from holdfast.url import environment_url, read_secret
 
 if TYPE_CHECKING:

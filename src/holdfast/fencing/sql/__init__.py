@@ -16,10 +16,10 @@ from typing import Any
 from holdfast.claim import Keys
 from holdfast.core.drive import run_now
 from holdfast.fencing.rule import as_fence, check_resource
-from holdfast.fencing.sql_drivers import Driver, driver_of
-from holdfast.fencing.sql_enter import enter
-from holdfast.fencing.sql_table import make_table
-from holdfast.fencing.sql_text import Statements, statements
+from holdfast.fencing.sql.drivers import Driver, driver_of
+from holdfast.fencing.sql.enter import enter
+from holdfast.fencing.sql.table import make_table
+from holdfast.fencing.sql.text import Statements, statements
 from holdfast.sql import check_identifier
 
 __all__ = ["TABLE", "create", "guard", "schema"]

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from holdfast.cli.parser import Parser
+    from holdfast.cli.parsing.parser import Parser
 
 __all__ = ["full_parser"]
 

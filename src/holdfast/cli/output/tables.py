@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.cli.text import is_terminal, neutral, write
+from holdfast.cli.output.text import is_terminal, neutral, write
 
 __all__ = ["print_table"]
 

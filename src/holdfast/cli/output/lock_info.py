@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.tables import print_table
-from holdfast.cli.text import duration, since, write
+from holdfast.cli.output.tables import print_table
+from holdfast.cli.output.text import duration, since, write
 
 if TYPE_CHECKING:
     from holdfast import Holder, LockInfo, Waiter

@@ -11,11 +11,11 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.cli.command import Command
-from holdfast.cli.group import ProcessGroup, end_group_of_lost_guardian
-from holdfast.cli.guardian import Order, Report, now
-from holdfast.cli.terminal import Terminal
-from holdfast.cli.text import say
+from holdfast.cli.output.text import say
+from holdfast.cli.run.command import Command
+from holdfast.cli.run.group import ProcessGroup, end_group_of_lost_guardian
+from holdfast.cli.run.guardian import Order, Report, now
+from holdfast.cli.run.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

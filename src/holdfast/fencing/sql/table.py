@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from holdfast.errors import Unsupported
-from holdfast.fencing.sql_drivers import Driver
-from holdfast.fencing.sql_text import Statements
+from holdfast.fencing.sql.drivers import Driver
+from holdfast.fencing.sql.text import Statements
 
 __all__ = ["ensure_table", "forget_table", "is_missing", "make_table", "refused"]
 

@@ -8,9 +8,9 @@ from typing import Any
 from holdfast.claim import Fence, Mode
 from holdfast.errors import StaleFence, Unsupported
 from holdfast.fencing.rule import NOBODY, Memory, Stamp, refusal, stale
-from holdfast.fencing.sql_drivers import Answer, Driver
-from holdfast.fencing.sql_table import ensure_table, forget_table, is_missing, make_table, refused
-from holdfast.fencing.sql_text import LOCK_ROW, Statements
+from holdfast.fencing.sql.drivers import Answer, Driver
+from holdfast.fencing.sql.table import ensure_table, forget_table, is_missing, make_table, refused
+from holdfast.fencing.sql.text import LOCK_ROW, Statements
 
 __all__ = ["enter"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.claim import Keys
 from holdfast.errors import HoldfastError
 from holdfast.fencing.gate import Gate
-from holdfast.fencing.http_check import HEADER, KEY, Checks, Problem, Refused, Resource, refused_for
+from holdfast.fencing.http.check import HEADER, KEY, Checks, Problem, Refused, Resource, refused_for
 
 __all__ = ["WsgiFence"]
 

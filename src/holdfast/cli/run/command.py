@@ -9,8 +9,8 @@ import signal
 from typing import NoReturn
 
 from holdfast.cli.exits import Refused
-from holdfast.cli.guardian import Guardian, write_line
-from holdfast.cli.signals import Bell, ignored_signals
+from holdfast.cli.run.guardian import Guardian, write_line
+from holdfast.cli.run.signals import Bell, ignored_signals
 
 __all__ = ["CannotRun", "Command", "locate"]
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from holdfast.claim import Fence, escaped
 from holdfast.errors import StaleFence, UntrustedFence
 from holdfast.fencing.gate import Gate
-from holdfast.fencing.http_asgi import AsgiFence
-from holdfast.fencing.http_check import HEADER, KEY, STALE, Problem, refused_for
-from holdfast.fencing.http_wsgi import WsgiFence
+from holdfast.fencing.http.asgi import AsgiFence
+from holdfast.fencing.http.check import HEADER, KEY, STALE, Problem, refused_for
+from holdfast.fencing.http.wsgi import WsgiFence
 from holdfast.fencing.rule import as_fence
 
 __all__ = [

@@ -93,7 +93,7 @@ class Parser:
         try:
             return self.read_plain(argv)
         except Exception:  # noqa: BLE001 - argparse finds it, too, and says what is wrong
-            from holdfast.cli.parser_full import full_parser
+            from holdfast.cli.parsing.full import full_parser
 
             return full_parser(self).parse_args(argv, SimpleNamespace())
 

@@ -18,7 +18,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from holdfast.cli.group import ProcessGroup
+from holdfast.cli.run.group import ProcessGroup
 
 __all__ = ["Guardian", "Order", "Report", "now", "write_line"]
 

@@ -1,0 +1,1 @@
+"""What commands print: tables, one lock, text that is safe on a terminal."""
