@@ -53,6 +53,5 @@ def test_schemes_are_documented(scheme: str) -> None:
 def test_stores_have_a_page_and_a_harness(module: str) -> None:
     """A store without a page or without the suite is not there."""
     store = module.rsplit(".", 1)[1]
-    page = {"postgres": "postgresql"}.get(store, store)
-    assert (DOCS / "stores" / f"{page}.md").exists()
+    assert (DOCS / "stores" / f"{store}.md").exists()
     assert any(name.split("-")[0] == store for name in harness_classes())
