@@ -14,7 +14,7 @@ from benchmarks.report import publish, write_report
 from benchmarks.results import load, save, write_all
 from benchmarks.run import carry_out
 from benchmarks.stores import served
-from holdfast.bench.nursery import Nursery
+from holdfast.bench.forkserver import ForkServer
 
 __all__ = ["main"]
 
@@ -53,10 +53,10 @@ def _measure(only: list[str], cases: list[str], quick: bool, folder: Path) -> No
     steps = plan(only, cases, size)
     progress = Progress(len(steps))
     for store, group in groupby(steps, key=lambda step: step.store):
-        with served(store) as target, Nursery("benchmarks.book") as nursery:
+        with served(store) as target, ForkServer("benchmarks.book") as forkserver:
             for step in group:
                 progress.begin(f"{store}: {CASES[step.case]}")
-                rows = carry_out(step, size, target, nursery, progress.tick)
+                rows = carry_out(step, size, target, forkserver, progress.tick)
                 save(folder, step.name, rows, quick=quick)
                 progress.end()
 

@@ -65,7 +65,7 @@ def _uncontended(results: Results) -> Iterator[Aim]:
         rows = rows_of(results, "uncontended", store)
         one, other = find(rows, "Holdfast asyncio"), find(rows, "Holdfast")
         seen = ratio(rate(one, "pinned"), rate(other, "pinned"))
-        yield Aim(f"{store}: asyncio door ÷ blocking door", 0.70, seen)
+        yield Aim(f"{store}: asyncio client ÷ blocking client", 0.70, seen)
 
 
 _CONTENDED = [

@@ -34,7 +34,7 @@ def rate(row: Row | None, state: str = "") -> float | None:
 
 
 def limit_of(rows: list[Row], row: Row) -> Row | None:
-    """What sends the same requests bare, through the same door where there is such a thing."""
+    """What sends the same requests bare, through the same client where there is such a thing."""
     return _match(rows, row, "limit") or _match(rows, row, "least")
 
 
@@ -53,7 +53,7 @@ def _match(rows: list[Row], row: Row, role: str) -> Row | None:
     found = [one for one in rows if one["role"] == role and not one.get("error")]
     found.sort(
         key=lambda one: (
-            one["door"] != row["door"],
+            one["flavour"] != row["flavour"],
             ("(advisory)" in one["contender"]) != advisory,
         )
     )
@@ -61,10 +61,10 @@ def _match(rows: list[Row], row: Row, role: str) -> Row | None:
 
 
 def best_peer(rows: list[Row], row: Row, state: str = "") -> Row | None:
-    """The quickest of the others through the same door, else of all others."""
+    """The quickest of the others through the same client, else of all others."""
     peers = [one for one in rows if one["role"] == "peer" and rate(one, state)]
     peers = [one for one in peers if not one.get("errors")]
-    same = [one for one in peers if one["door"] == row["door"]] or peers
+    same = [one for one in peers if one["flavour"] == row["flavour"]] or peers
     return max(same, key=lambda one: rate(one, state) or 0.0, default=None)
 
 

@@ -99,12 +99,12 @@ def _few(found: list[Contender], case: str, store: str) -> Iterator[Contender]:
         return
     if case.startswith(("drain", "held", "growth")) and store != "redis":
         return
-    doors = ("blocking", "asyncio") if case.startswith(("drain", "growth")) else ("blocking",)
+    flavours = ("blocking", "asyncio") if case.startswith(("drain", "growth")) else ("blocking",)
     roles = ("ours", "limit") if case in ("drain", "held") else ("ours", "limit", "least", "peer")
     seen: set[Any] = set()
     for one in found:
-        key = (one.role, one.door)
-        if one.door in doors and one.role in roles and key not in seen:
+        key = (one.role, one.flavour)
+        if one.flavour in flavours and one.role in roles and key not in seen:
             seen.add(key)
             yield one
 
@@ -117,7 +117,7 @@ def _plays(one: Contender, case: str) -> bool:
     if case.startswith("growth"):
         wanted = "asyncio" if case == "growth-waiters" else "blocking"
         grows = one.role == "ours" and one.store != "memory" and DRAIN in one.cases
-        return grows and one.door == wanted
+        return grows and one.flavour == wanted
     if case == "several" and one.role not in ("ours", "limit"):
         return False
     kinds = {"uncontended": UNCONTENDED, "drain": DRAIN}

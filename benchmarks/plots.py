@@ -114,18 +114,18 @@ def _uncontended(plt: Any, folder: Path, results: Results) -> list[Path]:
     for store in SERVED:
         rows = rows_of(results, "uncontended", store)
         for mode in ("", " advisory"):
-            for door in ("", " asyncio"):
-                found = _shares(rows, f"Holdfast{mode}{door}")
+            for flavour in ("", " asyncio"):
+                found = _shares(rows, f"Holdfast{mode}{flavour}")
                 if found is None:
                     continue
                 own, other, who = found
-                labels.append(f"{_title(store)}{mode}{door}" + f"\n({who})" * bool(who))
+                labels.append(f"{_title(store)}{mode}{flavour}" + f"\n({who})" * bool(who))
                 ours.append(own)
                 peers.append(other)
     if not labels:
         return []
     figure, axes = plt.subplots(figsize=(9, 0.55 * len(labels) + 1.8))
-    named = "best peer through the same kind of door (named at the left)"
+    named = "best peer through the same kind of client (named at the left)"
     _groups(axes, labels, [("Holdfast", BLUE, ours), (named, ORANGE, peers)])
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlim(0, max([1.1, *(min(value, WIDEST) + 0.12 for value in ours + peers)]))
@@ -149,7 +149,7 @@ def _sixteen(plt: Any, folder: Path, results: Results) -> list[Path]:
     named: set[str] = set()
     for place, store in enumerate(shown):
         for row in rows_of(results, "sixteen", store):
-            if row["role"] not in kinds or row["door"] == "asyncio" or _failed(row):
+            if row["role"] not in kinds or row["flavour"] == "asyncio" or _failed(row):
                 continue
             name, colour, mark = kinds[row["role"]]
             size = 150 if mark == "|" else 60
@@ -207,7 +207,7 @@ def _costs(plt: Any, folder: Path, results: Results) -> list[Path]:
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("processor time of one uncontended hold, µs")
-    axes.set_title("Where the processor time of a hold goes (blocking door)")
+    axes.set_title("Where the processor time of a hold goes (blocking client)")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, frameon=False)
     return _save(plt, figure, folder, "costs")
 

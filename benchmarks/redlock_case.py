@@ -56,7 +56,7 @@ def redlock_job(book: Book, contender: str, target: list[Any], state: str, secon
     logging.disable()  # peers tell of every node that does not answer, thousands of times
     try:
         with pinned(aim.pids), limited(BEFORE_SECONDS + seconds + HANG_SECONDS):
-            if found.door == "asyncio":
+            if found.flavour == "asyncio":
                 asyncio.run(_play_async(found, aim, state, seconds, seen))
             else:
                 _play(found, aim, state, seconds, seen)

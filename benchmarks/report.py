@@ -70,7 +70,7 @@ def _uncontended(rows: list[Row]) -> str:
         lines.append(
             [
                 _name(row),
-                row["door"],
+                row["flavour"],
                 seen["holds_per_second"],
                 ratio(rate(row, "pinned"), rate(limit, "pinned")),
                 ratio(rate(row, "free"), rate(limit, "free")),
@@ -85,7 +85,15 @@ def _uncontended(rows: list[Row]) -> str:
                 row.get("requests"),
             ]
         )
-    headings = ["contender", "door", "holds/s", "÷ limit", "÷ limit, free", "÷ least", "÷ library"]
+    headings = [
+        "contender",
+        "flavour",
+        "holds/s",
+        "÷ limit",
+        "÷ limit, free",
+        "÷ least",
+        "÷ library",
+    ]
     headings += ["÷ best peer", "holds/s, free", "p50 µs", "p99 µs", "client CPU µs"]
     return table([*headings, "server CPU µs", "requests"], lines)
 
@@ -128,7 +136,7 @@ def _fields(headings: dict[str, str], key: str) -> Callable[[list[Row]], str]:
 
 _drain = _fields(
     {
-        "door": "door",
+        "flavour": "flavour",
         "served": "served",
         "of": "waiters",
         "seconds": "seconds",
@@ -257,14 +265,14 @@ def _costs(results: Results) -> str:
             library = library_of(rows, row)
             if row["role"] == "ours" and "pinned" in row:
                 seen = row["pinned"]
-                bare = library and library["door"] == row["door"] and library["pinned"]
+                bare = library and library["flavour"] == row["flavour"] and library["pinned"]
                 cost = bare["client_cpu_us"] if bare else None
                 client = seen["client_cpu_us"]
                 own = client - cost if cost and client > cost else None
                 told = "less than the bare library" if cost and own is None else own
                 costs = [seen["server_cpu_us"], client, cost, told]
                 lines.append([TITLES[store], row["contender"], *costs])
-    headings = ["store", "door", "server µs", "client µs", "of it the library", "of it Holdfast"]
+    headings = ["store", "flavour", "server µs", "client µs", "of it the library", "of it Holdfast"]
     return table(headings, lines)
 
 

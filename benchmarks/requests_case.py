@@ -30,7 +30,7 @@ def requests_job(book: Book, contenders: list[str], target: list[Any]) -> Any:
 
 
 def _count(contender: Contender, target: Target, relay: Relay) -> float:
-    if contender.door == "asyncio":
+    if contender.flavour == "asyncio":
         return asyncio.run(_count_async(contender, target, relay))
     client: Any = contender.open(target)
     pair = client.lock("counted")

@@ -1,4 +1,4 @@
-"""Carries out one step: asks the nursery for each contender in turn, and gathers the rows."""
+"""Carries out one step: asks the fork server for each contender in turn, and gathers the rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.plan import (
 from benchmarks.stores import Served
 from benchmarks.tape import Relay
 from holdfast.bench.contender import HELD_TTL_SECONDS, Contender
-from holdfast.bench.nursery import Nursery
+from holdfast.bench.forkserver import ForkServer
 
 __all__ = ["carry_out"]
 
@@ -32,32 +32,40 @@ Tick = Callable[[str], None]
 Row = dict[str, Any]
 
 
-def carry_out(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+def carry_out(
+    step: Step, size: Size, store: Served, forkserver: ForkServer, tick: Tick
+) -> list[Row]:
     """The rows of one case on one store."""
     if step.case == "uncontended":
-        return _uncontended(step, size, store, nursery, tick)
+        return _uncontended(step, size, store, forkserver, tick)
     if step.case in PROCESSES:
-        return _contended(step, size, store, nursery, tick)
+        return _contended(step, size, store, forkserver, tick)
     if step.case == "redlock":
-        return _redlock(step, size, store, nursery, tick)
+        return _redlock(step, size, store, forkserver, tick)
     if step.case.startswith("growth"):
-        return _growth(step, size, store, nursery, tick)
+        return _growth(step, size, store, forkserver, tick)
     if step.case == "drain":
         return _in_turns(
-            step.players, 1, size.drain_rounds, tick, lambda one: _drain(one, size, store, nursery)
+            step.players,
+            1,
+            size.drain_rounds,
+            tick,
+            lambda one: _drain(one, size, store, forkserver),
         )
-    return _in_turns(step.players, 1, 1, tick, lambda one: _held(one, size, store, nursery))
+    return _in_turns(step.players, 1, 1, tick, lambda one: _held(one, size, store, forkserver))
 
 
 def _head(one: Contender) -> Row:
-    return {"contender": one.name, "store": one.store, "role": one.role, "door": one.door}
+    return {"contender": one.name, "store": one.store, "role": one.role, "flavour": one.flavour}
 
 
-def _uncontended(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+def _uncontended(
+    step: Step, size: Size, store: Served, forkserver: ForkServer, tick: Tick
+) -> list[Row]:
     tick("all, in turns")
     keys = [one.key for one in step.players]
     allowed = 30 + len(keys) * (2 * size.rounds * size.slice_seconds * 1.5 + 10)
-    rows: Any = nursery.run(
+    rows: Any = forkserver.run(
         "uncontended",
         allowed=allowed,
         contenders=keys,
@@ -69,7 +77,7 @@ def _uncontended(step: Step, size: Size, store: Served, nursery: Nursery, tick: 
         return [_head(one) | rows for one in step.players]
     counts: Row = {}
     if store.nodes:
-        counts = nursery.run("requests", allowed=60, contenders=keys, target=store.aim())
+        counts = forkserver.run("requests", allowed=60, contenders=keys, target=store.aim())
     for row in rows:
         row["requests"] = counts.get(row["contender"])
     order = {one.name: number for number, one in enumerate(step.players)}
@@ -95,9 +103,11 @@ def _in_turns(
     return [_head(one) | _merged(seen[one.name]) for one in players]
 
 
-def _contended(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+def _contended(
+    step: Step, size: Size, store: Served, forkserver: ForkServer, tick: Tick
+) -> list[Row]:
     def play(one: Contender) -> Row:
-        answer: Row = nursery.run(
+        answer: Row = forkserver.run(
             "contended",
             allowed=size.contended_seconds + 40,
             contender=one.key,
@@ -152,9 +162,9 @@ def _fairness(counts: list[list[int]]) -> Row:
     return {"fewest": min(each), "most": max(each), "fewest_to_most": min(each) / max(*each, 1)}
 
 
-def _drain(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
-    waiters = 200 if one.door == "blocking" else 1000
-    answer: Row = nursery.run(
+def _drain(one: Contender, size: Size, store: Served, forkserver: ForkServer) -> Row:
+    waiters = 200 if one.flavour == "blocking" else 1000
+    answer: Row = forkserver.run(
         "drain",
         allowed=size.drain_limit_seconds + 2 * size.settle_seconds + 30,
         contender=one.key,
@@ -167,11 +177,11 @@ def _drain(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
     return answer
 
 
-def _held(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
+def _held(one: Contender, size: Size, store: Served, forkserver: ForkServer) -> Row:
     url, pids, namespace = store.aim()
     counted = bool(store.nodes) and size.leases <= MOST_COUNTED
     relay = Relay(url) if counted else None
-    answer: Row = nursery.run(
+    answer: Row = forkserver.run(
         "held",
         allowed=size.watch_seconds + 300,  # to take and to give back 100,000
         contender=one.key,
@@ -188,9 +198,11 @@ def _held(one: Contender, size: Size, store: Served, nursery: Nursery) -> Row:
     return answer
 
 
-def _redlock(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+def _redlock(
+    step: Step, size: Size, store: Served, forkserver: ForkServer, tick: Tick
+) -> list[Row]:
     def play(state: str, one: Contender) -> Row:
-        answer: Row = nursery.run(
+        answer: Row = forkserver.run(
             "redlock",
             allowed=size.redlock_seconds + 12,
             contender=one.key,
@@ -208,15 +220,15 @@ def _redlock(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick
     ]
 
 
-def _growth(step: Step, size: Size, store: Served, nursery: Nursery, tick: Tick) -> list[Row]:
+def _growth(step: Step, size: Size, store: Served, forkserver: ForkServer, tick: Tick) -> list[Row]:
     rows = []
     for one in step.players:
         for number in growth(step.case, step.store, size):
             tick(f"{one.name}, {number:,}")
             if step.case == "growth-leases":
-                answer = _held(one, size._replace(leases=number), store, nursery)
+                answer = _held(one, size._replace(leases=number), store, forkserver)
             else:
-                answer = nursery.run(
+                answer = forkserver.run(
                     "growth",
                     allowed=150,
                     contender=one.key,

@@ -1,7 +1,7 @@
 """Records what Holdfast sends for one hold, byte for byte, so that a bare socket can replay it.
 
 That makes the limit exact: the same requests, whatever they are today, without the client. The
-door that was recorded stays open, since sessions of its own may be named in the recording.
+client that was recorded stays open, since sessions of its own may be named in the recording.
 """
 
 from __future__ import annotations
@@ -122,15 +122,15 @@ class Recording:
     prologue: list[Exchange]
     """All before the hold: logging in, preparing statements."""
     hold: list[Exchange]
-    door: Any
+    recorded: Any
     """Kept open."""
 
 
 def record(url: str, namespace: str) -> Recording:
     """Takes and releases a lock through a relay until it is warm, and records the last time."""
     relay = Relay(url)
-    door = holdfast.connect(relay.url, namespace=f"{namespace}-limit")
-    lock = door.lock("benchmark")
+    recorded = holdfast.connect(relay.url, namespace=f"{namespace}-limit")
+    lock = recorded.lock("benchmark")
     marks: list[int] = []
     for _ in range(WARM_HOLDS):
         marks = [len(line.exchanges) for line in relay.lines]
@@ -145,7 +145,7 @@ def record(url: str, namespace: str) -> Recording:
         raise RuntimeError(f"one hold used {len(grown)} connections: it can't be replayed")
     line, mark = grown[0]
     whole = [(bytes(request), bytes(reply)) for request, reply in line.exchanges]
-    return Recording(whole[:mark], whole[mark:], door)
+    return Recording(whole[:mark], whole[mark:], recorded)
 
 
 def replayer(

@@ -16,7 +16,7 @@ __all__ = ["CONTENDERS"]
 def _replay(target: Target) -> Client:
     tape = record(target.url, target.namespace)
     sock = dial(target.url)
-    return split([replayer(sock, [one], complete) for one in tape.hold], tape.door.close)
+    return split([replayer(sock, [one], complete) for one in tape.hold], tape.recorded.close)
 
 
 def _session(wire: RawHttp) -> str:

@@ -25,7 +25,7 @@ def _b64(text: str) -> str:
 def _replay(target: Target) -> Client:
     tape = record(target.url, target.namespace)
     sock = dial(target.url)
-    return split([replayer(sock, [one], complete) for one in tape.hold], tape.door.close)
+    return split([replayer(sock, [one], complete) for one in tape.hold], tape.recorded.close)
 
 
 def _least(target: Target) -> Client:

@@ -14,7 +14,7 @@ from holdfast.bench.contender import (
     UNCONTENDED,
     Client,
     Contender,
-    Engine,
+    Flavour,
     Opener,
     Pair,
     Target,
@@ -105,7 +105,7 @@ def _replay(options: str) -> Opener:
 
         def close() -> None:
             connection.close()
-            tape.door.close()
+            tape.recorded.close()
 
         return split(steps, close)
 
@@ -131,7 +131,7 @@ def _library(options: str) -> Opener:
 
             return run
 
-        return split([step(request[5:]) for request, _ in tape.hold], tape.door.close)
+        return split([step(request[5:]) for request, _ in tape.hold], tape.recorded.close)
 
     return opened
 
@@ -245,8 +245,8 @@ def _advisory() -> list[Contender]:
 
 
 def _one(name: str, role: Any, open_: Opener, cases: frozenset[str] = WAITS) -> Contender:
-    door: Engine = "asyncio" if name.startswith("aio") else "blocking"
-    return Contender(name, "mysql", role, door, open_, cases)
+    flavour: Flavour = "asyncio" if name.startswith("aio") else "blocking"
+    return Contender(name, "mysql", role, flavour, open_, cases)
 
 
 CONTENDERS = [

@@ -17,7 +17,7 @@ from holdfast.bench.contender import (
     UNCONTENDED,
     Client,
     Contender,
-    Engine,
+    Flavour,
     Opener,
     Pair,
     Target,
@@ -37,7 +37,7 @@ def _key(name: str) -> int:
 def _replay(options: str) -> Opener:
     def opened(target: Target) -> Client:
         tape = record(target.url + options, target.namespace + options[-8:])
-        return split(replay(target.url, tape), tape.door.close)
+        return split(replay(target.url, tape), tape.recorded.close)
 
     return opened
 
@@ -61,7 +61,7 @@ def _library(options: str) -> Opener:
         for used in statements(tape):
             texts = [None if p is None else p.decode() for p in used.parameters]
             steps.append(step(used.sql.decode(), texts))
-        return split(steps, tape.door.close)
+        return split(steps, tape.recorded.close)
 
     return opened
 
@@ -173,7 +173,7 @@ def _advised(target: Target) -> Target:
 
 
 def _advisory() -> list[Contender]:
-    """Holdfast in its advisory mode: the same doors at the same URL with an option."""
+    """Holdfast in its advisory mode: the same clients at the same URL with an option."""
     from dataclasses import replace
 
     def aimed(open_: Opener | None) -> Opener | None:
@@ -187,8 +187,8 @@ def _advisory() -> list[Contender]:
 
 
 def _one(name: str, role: Any, open_: Opener, cases: frozenset[str] = WAITS) -> Contender:
-    door: Engine = "asyncio" if "async" in name else "blocking"
-    return Contender(name, "postgres", role, door, open_, cases)
+    flavour: Flavour = "asyncio" if "async" in name else "blocking"
+    return Contender(name, "postgres", role, flavour, open_, cases)
 
 
 CONTENDERS = [

@@ -21,7 +21,7 @@ def complete(reply: bytes) -> bool:
 
 
 def replay(url: str, tape: Recording) -> list[Any]:
-    """Logs in as the recorded door did (``N``: no TLS here), and answers its hold's steps."""
+    """Logs in as the recorded client did (``N``: no TLS here), and answers its hold's steps."""
     sock = dial(url)
     for exchange in tape.prologue:
         replayer(sock, [exchange], lambda reply: complete(reply) or reply == b"N")()

@@ -41,7 +41,7 @@ def _replay(target: Target) -> Client:
     tape = record(target.url, target.namespace)
     sock = dial(target.url)
     steps = [replayer(sock, [exchange], complete) for exchange in tape.hold]
-    return split(steps, tape.door.close)
+    return split(steps, tape.recorded.close)
 
 
 async def _replay_async(target: Target) -> Client:
@@ -71,7 +71,7 @@ async def _replay_async(target: Target) -> Client:
 
     async def close() -> None:
         transport.close()
-        await asyncio.to_thread(tape.door.close)
+        await asyncio.to_thread(tape.recorded.close)
 
     return Client(lambda _: Pair(first, second), close)
 
@@ -93,7 +93,7 @@ def _library(target: Target) -> Client:
 
         return run
 
-    return split([step(request) for request, _ in tape.hold], tape.door.close)
+    return split([step(request) for request, _ in tape.hold], tape.recorded.close)
 
 
 _DELETE = "return redis.call('GET',KEYS[1])==ARGV[1] and redis.call('DEL',KEYS[1])"

@@ -11,7 +11,7 @@ from holdfast.bench.contender import (
     HELD_TTL_SECONDS,
     Client,
     Contender,
-    Engine,
+    Flavour,
     Opener,
     Pair,
     Target,
@@ -200,8 +200,8 @@ async def _aioredlock(target: Target) -> Client:
 
 
 def _peer(name: str, open_: Opener, cases: frozenset[str] = WAITS, **more: Any) -> Contender:
-    door: Engine = "asyncio" if "asyncio" in name or name == "aioredlock" else "blocking"
-    return Contender(name, "redis", "peer", door, open_, cases, **more)
+    flavour: Flavour = "asyncio" if "asyncio" in name or name == "aioredlock" else "blocking"
+    return Contender(name, "redis", "peer", flavour, open_, cases, **more)
 
 
 _BIG = {"max_connections": 4096}

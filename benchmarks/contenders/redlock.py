@@ -14,7 +14,7 @@ import hiredis
 import holdfast
 from benchmarks.contenders.redis_limits import pack
 from benchmarks.tape import APART_SECONDS, WARM_HOLDS, Relay, dial
-from holdfast.bench.contender import REDLOCK, Client, Contender, Engine, Opener, Pair, Target, ours
+from holdfast.bench.contender import REDLOCK, Client, Contender, Flavour, Opener, Pair, Target, ours
 
 __all__ = ["CONTENDERS"]
 
@@ -41,8 +41,8 @@ def _same(target: Target) -> Client:
     (host, port), *others = _nodes(target)
     relay = Relay(f"redis://{host}:{port}")
     hosts = ",".join([urlsplit(relay.url).netloc, *(f"{host}:{port}" for host, port in others)])
-    with holdfast.connect(f"redlock://{hosts}", namespace=f"{target.namespace}same") as door:
-        lock = door.lock("same")
+    with holdfast.connect(f"redlock://{hosts}", namespace=f"{target.namespace}same") as locks:
+        lock = locks.lock("same")
         for _ in range(WARM_HOLDS):
             with lock:
                 time.sleep(APART_SECONDS)  # the relay tells the two requests apart
@@ -158,8 +158,8 @@ async def _aioredlock(target: Target) -> Client:
 
 
 def _peer(name: str, open_: Callable[..., Any]) -> Contender:
-    door: Engine = "asyncio" if "asyncio" in name or name == "aioredlock" else "blocking"
-    return Contender(name, "redlock", "peer", door, open_, ONLY)
+    flavour: Flavour = "asyncio" if "asyncio" in name or name == "aioredlock" else "blocking"
+    return Contender(name, "redlock", "peer", flavour, open_, ONLY)
 
 
 _QUICK = {"socket_timeout": 0.05}

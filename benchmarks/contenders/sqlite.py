@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.contenders.common import ALL, WAITS, nothing, polling
-from holdfast.bench.contender import DRAIN, Client, Contender, Engine, Opener, Pair, Target, ours
+from holdfast.bench.contender import DRAIN, Client, Contender, Flavour, Opener, Pair, Target, ours
 
 __all__ = ["CONTENDERS"]
 
@@ -144,8 +144,8 @@ def _tooz(target: Target) -> Client:
 
 
 def _peer(name: str, open_: Opener, cases: frozenset[str] = WAITS) -> Contender:
-    door: Engine = "asyncio" if "asyncio" in name else "blocking"
-    return Contender(name, "sqlite", "peer", door, open_, cases)
+    flavour: Flavour = "asyncio" if "asyncio" in name else "blocking"
+    return Contender(name, "sqlite", "peer", flavour, open_, cases)
 
 
 CONTENDERS = [

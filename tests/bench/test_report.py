@@ -17,10 +17,10 @@ def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
 
 
-def row(contender: str, role: str, client: str, rate: float, **more: Any) -> dict[str, Any]:
+def row(contender: str, role: str, flavour: str, rate: float, **more: Any) -> dict[str, Any]:
     state = {"holds_per_second": rate, "p50_us": 1.0, "p99_us": 2.0}
     state |= {"client_cpu_us": 30.0, "server_cpu_us": 10.0}
-    head = {"contender": contender, "store": "redis", "role": role, "client": client}
+    head = {"contender": contender, "store": "redis", "role": role, "flavour": flavour}
     return {**head, "pinned": state, "free": state, **more}
 
 

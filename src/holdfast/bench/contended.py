@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from holdfast.bench.bounds import Alarm, limited
 from holdfast.bench.contender import Book, Contender, Target
 from holdfast.bench.figures import cpu_seconds, percentile
+from holdfast.bench.forkserver import in_child, read_by
 from holdfast.bench.jobs import find, read_target
-from holdfast.bench.nursery import in_child, read_by
 
 __all__ = ["Turn", "contended_job", "judge"]
 
@@ -100,8 +100,8 @@ def contended_job(
     for reader, _ in children:
         first = os.read(reader, 1)
         if first != b"r":
-            told = first + (read_by(reader, time.monotonic() + 1) or b"")
-            return json.loads(told or b'{"error": "a process did not start"}')
+            line = first + (read_by(reader, time.monotonic() + 1) or b"")
+            return json.loads(line or b'{"error": "a process did not start"}')
     server = cpu_seconds(aim.pids)
     start = time.monotonic() + 0.05
     for _, go in children:
@@ -152,7 +152,7 @@ def _spawn(contender: Contender, target: Target, pace: Pace) -> tuple[int, int]:
             with os.fdopen(order) as line:
                 return float(line.readline())
 
-        play = _play if contender.door == "blocking" else _play_async
+        play = _play if contender.flavour == "blocking" else _play_async
         return play(contender, target, ready, pace)
 
     _, reader = in_child(work)

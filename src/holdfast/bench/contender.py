@@ -1,4 +1,4 @@
-"""Who is measured, in the few words that every case speaks, and Holdfast itself among them."""
+"""The interface of what is measured, and Holdfast as one implementation of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Book", "Client", "Contender", "Pair", "Role", "Target", "ours"]
 Role = Literal["ours", "peer", "library", "limit", "least"]
 """``limit`` sends the same requests prebuilt, ``least`` what an unfenced lock could do with,
 ``library`` the same requests through the bare client library."""
-Engine = Literal["blocking", "asyncio"]
+Flavour = Literal["blocking", "asyncio"]
 
 UNCONTENDED, CONTENDED, DRAIN, HELD, REDLOCK = (
     "uncontended",
@@ -58,7 +58,7 @@ class Contender:
     name: str
     store: str
     role: Role
-    door: Engine
+    flavour: Flavour
     open: Opener
     cases: frozenset[str] = frozenset({UNCONTENDED, CONTENDED})
     open_held: Opener | None = None
@@ -125,7 +125,7 @@ def _open_asyncio(ttl: float) -> Opener:
 def ours(
     store: str, name: str = "Holdfast", cases: frozenset[str] | None = None
 ) -> list[Contender]:
-    """Both doors of Holdfast on one store."""
+    """Both clients of Holdfast on one store."""
     played = frozenset({UNCONTENDED, CONTENDED, DRAIN, HELD}) if cases is None else cases
     return [
         Contender(

@@ -82,7 +82,7 @@ def drain_job(
     counter = book.request_counter(found.store, aim.url)
     pace = (settle_seconds, idle_seconds, limit_seconds)
     port = urlsplit(aim.url).port or 0
-    if found.door == "blocking":
+    if found.flavour == "blocking":
         before, after = _with_threads(found, aim, tally, counter, pace, port)
     else:
         with asyncio.Runner() as runner:

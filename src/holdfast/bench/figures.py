@@ -63,7 +63,7 @@ def cpu_seconds(roots: Iterable[int]) -> float:
 
 @contextmanager
 def pinned(roots: Iterable[int]) -> Iterator[None]:
-    """This process and a server share one core meanwhile.
+    """This process and a server share one core during the block.
 
     Left free, a wake-up between two cores costs more than any client, and hides what it costs.
     """

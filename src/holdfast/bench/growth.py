@@ -23,7 +23,7 @@ def growth_job(book: Book, contender: str, target: list[Any], what: str, size: i
         return drain_job(book, contender, target, size, settle, WINDOW, 60.0)
     (found,), aim = find(book, [contender]), read_target(target)
     counter = book.request_counter(found.store, aim.url)
-    if found.door == "blocking":
+    if found.flavour == "blocking":
         return _names(found, aim, counter, size)
     with asyncio.Runner() as runner:
         return runner.run(_names_async(found, aim, counter, size))

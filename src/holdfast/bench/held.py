@@ -23,7 +23,7 @@ def held_job(book: Book, contender: str, target: list[Any], leases: int, seconds
     """Takes the locks, watches for so long, gives them back."""
     (found,), aim = find(book, [contender]), read_target(target)
     counter = book.request_counter(found.store, aim.url)
-    if found.door == "blocking":
+    if found.flavour == "blocking":
         return _blocking(found, aim, counter, leases, seconds)
     with asyncio.Runner() as runner:
         return runner.run(_asyncio(found, aim, counter, leases, seconds))
@@ -39,7 +39,7 @@ class _Watch:
         self._cpu, self._at = time.process_time(), time.perf_counter()
 
     def row(self, held: int, taking: float) -> dict[str, Any]:
-        """All figures per second; the span is told for whoever counts from outside."""
+        """All figures per second, and the span, for counters outside of this process."""
         seconds = time.perf_counter() - self._at
         cpu = time.process_time() - self._cpu
         requests = None

@@ -1,4 +1,4 @@
-"""The book of ``holdfast bench``: Holdfast's two doors, nobody else."""
+"""The book of ``holdfast bench``: Holdfast's two clients, nobody else."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def contenders() -> list[Contender]:
 
 
 def request_counter(*_: str) -> Callable[[], float] | None:
-    """Somebody else may use the store: its counters tell nothing of us."""
+    """Other programs may use the store: its counters say nothing about this run."""
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.bench.nursery import Nursery
+from holdfast.bench.forkserver import ForkServer
 from holdfast.bench.own_book import contenders
 
 __all__ = ["CASES", "carry_out"]
@@ -62,15 +62,15 @@ EXTRA_SECONDS = 45.0
 
 
 def carry_out(
-    case: str, url: str, namespace: str, nursery: Nursery, *, quick: bool
+    case: str, url: str, namespace: str, forkserver: ForkServer, *, quick: bool
 ) -> list[dict[str, Any]]:
-    """A row for each door."""
+    """A row for each client."""
     target = [url, [], namespace]
     keys = [one.key for one in contenders()]
     seconds = 1.0 if quick else 4.0
     if case == "uncontended":
         rounds = 3 if quick else 15
-        rows: Any = nursery.run(
+        rows: Any = forkserver.run(
             case, allowed=60, contenders=keys, target=target, rounds=rounds, slice_seconds=0.1
         )
         return rows if isinstance(rows, list) else [{"contender": "Holdfast", **rows}]
@@ -78,7 +78,7 @@ def carry_out(
     return [
         {
             "contender": one.name,
-            **nursery.run(
+            **forkserver.run(
                 words["job"],
                 allowed=seconds + EXTRA_SECONDS,
                 contender=one.key,

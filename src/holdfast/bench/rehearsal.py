@@ -16,7 +16,7 @@ def rehearse(book: Book, key: str, target: list[Any]) -> None:
     (contender,), aim = find(book, [key]), read_target(target)
     name = f"rehearsed:{os.getpid()}"
     opened: Any = contender.open
-    if contender.door == "blocking":
+    if contender.flavour == "blocking":
         pair = opened(aim).lock(name)
         pair.acquire()
         pair.release()

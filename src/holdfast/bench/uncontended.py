@@ -55,7 +55,7 @@ class _Player:
         self.error = ""
         self.seen: dict[str, _Slices] = {}
         self._pids = target.pids
-        self._runner = asyncio.Runner() if contender.door == "asyncio" else None
+        self._runner = asyncio.Runner() if contender.flavour == "asyncio" else None
         with limited(SLICE_LIMIT_SECONDS):
             self._client: Client = self._run(contender.open(target))
             self._pair = self._client.lock(NAME)
@@ -173,7 +173,7 @@ def _head(contender: Contender) -> dict[str, Any]:
         "contender": contender.name,
         "store": contender.store,
         "role": contender.role,
-        "door": contender.door,
+        "flavour": contender.flavour,
     }
 
 

@@ -57,15 +57,15 @@ def _greet(url: str, namespace: str) -> None:
 
 
 def _measure(url: str, namespace: str, cases: list[str], quick: bool) -> dict[str, Any]:
-    from holdfast.bench.nursery import Nursery
+    from holdfast.bench.forkserver import ForkServer
     from holdfast.bench.own_plan import carry_out
 
     results = {}
-    with Nursery("holdfast.bench.own_book") as nursery:
+    with ForkServer("holdfast.bench.own_book") as forkserver:
         for case in cases:
             if is_terminal(2):
                 say(f"{case} …")
-            results[case] = carry_out(case, url, namespace, nursery, quick=quick)
+            results[case] = carry_out(case, url, namespace, forkserver, quick=quick)
     return results
 
 

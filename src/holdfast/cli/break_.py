@@ -1,4 +1,4 @@
-"""``holdfast break NAME --reason …``: ends somebody's hold."""
+"""``holdfast break NAME --reason …``: ends the hold of another client."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["main"]
 def main(argv: list[str]) -> int:
     parser = Parser(
         "break",
-        "Ends somebody's hold: they learn that it is lost, later holders get a higher token.\n"
-        "What the old holder does meanwhile is only stopped by a fence at the resource.",
+        "Ends the hold of another client: it learns of the loss; later tokens are higher.\n"
+        "Only a fence at the resource stops what the old holder still does.",
     )
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--reason", metavar="TEXT", required=True, help="kept in the log")
@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
         token = locks.break_lock(options.name, reason=options.reason)
     fences = _fences(options.name, holders, options.epoch or 0) if token is not None else []
     if options.json:
-        told = {"name": options.name, "token": token, "reason": options.reason, "fences": fences}
-        print_json(told)
+        summary = {"name": options.name, "token": token, "reason": options.reason, "fences": fences}
+        print_json(summary)
     elif token is not None:
         write(f"ended the hold of {neutral(options.name)} with token {token}\n")
         for fence in fences:

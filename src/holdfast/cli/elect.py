@@ -69,7 +69,7 @@ def _term(child: Command, election: Election) -> Ending | None:
         say(f"{error}; campaigning again")
         time.sleep(AGAIN_SECONDS)
         return None
-    if ending is not None and ending.told in TO_END:
-        raise Interrupted(ending.told)  # whoever said so meant us, not this term alone
+    if ending is not None and ending.end_signal in TO_END:
+        raise Interrupted(ending.end_signal)  # the signal ends this program, not only this term
     say(f"{lost}; campaigning again")
     return None

@@ -32,7 +32,7 @@ UNAVAILABLE = 69
 DEFECT = 70
 """Something that should not happen."""
 NOT_ACQUIRED = 75
-"""Somebody else holds the lock."""
+"""Another client holds the lock."""
 LOST = 76
 """The lock was lost, or about to be, before the command had ended."""
 BAD_SETTING = 78

@@ -42,12 +42,13 @@ class CommandFailed(Exception):
 
 
 def run_job(child: Command, job: Job, conflict_code: int = NOT_ACQUIRED) -> int:
-    """Runs the command unless somebody has; answers its exit code, or 0 if it was done."""
+    """Runs the command unless another process has run it. Returns its exit code, or 0 if it
+    was done already."""
 
     def work(lease: Lease) -> int:
         ending = run_command(child, lease, environment(lease))
-        told = ending.interrupted or (ending.told and ending.code)
-        if told or ending.cut or not ending.guarded:
+        stopped = ending.interrupted or (ending.end_signal and ending.code)
+        if stopped or ending.cut or not ending.guarded:
             raise CommandStopped(ending)
         if ending.code:
             raise CommandFailed(ending)

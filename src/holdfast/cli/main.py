@@ -19,8 +19,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "once": ("once", "run a command once per key, across the fleet"),
     "elect": ("elect", "run a command while this is the leader"),
     "ls": ("ls", "list the names that are held or waited for"),
-    "show": ("show", "show who holds a name and who waits for it"),
-    "break": ("break_", "end somebody's hold"),
+    "show": ("show", "show holders and waiters of a name"),
+    "break": ("break_", "end the hold of another client"),
     "fence": ("fence", "carry a fence to a resource"),
     "check": ("check", "contact a store and verify what its guarantees rest on"),
     "init": ("init", "mark a new deployment of a store as new"),
@@ -68,8 +68,8 @@ def _verb(arguments: list[str]) -> Callable[[list[str]], int]:
         from holdfast.cli.exits import USAGE, Refused
         from holdfast.cli.parsing.parser import without_urls
 
-        told = f"there is no verb {word!r}; there are {', '.join(VERBS)}"
-        raise Refused(without_urls(told, [word]), USAGE)
+        message = f"there is no verb {word!r}; there are {', '.join(VERBS)}"
+        raise Refused(without_urls(message, [word]), USAGE)
     import importlib
 
     verb: Callable[[list[str]], int] = importlib.import_module(

@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         "once",
         "Runs a command unless it has been run for this key. Who finds it running waits for its\n"
-        "end. A run that crashed is taken over; one that failed is run again by the next caller.",
+        "end. A crashed run is taken over; a failed run is repeated by the next caller.",
         "holdfast once KEY [options] -- command …",
     )
     parser.add_argument("key", metavar="KEY", help="what is done once")

@@ -1,4 +1,4 @@
-"""``holdfast show NAME``: who holds a name, and who waits for it."""
+"""``holdfast show NAME``: the holders and waiters of a name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser("show", "Shows who holds a name and who waits for it; exit 1 if nobody does.")
+    parser = Parser("show", "Shows the holders and waiters of a name; exit 1 if there are none.")
     parser.add_argument("name", metavar="NAME")
     json_option(parser)
     store_options(parser)

@@ -74,8 +74,8 @@ def _enter_store(where: str, resource: str, fence: Fence, table: str) -> None:
         raise ValueError(url.scrub(str(error))) from None
     except Exception as error:  # noqa: BLE001 - each driver has words of its own for it
         # Without its cause, too: drivers repeat what they can't read, be it the password.
-        told = url.scrub(f"{type(error).__name__}: {error}")
-        raise BackendUnavailable(f"{url}: {told}") from None
+        message = url.scrub(f"{type(error).__name__}: {error}")
+        raise BackendUnavailable(f"{url}: {message}") from None
 
 
 def _for_drivers(url: Url, where: str) -> str:

@@ -1,7 +1,7 @@
 """One ``flock`` on a file that is never replaced.
 
-Whoever can open the file can lock it, for reading too, and keep everybody out. So those who may
-write the guarded file may open it, and nobody else.
+Every process that can open the file, also for reading, can lock it and keep the others out. So
+those who may write the guarded file may open it, and nobody else.
 
 A lock belongs to the open file, which a forked child shares. The child closes it at once, and the
 parent unlocks it before it closes it: a child that was forked in the block keeps nobody out.
@@ -53,7 +53,7 @@ class FileLock:
             except BaseException:
                 self.release()
                 raise
-            self.release()  # somebody has removed it meanwhile: others lock another one
+            self.release()  # it was removed since: others lock another file
 
     def _set_rights(self, file: int) -> None:
         found = os.fstat(file)

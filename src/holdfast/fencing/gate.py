@@ -1,6 +1,7 @@
-"""A gate before work that has no transaction: the resource is held on a shared store meanwhile.
+"""A gate before work that has no transaction: it holds the resource on a shared store.
 
-Whoever may pass holds the gate's own lock for the whole block, and the highest fence that passed
+A holder that may pass holds the gate's own lock for the whole block, and the highest fence that
+passed
 is recorded under it. It is a lock like any other: a process that is stopped inside the block for
 longer than the ttl can still act afterwards. Where the resource can check for itself, let it.
 """
@@ -89,7 +90,7 @@ class Gate:
     def enter(self, resource: str, lease: Any) -> Any:
         """A block for ``with`` (``async with`` on a client of asyncio) that gives the gate's lease.
 
-        Raises ``StaleFence`` if a newer holder has passed, ``LockTimeout`` if somebody else is
+        Raises ``StaleFence`` if a newer holder has passed, ``LockTimeout`` if another holder is
         inside for too long. Readers pass together.
         """
         check_resource(resource)

@@ -83,11 +83,11 @@ class OwnStoreGuard:
     async def _refused(self, key: str) -> StaleFence:
         """Names both: ours, and whose it is now."""
         lease, fence = self._lease, self._lease.fence
-        told = f"{key!r} refused token {fence.token} of {fence.name!r} ({fence.mode})"
+        message = f"{key!r} refused token {fence.token} of {fence.name!r} ({fence.mode})"
         holders = (await self._backend.look(lease.name)).holders
         latest = max(holders, key=lambda holder: holder.token, default=None)
         if latest is None:
-            return StaleFence(f"{told}: that hold has ended; nobody holds it now", fence=fence)
+            return StaleFence(f"{message}: that hold has ended; nobody holds it now", fence=fence)
         highest = Fence(lease.name, latest.mode, latest.slots, fence.epoch, latest.token)
         who = f"that hold has ended; now token {latest.token} holds it, {latest}"
-        return StaleFence(f"{told}: {who}", fence=fence, highest=highest)
+        return StaleFence(f"{message}: {who}", fence=fence, highest=highest)

@@ -148,8 +148,8 @@ class Guard:
     async def _call(self, answer: Any) -> Any:
         return await answer if self._asynchronous else answer
 
-    def _refused(self, told: Sequence[Any]) -> StaleFence:
-        name, kind, writer, highest, slot, entered = map(_text, told)
+    def _refused(self, reply: Sequence[Any]) -> StaleFence:
+        name, kind, writer, highest, slot, entered = map(_text, reply)
         if kind == "slots":
             seen = {int(slot): _read(entered)} if slot else {-1: NOBODY}
             memory = Memory(name, NOBODY, NOBODY, seen)

@@ -1,5 +1,5 @@
-"""The table of guarantees, frozen: a store that stops declaring one fails, and so does one that
-starts to without a row here.
+"""The table of guarantees, frozen: a store fails the suite if it declares less or more than its
+row here.
 
 A test is skipped for a store of this table only because of what the table says.
 """
@@ -59,7 +59,7 @@ def row_of(harness: Harness) -> str:
 
 
 def expected_guarantees(harness: Harness, declared: frozenset[Guarantee]) -> frozenset[Guarantee]:
-    """What the store must declare: its row, or for a store of somebody else's what it declares."""
+    """What the store must declare: its row; for a third-party store what it declares."""
     return GUARANTEES.get(row_of(harness), declared)
 
 

@@ -175,8 +175,8 @@ def faults(holds: Iterable[Hold]) -> list[str]:
     found: list[str] = []
     for name, group in by_name.items():
         ordered = sorted(group, key=lambda hold: hold.held)
-        told = _overlaps(ordered) + _repeated_tokens(ordered) + _sinking_tokens(ordered)
-        found += [f"{name!r}: {fault}" for fault in told]
+        faults_of_name = _overlaps(ordered) + _repeated_tokens(ordered) + _sinking_tokens(ordered)
+        found += [f"{name!r}: {fault}" for fault in faults_of_name]
     return found
 
 
@@ -257,7 +257,7 @@ def overtaken(holds: Iterable[Hold]) -> float:
     starts = [hold.held for hold in by_start]
     behind = 0
     for index, hold in enumerate(by_start):
-        meanwhile = by_start[bisect_left(starts, hold.asked) : index]
-        came = Counter(other.process for other in meanwhile if other.asked > hold.asked)
+        between = by_start[bisect_left(starts, hold.asked) : index]
+        came = Counter(other.process for other in between if other.asked > hold.asked)
         behind += max(came.values(), default=0) > 1
     return behind / len(by_start) if by_start else 0.0

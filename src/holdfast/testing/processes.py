@@ -78,10 +78,10 @@ class Process:
             raise ProcessFailed(f"no answer in {seconds} s; it said:\n{self.said()}") from None
         if not line:
             raise ProcessFailed(f"it ended without an answer; it said:\n{self.said()}")
-        told = json.loads(line)
-        if "error" in told:
-            raise ProcessFailed(told["detail"], told["error"])
-        return told["answer"]
+        reply = json.loads(line)
+        if "error" in reply:
+            raise ProcessFailed(reply["detail"], reply["error"])
+        return reply["answer"]
 
     async def ask(self, verb: str, **options: Any) -> Any:
         """Tells it to do something and waits for what comes of it."""

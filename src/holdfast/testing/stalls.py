@@ -1,4 +1,4 @@
-"""What a machine that stumbles does to a test, told apart from what a store does."""
+"""Tells a stall of the machine apart from a fault of a store."""
 
 from __future__ import annotations
 

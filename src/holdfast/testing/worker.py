@@ -109,15 +109,15 @@ class Worker:
                 raise
 
     async def fork(self, name: str) -> dict[str, Any]:
-        """Forks inside a hold; what the child found, told through a pipe."""
+        """Forks inside a hold; returns what the child found, through a pipe."""
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                told = json.dumps(self._in_child(name))
+                text = json.dumps(self._in_child(name))
             except BaseException:  # noqa: BLE001 - the child may only tell and end
-                told = json.dumps({"error": traceback.format_exc()})
-            os.write(write, told.encode())
+                text = json.dumps({"error": traceback.format_exc()})
+            os.write(write, text.encode())
             os._exit(0)
         os.close(write)
         await self._until_gone(child)
@@ -159,7 +159,7 @@ class Worker:
 
 
 async def serve(worker: Worker, next_line: Callable[[], Awaitable[str]]) -> None:
-    """Answers each line until there is none, or until it is told to leave."""
+    """Answers each line until there is none, or until it is asked to leave."""
     while line := await next_line():
         verb, options = json.loads(line)
         if verb == "leave":  # with all that it holds

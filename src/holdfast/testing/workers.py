@@ -36,7 +36,7 @@ class _Worker:
             result, error = None, None
             try:
                 result = work()
-            except BaseException as raised:  # noqa: BLE001 - it belongs to whoever asked
+            except BaseException as raised:  # noqa: BLE001 - raised again in the caller
                 error = raised
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_settle, future, result, error)

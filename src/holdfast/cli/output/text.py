@@ -22,7 +22,7 @@ def say(message: str) -> None:
 
 
 def is_terminal(fd: int) -> bool:
-    """Whether somebody looks at it."""
+    """Whether the stream is a terminal."""
     return os.isatty(fd)
 
 

@@ -98,8 +98,8 @@ class Parser:
             return full_parser(self).parse_args(argv, SimpleNamespace())
 
     def error(self, message: str) -> NoReturn:
-        told = without_urls(message, self._argv)
-        raise Refused(f"{told} (see {self.prog} --help)", USAGE) from None
+        shown = without_urls(message, self._argv)
+        raise Refused(f"{shown} (see {self.prog} --help)", USAGE) from None
 
     def read_plain(self, argv: list[str]) -> SimpleNamespace:
         """Reads names in full, values that can't be taken for names, and nothing amiss; raises

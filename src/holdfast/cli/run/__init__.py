@@ -154,7 +154,7 @@ def _lock(locks: Locks, options: SimpleNamespace) -> AbstractContextManager[Leas
 
 
 def environment(lease: Lease) -> dict[str, str]:
-    """What the command is told of its lock."""
+    """The environment variables that describe the lock to the command."""
     return {
         "HOLDFAST_NAME": lease.name,
         "HOLDFAST_TOKEN": str(lease.token),

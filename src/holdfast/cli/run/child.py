@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Hold(Protocol):
-        """What is needed of a lease: how long it is certain, and to be told when it is lost."""
+        """The part of a lease that is needed here: its certain time, and a callback for its
+        loss."""
 
         @property
         def ttl(self) -> float: ...
@@ -50,7 +51,7 @@ SHORTEST_LOOK_SECONDS = 0.01
 class Ending:
     """How a command ended. A plain class: a named tuple takes longer to make than to start."""
 
-    __slots__ = ("code", "cut", "guarded", "interrupted", "lent", "told")
+    __slots__ = ("code", "cut", "end_signal", "guarded", "interrupted", "lent")
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Ending:
         interrupted: bool = False,
         lent: bool = False,
         guarded: bool = True,
-        told: int = 0,
+        end_signal: int = 0,
     ) -> None:
         self.code = code
         """Its own exit code, or 128 + n if signal n ended it."""
@@ -72,8 +73,8 @@ class Ending:
         """Whether the terminal was lent to it when it ended: our own job saw no Ctrl-C then."""
         self.guarded = guarded
         """Whether its guardian lived to tell; else it was killed."""
-        self.told = told
-        """The signal by which somebody told us to end (of ``TO_END``, or HUP), 0 if none came."""
+        self.end_signal = end_signal
+        """The signal that asked this program to end (of ``TO_END``, or HUP); 0 if none came."""
 
 
 def run_command(command: Command, hold: Hold, environment: dict[str, str]) -> Ending:
@@ -92,17 +93,17 @@ class _Run:
         self._grace = min(GRACE_SECONDS, hold.ttl / 3)
         self._margin = min(MARGIN_SECONDS, hold.ttl / 20)
         self._told_end = 0.0
-        self._final = False  # it was told to end: more certain time changes nothing
+        self._final = False  # it was asked to end: more certain time changes nothing
         self._group = 0
         self._status: int | None = None
         self._was_lent = False
         self._passed_interrupt = False
-        self._told = 0
+        self._end_signal = 0
         self._ending: Ending | None = None
 
     def to_the_end(self) -> Ending:
-        bell = self._command.listen()
-        self._hold.on_lost(lambda _reason: bell.ring())
+        wake_pipe = self._command.listen()
+        self._hold.on_lost(lambda _reason: wake_pipe.wake())
         self._terminal = Terminal.find()
         look = self._feed()
         self._start()
@@ -133,7 +134,7 @@ class _Run:
 
     def _feed(self) -> float:
         """Tells the guardian how long the hold is certain; answers when to look again."""
-        before = now()  # read first: the end may only be told too early
+        before = now()  # read first: the end may only be reported too early
         remaining = self._hold.remaining
         if self._final:
             return LONGEST_LOOK_SECONDS
@@ -154,14 +155,14 @@ class _Run:
         self._command.tell(Order.UNTIL, repr(ask_at), repr(kill_at))
 
     def _step(self, seconds: float) -> None:
-        reports, signals, guarded = self._command.hear(seconds)
+        reports, signals, guarded = self._command.read(seconds)
         if not guarded:
             self._mourn()
             return
         for signum in signals:
             self._passed_interrupt |= signum == signal.SIGINT
-            if signum in TO_END or (signum == signal.SIGHUP and not self._told):
-                self._told = signum
+            if signum in TO_END or (signum == signal.SIGHUP and not self._end_signal):
+                self._end_signal = signum
             self._command.tell(Order.SIGNAL, str(signum))
         for name, field in reports:
             self._note(name, int(field))
@@ -188,14 +189,16 @@ class _Run:
         code = 128 - status if status < 0 else status
         pressed = self._was_lent or (self._terminal is not None and self._passed_interrupt)
         interrupted = pressed and status == -signal.SIGINT
-        return Ending(code, cut=cut, interrupted=interrupted, lent=self._was_lent, told=self._told)
+        return Ending(
+            code, cut=cut, interrupted=interrupted, lent=self._was_lent, end_signal=self._end_signal
+        )
 
     # Stopping and going on
 
     def _stopped(self, signum: int) -> None:
         terminal = self._terminal
         if terminal is None:
-            return  # no job control here: somebody stopped it on purpose, the lock is kept
+            return  # no job control here: it was stopped on purpose, the lock is kept
         wants_it = signum in (signal.SIGTTIN, signal.SIGTTOU)
         if wants_it and terminal.ours and terminal.lend(self._group):
             self._command.tell(Order.SIGNAL, str(int(signal.SIGCONT)))
@@ -204,7 +207,7 @@ class _Run:
         terminal.take_back()
         _stop_own_job(signum)
         # Here again after fg, bg, or at once where nobody could continue us.
-        self._feed()  # ends it instead if the lock was lost meanwhile
+        self._feed()  # ends it instead if the lock has been lost since
         if (lent or wants_it) and terminal.ours:
             terminal.lend(self._group)
         self._command.tell(Order.SIGNAL, str(int(signal.SIGCONT)))

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from holdfast.cli.exits import Refused
 from holdfast.cli.run.guardian import Guardian, write_line
-from holdfast.cli.run.signals import Bell, ignored_signals
+from holdfast.cli.run.signals import WakePipe, ignored_signals
 
 __all__ = ["CannotRun", "Command", "locate"]
 
@@ -56,15 +56,15 @@ class Command:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(orders)
         os.close(reports)
-        self._bell = Bell()
+        self._wake_pipe = WakePipe()
         self._poll = select.poll()
         self._poll.register(self._reports, select.POLLIN)
-        self._poll.register(self._bell.fd, select.POLLIN)
+        self._poll.register(self._wake_pipe.fd, select.POLLIN)
         self._unread = b""
 
     def rest(self) -> None:
         """While nothing runs, signals that end a process raise ``Interrupted``."""
-        self._bell.rest()
+        self._wake_pipe.rest()
 
     def close(self) -> None:
         """Ends the guardian and waits for it; what still runs is ended by it first."""
@@ -76,13 +76,14 @@ class Command:
         """Gives the guardian an order."""
         write_line(self._orders, *fields)
 
-    def listen(self) -> Bell:
-        """While something runs, signals are heard by ``hear``; others may ring the bell too."""
+    def listen(self) -> WakePipe:
+        """While a command runs, ``read`` returns the signals; any thread may use the pipe to wake
+        it."""
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        self._bell.listen()
-        return self._bell
+        self._wake_pipe.listen()
+        return self._wake_pipe
 
-    def hear(self, seconds: float) -> tuple[list[list[str]], list[int], bool]:
+    def read(self, seconds: float) -> tuple[list[list[str]], list[int], bool]:
         """Reports, signals, and whether the guardian is there to send any."""
         ready = {fd for fd, _ in self._poll.poll(seconds * 1000)}
         lines: list[bytes] = []
@@ -91,7 +92,7 @@ class Command:
             if not data:
                 return [], [], False
             *lines, self._unread = (self._unread + data).split(b"\n")
-        signals = self._bell.hear() if self._bell.fd in ready else []
+        signals = self._wake_pipe.read() if self._wake_pipe.fd in ready else []
         return [os.fsdecode(line).split("\0") for line in lines], signals, True
 
     def refuse(self, number: int) -> NoReturn:

@@ -32,7 +32,7 @@ class ProcessGroup:
             os.killpg(self.number, signum)
 
     def member(self) -> int | None:
-        """One process that lives in the group (its number where that can be told), or ``None``.
+        """One process that lives in the group (its number where it is known), or ``None``.
 
         Zombies don't count: where nobody reaps orphans, as in many containers, they stay forever.
         """
@@ -42,7 +42,7 @@ class ProcessGroup:
             except ProcessLookupError:
                 return None
             except PermissionError:
-                pass  # somebody is there who may not be signalled by us: a set-user-id program
+                pass  # there is a process that we may not signal: a set-user-id program
             try:
                 found = _alive_in(self.number)
             except OSError:  # no /proc: the signal above is the best answer there is
@@ -64,7 +64,7 @@ def _lives_in(pid: str, group: int) -> bool:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
             text = file.read()
     except OSError:
-        return False  # ended meanwhile
+        return False  # it has ended
     # The command's name stands in brackets and may itself contain brackets and blanks.
     fields = text[text.rindex(b")") + 2 :].split()
     state, process_group, threads = fields[0], int(fields[2]), int(fields[17])

@@ -113,11 +113,11 @@ class Guardian:
 
     def serve(self) -> None:
         """Returns when no command is left, and no other will come or can be asked for."""
-        self._children, bell = os.pipe()
-        os.set_blocking(bell, False)
+        self._children, wake_fd = os.pipe()
+        os.set_blocking(wake_fd, False)
         os.set_blocking(self._children, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         self._poll.register(self._orders, select.POLLIN)
         self._poll.register(self._children, select.POLLIN)
         while self._group is not None or not (self._orphaned or self._done):
@@ -215,9 +215,9 @@ class Guardian:
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         low = 3
-        bell = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
-        for fd in sorted((self._orders, self._reports, self._children, bell)):
+        wake_fd = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
+        for fd in sorted((self._orders, self._reports, self._children, wake_fd)):
             os.closerange(low, fd)
             low = fd + 1
         os.closerange(low, max(low, os.sysconf("SC_OPEN_MAX")))

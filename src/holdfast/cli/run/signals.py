@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable
 from types import FrameType
 
-__all__ = ["ENDING", "PASSED", "Bell", "Interrupted", "ignored_signals"]
+__all__ = ["ENDING", "PASSED", "Interrupted", "WakePipe", "ignored_signals"]
 
 # These end a process that does nothing about them.
 ENDING = (
@@ -49,20 +49,20 @@ def _interrupt_on(signals: Iterable[int]) -> None:
             signal.signal(signum, interrupt)
 
 
-class Bell:
-    """A pipe that any thread may ring, and that signals ring with their number."""
+class WakePipe:
+    """A pipe that any thread may write to, and to which signals write their number."""
 
     def __init__(self) -> None:
-        self.fd, self._ringing = os.pipe()
+        self.fd, self._write_fd = os.pipe()
         os.set_blocking(self.fd, False)
-        os.set_blocking(self._ringing, False)
+        os.set_blocking(self._write_fd, False)
 
-    def ring(self) -> None:
-        """Wakes whoever polls ``fd``. From any thread."""
-        with contextlib.suppress(BlockingIOError):  # it rings already
-            os.write(self._ringing, b"\0")
+    def wake(self) -> None:
+        """Wakes the thread that polls ``fd``. From any thread."""
+        with contextlib.suppress(BlockingIOError):  # full: a wake-up is pending already
+            os.write(self._write_fd, b"\0")
 
-    def hear(self) -> list[int]:
+    def read(self) -> list[int]:
         """The signals that arrived, in order."""
         try:
             return [number for number in os.read(self.fd, 4096) if number]
@@ -70,8 +70,8 @@ class Bell:
             return []
 
     def listen(self) -> None:
-        """From now on, signals that are passed on do nothing but ring."""
-        signal.set_wakeup_fd(self._ringing, warn_on_full_buffer=False)
+        """From now on, signals that are passed on only write to the pipe."""
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for signum in PASSED:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, _nothing)
@@ -79,15 +79,15 @@ class Bell:
     def rest(self) -> None:
         """From now on, signals that end a process interrupt it, and others do what they always do.
 
-        One that has rung and was heard by nobody interrupts at once.
+        A signal that arrived and was not read yet interrupts at once.
         """
         _interrupt_on(ENDING)
         for signum in (signal.SIGTSTP, signal.SIGWINCH, signal.SIGCONT):
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
-        for heard in self.hear():
-            if heard in ENDING:
-                raise Interrupted(heard)
+        for number in self.read():
+            if number in ENDING:
+                raise Interrupted(number)
         signal.set_wakeup_fd(-1)
 
 

@@ -68,12 +68,12 @@ def problem(error: StaleFence | UntrustedFence) -> Problem:
     >>> problem(StaleFence("a later holder has been here")).status
     409
     """
-    told = refused_for(error)
-    if told is None:
+    refusal = refused_for(error)
+    if refusal is None:
         raise TypeError(
             f"this is for StaleFence and UntrustedFence, not for {type(error).__name__}"
         )
-    return told.problem
+    return refusal.problem
 
 
 def raise_for_stale(response: R) -> R:
@@ -81,11 +81,11 @@ def raise_for_stale(response: R) -> R:
 
     Takes the responses of httpx and requests.
     """
-    told: Any = response
-    kind = str(told.headers.get("content-type", ""))
-    if told.status_code != 409 or not kind.startswith("application/problem+json"):
+    answer: Any = response
+    kind = str(answer.headers.get("content-type", ""))
+    if answer.status_code != 409 or not kind.startswith("application/problem+json"):
         return response
-    problem = _problem(told)
+    problem = _problem(answer)
     if problem.get("type") == STALE:
         detail = str(problem.get("detail", "the fence was refused"))
         raise StaleFence(

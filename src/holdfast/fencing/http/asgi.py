@@ -27,7 +27,7 @@ class AsgiFence:
     on an asyncio client holds the resource for the whole handler. With ``fence_keys``, or those of
     the gate, a fence that none of them has signed gets 403.
 
-    Without keys whoever can send a request can send any fence: let only trusted callers reach it.
+    Without keys every caller can send any fence: let only trusted callers reach it.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class AsgiFence:
         except Refused as error:
             await answer.refuse(error.problem)
         except HoldfastError as error:
-            told = refused_for(error)
-            if told is None or answer.started:
+            refusal = refused_for(error)
+            if refusal is None or answer.started:
                 raise
-            await answer.refuse(told.problem)
+            await answer.refuse(refusal.problem)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = HEADER.lower().encode()

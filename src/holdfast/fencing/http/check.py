@@ -57,7 +57,7 @@ class Refused(Exception):
 
 
 def refused_for(error: HoldfastError) -> Refused | None:
-    """What a handler or a gate raised, as the caller is told; ``None`` for what is our defect."""
+    """The refusal for an error that a handler or a gate raised; ``None`` for other errors."""
     if isinstance(error, StaleFence):
         fences = {"fence": error.fence, "highest": error.highest}
         more = {word: fence._unsigned() for word, fence in fences.items() if fence is not None}

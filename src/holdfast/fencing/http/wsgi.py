@@ -29,7 +29,7 @@ class WsgiFence:
     ``gate`` on a blocking client holds the resource until the response is closed. With
     ``fence_keys``, or those of the gate, a fence that none of them has signed gets 403.
 
-    Without keys whoever can send a request can send any fence: let only trusted callers reach it.
+    Without keys every caller can send any fence: let only trusted callers reach it.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class WsgiFence:
         except Refused as error:
             return _refuse(error.problem, start_response)
         except HoldfastError as error:
-            told = refused_for(error)
-            if told is None or started:
+            refusal = refused_for(error)
+            if refusal is None or started:
                 raise
-            return _refuse(told.problem, start_response)
+            return _refuse(refusal.problem, start_response)
 
     def _pass(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         values = [environ[_VARIABLE]] if _VARIABLE in environ else []

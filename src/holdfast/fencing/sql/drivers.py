@@ -1,6 +1,6 @@
 """The connections that ``fencing.sql`` takes: psycopg, PyMySQL, asyncmy, sqlite3, SQLAlchemy.
 
-Told apart by the package that their type comes from; nothing is imported that is not there.
+They are known by the package of their type; nothing is imported that is not installed.
 Each is asked in the same words: those of a blocking driver never suspend.
 """
 
@@ -50,7 +50,7 @@ class Driver(Protocol):
         ...
 
     def place(self) -> Hashable:
-        """Which database this is, where that can be told; ``None`` otherwise."""
+        """Which database this is; ``None`` where that is unknown."""
         ...
 
     def in_savepoint(self) -> bool:

@@ -100,7 +100,7 @@ class Row:
         return True
 
     async def _check_age(self, row: tuple[Any, ...]) -> None:
-        """Raises ``Unsupported`` if the transaction may see less than whoever entered before."""
+        """Raises ``Unsupported`` if the transaction may see less than an earlier holder wrote."""
 
     def _key(self) -> tuple[str, str, str]:
         return self._asked.create, self._resource, str(self._fence)
@@ -111,9 +111,9 @@ class Row:
             return await self._driver.execute(sql, wanted)
         except Exception as error:
             forget_table(self._driver, self._asked)
-            told = refused(self._asked, error)
-            if told is not None:
-                raise told from error
+            known = refused(self._asked, error)
+            if known is not None:
+                raise known from error
             if not is_missing(self._asked, error):
                 raise
         await make_table(self._driver, self._asked)

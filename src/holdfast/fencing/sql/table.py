@@ -85,7 +85,7 @@ async def make_table(driver: Driver, asked: Statements) -> None:
     except Exception as error:
         raise Unsupported(
             f"the table of fences is missing, and this account can't make it ({_words(error)}). "
-            f"Let somebody who may create tables run\n{asked.create};\n{_grant(asked)}"
+            f"Let a user who may create tables run\n{asked.create};\n{_grant(asked)}"
             f"{_elsewhere(asked)}"
         ) from error
     if asked.renew:

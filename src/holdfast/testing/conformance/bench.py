@@ -102,7 +102,7 @@ class Bench:
         await eventually(lambda: self.is_free(client, name), seconds, f"{name!r} was not freed")
 
     async def taken(self, client: AsyncLocks, name: str) -> None:
-        """Returns once somebody holds the name."""
+        """Returns once the name is held."""
 
         async def held() -> bool:
             return bool((await client.inspect(name)).holders)
@@ -203,7 +203,7 @@ def renewer_hung(client: AsyncLocks) -> Iterator[None]:
 
 
 async def times_out(lock: AbstractAsyncContextManager[Any]) -> LockTimeout:
-    """Waits for the block in vain; what it is told."""
+    """Waits for the block without success; returns the error."""
     with raises(LockTimeout) as raised:
         async with lock:
             pass

@@ -26,8 +26,8 @@ async def closing_releases_with_a_warning(bench: Bench) -> None:
         warnings.simplefilter("always")
         await ours.close()
         await ours.close()
-    told = [str(one.message) for one in caught if one.category is ResourceWarning]
-    assert [sum(f"name {n}" in text for text in told) for n in range(3)] == [1, 1, 1]
+    messages = [str(one.message) for one in caught if one.category is ResourceWarning]
+    assert [sum(f"name {n}" in text for text in messages) for n in range(3)] == [1, 1, 1]
     assert await theirs.list() == []
     for lease in leases:
         assert lease is not None
@@ -37,7 +37,7 @@ async def closing_releases_with_a_warning(bench: Bench) -> None:
 
 @conformance.rule()
 async def a_closed_client_says_so(bench: Bench) -> None:
-    """Whoever uses a closed client gets an error, not a hang and not a hold."""
+    """A call on a closed client raises: it neither blocks nor holds."""
     client = bench.client()
     async with client.lock("name"):
         pass

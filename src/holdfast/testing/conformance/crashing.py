@@ -101,7 +101,7 @@ async def killed_in_the_middle_of_contention(bench: Bench) -> None:
 
 @conformance.rule(between_processes=True, slow=True)
 async def killed_waiters_do_not_stall_the_line(bench: Bench) -> None:
-    """Waiters that were killed at once are passed over; who waits behind them is served."""
+    """Waiters that were killed together are skipped; the next living one is served."""
     client = bench.client()
     processes = [bench.process(ttl=bench.ttl) for _ in range(3)]
     await asyncio.gather(*(process.ask("check") for process in processes))

@@ -1,4 +1,4 @@
-"""The store goes away while somebody waits, holds, acquires or releases."""
+"""The store goes away during a wait, a hold, an acquire or a release."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def _token(client: AsyncLocks, timeout: float | None) -> int:
 
 @conformance.rule(knobs=[Knob.KILL])
 async def a_waiter_outlives_a_restart(bench: Bench) -> None:
-    """Who waits while the server dies and comes back is served, and tokens still grow."""
+    """A waiter is served after the server died and came back, and tokens still grow."""
     ours, theirs = bench.client(), bench.client()
     async with ours.lock("name") as before:
         token = before.token
@@ -56,30 +56,30 @@ async def a_waiter_outlives_a_restart(bench: Bench) -> None:
 async def an_outage_ends_a_hold_in_time(bench: Bench) -> None:
     """A holder that can't renew knows by its own clock that the hold is over."""
     client = bench.client()
-    told: list[str] = []
+    reasons: list[str] = []
     lease = await client.lock("name", ttl=bench.ttl).acquire()
     assert lease is not None
-    lease.on_lost(told.append)
+    lease.on_lost(reasons.append)
     bench.harness.pause()
     try:
         began = moment = now()
         while lease.held:
             assert moment < began + bench.ttl, "still held after its ttl"
             await asyncio.sleep(0.01)
-            moment = now()  # before the look: whoever is held up in between has not held longer
+            moment = now()  # before the look: a delay in between does not count as holding
         assert lease.lost
         assert lease.reason
         with raises(LockLost):
             lease.check()
-        await eventually(lambda: _any(told), SOON, "nobody was told")
+        await eventually(lambda: _any(reasons), SOON, "nobody was told")
     finally:
         bench.harness.resume()
     assert await lease.release() is False
     await _works_again(bench, client)
 
 
-async def _any(told: list[str]) -> bool:
-    return bool(told)
+async def _any(reasons: list[str]) -> bool:
+    return bool(reasons)
 
 
 async def _works_again(bench: Bench, client: AsyncLocks) -> None:

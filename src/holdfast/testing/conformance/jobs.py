@@ -65,10 +65,10 @@ async def a_job_that_failed_is_tried_again(bench: Bench) -> None:
     assert (outcome.ran, outcome.value, outcome.attempt) == (True, "better", 2)
     with raises(ZeroDivisionError):
         await ours.once("other", errors="record").run(fail)
-    told = await theirs.once("other", errors="record").run(lambda: "not run")
-    assert (told.ran, told.status) == (False, "failed")
+    outcome = await theirs.once("other", errors="record").run(lambda: "not run")
+    assert (outcome.ran, outcome.status) == (False, "failed")
     with raises(JobFailed):
-        told.result()
+        outcome.result()
 
 
 @conformance.rule(RECORDS)

@@ -192,25 +192,25 @@ async def a_loss_is_told_once(bench: Bench) -> None:
     client = bench.client()
     lease = await client.lock("name", ttl=bench.ttl, renew=False).acquire()
     assert lease is not None
-    told: list[str] = []
-    lease.on_lost(told.append)
-    assert told == []
-    await eventually(lambda: _any(told), bench.recovery + SOON, "nobody was told")
+    reasons: list[str] = []
+    lease.on_lost(reasons.append)
+    assert reasons == []
+    await eventually(lambda: _any(reasons), bench.recovery + SOON, "on_lost was not called")
     assert lease.lost
     late: list[str] = []
     lease.on_lost(late.append)
-    await eventually(lambda: _any(late), SOON, "who asks late was not told")
+    await eventually(lambda: _any(late), SOON, "a late callback was not called")
     await lease.release()
-    assert (len(told), len(late)) == (1, 1)
-    assert told[0]
+    assert (len(reasons), len(late)) == (1, 1)
+    assert reasons[0]
 
 
-async def _any(told: Sequence[object]) -> bool:
-    return bool(told)
+async def _any(reasons: Sequence[object]) -> bool:
+    return bool(reasons)
 
 
 LATE_SECONDS = 1.0
-"""A loss is told well within so long after the end of what was certain."""
+"""A loss is noticed within this time after the end of the certain time."""
 
 
 @conformance.rule(sleeps=True)
@@ -218,22 +218,24 @@ async def a_renewal_that_hangs_delays_no_callback(bench: Bench) -> None:
     """``on_lost`` comes in time although the thread that renews stands still; what the store then
     still has of the hold is undone."""
     client, other = bench.client(), bench.client()
-    await in_some_try(lambda: _told_in_time(bench, client), "the loss was told too late")
+    await in_some_try(lambda: _noticed_in_time(bench, client), "the loss was noticed too late")
     await bench.freed(other, "name", bench.recovery + 2 * SOON)
 
 
-async def _told_in_time(bench: Bench, client: AsyncLocks) -> bool:
-    told: list[float] = []
+async def _noticed_in_time(bench: Bench, client: AsyncLocks) -> bool:
+    moments: list[float] = []
     with Stalls() as stalls, renewer_hung(client):
         lock = client.lock("name", ttl=bench.kept_ttl, timeout=bench.recovery + 2 * SOON)
         lease = await lock.acquire()
         assert lease is not None
-        lease.on_lost(lambda reason: told.append(now()))
+        lease.on_lost(lambda reason: moments.append(now()))
         ends = now() + lease.remaining
-        await eventually(lambda: _any(told), bench.kept_ttl + SOON, "nobody was told")
+        await eventually(lambda: _any(moments), bench.kept_ttl + SOON, "on_lost was not called")
         assert lease.lost
-    late = told[0] - ends
-    assert late < LATE_SECONDS or stalls.seconds > LATE_SECONDS / 2, f"told {late:.2f} s too late"
+    late = moments[0] - ends
+    assert late < LATE_SECONDS or stalls.seconds > LATE_SECONDS / 2, (
+        f"noticed {late:.2f} s too late"
+    )
     return late < LATE_SECONDS
 
 
@@ -255,28 +257,31 @@ async def a_renewal_that_hangs_delays_no_cancellation(bench: Bench) -> None:
 async def a_release_is_no_loss(bench: Bench) -> None:
     """Nobody is called back for a hold that was released."""
     client = bench.client()
-    told: list[str] = []
+    reasons: list[str] = []
     async with client.lock("name") as lease:
-        lease.on_lost(told.append)
+        lease.on_lost(reasons.append)
     async with client.lock("name") as again:
-        again.on_lost(told.append)
+        again.on_lost(reasons.append)
     assert not lease.lost
-    assert told == []
+    assert reasons == []
 
 
 @conformance.rule(sleeps=True)
 async def a_broken_hold_is_told(bench: Bench) -> None:
-    """``break_lock`` ends somebody's hold: they learn it, the next has a higher token."""
+    """``break_lock`` ends another client's hold: it learns of the loss, the next token is
+    higher."""
     ours, theirs = bench.client(), bench.client()
-    told: list[str] = []
+    reasons: list[str] = []
     lease = await ours.lock("name", ttl=2 * bench.kept_ttl).acquire()
     assert lease is not None
-    lease.on_lost(told.append)
+    lease.on_lost(reasons.append)
     assert await theirs.break_lock("name", reason="it hangs") == lease.token
     taken = await theirs.lock("name").acquire(timeout=SOON)
     assert taken is not None
     assert taken.token > lease.token
-    await eventually(lambda: _any(told), 2 * bench.kept_ttl + SOON, "its holder did not learn it")
+    await eventually(
+        lambda: _any(reasons), 2 * bench.kept_ttl + SOON, "its holder did not learn it"
+    )
     assert lease.lost
     assert await lease.release() is False
     assert taken.held
@@ -318,12 +323,12 @@ async def a_dropped_lease_is_released(bench: Bench) -> None:
         warnings.simplefilter("always")
         await _take_and_drop(ours)
 
-        async def freed_and_told() -> bool:
+        async def freed_and_warned() -> bool:
             gc.collect()  # a lease and its lock refer to each other
-            told = any("name" in str(one.message) for one in caught)
-            return told and await bench.is_free(theirs, "name")
+            reasons = any("name" in str(one.message) for one in caught)
+            return reasons and await bench.is_free(theirs, "name")
 
-        await eventually(freed_and_told, SOON, "a dropped lease was not released and told")
+        await eventually(freed_and_warned, SOON, "a dropped lease was not released with a warning")
     assert {one.category for one in caught} == {ResourceWarning}
 
 

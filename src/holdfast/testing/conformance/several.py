@@ -107,10 +107,10 @@ async def _kept_meanwhile(bench: Bench, ours: AsyncLocks, theirs: AsyncLocks) ->
 async def losing_one_loses_all(bench: Bench) -> None:
     """When one of the names is broken, all are lost, and the block says so."""
     ours, theirs = bench.client(), bench.client()
-    told: list[str] = []
+    reasons: list[str] = []
     with raises(LockLost):
         async with ours.multi(["a", "b"], ttl=2 * bench.kept_ttl) as lease:
-            lease.on_lost(told.append)
+            lease.on_lost(reasons.append)
             token = lease.leases["b"].token
             assert await theirs.break_lock("b", reason="to see") == token
 
@@ -123,9 +123,9 @@ async def losing_one_loses_all(bench: Bench) -> None:
                 assert not lease.held
 
     async def heard() -> bool:
-        return bool(told)
+        return bool(reasons)
 
     await eventually(heard, SOON, "nobody was called back")
     await asyncio.sleep(0.05)
-    assert len(told) == 1
+    assert len(reasons) == 1
     await bench.freed(theirs, "a")

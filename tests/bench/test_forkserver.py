@@ -10,15 +10,15 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast.bench.nursery import Nursery
+from holdfast.bench.forkserver import ForkServer
 
 CROWD = 8
 
 
 @pytest.fixture
-def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
+def forkserver(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    with Nursery("bench.book") as made:
+    with ForkServer("bench.book") as made:
         yield made
 
 
@@ -26,8 +26,8 @@ def target(tmp_path: Path) -> list[Any]:
     return [f"sqlite://{tmp_path}/locks.db", [], "test"]
 
 
-def contend(nursery: Nursery, tmp_path: Path, name: str) -> Any:
-    return nursery.run(
+def contend(forkserver: ForkServer, tmp_path: Path, name: str) -> Any:
+    return forkserver.run(
         "contended",
         allowed=60,
         contender=f"sqlite/{name}",
@@ -39,23 +39,25 @@ def contend(nursery: Nursery, tmp_path: Path, name: str) -> Any:
     )
 
 
-def test_processes_of_both_clients_exclude_each_other(nursery: Nursery, tmp_path: Path) -> None:
+def test_processes_of_both_clients_exclude_each_other(
+    forkserver: ForkServer, tmp_path: Path
+) -> None:
     """Real processes hold in turns, and the judge saw all of them."""
     for name in ("Holdfast", "Holdfast asyncio"):
-        row = contend(nursery, tmp_path, name)
+        row = contend(forkserver, tmp_path, name)
         assert "error" not in row
         assert (row["overlaps"], row["sinking_tokens"], row["hung"]) == (0, 0, 0)
         assert row["holds"] > 0
 
 
-def test_a_lock_that_excludes_nobody_is_found_out(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_lock_that_excludes_nobody_is_found_out(forkserver: ForkServer, tmp_path: Path) -> None:
     """The case can fail: otherwise its zero would mean nothing."""
-    assert contend(nursery, tmp_path, "no lock at all")["overlaps"] > 0
+    assert contend(forkserver, tmp_path, "no lock at all")["overlaps"] > 0
 
 
-def test_who_cannot_be_opened_is_told_by_name(nursery: Nursery, tmp_path: Path) -> None:
+def test_who_cannot_be_opened_is_told_by_name(forkserver: ForkServer, tmp_path: Path) -> None:
     """A peer that is not installed is a row with its error, among rows that were measured."""
-    rows = nursery.run(
+    rows = forkserver.run(
         "uncontended",
         allowed=60,
         contenders=["sqlite/not installed", "sqlite/Holdfast"],
@@ -67,22 +69,24 @@ def test_who_cannot_be_opened_is_told_by_name(nursery: Nursery, tmp_path: Path) 
     assert by_name["not installed"]["error"].startswith("ModuleNotFoundError")
     assert by_name["Holdfast"]["pinned"]["holds_per_second"] > 0
     assert by_name["Holdfast"]["free"]["p50_us"] > 0
-    assert "error" in contend(nursery, tmp_path, "not installed")
+    assert "error" in contend(forkserver, tmp_path, "not installed")
 
 
-def test_who_hangs_is_killed_and_the_next_is_measured(nursery: Nursery, tmp_path: Path) -> None:
+def test_who_hangs_is_killed_and_the_next_is_measured(
+    forkserver: ForkServer, tmp_path: Path
+) -> None:
     """A contender that never answers costs its own time only."""
     words = {"target": target(tmp_path), "leases": 3, "seconds": 0.1}
-    hung = nursery.run("held", allowed=1.0, contender="sqlite/hangs", **words)
+    hung = forkserver.run("held", allowed=1.0, contender="sqlite/hangs", **words)
     assert hung["error"].startswith("hung")
-    row = nursery.run("held", allowed=60, contender="sqlite/Holdfast", **words)
+    row = forkserver.run("held", allowed=60, contender="sqlite/Holdfast", **words)
     assert (row["leases"], row["lost"]) == (3, 0)
 
 
 @pytest.mark.parametrize("name", ["Holdfast", "Holdfast asyncio"])
-def test_everybody_in_a_crowd_is_served(nursery: Nursery, tmp_path: Path, name: str) -> None:
+def test_everybody_in_a_crowd_is_served(forkserver: ForkServer, tmp_path: Path, name: str) -> None:
     """Threads and tasks alike."""
-    row = nursery.run(
+    row = forkserver.run(
         "drain",
         allowed=60,
         contender=f"sqlite/{name}",
@@ -96,10 +100,12 @@ def test_everybody_in_a_crowd_is_served(nursery: Nursery, tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize(("what", "field"), [("waiters", "served"), ("names", "names")])
-def test_points_of_a_growth_plot(nursery: Nursery, tmp_path: Path, what: str, field: str) -> None:
+def test_points_of_a_growth_plot(
+    forkserver: ForkServer, tmp_path: Path, what: str, field: str
+) -> None:
     """A point is the size that was asked for."""
     client = "Holdfast asyncio" if what == "waiters" else "Holdfast"
-    row = nursery.run(
+    row = forkserver.run(
         "growth",
         allowed=60,
         contender=f"sqlite/{client}",
@@ -115,7 +121,7 @@ def test_nothing_outlives_whoever_would_end_it(
 ) -> None:
     """A run that is killed leaves no process behind that hangs or spins."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    made = Nursery("bench.book")
+    made = ForkServer("bench.book")
     told = threading.Thread(
         target=lambda: made.run(
             "held", allowed=600, contender="sqlite/hangs", target=target(tmp_path), leases=1,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
-__all__ = ["Nursery", "in_child"]
+__all__ = ["ForkServer", "in_child"]
 
 PR_SET_PDEATHSIG = 1
 REHEARSAL_SECONDS = 15.0
@@ -35,12 +35,12 @@ CASES = {
 _rehearsed: set[str] = set()
 
 
-class Nursery:
+class ForkServer:
     """The handle on such a process; ``run`` does one job after the other."""
 
     def __init__(self, book: str) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "holdfast.bench.nursery", book],
+            [sys.executable, "-m", "holdfast.bench.forkserver", book],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
