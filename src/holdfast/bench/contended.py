@@ -22,7 +22,7 @@ __all__ = ["Turn", "contended_job", "judge"]
 NAME = "contended"
 LATE_SECONDS = 2.0
 """How long after the end the last waiters may still take to get the lock once; then they leave."""
-DEAF_SECONDS = 10.0
+SILENT_SECONDS = 10.0
 """How long after that a process is waited for which does not even hear that it should leave."""
 
 
@@ -108,7 +108,7 @@ def contended_job(
         os.write(go, f"{start!r}\n".encode())
     time.sleep(max(0.0, start + seconds - time.monotonic()))
     server = cpu_seconds(aim.pids) - server
-    deadline = time.monotonic() + LATE_SECONDS + DEAF_SECONDS
+    deadline = time.monotonic() + LATE_SECONDS + SILENT_SECONDS
     said = [read_by(reader, deadline) for reader, _ in children]
 
     def judged(turns: list[Turn]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _gather(
 
 
 def _spawn(contender: Contender, target: Target, pace: Pace) -> tuple[int, int]:
-    """Where a child is read, and where it is told to go."""
+    """Returns the descriptors to read a child from and to start it with."""
     order, go = os.pipe()
 
     def work(writer: int) -> Any:

@@ -98,7 +98,7 @@ def in_child(work: Callable[[int], Any]) -> tuple[int, int]:
 
 
 def _die_with(parent: int) -> None:
-    """What is measured may spin for ever: it must not outlive whoever would have killed it."""
+    """Ends this process with its parent: what is measured may spin for ever."""
     if sys.platform == "linux":
         import ctypes
 

@@ -85,7 +85,7 @@ class Recorder:
         self._write(Event(now(), self.process, hold, "refused"))
 
     def died(self, process: str, killed: float) -> None:
-        """By whoever killed the process, once it is gone, with the moment before it did so: its
+        """Records the end of a killed process, once it is gone, with the moment before the kill: its
         store may have freed what it held from then on."""
         self._write(Event(now(), process, "", "died", certain_until=killed))
 
@@ -237,7 +237,7 @@ def _sinking_in(lane: Sequence[Hold]) -> list[str]:
 
 def fairness(holds: Iterable[Hold], processes: Iterable[str]) -> float:
     """Fewest over most holds per process while all of them contended: 1 is perfectly fair, 0
-    left somebody out."""
+    means that a process had no hold."""
     asked: dict[str, list[float]] = {process: [] for process in processes}
     for hold in holds:
         asked.setdefault(hold.process, []).append(hold.asked)

@@ -51,7 +51,7 @@ class _Rings:
 
 
 class _GivingLedger(Ledger):
-    """Grants to whom it wakes, for as long as it takes one who waits to be well."""
+    """Grants directly to the waiter that it wakes, for ``DIRECT_GRANT_SECONDS``."""
 
     def tidy(self, name: Name, now: float) -> None:
         super().tidy(name, now)

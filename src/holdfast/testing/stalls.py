@@ -14,8 +14,8 @@ TRIES = 10
 
 
 async def in_some_try(work: Callable[[], Awaitable[bool]], otherwise: str) -> None:
-    """Work that tells itself whether the machine stood still, so that it shows nothing: done anew,
-    but not for ever."""
+    """Repeats work that answers False if the machine stood still, so that its result proves
+    nothing; raises ``AssertionError`` after ``TRIES`` times."""
     for _ in range(TRIES):
         if await work():
             return

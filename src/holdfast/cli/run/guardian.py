@@ -174,7 +174,7 @@ class Guardian:
         if pid == 0:
             self._become(alarm, terminal, environment)
         os.close(alarm)
-        with contextlib.suppress(OSError):  # also done by the child: whoever comes first
+        with contextlib.suppress(OSError):  # the child does the same: the first of the two counts
             os.setpgid(pid, pid)
         errno = os.read(failure, 32)  # empty once the command runs
         os.close(failure)
@@ -191,8 +191,8 @@ class Guardian:
         """In the child: becomes the command, or says why not."""
         try:
             os.setpgid(0, 0)
-            # Told by the command's own process, before it is one: whoever kills the guardian now
-            # leaves nobody behind whom ``holdfast`` does not know.
+            # Reported by the command's own process, before exec: if the guardian is killed now,
+            # ``holdfast`` still knows every process that is left.
             write_line(self._reports, Report.STARTED, str(os.getpid()))
             if terminal:  # allowed from the background because SIGTTOU is ignored here
                 with contextlib.suppress(OSError):
@@ -249,8 +249,8 @@ class Guardian:
             self._watch(member)
 
     def _forget(self) -> None:
-        """Ready for another run, whose certain time is told before its start; or for none, and
-        gone by the time somebody waits for that."""
+        """Prepares for another run, whose certain time is sent before its start; or, without
+        repeats, for the end."""
         self._done = not self._repeats
         self._group = None
         self._asked = False
@@ -280,7 +280,7 @@ class Guardian:
                 return True
 
     def _wake_parent(self) -> None:
-        """Somebody else continued the command: ``holdfast``, stopped with it, has to follow."""
+        """The command was continued from outside: ``holdfast``, stopped with it, has to follow."""
         if not self._orphaned and os.getppid() == self._parent:
             with contextlib.suppress(OSError):
                 os.kill(self._parent, signal.SIGCONT)

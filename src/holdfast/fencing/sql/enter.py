@@ -134,9 +134,9 @@ class Row:
 class MySQLRow(Row):
     """A row of MySQL's, where a transaction may see what was there before it had the row.
 
-    Under REPEATABLE READ its first read decides what it sees, so one that read before its guard
-    could miss what the holder before it wrote, and undo it. It is refused if somebody has entered
-    since that read. A transaction that begins with its guard has not read yet.
+    Under REPEATABLE READ its first read decides what it sees, so a transaction that read before
+    its guard could miss what the earlier holder wrote, and undo it. It is refused if another
+    holder has entered since that read. A transaction that begins with its guard has not read yet.
     """
 
     _begun = False

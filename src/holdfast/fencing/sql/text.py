@@ -77,8 +77,8 @@ CREATE TABLE IF NOT EXISTS {table} (
   PRIMARY KEY (resource, slot)
 )"""
 
-# Of other sessions' temporary tables nothing is known here. Where the schema was given, no other
-# one is looked for: somebody has decided.
+# Temporary tables of other sessions are invisible here. Where the schema was given, no other
+# schema is searched.
 _POSTGRESQL_FOUND = """
 SELECT n.nspname, n.nspname OPERATOR(pg_catalog.=) '{schema}',
   n.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(true))

@@ -155,8 +155,8 @@ async def calmly(work: Callable[[float], Awaitable[T]], seconds: float = 0.05) -
 
 
 async def once_in_time(work: Callable[[], Awaitable[bool]]) -> None:
-    """Work whose holds must be renewed in time, done anew if they ended while the machine was seen
-    to stand still. On a machine that does not, a single loss fails the rule."""
+    """Runs work whose holds must be renewed in time. It is repeated only if holds ended while the
+    machine stood still; on a machine that does not, a single loss fails the rule."""
     for _ in range(TRIES):
         with Stalls() as stalls:
             if await work():

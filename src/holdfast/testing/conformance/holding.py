@@ -110,11 +110,11 @@ async def a_lock_releases_only_what_came_through_it(bench: Bench) -> None:
     with raises(NotHeld):
         await client.lock("name").release()
 
-    async def somebody_else() -> None:
+    async def another_task() -> None:
         with raises(NotHeld):
             await lock.release()
 
-    await asyncio.create_task(somebody_else())
+    await asyncio.create_task(another_task())
     assert lease.held
     await lock.release()
     assert (lease.held, lease.lost) == (False, False)

@@ -53,7 +53,7 @@ async def a_job_runs_once_per_key(bench: Bench) -> None:
 
 @conformance.rule(RECORDS)
 async def a_job_that_failed_is_tried_again(bench: Bench) -> None:
-    """Its own exception comes out; the next caller runs it anew, unless it is recorded."""
+    """Its own exception comes out; the next caller runs it again, unless it is recorded."""
     ours, theirs = bench.client(), bench.client()
 
     def fail() -> None:

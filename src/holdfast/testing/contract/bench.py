@@ -204,8 +204,8 @@ class Bench:
 
 
 async def in_grace(body: Callable[[str], Awaitable[None]]) -> None:
-    """A body in which somebody comes for what is reserved for it, with a name of its own; anew
-    with another if the machine stood still for much of that grace."""
+    """Runs a body in which a waiter takes what is reserved for it, with a name of its own. It is
+    repeated with another name if the machine stood still for much of that grace."""
     for number in range(TRIES):
         with Stalls() as stalls:
             try:

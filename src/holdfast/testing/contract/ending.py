@@ -35,8 +35,8 @@ async def many_use_a_few_connections(bench: Bench) -> None:
 
 
 @contract.rule(between_processes=True)
-async def after_forgetting_it_works_anew(bench: Bench) -> None:
-    """A child drops what it inherited without a word; its parent's holds stay."""
+async def a_backend_works_after_forget(bench: Bench) -> None:
+    """A forked child drops what it inherited and sends nothing; its parent's holds stay."""
     parent, child = bench.peer(), bench.peer()
     kept = await parent.take(bench.claim())
     used = await child.take(bench.claim("used"))

@@ -63,8 +63,8 @@ async def a_big_claim_is_not_overtaken(bench: Bench) -> None:
 
 @contract.rule(SLOTS)
 async def tokens_of_a_slot_grow_in_the_order_of_its_holds(bench: Bench) -> None:
-    """Whoever comes late for a slot, although it waited longer, has a higher token than who had
-    that slot before it: a resource fences slot by slot."""
+    """A later hold of a slot has a higher token than an earlier one, also if its claim waited
+    longer: a resource fences slot by slot."""
     ours, first, second = bench.peer(), bench.peer(), bench.peer()
     highest: dict[int, int] = {}
 
@@ -137,7 +137,7 @@ async def _refused(peer: Peer, claim: Claim) -> None:
 
 @contract.rule(SLOTS, FIFO, sleeps=True)
 async def who_was_skipped_takes_no_slot(bench: Bench) -> None:
-    """A waiter that did not come for its slot and lost it stands in line anew when it does come."""
+    """A waiter that did not come for its slot and lost it joins the queue again when it attempts."""
     ours, absent, second = bench.peer(), bench.peer(), bench.peer()
     grant = await ours.take(_slots(bench, limit=1))
     late, claim = _slots(bench, limit=1), _slots(bench, limit=1)
