@@ -85,8 +85,8 @@ class Recorder:
         self._write(Event(now(), self.process, hold, "refused"))
 
     def died(self, process: str, killed: float) -> None:
-        """Records the end of a killed process, once it is gone, with the moment before the kill: its
-        store may have freed what it held from then on."""
+        """Records the end of a killed process, once it is gone, with the moment before the kill:
+        its store may have freed what it held from then on."""
         self._write(Event(now(), process, "", "died", certain_until=killed))
 
     def _write(self, event: Event) -> None:

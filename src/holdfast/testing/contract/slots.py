@@ -137,7 +137,8 @@ async def _refused(peer: Peer, claim: Claim) -> None:
 
 @contract.rule(SLOTS, FIFO, sleeps=True)
 async def who_was_skipped_takes_no_slot(bench: Bench) -> None:
-    """A waiter that did not come for its slot and lost it joins the queue again when it attempts."""
+    """A waiter that did not come for its slot and lost it joins the queue again when it
+    attempts."""
     ours, absent, second = bench.peer(), bench.peer(), bench.peer()
     grant = await ours.take(_slots(bench, limit=1))
     late, claim = _slots(bench, limit=1), _slots(bench, limit=1)
