@@ -83,7 +83,7 @@ def test_kazoo() -> None:
     must be there to be overridden."""
     client = KazooClient()
     assert not missing(client, KAZOO_CLIENT), (
-        "kazoo has changed: see stores/zookeeper/client/kazoo.py"
+        "kazoo has changed: see stores/zookeeper/client/connection.py"
     )
     told = "kazoo has changed: see stores/zookeeper/client/connection.py"
     assert not missing(client._connection, KAZOO_CONNECTION), told

@@ -23,7 +23,7 @@ from holdfast.stores.zookeeper import node as zookeeper_entry
 from holdfast.stores.zookeeper.client.packets import Ask
 from holdfast.stores.zookeeper.node import Node, Term
 from holdfast.stores.zookeeper.session import Session
-from holdfast.stores.zookeeper.wakeups import _Look
+from holdfast.stores.zookeeper.wakeups import Look
 from holdfast.testing import Flavour
 from holdfast.testing.clients import open_client, run_here
 from holdfast.testing.contract.bench import ACROSS, Bench, Peer
@@ -42,7 +42,7 @@ server = zookeeper_bench.server
 def give_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Makes the session's thread of a client take its waiter for one that nobody keeps, when the
     look by which that is to be let in has just been answered."""
-    answered = _Look._answered
+    answered = Look._answered
 
     def prepare(store: Any) -> None:
         def answered_and_given_up(look: Any, ask: Ask) -> None:
@@ -57,7 +57,7 @@ def give_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
             store.tidy(look._session, now())
             called.set()
 
-        monkeypatch.setattr(_Look, "_answered", answered_and_given_up)
+        monkeypatch.setattr(Look, "_answered", answered_and_given_up)
 
     return prepare
 

@@ -16,8 +16,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.stores.zookeeper.client.connection import Connection
 from holdfast.stores.zookeeper.client.reader import Reader
-from holdfast.stores.zookeeper.client.watches import Watches
-from holdfast.stores.zookeeper.session import Session
+from holdfast.stores.zookeeper.session import Session, Watches
 from holdfast.stores.zookeeper.store import ZooKeeperStore
 from servers.process import wait_until
 from stores.zookeeper import bench as zookeeper_bench

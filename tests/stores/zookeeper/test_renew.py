@@ -14,7 +14,7 @@ from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.stores.zookeeper import renew as zookeeper_renew
+from holdfast.stores.zookeeper import backend as zookeeper
 from holdfast.stores.zookeeper.client.packets import Ask
 from holdfast.stores.zookeeper.session import NEVER, Options, Session
 from holdfast.url import open_store
@@ -43,7 +43,7 @@ def test_holds_are_renewed_in_one_trip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They share one session: a write proves many, and only among these it is asked who is gone."""
-    monkeypatch.setattr(zookeeper_renew, "BATCH", 10)
+    monkeypatch.setattr(zookeeper, "BATCH", 10)
     backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
     grants = _held(backend, map(str, range(25)))
     trips.clear()

@@ -19,10 +19,9 @@ from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.zookeeper import backend as zookeeper
-from holdfast.stores.zookeeper import release as zookeeper_end
 from holdfast.stores.zookeeper.client.packets import Ask
 from holdfast.stores.zookeeper.session import BEATS_PER_TTL, Session
-from holdfast.stores.zookeeper.wakeups import _Look
+from holdfast.stores.zookeeper.wakeups import Look
 from holdfast.url import open_store
 from servers.process import wait_until
 from servers.registry import Servers
@@ -74,9 +73,9 @@ def test_a_look_at_what_may_be_old_lets_nobody_in(
 ) -> None:
     """The server was to catch up before it, and did not."""
     store = open_store(server.url, Settings(namespace=namespace))
-    backend, claim, send = store.backend(BlockingRuntime()), claim_of(), _Look.send
+    backend, claim, send = store.backend(BlockingRuntime()), claim_of(), Look.send
 
-    def fail(look: _Look) -> None:
+    def fail(look: Look) -> None:
         look._sync.error = NoNodeError()
         send(look)
 
@@ -85,7 +84,7 @@ def test_a_look_at_what_may_be_old_lets_nobody_in(
     busy = run_now(backend.attempt(claim, join=True))
     assert isinstance(busy, Busy)
     assert run_now(backend.release(grant))
-    monkeypatch.setattr(_Look, "send", fail)
+    monkeypatch.setattr(Look, "send", fail)
     assert run_now(backend.wait(claim, busy, now() + SOON)) is None
     assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
     run_now(backend.close())
@@ -255,8 +254,7 @@ def test_the_line_starts_over_before_its_counter_ends(
     server: QuickServer, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Newcomers let it drain; the last one out takes the name's node along."""
-    for module in (zookeeper, zookeeper_end):
-        monkeypatch.setattr(module, "SEQUENCE_LIMIT", 3)
+    monkeypatch.setattr(zookeeper, "SEQUENCE_LIMIT", 3)
     tokens = []
     with holdfast.connect(server.url, namespace=namespace) as locks:
         for _ in range(8):

@@ -22,22 +22,25 @@ from urllib.parse import quote, unquote
 from holdfast.claim import Claim, Mode
 from holdfast.core import admit
 from holdfast.errors import Incompatible
-from holdfast.stores._consensus.strict import MOST_SLOTS, digits
+from holdfast.stores._consensus.strict import MOST_SLOTS, digits, moment
 
 __all__ = [
     "Line",
     "NodeData",
     "Place",
+    "RecordData",
     "decode_name",
     "digest",
     "encode_name",
     "entry_prefix",
     "front_of",
     "read_data",
+    "read_record",
     "slot_name",
     "slots_to_end",
     "unreadable",
     "write_data",
+    "write_record",
 ]
 
 VERSION = "1"
@@ -148,6 +151,26 @@ def unreadable(where: str) -> Incompatible:
         f"what is kept for {where} was written by a version of Holdfast that this one does not "
         "understand, or by something else"
     )
+
+
+class RecordData(NamedTuple):
+    token: int
+    keep_seconds: float
+    value: str
+
+
+def write_record(token: int, keep_seconds: float, value: str) -> bytes:
+    return f"{token} {keep_seconds!r}\n{value}".encode()
+
+
+def read_record(data: bytes) -> RecordData | None:
+    """``None`` for what can't be read."""
+    try:
+        head, _, value = data.decode().partition("\n")
+        token, keep = head.split(" ")
+        return RecordData(digits(token), moment(float(keep)), value)
+    except ValueError:
+        return None
 
 
 class Place(NamedTuple):

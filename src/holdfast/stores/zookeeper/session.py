@@ -34,8 +34,7 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.io.clock import now
 from holdfast.stores.zookeeper.client.calls import BlockingCall, Call
-from holdfast.stores.zookeeper.client.handler import Handler
-from holdfast.stores.zookeeper.client.kazoo import (
+from holdfast.stores.zookeeper.client.connection import (
     Client,
     Quiet,
     drop,
@@ -43,11 +42,11 @@ from holdfast.stores.zookeeper.client.kazoo import (
     say_goodbye,
     submit,
 )
+from holdfast.stores.zookeeper.client.handler import Handler
 from holdfast.stores.zookeeper.client.packets import Ask, Exists
 from holdfast.stores.zookeeper.client.reader import Reader
-from holdfast.stores.zookeeper.client.watches import Signal, Watches
 
-__all__ = ["NEVER", "Chores", "Options", "Session"]
+__all__ = ["NEVER", "Chores", "Options", "Session", "Watches"]
 
 log = logging.getLogger("holdfast")
 
@@ -58,6 +57,7 @@ RETIRE_SECONDS = 15.0
 USUAL_TICK_SECONDS = 2.0
 """What ZooKeeper's own sample configuration has."""
 NEVER = float("-inf")
+Signal = Callable[[], None]
 _ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 
 
@@ -74,6 +74,42 @@ class Options:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     tick: float | None = None
     """The length of the servers' tick in seconds, where the URL says so."""
+
+
+class Watches:
+    """The watches of one session: who is told of the events of a node, by its path.
+
+    Each step is atomic and none waits for another: a signal's handler may run between any two of
+    them, and wait for a lock of the same session itself.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, Signal] = {}
+        """The only one for nearly every path, and the only one who takes itself out again."""
+        self._others: dict[tuple[str, Signal], None] = {}
+        """Those who came when there was one: not many, so they are looked through."""
+
+    def __bool__(self) -> bool:
+        return bool(self._first or self._others)
+
+    def add(self, path: str, signal: Signal) -> None:
+        if self._first.setdefault(path, signal) != signal:
+            self._others[path, signal] = None
+
+    def remove(self, path: str, signal: Signal) -> None:
+        self._others.pop((path, signal), None)
+        if self._first.get(path) == signal:
+            self._first.pop(path, None)
+
+    def of(self, path: str) -> list[Signal]:
+        first = self._first.get(path)
+        found = [] if first is None else [first]
+        if self._others:
+            found += [signal for watched, signal in list(self._others) if watched == path]
+        return found
+
+    def all(self) -> list[Signal]:
+        return [*list(self._first.values()), *[signal for _, signal in list(self._others)]]
 
 
 class Session:

@@ -29,7 +29,6 @@ __all__ = ["ZooKeeperStore"]
 
 SERVICE_TTL = 10
 """The ttl of the session that only looks: it holds nothing."""
-GOODBYE_SECONDS = 1.0
 
 
 class ZooKeeperStore:

@@ -13,16 +13,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from kazoo.exceptions import ConnectionDropped
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionClosedError, ConnectionDropped
 from kazoo.protocol.connection import PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import CloseInstance, Connect, Ping
+from kazoo.protocol.states import KeeperState
 
 from holdfast.io.clock import now
-from holdfast.stores.zookeeper.client.handler import SEND_SECONDS, Listener
+from holdfast.stores.zookeeper.client.handler import SEND_SECONDS, Handler, Listener
 from holdfast.stores.zookeeper.client.packets import Ask
 from holdfast.stores.zookeeper.client.reader import Reader, is_mine
 
-__all__ = ["Connection"]
+__all__ = ["Client", "Connection", "Quiet", "drop", "make_client", "say_goodbye", "submit"]
 
 MOST_XID = 2**31 - 1
 MOST_FRAME_BYTES = 64 * 2**20
@@ -31,6 +33,7 @@ LEAST_ANSWER_BYTES = 16
 """The head of an answer."""
 _DAMAGED = (struct.error, LookupError, RuntimeError, TypeError, ValueError)
 """What kazoo makes of bytes that no ZooKeeper sends."""
+_ENDED = (KeeperState.AUTH_FAILED, KeeperState.CLOSED, KeeperState.EXPIRED_SESSION)
 _HEAD = struct.Struct("!iii")
 _ANSWER = struct.Struct("!iiqi")
 _PING = _HEAD.pack(8, PING_XID, Ping.type)
@@ -339,3 +342,98 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         finally:
             self._socket = None
             wire.close()
+
+
+class Quiet:
+    """kazoo's log. It would show credentials at its lowest level; we keep the last trouble."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+
+    def debug(self, *_: Any) -> None:
+        pass
+
+    log = info = debug
+
+    def warning(self, text: str, *values: Any) -> None:
+        self.trouble = text % values if values else text
+
+    warn = warning
+
+    def exception(self, text: str, *values: Any) -> None:
+        self.warning(text, *values)
+
+
+class Client(KazooClient):  # type: ignore[misc]
+    """kazoo's client, on our connection."""
+
+    _connection: Connection
+
+    def _session_callback(self, state: Any) -> None:
+        if state != KeeperState.CONNECTED:
+            self._connection.shut()
+        super()._session_callback(state)
+
+
+def make_client(listener: Listener, handler: Handler, log: Quiet, **options: Any) -> Client:
+    """A client that has not connected yet."""
+    sasl = options.pop("sasl_options", None)
+    retry = {"max_tries": -1, "delay": 0.05, "max_delay": 1.0, "sleep_func": handler.sleep_func}
+    client = Client(handler=handler, logger=log, connection_retry=retry, **options)
+    handler.listener, handler.queue = listener, lambda: client._queue
+    client._connection = Connection(client, listener, logger=log, sasl_options=sasl)
+    client.add_listener(lambda state: _tell(listener, str(state)))
+    return client
+
+
+def _tell(listener: Listener, state: str) -> None:
+    if state == "LOST":
+        listener.disconnected(ended=True)
+    elif state == "SUSPENDED":
+        listener.disconnected(ended=False)
+
+
+def submit(client: Client, asks: Sequence[Any]) -> None:
+    """Sends requests, or hands them to kazoo's thread, which is woken once for all of them."""
+    connection = client._connection
+    if connection.send(asks):
+        return
+    wake = connection._write_sock
+    if client._state in _ENDED or wake is None:
+        for ask in asks:
+            client._call(ask, ask)  # tells it why not
+        return
+    client._queue.extend([(ask, ask) for ask in asks])
+    if connection.flush():
+        return
+    try:
+        wake.send(b"\0")
+    except BlockingIOError:
+        pass  # it has been called often enough
+    except OSError:
+        for ask in asks:
+            ask.set_exception(ConnectionClosedError("the connection was closed"))
+
+
+def say_goodbye(client: Client, seconds: float) -> None:
+    """Ends the session, and with it all its nodes; waits no longer than that.
+
+    kazoo's own ``stop`` may wait for ten seconds and more while it is not connected.
+    """
+    if client._stopped.is_set():
+        return
+    connection = client._connection
+    client._stopped.set()
+    connection.reader.shared = False  # the last answer is kazoo's
+    client._queue.append((CloseInstance, None))
+    connection.wake()
+    connection.connection_stopped.wait(seconds)
+
+
+def drop(client: Client) -> None:
+    """In a forked child: closes the handles that it inherited, which the parent keeps."""
+    connection = client._connection
+    for wire in (connection._socket, connection._read_sock, connection._write_sock):
+        if wire is not None:
+            wire.close()
+    connection.reader.close()
