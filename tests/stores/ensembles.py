@@ -13,7 +13,7 @@ import pytest
 from servers.registry import Servers
 from stores.links import LinkedConsulTrio, LinkedEtcdTrio
 from stores.recovery import Bound
-from stores.zookeeper.bench import TICK_SECONDS, LinkedZooKeeperTrio
+from stores.zookeeper.helpers import TICK_SECONDS, LinkedZooKeeperTrio
 
 __all__ = ["KINDS", "SENT_AGAIN", "Kind", "every_kind", "kind", "trio"]
 

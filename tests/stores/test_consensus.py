@@ -30,7 +30,7 @@ from stores.claims import claim_of
 from stores.consensus_bench import MutualConsul, MutualEtcd, mutual_url
 from stores.signals import signals
 from stores.waiting import waited_for
-from stores.zookeeper.bench import QuickServer
+from stores.zookeeper.helpers import QuickServer
 
 TIMEOUT = 1.0
 REQUEST = 4.0
