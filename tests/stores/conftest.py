@@ -10,10 +10,10 @@ import pytest
 from kazoo.client import KazooClient
 
 from holdfast.core import acquire
-from holdfast.stores.zookeeper.client.packets import Ask
-from holdfast.stores.zookeeper.session import Session
+from holdfast.stores.zookeeper.client.packets import Request
+from holdfast.stores.zookeeper.session import ZooKeeperSession
 from servers.registry import Servers
-from stores.zookeeper.bench import QuickServer
+from stores.zookeeper.helpers import QuickServer
 
 
 @pytest.fixture
@@ -43,16 +43,16 @@ def kazoo(servers: Servers) -> Iterator[KazooClient]:
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Every trip to the servers of ZooKeeper, as the kinds of its requests."""
     seen: list[list[str]] = []
-    start, ask = Session.start, Session.ask
+    start, request = ZooKeeperSession.start, ZooKeeperSession.request
 
-    def started(session: Session, call: Any, *asks: Ask) -> None:
-        seen.append([type(each).__name__ for each in asks])
-        start(session, call, *asks)
+    def started(session: ZooKeeperSession, completion: Any, *requests: Request) -> None:
+        seen.append([type(each).__name__ for each in requests])
+        start(session, completion, *requests)
 
-    def asked(session: Session, seconds: float, asks: Sequence[Ask]) -> None:
-        seen.append([type(each).__name__ for each in asks])
-        ask(session, seconds, asks)
+    def requested(session: ZooKeeperSession, seconds: float, requests: Sequence[Request]) -> None:
+        seen.append([type(each).__name__ for each in requests])
+        request(session, seconds, requests)
 
-    monkeypatch.setattr(Session, "start", started)
-    monkeypatch.setattr(Session, "ask", asked)
+    monkeypatch.setattr(ZooKeeperSession, "start", started)
+    monkeypatch.setattr(ZooKeeperSession, "request", requested)
     return seen

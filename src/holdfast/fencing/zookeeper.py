@@ -13,13 +13,13 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 from holdfast.errors import BackendUnavailable
 from holdfast.fencing.own_store import OwnStoreGuard
 from holdfast.stores.zookeeper.client.packets import (
-    Ask,
     Check,
     Delete,
     Multi,
     Persistent,
     Plain,
     Read,
+    Request,
     Sync,
     Write,
 )
@@ -48,11 +48,11 @@ class Guard(OwnStoreGuard):
             raise ValueError(f"a node's path begins with a slash and has no empty part: {key!r}")
         return path
 
-    async def _ask(self, key: str, change: Ask) -> Exception | None:
+    async def _change(self, key: str, change: Request) -> Exception | None:
         """One transaction; what was wrong with the change, the hold being there."""
         _, _, hold = self._lease._hold.grant.ref
         multi = Multi([Check(hold), change])
-        await self._backend.ask(await self._backend.looking(), multi)
+        await self._backend.request(await self._backend.any_session(), multi)
         if not multi.failed:
             return None
         if isinstance(multi.value[0], NoNodeError):
@@ -64,17 +64,17 @@ class Guard(OwnStoreGuard):
         # ZooKeeper has no transaction that reads. The hold is checked, by a write, after the
         # read: what was read then was read while it lasted.
         _, _, hold = self._lease._hold.grant.ref
-        session = await self._backend.looking()
+        session = await self._backend.any_session()
         read, check = Read(key), Multi([Check(hold)])
-        await self._backend.ask(session, Sync(key), read, check)
+        await self._backend.request(session, Sync(key), read, check)
         if check.failed:
             raise await self._refused(key)
         return None if read.error is not None else bytes(read.value[0])
 
     async def _put(self, key: str, value: bytes) -> None:
-        change: Ask = Write(key, value)
+        change: Request = Write(key, value)
         for _ in range(TRIES):
-            wrong = await self._ask(key, change)
+            wrong = await self._change(key, change)
             if wrong is None:
                 return
             if isinstance(wrong, NodeExistsError):  # somebody made it meanwhile
@@ -82,14 +82,16 @@ class Guard(OwnStoreGuard):
             elif isinstance(wrong, NoNodeError):
                 if isinstance(change, Plain):
                     parent = key.rpartition("/")[0]
-                    await self._backend.make(await self._backend.looking(), parent, Persistent)
+                    await self._backend.make_node(
+                        await self._backend.any_session(), parent, Persistent
+                    )
                 change = Plain(key, value, self._backend.store.acl)
             else:
                 raise wrong
         raise BackendUnavailable(f"{key!r} was made and deleted again and again")
 
     async def _delete(self, key: str) -> bool:
-        wrong = await self._ask(key, Delete(key))
+        wrong = await self._change(key, Delete(key))
         if wrong is not None and not isinstance(wrong, NoNodeError):
             raise wrong
         return wrong is None

@@ -1,6 +1,6 @@
 """ZooKeeper servers with more knobs, and three whose links can be cut; and what their tests share.
 
-Fixtures are taken over by name: ``server, locks = zookeeper_bench.server, zookeeper_bench.locks``.
+Fixtures are taken over by name: ``server, locks = helpers.server, helpers.locks``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 import holdfast
-from holdfast.stores.zookeeper.session import Session
+from holdfast.stores.zookeeper.session import ZooKeeperSession
 from servers.ensemble import Trio
 from servers.pump import Pump
 from servers.registry import Servers
@@ -253,10 +253,10 @@ def nodes_of(kazoo: KazooClient, path: str) -> list[str]:
     return nodes
 
 
-def session_of(locks: holdfast.Locks, ttl: int) -> Session:
+def session_of(locks: holdfast.Locks, ttl: int) -> ZooKeeperSession:
     """The session of a client's holds with that ttl."""
     with locks.lock("first"):
         pass
     session = locks._engine.store.sessions[ttl]  # type: ignore[attr-defined]
-    assert isinstance(session, Session)
+    assert isinstance(session, ZooKeeperSession)
     return session

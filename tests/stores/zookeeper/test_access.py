@@ -16,10 +16,10 @@ from holdfast.url import open_store
 from servers.registry import Servers
 from stores.recovery import client, drive
 from stores.waiting import waited_for
-from stores.zookeeper import bench as zookeeper_bench
-from stores.zookeeper.bench import QuickServer, SaslServer, SecureServer
+from stores.zookeeper import helpers
+from stores.zookeeper.helpers import QuickServer, SaslServer, SecureServer
 
-server = zookeeper_bench.server
+server = helpers.server
 
 
 def test_nodes_belong_to_their_user(

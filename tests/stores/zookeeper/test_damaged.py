@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.stores.zookeeper.client.connection import Connection
+from holdfast.stores.zookeeper.client.connection import ZooKeeperConnection
 from holdfast.stores.zookeeper.client.packets import Checks, Create, Listing, Multi, Read, Write
 from holdfast.testing import Flavour
 from stores.fake_server import Talk, fake_server
@@ -139,20 +139,20 @@ def test_a_greeting_that_drips_is_given_up() -> None:
 def test_an_answer_has_a_head_and_an_end(length: int) -> None:
     """Whoever reads on behind one that has not would read anything as the next answer."""
 
-    class Wire:
+    class Socket:
         unread, over = b"", False
 
         def take(self) -> bytes:
             return _answer(length, -2, body=b"x" * 40)
 
-    connection: Any = Connection.__new__(Connection)
-    connection._socket, connection.ping_outstanding = Wire(), threading.Event()
+    connection: Any = ZooKeeperConnection.__new__(ZooKeeperConnection)
+    connection._socket, connection.ping_outstanding = Socket(), threading.Event()
     with pytest.raises(ConnectionAbortedError, match=f"{length} bytes"):
         connection.read()
 
 
 @pytest.mark.parametrize(
-    ("ask", "body"),
+    ("sent", "body"),
     [
         (Listing("/"), struct.pack("!i", 2**31 - 1)),
         (Listing("/"), struct.pack("!i", -1)),
@@ -165,10 +165,10 @@ def test_an_answer_has_a_head_and_an_end(length: int) -> None:
     ],
 )
 def test_a_body_that_is_not_zookeeper_s(
-    ask: Listing, body: bytes, caplog: pytest.LogCaptureFixture
+    sent: Listing, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is an error of the request, and of nothing else."""
-    ask.pack(1)
-    ask.take(0, body)
-    assert ask.error is not None
+    sent.pack(1)
+    sent.complete(0, body)
+    assert sent.error is not None
     assert caplog.records

@@ -16,7 +16,7 @@ from servers.registry import Servers
 from stores.believers import Believers
 from stores.ensembles import KINDS
 from stores.recovery import SOON, Tell, client, drive, nothing_is_left
-from stores.zookeeper.bench import LinkedZooKeeperTrio, QuickServer
+from stores.zookeeper.helpers import LinkedZooKeeperTrio, QuickServer
 
 pytestmark = pytest.mark.faults
 

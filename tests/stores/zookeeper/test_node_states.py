@@ -20,10 +20,10 @@ import holdfast
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.io.clock import now
 from holdfast.stores.zookeeper import node as zookeeper_entry
-from holdfast.stores.zookeeper.client.packets import Ask
-from holdfast.stores.zookeeper.node import Node, Term
-from holdfast.stores.zookeeper.session import Session
-from holdfast.stores.zookeeper.wakeups import Look
+from holdfast.stores.zookeeper.client.packets import Request
+from holdfast.stores.zookeeper.node import ClaimNode, NodeState
+from holdfast.stores.zookeeper.session import ZooKeeperSession
+from holdfast.stores.zookeeper.wakeups import ListingPrefetch
 from holdfast.testing import Flavour
 from holdfast.testing.clients import open_client, run_here
 from holdfast.testing.contract.bench import ACROSS, Bench, Peer
@@ -31,33 +31,33 @@ from holdfast.testing.workers import Workers
 from servers.process import wait_until
 from stores.claims import claim_of
 from stores.redis.bench import blocking_and_asyncio, over, until
-from stores.zookeeper import bench as zookeeper_bench
-from stores.zookeeper.bench import TTL, QuickServer, nodes_of
+from stores.zookeeper import helpers
+from stores.zookeeper.helpers import TTL, QuickServer, nodes_of
 
 SOON = 60.0
-server = zookeeper_bench.server
+server = helpers.server
 
 
 @pytest.fixture
 def give_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Makes the session's thread of a client take its waiter for one that nobody keeps, when the
     look by which that is to be let in has just been answered."""
-    answered = Look._answered
+    answered = ListingPrefetch._listed
 
     def prepare(store: Any) -> None:
-        def answered_and_given_up(look: Any, ask: Ask) -> None:
+        def answered_and_given_up(look: Any, request: Request) -> None:
             if look._session not in store.sessions.values():
-                answered(look, ask)
+                answered(look, request)
                 return
             monkeypatch.undo()
-            called, look._called = look._called, threading.Event()
-            answered(look, ask)
+            called, look._wait_end = look._wait_end, threading.Event()
+            answered(look, request)
             (entry,) = store.entries.values()
             entry.refreshed = -math.inf
-            store.tidy(look._session, now())
+            store.clean_up(look._session, now())
             called.set()
 
-        monkeypatch.setattr(Look, "_answered", answered_and_given_up)
+        monkeypatch.setattr(ListingPrefetch, "_listed", answered_and_given_up)
 
     return prepare
 
@@ -67,7 +67,7 @@ async def _wait(peer: Peer, claim: Claim) -> asyncio.Task[Grant | None]:
     busy = await peer.queue(claim)
     waiting = asyncio.create_task(peer.wait(claim, busy, now() + ACROSS))
     (session,) = peer.store.sessions.values()  # type: ignore[attr-defined]
-    await until(lambda: bool(session.watching))
+    await until(lambda: bool(session.watches))
     await peer.look(claim.name)  # behind the request that sets the watch
     return waiting
 
@@ -137,7 +137,7 @@ def test_a_client_is_inside_only_where_its_node_is(
                     tasks.append(asyncio.create_task(hold(number)))
                     await _stands(first, number)
                 (session,) = store.sessions.values()
-                await until(lambda: bool(session.watching))
+                await until(lambda: bool(session.watches))
                 await second.inspect("name")  # behind the request that sets the watch
             await asyncio.gather(*tasks)
         return order
@@ -166,24 +166,24 @@ def test_an_exchange_is_no_attendance(
         await theirs.queue(in_front)
         busy = await ours.queue(claim)
         (session,) = ours.store.sessions.values()  # type: ignore[attr-defined]
-        send = Session.send
-        kept: list[Ask] = []
+        send = ZooKeeperSession.send
+        kept: list[Request] = []
 
-        def keep_back(session: Session, *asks: Ask) -> None:
+        def keep_back(session: ZooKeeperSession, *requests: Request) -> None:
             monkeypatch.undo()
-            kept.extend(asks)
+            kept.extend(requests)
 
-        monkeypatch.setattr(Session, "send", keep_back)
+        monkeypatch.setattr(ZooKeeperSession, "send", keep_back)
         exchanging = asyncio.create_task(ours.exchange(grant, claim))
         await until(lambda: bool(kept))
         waiting = asyncio.create_task(ours.wait(claim, busy, now() + ACROSS))
-        await until(lambda: bool(session.watching))
+        await until(lambda: bool(session.watches))
         send(session, *kept)
         was_ours, answer = await exchanging
         assert was_ours
         assert isinstance(answer, Busy)
         entry = ours.store.entries[claim.owner]  # type: ignore[attr-defined]
-        assert not entry.unattended(now() + SOON)
+        assert not entry.is_absent(now() + SOON)
         taken = await theirs.get(in_front)
         assert await theirs.release(taken)
         assert (await waiting or await ours.get(claim)).token > taken.token
@@ -197,7 +197,7 @@ def test_who_is_called_and_does_not_come_is_skipped(
 ) -> None:
     """Its thread or its event loop is busy, and its renewer goes on to refresh its place."""
     monkeypatch.setattr(zookeeper_entry, "GRACE_SECONDS", 0.2)
-    unwatch = Session.unwatch
+    unwatch = ZooKeeperSession.unwatch
     passed, got = threading.Event(), threading.Event()
 
     async def hold() -> None:
@@ -207,12 +207,12 @@ def test_who_is_called_and_does_not_come_is_skipped(
 
     waiter = threading.Thread(target=lambda: asyncio.run(hold()))
 
-    def late(session: Session, path: str, signal: Callable[[], None]) -> None:
+    def late(session: ZooKeeperSession, path: str, signal: Callable[[], None]) -> None:
         if threading.current_thread() is waiter:
             passed.wait(SOON)
         unwatch(session, path, signal)
 
-    monkeypatch.setattr(Session, "unwatch", late)
+    monkeypatch.setattr(ZooKeeperSession, "unwatch", late)
     with (
         holdfast.connect(server.url, namespace=namespace, ttl=TTL) as first,
         holdfast.connect(server.url, namespace=namespace, ttl=TTL) as last,
@@ -241,7 +241,7 @@ def _grant() -> Grant:
 
 def test_a_node_that_is_over_lets_nobody_in() -> None:
     """Whatever was seen before that; and it is for one to delete it."""
-    node = Node("/name/node", 1, 7)
+    node = ClaimNode("/name/node", 1, 7)
     assert node.end()
     assert not node.hold(_grant(), math.inf)
     assert node.grant is None
@@ -250,27 +250,27 @@ def test_a_node_that_is_over_lets_nobody_in() -> None:
 
 def test_a_node_that_has_let_somebody_in_is_not_given_up() -> None:
     """Also if it was about to be: what is decided in between is looked at again."""
-    node, grant, seen = Node("/name/node", 1, 7), _grant(), []
+    node, grant, seen = ClaimNode("/name/node", 1, 7), _grant(), []
 
-    def unless(term: Term) -> bool:
-        seen.append(term.grant)
-        if term.grant is None:
+    def unless(state: NodeState) -> bool:
+        seen.append(state.grant)
+        if state.grant is None:
             assert node.hold(grant, 50.0)
-        return term.grant is not None
+        return state.grant is not None
 
     assert not node.end(unless)
     assert seen == [None, grant]
     assert node.hold(grant, 60.0)
-    assert node.last().ends == 60.0
+    assert node.current().ends == 60.0
     assert node.end()
 
 
 def test_a_node_that_is_given_up_is_not_renewed() -> None:
     """The end comes after what was decided last, however late that was noted."""
-    node = Node("/name/node", 1, 7)
-    first = node.term
+    node = ClaimNode("/name/node", 1, 7)
+    first = node.state
     assert node.hold(_grant(), 50.0)
     assert node.end()
-    node.term = first
-    assert node.over
+    node.state = first
+    assert node.ended
     assert not node.hold(_grant(), 60.0)

@@ -18,22 +18,22 @@ from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.stores.zookeeper.backend import MOMENT_SECONDS
-from holdfast.stores.zookeeper.client.packets import Ask, Create, Delete, Exists, Multi, Write
-from holdfast.stores.zookeeper.pending import Debt
+from holdfast.stores.zookeeper.backend import CONCURRENT_ATTEMPT_SECONDS
+from holdfast.stores.zookeeper.client.packets import Create, Delete, Exists, Multi, Request, Write
+from holdfast.stores.zookeeper.pending import PendingDelete
 from holdfast.stores.zookeeper.queue import entry_prefix
-from holdfast.stores.zookeeper.session import Session
+from holdfast.stores.zookeeper.session import ZooKeeperSession
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
 from servers.process import wait_until
 from stores.claims import claim_of
 from stores.redis.bench import blocking_and_asyncio, over, until
-from stores.zookeeper import bench as zookeeper_bench
-from stores.zookeeper.bench import TTL, QuickServer, nodes_of
+from stores.zookeeper import helpers
+from stores.zookeeper.helpers import TTL, QuickServer, nodes_of
 
 SOON = 60.0
-server = zookeeper_bench.server
+server = helpers.server
 
 
 @blocking_and_asyncio
@@ -46,28 +46,28 @@ def test_one_makes_the_node_of_a_claim(
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         grant = await ours.take(bench.claim())
-        in_front, heir = bench.claim(), bench.claim()
+        in_front, next_waiter = bench.claim(), bench.claim()
         await theirs.queue(in_front)
-        send = Session.send
-        kept: list[Ask] = []
+        send = ZooKeeperSession.send
+        kept: list[Request] = []
 
-        def keep_back(session: Session, *asks: Ask) -> None:
-            if isinstance(asks[0], Create):
+        def keep_back(session: ZooKeeperSession, *requests: Request) -> None:
+            if isinstance(requests[0], Create):
                 monkeypatch.undo()
-                kept.extend(asks)
+                kept.extend(requests)
             else:
-                send(session, *asks)
+                send(session, *requests)
 
-        monkeypatch.setattr(Session, "send", keep_back)
-        exchanging = asyncio.create_task(ours.exchange(grant, heir))
+        monkeypatch.setattr(ZooKeeperSession, "send", keep_back)
+        exchanging = asyncio.create_task(ours.exchange(grant, next_waiter))
         await until(lambda: bool(kept))
-        assert await ours.queue(heir) == Busy(0, MOMENT_SECONDS)
+        assert await ours.queue(next_waiter) == Busy(0, CONCURRENT_ATTEMPT_SECONDS)
         (session,) = ours.store.sessions.values()  # type: ignore[attr-defined]
         send(session, *kept)
         was_ours, answer = await exchanging
         assert was_ours
         assert isinstance(answer, Busy)
-        assert await ours.queue(heir) == answer
+        assert await ours.queue(next_waiter) == answer
         standing = await theirs.look("name")
         assert (len(standing.holders), len(standing.waiters)) == (1, 1)
 
@@ -78,30 +78,32 @@ class Kept:
     """Requests of some sessions that are kept back until somebody lets them go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._send = Session.send
-        self._asks: dict[Session, tuple[Ask, ...]] = {}
-        self._kinds: dict[Session, type[Ask]] = {}
-        monkeypatch.setattr(Session, "send", lambda session, *asks: self._sent(session, asks))
+        self._send = ZooKeeperSession.send
+        self._requests: dict[ZooKeeperSession, tuple[Request, ...]] = {}
+        self._kinds: dict[ZooKeeperSession, type[Request]] = {}
+        monkeypatch.setattr(
+            ZooKeeperSession, "send", lambda session, *requests: self._sent(session, requests)
+        )
 
-    def next_of(self, peer: Peer, kind: type[Ask]) -> Session:
+    def next_of(self, peer: Peer, kind: type[Request]) -> ZooKeeperSession:
         """Keeps back the next request of a kind, in a peer's only session."""
         (session,) = peer.store.sessions.values()  # type: ignore[attr-defined]
         self._kinds[session] = kind
-        return cast("Session", session)
+        return cast("ZooKeeperSession", session)
 
-    def _sent(self, session: Session, asks: tuple[Ask, ...]) -> None:
-        if isinstance(asks[0], self._kinds.get(session, NoneType)):
+    def _sent(self, session: ZooKeeperSession, requests: tuple[Request, ...]) -> None:
+        if isinstance(requests[0], self._kinds.get(session, NoneType)):
             del self._kinds[session]
-            self._asks[session] = asks
+            self._requests[session] = requests
         else:
-            self._send(session, *asks)
+            self._send(session, *requests)
 
-    async def let_go(self, session: Session) -> None:
-        await until(lambda: session in self._asks)
-        self._send(session, *self._asks[session])
+    async def let_go(self, session: ZooKeeperSession) -> None:
+        await until(lambda: session in self._requests)
+        self._send(session, *self._requests[session])
 
-    async def has(self, session: Session) -> None:
-        await until(lambda: session in self._asks)
+    async def has(self, session: ZooKeeperSession) -> None:
+        await until(lambda: session in self._requests)
 
 
 @blocking_and_asyncio
@@ -164,20 +166,20 @@ def backend(server: QuickServer, namespace: str) -> Iterator[Any]:
     run_now(made.close())
 
 
-def _lose(monkeypatch: pytest.MonkeyPatch, kind: type[Ask]) -> list[Sequence[Ask]]:
+def _lose(monkeypatch: pytest.MonkeyPatch, kind: type[Request]) -> list[Sequence[Request]]:
     """The next request of a kind does not arrive."""
-    send = Session.send
-    lost: list[Sequence[Ask]] = []
+    send = ZooKeeperSession.send
+    lost: list[Sequence[Request]] = []
 
-    def lose_one(session: Session, *asks: Ask) -> None:
-        if not lost and isinstance(asks[0], kind):
-            lost.append(asks)
-            for ask in asks:
-                ask.set_exception(ConnectionLoss())
+    def lose_one(session: ZooKeeperSession, *requests: Request) -> None:
+        if not lost and isinstance(requests[0], kind):
+            lost.append(requests)
+            for request in requests:
+                request.set_exception(ConnectionLoss())
         else:
-            send(session, *asks)
+            send(session, *requests)
 
-    monkeypatch.setattr(Session, "send", lose_one)
+    monkeypatch.setattr(ZooKeeperSession, "send", lose_one)
     return lost
 
 
@@ -207,7 +209,7 @@ def test_a_place_that_was_given_up_is_not_found_again(
     entry.refreshed, ended = -math.inf, entry.node.path
     (session,) = backend.store.sessions.values()
     _lose(monkeypatch, Delete)
-    backend.store.tidy(session, now())
+    backend.store.clean_up(session, now())
     monkeypatch.undo()
     _lose(monkeypatch, Create)
     with pytest.raises(BackendUnavailable):
@@ -233,12 +235,12 @@ def test_a_node_of_another_session_is_not_adopted(
     kazoo.create(node, b"20 0  0\n[]", ephemeral=True, sequence=True, makepath=True)
     grants: list[Grant] = []
 
-    def asked() -> bool:
+    def granted() -> bool:
         answer = run_now(backend.attempt(claim, join=True))
         grants.extend([answer] if isinstance(answer, Grant) else [])
         return bool(grants)
 
-    wait_until("its turn", asked, SOON)
+    wait_until("its turn", granted, SOON)
     (session,) = backend.store.sessions.values()
     assert kazoo.exists(grants[0].ref[2]).ephemeralOwner == session.id
     assert run_now(backend.release(grants[0]))
@@ -250,10 +252,10 @@ def test_who_comes_back_is_owed_nothing(backend: Any) -> None:
     assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
     run_now(backend.abandon(claim))
     (session,) = backend.store.sessions.values()
-    debt = backend.store.debts.owe(Debt(TTL, claim, 0.0))
+    pending = backend.store.pending_deletes.add(PendingDelete(TTL, claim, 0.0))
     grant = run_now(backend.attempt(claim, join=True))
-    backend.store.debts.settle(session, debt)
-    run_now(backend.ask(session, Exists("/")))  # behind the listing, and then behind the read
-    run_now(backend.ask(session, Exists("/")))
+    backend.store.pending_deletes.retry(session, pending)
+    run_now(backend.request(session, Exists("/")))  # behind the listing, and then behind the read
+    run_now(backend.request(session, Exists("/")))
     renewal = run_now(backend.renew([grant], [], until=now() + SOON))
     assert (renewal.lost, renewal.unknown) == ({}, {})

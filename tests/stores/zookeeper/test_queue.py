@@ -15,13 +15,13 @@ from holdfast.core.admit import Share
 from holdfast.errors import Incompatible, LimitMismatch
 from holdfast.stores.zookeeper.client.packets import Listing
 from holdfast.stores.zookeeper.queue import (
-    Line,
     NodeData,
+    NodeQueue,
     decode_name,
     digest,
     encode_name,
     entry_prefix,
-    front_of,
+    nodes_ahead,
     read_data,
     slot_name,
     slots_to_end,
@@ -93,8 +93,8 @@ def test_damaged_data_is_refused(damaged: bytes) -> None:
 def test_the_counter_may_run_over(first: int) -> None:
     """ZooKeeper's sequence is a signed 32-bit number: behind its end comes its beginning."""
     sequences = [(first + step + 2**31) % 2**32 - 2**31 for step in range(4)]
-    line = Line([_node(sequence) for sequence in reversed(sequences)], "here")
-    assert [place.sequence for place in line.places] == sequences
+    line = NodeQueue([_node(sequence) for sequence in reversed(sequences)], "here")
+    assert [place.sequence for place in line.claims] == sequences
 
 
 _shares = st.one_of(
@@ -106,7 +106,7 @@ _shares = st.one_of(
 @given(_shares)
 def test_admission_is_the_rule_of_all_stores(asked: list[tuple[Mode, int, int]]) -> None:
     """Who is admitted by position is who fits beside all in front."""
-    line = Line([_node(number, *share) for number, share in enumerate(asked)], "here")
+    line = NodeQueue([_node(number, *share) for number, share in enumerate(asked)], "here")
     taken: list[Share] = []
     fit = 0
     for mode, weight, limit in asked:
@@ -121,19 +121,21 @@ def test_everybody_watches_one_in_front() -> None:
     """A writer the one in front, a reader the last writer, the first for slots any change."""
     x, s = Mode.EXCLUSIVE, Mode.SHARED
     nodes = [_node(0, x), _node(1, s), _node(2, x), _node(3, s), _node(4, s), _node(5, x)]
-    line = Line(nodes, "here")
-    assert [line.before(index) for index in range(1, 6)] == [nodes[i] for i in (0, 1, 2, 2, 4)]
+    line = NodeQueue(nodes, "here")
+    assert [line.node_to_watch(index) for index in range(1, 6)] == [
+        nodes[i] for i in (0, 1, 2, 2, 4)
+    ]
     slots = [_node(number, Mode.SLOTS, 1, 2) for number in range(4)]
-    line = Line([*slots, slot_name(0), slot_name(1)], "here")
-    assert line.before(2) is None
-    assert line.before(3) == slots[2]
+    line = NodeQueue([*slots, slot_name(0), slot_name(1)], "here")
+    assert line.node_to_watch(2) is None
+    assert line.node_to_watch(3) == slots[2]
     assert line.free_slots(1, 2) == ()
     assert line.free_slots(2, 5) == (2, 3)
 
 
 def test_another_use_of_the_name_is_refused() -> None:
     """By those who come later, whatever they are."""
-    line = Line([_node(0, Mode.SLOTS, 1, 3), _node(1)], "here")
+    line = NodeQueue([_node(0, Mode.SLOTS, 1, 3), _node(1)], "here")
     with pytest.raises(LimitMismatch):
         line.check(_claim("1"), 1, "zookeeper://here")
     line.check(_claim("0", Mode.SLOTS, 1, 3), 0, "zookeeper://here")
@@ -150,8 +152,8 @@ def test_children_of_any_name_are_read(names: list[str]) -> None:
 def test_another_version_is_refused() -> None:
     """Two versions that can't exclude each other don't run together."""
     with pytest.raises(Incompatible, match="version 2"):
-        Line([_node(0), "2.whatever"], "here")
-    assert len(Line([_node(0), "put here by hand"], "here").places) == 1
+        NodeQueue([_node(0), "2.whatever"], "here")
+    assert len(NodeQueue([_node(0), "put here by hand"], "here").claims) == 1
 
 
 @pytest.mark.parametrize(
@@ -171,9 +173,9 @@ def test_another_version_is_refused() -> None:
 def test_a_damaged_node_is_refused(node: str) -> None:
     """Whatever it was, nobody can tell who was admitted; a look says of which lock."""
     with pytest.raises(Incompatible, match="here"):
-        Line([_node(0), node], "here")
+        NodeQueue([_node(0), node], "here")
     own = _node(7)
-    assert front_of(own, [own, own[:-10] + "000000000x"]) is None  # left to the whole line
+    assert nodes_ahead(own, [own, own[:-10] + "000000000x"]) is None  # left to the whole line
 
 
 SEQUENCES = st.one_of(
@@ -194,23 +196,23 @@ def test_the_front_of_a_simple_line_is_what_the_line_says(
     own = _node(sequences[0])
     nodes = [_node(sequence) for sequence in sequences] + strangers
     draw.shuffle(nodes)
-    front = front_of(own, nodes)
+    front = nodes_ahead(own, nodes)
     assert front is None or not strangers
     if front is None:
         assert strangers or min(sequences) < 0
         return
-    line = Line(nodes, "here")
+    line = NodeQueue(nodes, "here")
     index = line.index(own)
     assert index == len(front)
     assert (front == []) == (index < line.admitted)
-    assert not front or line.before(index) == front[-1]
+    assert not front or line.node_to_watch(index) == front[-1]
 
 
 def test_the_front_of_a_line_is_left_open() -> None:
     """Without its own node, with another of the same owner, or of another version."""
     own, other = _node(3), _node(1)
-    assert front_of(own, [own, other]) == [other]
-    assert front_of(own, [other]) is None
-    assert front_of(own, []) is None
-    assert front_of(own, [own, f"{own[:-1]}1"]) is None
-    assert front_of(own, [own, f"2{other[1:]}"]) is None
+    assert nodes_ahead(own, [own, other]) == [other]
+    assert nodes_ahead(own, [other]) is None
+    assert nodes_ahead(own, []) is None
+    assert nodes_ahead(own, [own, f"{own[:-1]}1"]) is None
+    assert nodes_ahead(own, [own, f"2{other[1:]}"]) is None

@@ -10,31 +10,38 @@ import pytest
 
 import holdfast
 from hazards.tearing import lines_of, torn_at
-from holdfast.stores.zookeeper.client.calls import BlockingCall
-from holdfast.stores.zookeeper.client.connection import Connection
-from holdfast.stores.zookeeper.client.handler import Handler
-from holdfast.stores.zookeeper.client.packets import Ask, Exists
-from holdfast.stores.zookeeper.client.reader import Reader
+from holdfast.stores.zookeeper.client.completion import BlockingCompletion
+from holdfast.stores.zookeeper.client.connection import ZooKeeperConnection
+from holdfast.stores.zookeeper.client.handler import KazooHandler
+from holdfast.stores.zookeeper.client.packets import Exists, Request
+from holdfast.stores.zookeeper.client.reader import SharedReader
 from servers.process import wait_until
-from stores.zookeeper import bench as zookeeper_bench
-from stores.zookeeper.bench import TTL, hold, session_of
+from stores.zookeeper import helpers
+from stores.zookeeper.helpers import TTL, hold, session_of
 
 SOON = 60.0
 READING = [
-    *lines_of(Reader.wait),
-    *lines_of(Reader._leave),
-    *lines_of(Reader._resign),
-    *lines_of(Reader._read_until),
-    *lines_of(Reader._take_in),
+    *lines_of(SharedReader.wait),
+    *lines_of(SharedReader._end_wait),
+    *lines_of(SharedReader._release_role),
+    *lines_of(SharedReader._read_until),
+    *lines_of(SharedReader._read_available),
 ]
-TAKING = [*lines_of(Connection.read), *lines_of(Connection._take), *lines_of(Ask.take)]
-server, locks, others = zookeeper_bench.server, zookeeper_bench.locks, zookeeper_bench.others
+TAKING = [
+    *lines_of(ZooKeeperConnection.read),
+    *lines_of(ZooKeeperConnection._dispatch),
+    *lines_of(Request.complete),
+]
+server, locks, others = helpers.server, helpers.locks, helpers.others
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "line"),
-    [(Reader, *step) for step in READING]
-    + [(Ask if step in lines_of(Ask.take) else Connection, *step) for step in TAKING],
+    [(SharedReader, *step) for step in READING]
+    + [
+        (Request if step in lines_of(Request.complete) else ZooKeeperConnection, *step)
+        for step in TAKING
+    ],
 )
 def test_a_reader_that_is_torn(
     locks: holdfast.Locks, owner: type[object], name: str, line: int
@@ -68,12 +75,12 @@ def test_nobody_reads_a_connection_that_broke(locks: holdfast.Locks) -> None:
     which hands are being shaken."""
     session = session_of(locks, TTL)
     reader, readers = session.reader, list[threading.Thread]()
-    read, wire = reader.read, reader._wire
+    read, wire = reader.read, reader._socket
 
     class Breaking(dict[int, object]):
         def setdefault(self, key: int, value: object = None) -> object:
             reader_of_all = super().setdefault(key, value)
-            if reader_of_all is value and isinstance(value, BlockingCall) and reader._wire:
+            if reader_of_all is value and isinstance(value, BlockingCompletion) and reader._socket:
                 reader.detach()
             return reader_of_all
 
@@ -83,10 +90,10 @@ def test_nobody_reads_a_connection_that_broke(locks: holdfast.Locks) -> None:
 
     reader._reading, reader.read = Breaking(), note
     assert hold(locks, "name") > 0
-    assert reader._wire is None
+    assert reader._socket is None
     assert readers
     assert threading.current_thread() not in readers
-    reader._reading, reader.read, reader._wire = {}, read, wire
+    reader._reading, reader.read, reader._socket = {}, read, wire
 
 
 def test_kazoo_keeps_its_place_while_it_reads() -> None:
@@ -104,11 +111,11 @@ def test_kazoo_keeps_its_place_while_it_reads() -> None:
         def pending(self) -> int:
             return self.unread
 
-    reader, wire = Reader(shared=True), Pending()
-    handler = Handler(1.0, None, reader)
+    reader, wire = SharedReader(shared=True), Pending()
+    handler = KazooHandler(1.0, None, reader)
     handler.listener, handler.queue = cast("Any", object()), lambda: [1]
     reader._reading = Places()
-    assert reader.take()
+    assert reader.acquire()
     assert handler.select([wire, "bell"], [], []) == ([wire], [], [])
     assert not left
     wire.unread = 0

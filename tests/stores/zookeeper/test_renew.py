@@ -15,14 +15,14 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.zookeeper import backend as zookeeper
-from holdfast.stores.zookeeper.client.packets import Ask
-from holdfast.stores.zookeeper.session import NEVER, Options, Session
+from holdfast.stores.zookeeper.client.packets import Request
+from holdfast.stores.zookeeper.session import NEVER, ZooKeeperOptions, ZooKeeperSession
 from holdfast.url import open_store
 from stores.claims import claim_of
-from stores.zookeeper import bench as zookeeper_bench
-from stores.zookeeper.bench import QuickServer
+from stores.zookeeper import helpers
+from stores.zookeeper.helpers import QuickServer
 
-server = zookeeper_bench.server
+server = helpers.server
 
 
 def _held(backend: Any, names: Iterable[str]) -> list[Grant]:
@@ -89,15 +89,15 @@ def test_holds_are_renewed_while_others_are_released(
     """However many are: at every request one more."""
     backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
     grants = _held(backend, map(str, range(20)))
-    going, start = grants[10:], Session.start
+    going, start = grants[10:], ZooKeeperSession.start
     gone: list[Grant] = []
 
-    def lose_one(session: Session, call: Any, *asks: Ask) -> None:
+    def lose_one(session: ZooKeeperSession, call: Any, *requests: Request) -> None:
         gone.append(going.pop())
         kazoo.delete(gone[-1].ref[2])
-        start(session, call, *asks)
+        start(session, call, *requests)
 
-    monkeypatch.setattr(Session, "start", lose_one)
+    monkeypatch.setattr(ZooKeeperSession, "start", lose_one)
     renewal = run_now(backend.renew(grants, [], until=now() + 20))
     monkeypatch.undo()
     assert gone
@@ -108,17 +108,17 @@ def test_holds_are_renewed_while_others_are_released(
 
 def test_a_heartbeat_counts_once_a_later_write_was_answered() -> None:
     """The leader hears of it up to half a tick late; the session's reserve pays for that."""
-    options = Options("host:1", "zookeeper://host:1", 5.0, tick=1.0)
-    session = Session(options, 10.0, None, lambda *_: None)
-    asked = session.settle(2.0)
+    options = ZooKeeperOptions("host:1", "zookeeper://host:1", 5.0, tick=1.0)
+    session = ZooKeeperSession(options, 10.0, None, lambda *_: None)
+    asked = session.negotiate(2.0)
     assert asked is not None
     assert asked >= 10.0 + session.lag + 1.0
     session.timeout, session.id = asked, 7
     reserve = asked - 10.0
-    session._base = 100.0
+    session._connected_since = 100.0
     assert session.since(100.5, 7) == 100.5  # the connection itself was the leader's word
     assert session.since(130.0, 7) == pytest.approx(100.0 + reserve)
-    session._marks.append(129.5)
+    session._heartbeats.append(129.5)
     assert session.since(130.0, 7) == pytest.approx(100.0 + reserve)  # not told yet, for sure
     assert session.since(130.5, 7) == 130.5
     assert session.proven_since(7) == 130.5

@@ -9,14 +9,14 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 
 import holdfast
-from holdfast.stores.zookeeper.client.handler import Wire
+from holdfast.stores.zookeeper.client.handler import BufferedSocket
 from holdfast.stores.zookeeper.client.packets import Delete, Exists
 from servers.proxy import Proxy
-from stores.zookeeper import bench as zookeeper_bench
-from stores.zookeeper.bench import TTL, QuickServer, hold, session_of
+from stores.zookeeper import helpers
+from stores.zookeeper.helpers import TTL, QuickServer, hold, session_of
 
 SOON = 60.0
-server, locks = zookeeper_bench.server, zookeeper_bench.locks
+server, locks = helpers.server, helpers.locks
 
 
 class Torn(Exists):
@@ -33,12 +33,12 @@ def test_a_socket_that_takes_little_at_a_time(
     locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, bytes_taken: int
 ) -> None:
     """What it leaves over is sent by kazoo's thread, before anything else is."""
-    send_now = Wire.send_now
+    send_now = BufferedSocket.send_now
 
-    def send_little(wire: Wire, data: bytes | bytearray) -> int:
+    def send_little(wire: BufferedSocket, data: bytes | bytearray) -> int:
         return send_now(wire, data[:bytes_taken])
 
-    monkeypatch.setattr(Wire, "send_now", send_little)
+    monkeypatch.setattr(BufferedSocket, "send_now", send_little)
 
     def hold(number: int) -> list[int]:
         tokens = []
@@ -65,16 +65,16 @@ def test_an_interrupt_costs_the_connection_and_no_hold(
         with pytest.raises(KeyboardInterrupt):
             session.send(Torn("/"))
     else:
-        send_now, us = Wire.send_now, threading.get_ident()
+        send_now, us = BufferedSocket.send_now, threading.get_ident()
 
-        def send_and_tear(wire: Wire, data: bytes | bytearray) -> int:
+        def send_and_tear(wire: BufferedSocket, data: bytes | bytearray) -> int:
             sent = send_now(wire, data)
             if threading.get_ident() != us:
                 return sent  # a heartbeat
-            monkeypatch.setattr(Wire, "send_now", send_now)
+            monkeypatch.setattr(BufferedSocket, "send_now", send_now)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Wire, "send_now", send_and_tear)
+        monkeypatch.setattr(BufferedSocket, "send_now", send_and_tear)
         with pytest.raises(KeyboardInterrupt):
             session.send(Exists("/"))
     with locks.lock("name", timeout=SOON) as lease:
@@ -125,9 +125,9 @@ def test_a_handler_of_signals_may_send(locks: holdfast.Locks) -> None:
 
 def test_a_withdrawn_request_is_never_sent() -> None:
     """Whoever gives up first decides: it goes out as a harmless read instead."""
-    ask = Delete("/holdfast/somebody")
-    assert ask.withdraw() is True
-    assert b"somebody" not in ask.pack(1)
+    request = Delete("/holdfast/somebody")
+    assert request.withdraw() is True
+    assert b"somebody" not in request.pack(1)
     sent = Delete("/holdfast/somebody")
     assert b"somebody" in sent.pack(1)
     assert sent.withdraw() is False

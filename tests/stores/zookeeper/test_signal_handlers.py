@@ -14,16 +14,16 @@ import holdfast
 from hazards.tearing import handled_at, lines_of
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.stores.zookeeper.client.connection import Connection
-from holdfast.stores.zookeeper.client.reader import Reader
-from holdfast.stores.zookeeper.session import Session, Watches
+from holdfast.stores.zookeeper.client.connection import ZooKeeperConnection
+from holdfast.stores.zookeeper.client.reader import SharedReader
+from holdfast.stores.zookeeper.session import Watches, ZooKeeperSession
 from holdfast.stores.zookeeper.store import ZooKeeperStore
 from servers.process import wait_until
-from stores.zookeeper import bench as zookeeper_bench
-from stores.zookeeper.bench import TTL, hold, session_of
+from stores.zookeeper import helpers
+from stores.zookeeper.helpers import TTL, hold, session_of
 
 SOON = 60.0
-server, locks, others = zookeeper_bench.server, zookeeper_bench.locks, zookeeper_bench.others
+server, locks, others = helpers.server, helpers.locks, helpers.others
 
 
 def test_a_handler_of_signals_may_use_locks(locks: holdfast.Locks, others: holdfast.Locks) -> None:
@@ -57,19 +57,25 @@ def test_a_handler_of_signals_may_use_locks(locks: holdfast.Locks, others: holdf
 
 Step = tuple[type[object], str, int]
 WATCHING: list[Step] = [
-    *((Session, *step) for step in [*lines_of(Session.watch), *lines_of(Session.unwatch)]),
+    *(
+        (ZooKeeperSession, *step)
+        for step in [*lines_of(ZooKeeperSession.watch), *lines_of(ZooKeeperSession.unwatch)]
+    ),
     *((Watches, *step) for step in [*lines_of(Watches.add), *lines_of(Watches.remove)]),
 ]
 OPENING: list[Step] = [
-    *((Session, *step) for step in lines_of(Session.open)),
+    *((ZooKeeperSession, *step) for step in lines_of(ZooKeeperSession.open)),
     *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore.session)),
-    *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore._made)),
+    *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore._new_session)),
 ]
 
 
 MIDDLE: list[Step] = [
-    *((Connection, *step) for step in [*lines_of(Connection._take), *lines_of(Connection._pack)]),
-    *((Reader, *step) for step in lines_of(Reader._resign)),
+    *(
+        (ZooKeeperConnection, *step)
+        for step in [*lines_of(ZooKeeperConnection._dispatch), *lines_of(ZooKeeperConnection._pack)]
+    ),
+    *((SharedReader, *step) for step in lines_of(SharedReader._release_role)),
 ]
 
 
@@ -124,7 +130,7 @@ def test_a_handler_waits_where_its_thread_was_to_wait(
     code = getattr(owner, name).__code__
     _in_a_thread(lambda: handled_at(code, line, lambda: get("name"), lambda: get("other")))
     assert got[-1] == "name"
-    assert not session.watching
+    assert not session.watches
     for lease in held.values():
         assert lease
         lease.release()

@@ -12,7 +12,7 @@ import holdfast
 from holdfast.core.drive import run_now
 from holdfast.errors import Incompatible
 from servers.registry import Servers
-from stores.zookeeper.bench import QuickServer
+from stores.zookeeper.helpers import QuickServer
 
 
 @pytest.fixture

@@ -19,19 +19,19 @@ from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.zookeeper import backend as zookeeper
-from holdfast.stores.zookeeper.client.packets import Ask
-from holdfast.stores.zookeeper.session import BEATS_PER_TTL, Session
-from holdfast.stores.zookeeper.wakeups import Look
+from holdfast.stores.zookeeper.client.packets import Request
+from holdfast.stores.zookeeper.session import BEATS_PER_TTL, ZooKeeperSession
+from holdfast.stores.zookeeper.wakeups import ListingPrefetch
 from holdfast.url import open_store
 from servers.process import wait_until
 from servers.registry import Servers
 from servers.zookeeper import ZooKeeperServer
 from stores.claims import claim_of
-from stores.zookeeper import bench as zookeeper_bench
-from stores.zookeeper.bench import QuickServer, ShortSessionsServer, nodes_of, session_of
+from stores.zookeeper import helpers
+from stores.zookeeper.helpers import QuickServer, ShortSessionsServer, nodes_of, session_of
 
 SOON = 60.0
-server = zookeeper_bench.server
+server = helpers.server
 
 
 def test_a_hold_is_two_trips(server: QuickServer, namespace: str, trips: list[list[str]]) -> None:
@@ -73,9 +73,9 @@ def test_a_look_at_what_may_be_old_lets_nobody_in(
 ) -> None:
     """The server was to catch up before it, and did not."""
     store = open_store(server.url, Settings(namespace=namespace))
-    backend, claim, send = store.backend(BlockingRuntime()), claim_of(), Look.send
+    backend, claim, send = store.backend(BlockingRuntime()), claim_of(), ListingPrefetch.send
 
-    def fail(look: Look) -> None:
+    def fail(look: ListingPrefetch) -> None:
         look._sync.error = NoNodeError()
         send(look)
 
@@ -84,7 +84,7 @@ def test_a_look_at_what_may_be_old_lets_nobody_in(
     busy = run_now(backend.attempt(claim, join=True))
     assert isinstance(busy, Busy)
     assert run_now(backend.release(grant))
-    monkeypatch.setattr(Look, "send", fail)
+    monkeypatch.setattr(ListingPrefetch, "send", fail)
     assert run_now(backend.wait(claim, busy, now() + SOON)) is None
     assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
     run_now(backend.close())
@@ -97,20 +97,22 @@ def test_an_heir_that_has_come_and_gone_is_not_lined_up_again(
     store = open_store(server.url, Settings(namespace=namespace))
     backend = store.backend(BlockingRuntime())
     grant = run_now(backend.attempt(claim_of(), join=True))
-    heir = claim_of()
+    next_waiter = claim_of()
     assert isinstance(grant, Grant)
-    assert isinstance(run_now(backend.attempt(heir, join=True)), Busy)
-    ask = Session.ask
+    assert isinstance(run_now(backend.attempt(next_waiter, join=True)), Busy)
+    request = ZooKeeperSession.request
 
-    def ask_slowly(session: Session, seconds: float, asks: Sequence[Ask]) -> None:
-        monkeypatch.setattr(Session, "ask", ask)
-        ask(session, seconds, asks)
-        own = run_now(backend.attempt(heir, join=True))
+    def request_slowly(
+        session: ZooKeeperSession, seconds: float, requests: Sequence[Request]
+    ) -> None:
+        monkeypatch.setattr(ZooKeeperSession, "request", request)
+        request(session, seconds, requests)
+        own = run_now(backend.attempt(next_waiter, join=True))
         assert isinstance(own, Grant)
         assert run_now(backend.release(own)) is True
 
-    monkeypatch.setattr(Session, "ask", ask_slowly)
-    ours, answer = run_now(backend.exchange(grant, heir))
+    monkeypatch.setattr(ZooKeeperSession, "request", request_slowly)
+    ours, answer = run_now(backend.exchange(grant, next_waiter))
     assert ours is True
     assert isinstance(answer, Busy)
     assert nodes_of(kazoo, f"/{namespace}/locks/name") == []
@@ -127,7 +129,7 @@ def test_an_heir_that_does_not_wait_is_soon_skipped(server: QuickServer, namespa
     ours, answer = run_now(backend.exchange(grant, gone))
     assert ours is True
     assert isinstance(answer, Busy)
-    assert store.entries[gone.owner].unattended(now() + SOON)
+    assert store.entries[gone.owner].is_absent(now() + SOON)
     run_now(backend.close())
 
 
@@ -190,8 +192,8 @@ def test_a_session_that_ends_loses_its_holds(
         assert nodes_of(kazoo, f"/{namespace}/locks/b") == []
 
 
-def _sessions(locks: holdfast.Locks) -> dict[int, Session]:
-    sessions: dict[int, Session] = locks._engine.store.sessions  # type: ignore[attr-defined]
+def _sessions(locks: holdfast.Locks) -> dict[int, ZooKeeperSession]:
+    sessions: dict[int, ZooKeeperSession] = locks._engine.store.sessions  # type: ignore[attr-defined]
     return sessions
 
 

@@ -9,14 +9,14 @@ from holdfast.core.contract import Finding
 from holdfast.errors import Incompatible
 from holdfast.stores.zookeeper.client.packets import Listing, Read, Stat
 from holdfast.stores.zookeeper.queue import (
-    Line,
     NodeData,
-    Place,
+    NodeQueue,
+    QueuedNode,
     read_data,
 )
 from holdfast.stores.zookeeper.session import USUAL_TICK_SECONDS
 
-__all__ = ["MOST_SHOWN", "read_line", "read_standing", "tick_finding", "token_of"]
+__all__ = ["MOST_SHOWN", "read_lock_info", "read_queue", "tick_finding", "token_of"]
 
 MOST_SHOWN = 1000
 """Of a longer line the rest is not read."""
@@ -27,51 +27,53 @@ def token_of(mode: Mode, data: NodeData, stat: Stat) -> int:
     return data.token or (stat.mzxid if mode is Mode.SLOTS else stat.czxid)
 
 
-def read_line(listing: Listing, where: str) -> Line | Incompatible:
+def read_queue(listing: Listing, where: str) -> NodeQueue | Incompatible:
     try:
-        return Line(listing.value or (), where)
+        return NodeQueue(listing.value or (), where)
     except Incompatible as error:
         return error
 
 
-def read_standing(
-    name: str, line: Line, reads: Sequence[Read], where: str
+def read_lock_info(
+    name: str, queue: NodeQueue, reads: Sequence[Read], where: str
 ) -> LockInfo | Incompatible:
     try:
-        return _standing(name, line, reads, where)
+        return _lock_info(name, queue, reads, where)
     except Incompatible as error:
         return error
 
 
-def _standing(name: str, line: Line, reads: Sequence[Read], where: str) -> LockInfo:
+def _lock_info(name: str, queue: NodeQueue, reads: Sequence[Read], where: str) -> LockInfo:
     holders: list[Holder] = []
     waiters: list[Waiter] = []
-    for index, (place, read) in enumerate(zip(line.places, reads, strict=False)):
+    for index, (queued, read) in enumerate(zip(queue.claims, reads, strict=False)):
         if read.error is not None:
             continue  # it left meanwhile
         data, stat = read_data(read.value[0], where), read.value[1]
         label = read_label(data.label)
-        slots_missing = place.mode is Mode.SLOTS and not data.slots
-        if index < line.admitted and not slots_missing:
-            holders.append(_holder(label, place, data, stat))
+        slots_missing = queued.mode is Mode.SLOTS and not data.slots
+        if index < queue.admitted and not slots_missing:
+            holders.append(_holder(label, queued, data, stat))
         else:
-            waiters.append(Waiter(*label, place.mode, stat.ctime / 1000, data.behind))
-    limit = line.places[0].limit if line.places else 0
+            waiters.append(Waiter(*label, queued.mode, stat.ctime / 1000, data.behind))
+    limit = queue.claims[0].limit if queue.claims else 0
     return LockInfo(name, limit, tuple(holders), tuple(waiters))
 
 
-def _holder(label: tuple[str, int, str, str], place: Place, data: NodeData, stat: Stat) -> Holder:
-    since = stat.mtime if place.mode is Mode.SLOTS else stat.ctime
-    token = token_of(place.mode, data, stat)
+def _holder(
+    label: tuple[str, int, str, str], queued: QueuedNode, data: NodeData, stat: Stat
+) -> Holder:
+    since = stat.mtime if queued.mode is Mode.SLOTS else stat.ctime
+    token = token_of(queued.mode, data, stat)
     # The ensemble does not tell when it last heard of a session: this is the most.
-    return Holder(*label, place.mode, token, data.slots, since / 1000, float(data.ttl))
+    return Holder(*label, queued.mode, token, data.slots, since / 1000, float(data.ttl))
 
 
-def tick_finding(told: float | None, floor: float) -> Finding:
+def tick_finding(tick: float | None, floor: float) -> Finding:
     """What the certain time of holds rests on: servers tell each other every half tick of whom
     they have heard, and don't tell how long a tick is."""
-    if told is not None:
-        return Finding("tick", f"{max(told, floor / 2):g} s, as the URL says")
+    if tick is not None:
+        return Finding("tick", f"{max(tick, floor / 2):g} s, as the URL says")
     if floor >= 2 * USUAL_TICK_SECONDS:
         words = f"taken to be {floor / 2:g} s, half of the shortest session"
         return Finding("tick", f"{words}; if minSessionTimeout is set, name it: ?tick=SECONDS")

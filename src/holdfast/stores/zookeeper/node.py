@@ -19,78 +19,78 @@ from holdfast.claim import Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS, STALE_SECONDS
 
 if TYPE_CHECKING:
-    from holdfast.stores.zookeeper.client.calls import Wake
-    from holdfast.stores.zookeeper.wakeups import Preview
+    from holdfast.stores.zookeeper.client.completion import WakeSignal
+    from holdfast.stores.zookeeper.wakeups import PrefetchedListing
 
-__all__ = ["Attendance", "Entry", "Node", "Term"]
+__all__ = ["ClaimNode", "NodeState", "Presence", "ZooKeeperEntry"]
 
 
-class Term:
+class NodeState:
     """What was decided over a node: for which hold it stands and until when, or that it is over."""
 
-    __slots__ = ("after", "ends", "grant", "over")
+    __slots__ = ("ended", "ends", "grant", "next")
 
     def __init__(
-        self, grant: Grant | None = None, ends: float = math.inf, *, over: bool = False
+        self, grant: Grant | None = None, ends: float = math.inf, *, ended: bool = False
     ) -> None:
-        self.grant, self.ends, self.over = grant, ends, over
-        self.after: dict[int, Term] = {}
+        self.grant, self.ends, self.ended = grant, ends, ended
+        self.next: dict[int, NodeState] = {}
         """What was decided next, under the key 0: the first to say it is the only one."""
 
 
-def _never(_: Term) -> bool:
+def _never(_: NodeState) -> bool:
     return False
 
 
-class Node:
+class ClaimNode:
     """A claim's node, from the answer to its create to its end. It has one life: a claim that
     lines up anew has another."""
 
-    __slots__ = ("moving", "name", "path", "preview", "session", "term", "token", "version")
+    __slots__ = ("moving_to", "name", "path", "prefetched", "session", "state", "token", "version")
 
     def __init__(self, path: str, session: int, token: int) -> None:
         self.path, self.name = path, path[path.rindex("/") + 1 :]
         self.session, self.token = session, token
         self.version = 0
         """Of the node's data, as far as known."""
-        self.moving = 0
+        self.moving_to = 0
         """The key of the session that an unanswered request moves it to."""
-        self.preview: Preview | None = None
-        self.term = Term()
+        self.prefetched: PrefetchedListing | None = None
+        self.state = NodeState()
         """The last one, or one of the last: ``last`` is sure."""
 
-    def last(self) -> Term:
-        term = self.term
-        while term.after:
-            term = term.after[0]
-        return term
+    def current(self) -> NodeState:
+        state = self.state
+        while state.next:
+            state = state.next[0]
+        return state
 
     @property
-    def over(self) -> bool:
-        return self.last().over
+    def ended(self) -> bool:
+        return self.current().ended
 
     @property
     def grant(self) -> Grant | None:
         """Whom it has let in."""
-        return self.last().grant
+        return self.current().grant
 
     def hold(self, grant: Grant, ends: float) -> bool:
         """Lets its owner in, or keeps it there until then; false if it is over."""
-        return self._follow(Term(grant, ends), _never)
+        return self._transition(NodeState(grant, ends), _never)
 
-    def end(self, unless: Callable[[Term], bool] = _never) -> bool:
+    def end(self, unless: Callable[[NodeState], bool] = _never) -> bool:
         """Nobody is let in by it from here on. True for one caller: the one to delete it."""
-        return self._follow(Term(over=True), unless)
+        return self._transition(NodeState(ended=True), unless)
 
-    def _follow(self, term: Term, unless: Callable[[Term], bool]) -> bool:
-        while not (last := self.last()).over and not unless(last):
-            if last.after.setdefault(0, term) is term:
-                self.term = term
+    def _transition(self, state: NodeState, unless: Callable[[NodeState], bool]) -> bool:
+        while not (current := self.current()).ended and not unless(current):
+            if current.next.setdefault(0, state) is state:
+                self.state = state
                 return True
         return False
 
 
-class Attendance:
+class Presence:
     """Somebody who is there for a claim: one attempt, or one wait."""
 
     __slots__ = ("left",)
@@ -100,49 +100,49 @@ class Attendance:
         """Since when it ought to have come back: it ended, or was called. ``None`` before that."""
 
 
-class Entry:
+class ZooKeeperEntry:
     """One claim of this process, from its first attempt until it is given back."""
 
     __slots__ = (
-        "asked",
-        "attendance",
         "behind",
         "claim",
+        "create_pending",
+        "create_unanswered",
+        "in_progress",
         "key",
-        "maker",
         "node",
-        "past",
+        "past_paths",
+        "presence",
         "refreshed",
-        "signal",
-        "unsure",
+        "wake_signal",
     )
 
     def __init__(self, claim: Claim, key: int, now: float) -> None:
         self.claim, self.key = claim, key
-        self.node: Node | None = None
+        self.node: ClaimNode | None = None
         """Its last one, which may be over."""
-        self.past: frozenset[str] = frozenset()
+        self.past_paths: frozenset[str] = frozenset()
         """The paths of those before it: who has ended them may still be about to delete them."""
-        self.asked = False
+        self.create_pending = False
         """Whether a create was sent and not answered yet: there may or may not be a node."""
-        self.unsure = False
+        self.create_unanswered = False
         """Whether a create was ever not answered: it may still make a node."""
-        self.maker: dict[int, object] = {}
+        self.in_progress: dict[int, object] = {}
         """Who makes its node, or takes its slots, under the key 0: one at a time."""
         self.refreshed = now
-        self.attendance = Attendance(now)
+        self.presence = Presence(now)
         """The owner's own last one. Whoever asks on its behalf is not there for it."""
         self.behind = 0
-        self.signal: Wake | None = None
+        self.wake_signal: WakeSignal | None = None
         """What a wait for it waits for."""
 
-    def kept(self, term: Term, now: float, *, its_turn: bool = False) -> bool:
+    def is_kept(self, state: NodeState, now: float, *, admitted: bool = False) -> bool:
         """Whether somebody keeps its node, and comes for it once it is its turn."""
-        if term.grant is not None:
-            return now <= term.ends
-        return now <= self.refreshed + STALE_SECONDS and not (its_turn and self.unattended(now))
+        if state.grant is not None:
+            return now <= state.ends
+        return now <= self.refreshed + STALE_SECONDS and not (admitted and self.is_absent(now))
 
-    def unattended(self, now: float) -> bool:
+    def is_absent(self, now: float) -> bool:
         """Whether nobody would come if it were its turn."""
-        left = self.attendance.left
+        left = self.presence.left
         return left is not None and now > left + GRACE_SECONDS

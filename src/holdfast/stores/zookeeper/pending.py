@@ -13,14 +13,21 @@ from kazoo.exceptions import NoNodeError
 
 from holdfast.claim import Claim, Mode
 from holdfast.io import clock
-from holdfast.stores.zookeeper.client.packets import ANY_VERSION, Ask, Delete, Listing, Multi, Read
+from holdfast.stores.zookeeper.client.packets import (
+    ANY_VERSION,
+    Delete,
+    Listing,
+    Multi,
+    Read,
+    Request,
+)
 from holdfast.stores.zookeeper.queue import digest, slot_name, slots_to_end
-from holdfast.stores.zookeeper.session import Session
+from holdfast.stores.zookeeper.session import ZooKeeperSession
 
-__all__ = ["Debt", "Debts", "deletion"]
+__all__ = ["PendingDelete", "PendingDeletes", "deletion"]
 
 
-class Debt(NamedTuple):
+class PendingDelete(NamedTuple):
     """A claim that is to leave no node, in the session of this key."""
 
     key: int
@@ -31,7 +38,7 @@ class Debt(NamedTuple):
     """The one node that is meant, where its owner may line up anew; else all that it has."""
 
 
-def deletion(parent: str, path: str, slots: tuple[int, ...], version: int = ANY_VERSION) -> Ask:
+def deletion(parent: str, path: str, slots: tuple[int, ...], version: int = ANY_VERSION) -> Request:
     """The end of one claim: its node, and its slots with it. Who has read which slots it has names
     the version that said so: it may be taking others."""
     if not slots:
@@ -40,68 +47,70 @@ def deletion(parent: str, path: str, slots: tuple[int, ...], version: int = ANY_
     return Multi([Delete(path, version), *ends])
 
 
-class Debts:
+class PendingDeletes:
     """The debts of one client, one for an owner."""
 
     def __init__(self, parent: Callable[[str], str]) -> None:
         self._parent = parent
-        self._owed: dict[str, Debt] = {}
+        self._pending: dict[str, PendingDelete] = {}
 
-    def all(self) -> list[Debt]:
-        return list(self._owed.values())
+    def all(self) -> list[PendingDelete]:
+        return list(self._pending.values())
 
-    def owe(self, debt: Debt) -> Debt:
+    def add(self, pending: PendingDelete) -> PendingDelete:
         """Sees to it that it is deleted, however often that takes."""
-        self._owed[debt.claim.owner] = debt
-        return debt
+        self._pending[pending.claim.owner] = pending
+        return pending
 
-    def forgive(self, owner: str) -> None:
+    def cancel(self, owner: str) -> None:
         """Before its owner makes a node again, which is not meant: what else it finds of its own
         there it deletes itself."""
-        self._owed.pop(owner, None)
+        self._pending.pop(owner, None)
 
-    def settled(self, debt: Debt) -> None:
-        found = self._owed.pop(debt.claim.owner, None)
-        if found is not None and found is not debt:
-            self._owed.setdefault(debt.claim.owner, found)
+    def remove(self, pending: PendingDelete) -> None:
+        found = self._pending.pop(pending.claim.owner, None)
+        if found is not None and found is not pending:
+            self._pending.setdefault(pending.claim.owner, found)
 
     # From the session's own thread, and whichever reads
 
-    def settle(self, session: Session, debt: Debt) -> None:
+    def retry(self, session: ZooKeeperSession, pending: PendingDelete) -> None:
         """Deletes what is still there; if nothing is, that was it."""
-        if not debt.path:
-            self._settle_all(session, debt)
-        elif debt.claim.mode is Mode.SLOTS:
-            self._settle_one(session, debt, debt.path)
+        if not pending.path:
+            self._retry_all(session, pending)
+        elif pending.claim.mode is Mode.SLOTS:
+            self._retry_one(session, pending, pending.path)
         else:
-            session.send(Delete(debt.path).then(lambda ask: self._deleted(debt, ask)))
+            session.send(
+                Delete(pending.path).then(lambda request: self._delete_answered(pending, request))
+            )
 
-    def _deleted(self, debt: Debt, ask: Ask) -> None:
-        if ask.error is None or isinstance(ask.error, NoNodeError):
-            self.settled(debt)
+    def _delete_answered(self, pending: PendingDelete, request: Request) -> None:
+        if request.error is None or isinstance(request.error, NoNodeError):
+            self.remove(pending)
 
-    def _settle_all(self, session: Session, debt: Debt) -> None:
-        owner, parent = debt.claim.owner, self._parent(debt.claim.name)
+    def _retry_all(self, session: ZooKeeperSession, pending: PendingDelete) -> None:
+        owner, parent = pending.claim.owner, self._parent(pending.claim.name)
 
-        def listed(ask: Any) -> None:
-            nodes = ask.value if ask.error is None else []
+        def listed(request: Any) -> None:
+            nodes = request.value if request.error is None else []
             own = [node for node in nodes if f".{digest(owner)}." in node]
-            answered = ask.error is None or isinstance(ask.error, NoNodeError)
-            if answered and not own and clock.now() >= debt.until:
-                self.settled(debt)
+            answered = request.error is None or isinstance(request.error, NoNodeError)
+            if answered and not own and clock.now() >= pending.until:
+                self.remove(pending)
             for node in own:
-                self._settle_one(session, debt, f"{parent}/{node}")
+                self._retry_one(session, pending, f"{parent}/{node}")
 
         session.send(Listing(parent).then(listed))
 
-    def _settle_one(self, session: Session, debt: Debt, path: str) -> None:
-        def read(ask: Any) -> None:
-            if ask.error is not None:
-                if debt.path:
-                    self._deleted(debt, ask)
+    def _retry_one(self, session: ZooKeeperSession, pending: PendingDelete, path: str) -> None:
+        def read(request: Any) -> None:
+            if request.error is not None:
+                if pending.path:
+                    self._delete_answered(pending, request)
             # A node that its owner has made since was read after that had been forgiven.
-            elif self._owed.get(debt.claim.owner) is debt:
-                slots, version = slots_to_end(ask.value[0]).slots, ask.value[1].version
-                session.send(deletion(self._parent(debt.claim.name), path, slots, version))
+            elif self._pending.get(pending.claim.owner) is pending:
+                slots, version = slots_to_end(request.value[0]).slots, request.value[1].version
+                session.send(deletion(self._parent(pending.claim.name), path, slots, version))
 
         session.send(Read(path).then(read))

@@ -25,15 +25,15 @@ from holdfast.errors import Incompatible
 from holdfast.stores._consensus.strict import MOST_SLOTS, digits, moment
 
 __all__ = [
-    "Line",
     "NodeData",
-    "Place",
+    "NodeQueue",
+    "QueuedNode",
     "RecordData",
     "decode_name",
     "digest",
     "encode_name",
     "entry_prefix",
-    "front_of",
+    "nodes_ahead",
     "read_data",
     "read_record",
     "slot_name",
@@ -101,7 +101,7 @@ class NodeData(NamedTuple):
     label: str
 
 
-def front_of(node: str, nodes: Sequence[str]) -> list[str] | None:
+def nodes_ahead(node: str, nodes: Sequence[str]) -> list[str] | None:
     """Those in front of an exclusive claim, the last of them at the end, where the line is of
     nothing else; ``None`` where it is not so simple: a ``Line`` tells."""
     if node not in nodes or {len(node)} != set(map(len, nodes)):
@@ -173,7 +173,7 @@ def read_record(data: bytes) -> RecordData | None:
         return None
 
 
-class Place(NamedTuple):
+class QueuedNode(NamedTuple):
     """One claim's node."""
 
     node: str
@@ -184,12 +184,12 @@ class Place(NamedTuple):
     sequence: int
 
 
-def _place(node: str) -> Place:
+def _parse(node: str) -> QueuedNode:
     _, letter, weight, limit, owner, sequence = node.split(".")
-    return Place(node, _MODES[letter], int(weight), int(limit), owner, int(sequence))
+    return QueuedNode(node, _MODES[letter], int(weight), int(limit), owner, int(sequence))
 
 
-class Line:
+class NodeQueue:
     """Everybody who holds or waits, in order of arrival, and the slots that are taken.
 
     Places are read when they are looked at: who asks looks at itself, and at the first.
@@ -204,7 +204,7 @@ class Line:
         if len(self._nodes) < len(nodes):
             self._read_others(nodes, where)
         if self._nodes and "-" in _SEQUENCE(self._nodes[0]):
-            self._run_over()
+            self._sort_wrapped()
         self.admitted = self._count_admitted()
 
     def _read_others(self, nodes: Sequence[str], where: str) -> None:
@@ -222,11 +222,11 @@ class Line:
                     f"{where} is in use by version {version} of the protocol; this is {VERSION}"
                 )
 
-    def _run_over(self) -> None:
+    def _sort_wrapped(self) -> None:
         """ZooKeeper's counter ran over: what is alive is close together, so order is the
         distance from any of them."""
-        origin = self.place(0).sequence
-        self._nodes.sort(key=lambda node: (_place(node).sequence - origin + 2**31) % 2**32)
+        origin = self.claim(0).sequence
+        self._nodes.sort(key=lambda node: (_parse(node).sequence - origin + 2**31) % 2**32)
 
     def _count_admitted(self) -> int:
         """How many from the front on fit together: they hold."""
@@ -234,18 +234,18 @@ class Line:
         for count, node in enumerate(self._nodes):
             if node.startswith(_EXCLUSIVE):
                 return count or 1
-            place = _place(node)
-            taken += place.weight if place.mode is Mode.SLOTS else 0
-            if taken > place.limit:
+            claim = _parse(node)
+            taken += claim.weight if claim.mode is Mode.SLOTS else 0
+            if taken > claim.limit:
                 return count
         return len(self._nodes)
 
     @property
-    def places(self) -> list[Place]:
-        return [_place(node) for node in self._nodes]
+    def claims(self) -> list[QueuedNode]:
+        return [_parse(node) for node in self._nodes]
 
-    def place(self, index: int) -> Place:
-        return _place(self._nodes[index])
+    def claim(self, index: int) -> QueuedNode:
+        return _parse(self._nodes[index])
 
     def sequence(self, index: int) -> int:
         return int(self._nodes[index].rpartition(".")[2])
@@ -261,25 +261,25 @@ class Line:
         """Nodes of the same owner beside this one."""
         return [other for other in self._nodes if owner_digest in other and other != node]
 
-    def of_owner(self, owner_digest: str) -> list[Place]:
+    def of_owner(self, owner_digest: str) -> list[QueuedNode]:
         """The nodes of one owner: more than one only after a lost reply."""
-        return [_place(node) for node in self._nodes if owner_digest in node]
+        return [_parse(node) for node in self._nodes if owner_digest in node]
 
     def check(self, claim: Claim, index: int, display: str) -> None:
         """Raises ``LimitMismatch`` if somebody in front uses the name as something else."""
         if index and not (claim.mode is Mode.EXCLUSIVE and self._nodes[0].startswith(_EXCLUSIVE)):
-            first = self.place(0)
+            first = self.claim(0)
             slots = first.mode is Mode.SLOTS
             admit.check_limit(claim, first.limit, slots=slots, store=display)
 
-    def before(self, index: int) -> str | None:
+    def node_to_watch(self, index: int) -> str | None:
         """The node whose end or change is worth a new attempt; ``None`` for any of them."""
         node = self._nodes[index]
-        mode = Mode.EXCLUSIVE if node.startswith(_EXCLUSIVE) else _place(node).mode
+        mode = Mode.EXCLUSIVE if node.startswith(_EXCLUSIVE) else _parse(node).mode
         if mode is Mode.SLOTS and index == self.admitted:
             return None
         if mode is Mode.SHARED:
-            writers = [p.node for p in self.places[:index] if p.mode is not Mode.SHARED]
+            writers = [p.node for p in self.claims[:index] if p.mode is not Mode.SHARED]
             return writers[-1]
         return self._nodes[index - 1]
 

@@ -33,36 +33,36 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE
 
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.io.clock import now
-from holdfast.stores.zookeeper.client.calls import BlockingCall, Call
+from holdfast.stores.zookeeper.client.completion import BlockingCompletion, Completion
 from holdfast.stores.zookeeper.client.connection import (
-    Client,
-    Quiet,
-    drop,
+    KazooLog,
+    ZooKeeperClient,
+    close_inherited,
+    end_session,
     make_client,
-    say_goodbye,
     submit,
 )
-from holdfast.stores.zookeeper.client.handler import Handler
-from holdfast.stores.zookeeper.client.packets import Ask, Exists
-from holdfast.stores.zookeeper.client.reader import Reader
+from holdfast.stores.zookeeper.client.handler import KazooHandler
+from holdfast.stores.zookeeper.client.packets import Exists, Request
+from holdfast.stores.zookeeper.client.reader import SharedReader
 
-__all__ = ["NEVER", "Chores", "Options", "Session", "Watches"]
+__all__ = ["NEVER", "HeartbeatTask", "Watches", "ZooKeeperOptions", "ZooKeeperSession"]
 
 log = logging.getLogger("holdfast")
 
 BEATS_PER_TTL = 10
-KEPT_MARKS = 64
+KEPT_HEARTBEATS = 64
 SLACK_SECONDS = 0.05
 RETIRE_SECONDS = 15.0
 USUAL_TICK_SECONDS = 2.0
 """What ZooKeeper's own sample configuration has."""
 NEVER = float("-inf")
-Signal = Callable[[], None]
+Callback = Callable[[], None]
 _ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ZooKeeperOptions:
     """Where the ensemble is and how to speak to it."""
 
     hosts: str
@@ -84,43 +84,43 @@ class Watches:
     """
 
     def __init__(self) -> None:
-        self._first: dict[str, Signal] = {}
+        self._first: dict[str, Callback] = {}
         """The only one for nearly every path, and the only one who takes itself out again."""
-        self._others: dict[tuple[str, Signal], None] = {}
+        self._others: dict[tuple[str, Callback], None] = {}
         """Those who came when there was one: not many, so they are looked through."""
 
     def __bool__(self) -> bool:
         return bool(self._first or self._others)
 
-    def add(self, path: str, signal: Signal) -> None:
-        if self._first.setdefault(path, signal) != signal:
-            self._others[path, signal] = None
+    def add(self, path: str, callback: Callback) -> None:
+        if self._first.setdefault(path, callback) != callback:
+            self._others[path, callback] = None
 
-    def remove(self, path: str, signal: Signal) -> None:
-        self._others.pop((path, signal), None)
-        if self._first.get(path) == signal:
+    def remove(self, path: str, callback: Callback) -> None:
+        self._others.pop((path, callback), None)
+        if self._first.get(path) == callback:
             self._first.pop(path, None)
 
-    def of(self, path: str) -> list[Signal]:
+    def of(self, path: str) -> list[Callback]:
         first = self._first.get(path)
         found = [] if first is None else [first]
         if self._others:
-            found += [signal for watched, signal in list(self._others) if watched == path]
+            found += [callback for watched, callback in list(self._others) if watched == path]
         return found
 
-    def all(self) -> list[Signal]:
-        return [*list(self._first.values()), *[signal for _, signal in list(self._others)]]
+    def all(self) -> list[Callback]:
+        return [*list(self._first.values()), *[callback for _, callback in list(self._others)]]
 
 
-class Session:
+class ZooKeeperSession:
     """One kazoo client. Ephemeral nodes and watches live and die with its ``id``."""
 
     def __init__(
         self,
-        options: Options,
+        options: ZooKeeperOptions,
         ttl: float,
         floor: float | None,
-        chores: Chores,
+        heartbeat_task: HeartbeatTask,
         *,
         tasks: bool = False,
     ) -> None:
@@ -139,21 +139,21 @@ class Session:
         self.refusal = ""
         self.denied = False
         """Whether the servers did not believe who we are."""
-        self.looks_only = False
+        self.holds_nothing = False
         """Whether it holds nothing, so that any timeout will do."""
         self.dead = False
-        self.watching = Watches()
-        self.after: dict[int, Session] = {}
+        self.watches = Watches()
+        self.successor: dict[int, ZooKeeperSession] = {}
         """The one that has taken the place of a dead one, under the key 0."""
-        self.reader = Reader(shared=options.tls is None and not tasks)
-        self._chores = chores
-        self._marks: deque[float] = deque(maxlen=KEPT_MARKS)
-        self._base = NEVER
-        self._beat_at = self._up_at = 0.0
-        self._beating: tuple[Ask, float] | None = None
-        self._arrivals: dict[Signal, None] = {}
-        self._log = Quiet()
-        self._client: Client | None = None
+        self.reader = SharedReader(shared=options.tls is None and not tasks)
+        self._heartbeat_task = heartbeat_task
+        self._heartbeats: deque[float] = deque(maxlen=KEPT_HEARTBEATS)
+        self._connected_since = NEVER
+        self._next_heartbeat = self._last_up = 0.0
+        self._open_heartbeat: tuple[Request, float] | None = None
+        self._connect_callbacks: dict[Callback, None] = {}
+        self._log = KazooLog()
+        self._client: ZooKeeperClient | None = None
         self._opener: dict[int, object] = {}
         """Who opens it, under the key 0: one does."""
         self._process = os.getpid()
@@ -171,10 +171,10 @@ class Session:
                 del self._opener[0]
 
     def _start(self) -> None:
-        patience = max(0.2, min(self.options.request_seconds, self.ttl) / 2)
+        connect_seconds = max(0.2, min(self.options.request_seconds, self.ttl) / 2)
         self._client = make_client(
             self,
-            Handler(patience, self.options.tls, self.reader),
+            KazooHandler(connect_seconds, self.options.tls, self.reader),
             self._log,
             hosts=self.options.hosts,
             timeout=max(self.ttl, 1.0),
@@ -182,22 +182,22 @@ class Session:
         )
         self._client.start_async()
         if self.dead:  # closed in this moment
-            say_goodbye(self._client, 0.0)
+            end_session(self._client, 0.0)
 
     def close(self, seconds: float) -> None:
         """Ends the session at once, as far as the server can be reached."""
         self.dead = True
         client = self._client
         if client is not None:
-            say_goodbye(client, seconds)
+            end_session(client, seconds)
 
     def forget(self) -> None:
         """In a forked child, where kazoo's thread is not: not a word to the servers."""
         if self._client is not None and os.getpid() != self._process:
-            drop(self._client)
+            close_inherited(self._client)
 
     @property
-    def wanted(self) -> bool:
+    def reusable(self) -> bool:
         """Whether to go on with it: a refusal stays one, anything else that ended starts anew."""
         return bool(self.refusal) or not self.dead
 
@@ -206,15 +206,15 @@ class Session:
 
         Servers that have lost their data refuse a client that has seen more than they know.
         """
-        lost = now() - self._up_at
+        lost = now() - self._last_up
         if not self.up and self.used and lost > max(3 * self.timeout, RETIRE_SECONDS):
             self.close(0.0)
 
     # What kazoo's thread says
 
-    def settle(self, floor: float) -> float | None:
+    def negotiate(self, floor: float) -> float | None:
         self.floor = floor
-        if self.ttl < floor and not self.looks_only:
+        if self.ttl < floor and not self.holds_nothing:
             self.refusal = f"ZooKeeper's shortest session here is {floor:g} s"
             self._end()
             return None
@@ -234,19 +234,19 @@ class Session:
         client = self._client
         assert client is not None
         asked = client._session_timeout / 1000
-        if granted < asked - 0.001 and not self.looks_only:
-            self.refusal = self._too_short(granted)
-            say_goodbye(client, 0.0)
+        if granted < asked - 0.001 and not self.holds_nothing:
+            self.refusal = self._describe_too_short(granted)
+            end_session(client, 0.0)
         if client._session_id != self.id:
-            self._marks.clear()
+            self._heartbeats.clear()
             self.proven = NEVER
         self.id, self.timeout = client._session_id or 0, granted
-        self._base, self._beat_at, self._beating = began, began, None
+        self._connected_since, self._next_heartbeat, self._open_heartbeat = began, began, None
         self.up = not self.refusal
         self.used = self.used or self.up
-        self._wake(list(self._arrivals))
+        self._wake(list(self._connect_callbacks))
 
-    def _too_short(self, granted: float) -> str:
+    def _describe_too_short(self, granted: float) -> str:
         longest = int((granted - self.lag - SLACK_SECONDS) / (1 + 1 / BEATS_PER_TTL))
         enough = f"enough for {longest} s" if longest > 0 else "too short for any ttl"
         words = f"ZooKeeper's longest session here is {granted:g} s, {enough}"
@@ -256,7 +256,7 @@ class Session:
 
     def disconnected(self, *, ended: bool) -> None:
         if self.up:
-            self._up_at = now()
+            self._last_up = now()
         self.up = False
         if ended:
             self.id = 0
@@ -266,39 +266,39 @@ class Session:
             if client is not None and state != "EXPIRED_SESSION":
                 self.denied = state == "AUTH_FAILED"
                 self._end()
-        self._wake(self.watching.all())
+        self._wake(self.watches.all())
 
     def _end(self) -> None:
         self.dead = True
-        self._wake(list(self._arrivals))
+        self._wake(list(self._connect_callbacks))
 
-    def _wake(self, signals: Iterable[Signal]) -> None:
-        for signal in signals:
+    def _wake(self, callbacks: Iterable[Callback]) -> None:
+        for callback in callbacks:
             with suppress(RuntimeError):  # an event loop that was closed in this moment
-                signal()
+                callback()
 
-    def beat(self) -> float | None:
+    def heartbeat(self) -> float | None:
         moment = now()
         interval = self.ttl / BEATS_PER_TTL
-        if self._beating is not None:
-            ask, sent = self._beating
-            if ask.value is None and ask.error is None:
+        if self._open_heartbeat is not None:
+            request, sent = self._open_heartbeat
+            if request.value is None and request.error is None:
                 silent = moment - sent > max(self.timeout / 5, min(1.0, self.timeout / 2))
                 return None if silent else interval
-            if ask.error is None:
-                self._marks.append(sent)
-            self._beating = None
-        if moment >= self._beat_at:
-            self._beat_at = moment + interval
-            self._tidy(moment)
-            ask = Exists("/")
-            self._beating = ask, moment
-            self.send(ask)
-        return max(0.0, self._beat_at - moment)
+            if request.error is None:
+                self._heartbeats.append(sent)
+            self._open_heartbeat = None
+        if moment >= self._next_heartbeat:
+            self._next_heartbeat = moment + interval
+            self._run_heartbeat_task(moment)
+            request = Exists("/")
+            self._open_heartbeat = request, moment
+            self.send(request)
+        return max(0.0, self._next_heartbeat - moment)
 
-    def _tidy(self, moment: float) -> None:
+    def _run_heartbeat_task(self, moment: float) -> None:
         try:
-            self._chores(self, moment)
+            self._heartbeat_task(self, moment)
         except Exception:  # kazoo's thread must go on
             log.exception("tidying up on %s failed", self.options.display)
 
@@ -307,8 +307,8 @@ class Session:
     def since(self, sent: float, number: int) -> float:
         """When a ttl began that a write proves, which was sent then and has been answered in
         the session of this number; never, if that has ended since."""
-        heard = self._base
-        for mark in reversed(tuple(self._marks)):  # kazoo's thread adds to them
+        heard = self._connected_since
+        for mark in reversed(tuple(self._heartbeats)):  # kazoo's thread adds to them
             if mark <= sent - self.lag:
                 heard = max(heard, mark)
                 break
@@ -325,16 +325,16 @@ class Session:
 
     # Requests
 
-    def arrival(self, signal: Signal) -> bool:
+    def add_connect_callback(self, callback: Callback) -> bool:
         """Calls the signal once it is connected or dead; false if it is so already."""
-        self._arrivals[signal] = None
+        self._connect_callbacks[callback] = None
         if self.up or self.dead:
-            self._arrivals.pop(signal, None)
+            self._connect_callbacks.pop(callback, None)
             return False
         return True
 
-    def leave(self, signal: Signal) -> None:
-        self._arrivals.pop(signal, None)
+    def remove_connect_callback(self, callback: Callback) -> None:
+        self._connect_callbacks.pop(callback, None)
 
     def check(self) -> None:
         """Raises unless requests can be sent now."""
@@ -346,23 +346,23 @@ class Session:
             trouble = f": {self._log.trouble}" if self._log.trouble else ""
             raise BackendUnavailable(f"{self.options.display} is not connected{trouble}")
 
-    def send(self, *asks: Ask) -> None:
+    def send(self, *requests: Request) -> None:
         """Puts requests on the wire, back to back. The last one's ``call`` is told the end."""
         client = self._client
         assert client is not None
-        submit(client, asks)
+        submit(client, requests)
 
-    def start(self, call: Call, *asks: Ask) -> None:
+    def start(self, completion: Completion, *requests: Request) -> None:
         """Sends requests back to back; ``finish`` waits for them."""
-        asks[-1].call = call
+        requests[-1].completion = completion
         try:
-            self.send(*asks)
+            self.send(*requests)
         except BaseException:  # an interrupt
-            for ask in asks:
-                ask.withdraw()
+            for request in requests:
+                request.withdraw()
             raise
 
-    async def finish(self, call: Call, seconds: float, *asks: Ask) -> None:
+    async def finish(self, completion: Completion, seconds: float, *requests: Request) -> None:
         """Waits for all answers of what was started.
 
         A request that failed keeps its ``error`` where that is an answer; anything else is
@@ -370,34 +370,34 @@ class Session:
         """
         answered = False
         try:
-            answered = await call.wait(seconds, self.reader)
+            answered = await completion.wait(seconds, self.reader)
         finally:
             if not answered:
-                for ask in asks:
-                    ask.withdraw()
-        self._judge(answered, seconds, asks)
+                for request in requests:
+                    request.withdraw()
+        self._raise_failure(answered, seconds, requests)
 
-    def ask(self, seconds: float, asks: Sequence[Ask]) -> None:
+    def request(self, seconds: float, requests: Sequence[Request]) -> None:
         """``start`` and ``finish``, for a thread."""
-        call = asks[-1].call = BlockingCall()
+        completion = requests[-1].completion = BlockingCompletion()
         answered = False
         try:
-            self.send(*asks)
-            answered = self.reader.wait(call, seconds)
+            self.send(*requests)
+            answered = self.reader.wait(completion, seconds)
         finally:
             if not answered:
-                for ask in asks:
-                    ask.withdraw()
-        self._judge(answered, seconds, asks)
+                for request in requests:
+                    request.withdraw()
+        self._raise_failure(answered, seconds, requests)
 
-    def _judge(self, answered: bool, seconds: float, asks: Sequence[Ask]) -> None:
+    def _raise_failure(self, answered: bool, seconds: float, requests: Sequence[Request]) -> None:
         if not answered:
             raise BackendUnavailable(
                 f"{self.options.display} did not answer within {max(0.0, seconds):.1f} s"
             )
-        for ask in asks:
-            if ask.error is not None and not isinstance(ask.error, _ANSWERS):
-                raise self._failure(ask.error) from ask.error
+        for request in requests:
+            if request.error is not None and not isinstance(request.error, _ANSWERS):
+                raise self._failure(request.error) from request.error
 
     def _failure(self, error: Exception) -> Exception:
         where = self.options.display
@@ -411,16 +411,16 @@ class Session:
 
     # Watches
 
-    def happened(self, path: str) -> None:
-        self._wake(self.watching.of(path))
+    def node_changed(self, path: str) -> None:
+        self._wake(self.watches.of(path))
 
-    def watch(self, path: str, signal: Signal) -> None:
+    def watch(self, path: str, callback: Callback) -> None:
         """Calls the signal at every event of this node, and when the connection breaks."""
-        self.watching.add(path, signal)
+        self.watches.add(path, callback)
 
-    def unwatch(self, path: str, signal: Signal) -> None:
-        self.watching.remove(path, signal)
+    def unwatch(self, path: str, callback: Callback) -> None:
+        self.watches.remove(path, callback)
 
 
-Chores = Callable[[Session, float], None]
+HeartbeatTask = Callable[[ZooKeeperSession, float], None]
 """What is done on kazoo's thread at every heartbeat: it must not wait for anything."""

@@ -10,7 +10,7 @@ from typing import Any
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from holdfast.core.contract import Settings
-from holdfast.stores.zookeeper.session import Options
+from holdfast.stores.zookeeper.session import ZooKeeperOptions
 from holdfast.url import Url
 
 __all__ = ["read_options"]
@@ -32,7 +32,7 @@ _KNOWN = (
 )
 
 
-def read_options(url: Url, settings: Settings) -> Options:
+def read_options(url: Url, settings: Settings) -> ZooKeeperOptions:
     """Raises ``ValueError`` for what can't be meant."""
     url.refuse_unknown(*_KNOWN)
     if not url.hosts:
@@ -42,7 +42,7 @@ def read_options(url: Url, settings: Settings) -> Options:
     tls = _tls(url)
     hosts = ",".join(_host(name, port, tls is not None) for name, port in url.hosts)
     client, acl = _access(url)
-    return Options(hosts, str(url), settings.request_seconds, acl, client, tls, _tick(url))
+    return ZooKeeperOptions(hosts, str(url), settings.request_seconds, acl, client, tls, _tick(url))
 
 
 def _tick(url: Url) -> float | None:

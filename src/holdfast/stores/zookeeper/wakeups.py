@@ -11,79 +11,83 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from holdfast.errors import Incompatible
-from holdfast.stores.zookeeper.client.calls import Wake
-from holdfast.stores.zookeeper.client.packets import Ask, Listing, Sync
-from holdfast.stores.zookeeper.node import Attendance, Node
-from holdfast.stores.zookeeper.queue import Line
-from holdfast.stores.zookeeper.session import Session
+from holdfast.stores.zookeeper.client.completion import WakeSignal
+from holdfast.stores.zookeeper.client.packets import Listing, Request, Sync
+from holdfast.stores.zookeeper.node import ClaimNode, Presence
+from holdfast.stores.zookeeper.queue import NodeQueue
+from holdfast.stores.zookeeper.session import ZooKeeperSession
 
-__all__ = ["Called", "Look", "Preview"]
+__all__ = ["ListingPrefetch", "PrefetchedListing", "WaitEnd"]
 
 PREVIEW_SECONDS = 1.0
 """An older look is not worth much: it is sent again."""
 
 
-class Preview(NamedTuple):
+class PrefetchedListing(NamedTuple):
     """A look that was sent as soon as the one in front had gone."""
 
     sent: float
     session: int
     listing: Listing
 
-    def usable(self, session: Session, now: float) -> bool:
+    def usable(self, session: ZooKeeperSession, now: float) -> bool:
         late = now - self.sent > PREVIEW_SECONDS
         return not late and self.session == session.id and self.listing.value is not None
 
 
-class Called:
+class WaitEnd:
     """Ends a wait. From then on somebody ought to come: how long that may take counts from here,
     also where its thread or its loop is busy with something else."""
 
-    __slots__ = ("_attendance", "_wake", "now")
+    __slots__ = ("_presence", "_wake_signal", "now")
 
-    def __init__(self, attendance: Attendance, wake: Wake, now: Callable[[], float]) -> None:
-        self._attendance, self._wake, self.now = attendance, wake, now
+    def __init__(
+        self, presence: Presence, wake_signal: WakeSignal, now: Callable[[], float]
+    ) -> None:
+        self._presence, self._wake_signal, self.now = presence, wake_signal, now
 
     def set(self) -> None:
-        self._attendance.left = self.now()
-        self._wake.set()
+        self._presence.left = self.now()
+        self._wake_signal.set()
 
 
-class Look:
+class ListingPrefetch:
     """What is sent as soon as the one in front has gone, by whoever reads that. It is made before:
     then there are others to wait for."""
 
-    __slots__ = ("_called", "_listing", "_node", "_sent", "_session", "_sync")
+    __slots__ = ("_listing", "_node", "_sent", "_session", "_sync", "_wait_end")
 
-    def __init__(self, session: Session, node: Node, parent: str, called: Called) -> None:
-        self._session, self._node, self._called = session, node, called
-        self._sync, self._listing = Sync(parent), Listing(parent).then(self._answered)
+    def __init__(
+        self, session: ZooKeeperSession, node: ClaimNode, parent: str, wait_end: WaitEnd
+    ) -> None:
+        self._session, self._node, self._wait_end = session, node, wait_end
+        self._sync, self._listing = Sync(parent), Listing(parent).then(self._listed)
         self._sent = 0.0
 
     def send(self) -> None:
         if not self._session.up:
-            self._called.set()
+            self._wait_end.set()
         elif not self._sent:
-            self._sent = self._called.now()
+            self._sent = self._wait_end.now()
             self._session.send(self._sync, self._listing)
 
-    def unless_set(self, ask: Ask) -> None:
+    def if_watch_failed(self, request: Request) -> None:
         """The watch could not be set: what it would have told has happened already."""
-        if ask.error is not None:
+        if request.error is not None:
             self.send()
 
-    def if_free(self, ask: Ask) -> None:
+    def if_free(self, request: Request) -> None:
         """The first in line for slots watches all that hold, and looks whether it fits by now."""
         try:
-            line = Line(ask.value or (), "")
+            queue = NodeQueue(request.value or (), "")
         except Incompatible:
-            self._called.set()
+            self._wait_end.set()
             return
-        index = line.index(self._node.name)
-        if index is None or index < line.admitted:
-            self._called.set()
+        index = queue.index(self._node.name)
+        if index is None or index < queue.admitted:
+            self._wait_end.set()
 
-    def _answered(self, ask: Ask) -> None:
+    def _listed(self, request: Request) -> None:
         if self._sync.error is None:  # else the listing may be an old one
-            self._node.preview = Preview(self._sent, self._session.id, self._listing)
-        self._called.set()
+            self._node.prefetched = PrefetchedListing(self._sent, self._session.id, self._listing)
+        self._wait_end.set()

@@ -20,11 +20,19 @@ from kazoo.protocol.serialization import CloseInstance, Connect, Ping
 from kazoo.protocol.states import KeeperState
 
 from holdfast.io.clock import now
-from holdfast.stores.zookeeper.client.handler import SEND_SECONDS, Handler, Listener
-from holdfast.stores.zookeeper.client.packets import Ask
-from holdfast.stores.zookeeper.client.reader import Reader, is_mine
+from holdfast.stores.zookeeper.client.handler import SEND_SECONDS, KazooHandler, SessionListener
+from holdfast.stores.zookeeper.client.packets import Request
+from holdfast.stores.zookeeper.client.reader import SharedReader, is_held_by_this_thread
 
-__all__ = ["Client", "Connection", "Quiet", "drop", "make_client", "say_goodbye", "submit"]
+__all__ = [
+    "KazooLog",
+    "ZooKeeperClient",
+    "ZooKeeperConnection",
+    "close_inherited",
+    "end_session",
+    "make_client",
+    "submit",
+]
 
 MOST_XID = 2**31 - 1
 MOST_FRAME_BYTES = 64 * 2**20
@@ -53,18 +61,18 @@ def _of_socket(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno is not None
 
 
-class Connection(ConnectionHandler):  # type: ignore[misc]
+class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
     """kazoo's connection, which also learns what sessions the server allows."""
 
     _xid: int
     _socket: Any
     _read_sock: Any
 
-    def __init__(self, client: Any, listener: Listener, **options: Any) -> None:
+    def __init__(self, client: Any, listener: SessionListener, **options: Any) -> None:
         super().__init__(client, client._conn_retry.copy(), **options)
         self._listener = listener
-        self.reader: Reader = client.handler.reader
-        self.reader.read, self.reader.call_kazoo = self.read, self.wake
+        self.reader: SharedReader = client.handler.reader
+        self.reader.read, self.reader.wake_kazoo = self.read, self.wake
         self._sending = threading.RLock()
         self._open = False
         """Whether any thread may send: hands were shaken, and nobody was told of a loss yet."""
@@ -75,7 +83,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         floor = self._listener.floor
         if floor is None:
             floor = self._shortest_session(host, hostip, port)
-        timeout = self._listener.settle(floor)
+        timeout = self._listener.negotiate(floor)
         if timeout is None:
             self.client._stopped.set()
             raise ConnectionDropped("the server does not honour this ttl")
@@ -90,46 +98,46 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     # Sending
 
-    def send(self, asks: Sequence[Ask]) -> bool:
+    def send(self, requests: Sequence[Request]) -> bool:
         """Sends requests from any thread; false, and nothing done, if others must be sent before
         them, or kazoo's thread must send them."""
         sending = self._sending
-        if is_mine(sending):
-            self._tear()
+        if is_held_by_this_thread(sending):
+            self._abort()
             return False
         with sending:
             if not self._open or self.client._queue or self._unsent:
                 return False
-            wire = self._socket
+            sock = self._socket
             try:
-                data, pending = self._pack(asks)
+                data, pending = self._pack(requests)
                 if self._sending is not sending:  # a signal's handler has ended the connection
-                    for ask in asks:
-                        ask.set_exception(ConnectionDropped("a signal came as it was sent"))
+                    for request in requests:
+                        request.set_exception(ConnectionDropped("a signal came as it was sent"))
                     return True
                 self.client._pending.extend(pending)
-                sent = wire.send_now(data)
+                sent = sock.send_now(data)
                 if sent < len(data) and self._sending is sending:
                     self._unsent += data[sent:]
                     self.wake()
             except BaseException as error:
-                wire.shut()  # see _send
+                sock.shut()  # see _send
                 if not _of_socket(error):
                     raise
             return True
 
-    def _tear(self) -> None:
+    def _abort(self) -> None:
         """In a signal's handler: its thread was sending, and goes on only after it. There is no
         telling how far it has come."""
         self._open, self._sending = False, threading.RLock()
-        wire = self._socket
-        if wire is not None:
-            wire.shut()
+        sock = self._socket
+        if sock is not None:
+            sock.shut()
         self.wake()
 
     def flush(self) -> bool:
         """Sends all that waits, from any thread; false if that is left to kazoo's thread."""
-        if is_mine(self._sending) or self._may_be_interrupted():
+        if is_held_by_this_thread(self._sending) or self._may_be_interrupted():
             return False
         with self._sending:
             if not self._open:
@@ -172,14 +180,14 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             self._socket.shut()
             raise
 
-    def _pack(self, asks: Sequence[Ask]) -> tuple[bytes, list[tuple[Any, Any, int]]]:
+    def _pack(self, requests: Sequence[Request]) -> tuple[bytes, list[tuple[Any, Any, int]]]:
         """Requests as they are sent, and what is pending from before that: should it fail, all of
         them are told so."""
         pending, xid, data = [], self._xid, b""
-        for ask in asks:
+        for request in requests:
             xid = (xid % MOST_XID) + 1
-            data += ask.pack(xid)
-            pending.append((ask, ask, xid))
+            data += request.pack(xid)
+            pending.append((request, request, xid))
         self._xid = xid
         return data, pending
 
@@ -227,47 +235,49 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
         kazoo's own way around its loop, once for each answer, costs more than the answers do.
         """
-        wire = self._socket
-        if wire.unread:
+        sock = self._socket
+        if sock.unread:
             return False  # the rest of something long
-        data = wire.take()
+        data = sock.take()
         if not data:
             return data is None  # somebody else has read it; or else it is the end
         at, size = 0, len(data)
-        while at + _ANSWER.size <= size and not wire.over:
+        while at + _ANSWER.size <= size and not sock.over:
             length, xid, zxid, code = _ANSWER.unpack_from(data, at)
             if not LEAST_ANSWER_BYTES <= length <= MOST_FRAME_BYTES:
                 raise ConnectionAbortedError(0, f"an answer of {length} bytes")
             end = at + length + 4
-            if end > size or not self._take(wire, xid, zxid, code, data[at + _ANSWER.size : end]):
+            if end > size or not self._dispatch(
+                sock, xid, zxid, code, data[at + _ANSWER.size : end]
+            ):
                 break
             at = end
         if at < size:
-            wire.unread = data[at:]
+            sock.unread = data[at:]
             return False
-        return not wire.pending()
+        return not sock.pending()
 
-    def _take(self, wire: Any, xid: int, zxid: int, code: int, body: bytes) -> bool:
+    def _dispatch(self, sock: Any, xid: int, zxid: int, code: int, body: bytes) -> bool:
         client = self.client
         if xid < 0:
-            return self._take_other(xid, body)
+            return self._dispatch_other(xid, body)
         try:
             first = client._pending[0]
         except IndexError:
             return False
         request, answer, expected = first
         # A signal's handler may have ended the connection: what is pending then is of the next.
-        if wire.over or request is not answer or xid != expected:
+        if sock.over or request is not answer or xid != expected:
             return False
         if zxid > 0:
             client.last_zxid = zxid
-        request.take(code, body)
+        request.complete(code, body)
         # Last: should an interrupt end the connection before, it is told so with the others.
         with suppress(ValueError):  # a signal's handler has done so, and it was told
             client._pending.remove(first)
         return True
 
-    def _take_other(self, xid: int, body: bytes) -> bool:
+    def _dispatch_other(self, xid: int, body: bytes) -> bool:
         if xid == WATCH_XID:
             try:
                 self._read_watch_event(body, 0)
@@ -284,10 +294,10 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         _, _, length = _HEAD.unpack_from(buffer, offset)
         offset += _HEAD.size
         if not self.client._stopped.is_set():
-            self._listener.happened(buffer[offset : offset + length].decode())
+            self._listener.node_changed(buffer[offset : offset + length].decode())
 
     def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
-        if self._take(self._socket, header.xid, header.zxid, header.err, buffer[offset:]):
+        if self._dispatch(self._socket, header.xid, header.zxid, header.err, buffer[offset:]):
             return None
         return super()._read_response(header, buffer, offset)
 
@@ -315,11 +325,11 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         data, deadline = bytearray(), now() + timeout
         with self._socket_error_handling():
             while len(data) < length:
-                wire, left = self._socket, deadline - now()
-                if left <= 0 or not self.handler.select([wire], [], [], left)[0]:
+                sock, left = self._socket, deadline - now()
+                if left <= 0 or not self.handler.select([sock], [], [], left)[0]:
                     raise self.handler.timeout_exception("socket time-out during read")
                 with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    chunk = wire.recv(length - len(data))
+                    chunk = sock.recv(length - len(data))
                     if not chunk:
                         raise ConnectionDropped("socket connection broken")
                     data += chunk
@@ -332,19 +342,19 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         """
         client = self.client
         with self._socket_error_handling():
-            wire = self.handler.create_connection((hostip, port), host)
+            sock = self.handler.create_connection((hostip, port), host)
         try:
-            self._socket = wire
+            self._socket = sock
             hello = Connect(0, 0, 1, 0, b"\0" * 16, False)
             answer: Any = self._invoke(client._session_timeout / 1000, hello)
             self._submit(CloseInstance, SEND_SECONDS, 1)
             return float(answer[0].time_out) / 1000
         finally:
             self._socket = None
-            wire.close()
+            sock.close()
 
 
-class Quiet:
+class KazooLog:
     """kazoo's log. It would show credentials at its lowest level; we keep the last trouble."""
 
     def __init__(self) -> None:
@@ -364,10 +374,10 @@ class Quiet:
         self.warning(text, *values)
 
 
-class Client(KazooClient):  # type: ignore[misc]
+class ZooKeeperClient(KazooClient):  # type: ignore[misc]
     """kazoo's client, on our connection."""
 
-    _connection: Connection
+    _connection: ZooKeeperConnection
 
     def _session_callback(self, state: Any) -> None:
         if state != KeeperState.CONNECTED:
@@ -375,35 +385,37 @@ class Client(KazooClient):  # type: ignore[misc]
         super()._session_callback(state)
 
 
-def make_client(listener: Listener, handler: Handler, log: Quiet, **options: Any) -> Client:
+def make_client(
+    listener: SessionListener, handler: KazooHandler, log: KazooLog, **options: Any
+) -> ZooKeeperClient:
     """A client that has not connected yet."""
     sasl = options.pop("sasl_options", None)
     retry = {"max_tries": -1, "delay": 0.05, "max_delay": 1.0, "sleep_func": handler.sleep_func}
-    client = Client(handler=handler, logger=log, connection_retry=retry, **options)
+    client = ZooKeeperClient(handler=handler, logger=log, connection_retry=retry, **options)
     handler.listener, handler.queue = listener, lambda: client._queue
-    client._connection = Connection(client, listener, logger=log, sasl_options=sasl)
-    client.add_listener(lambda state: _tell(listener, str(state)))
+    client._connection = ZooKeeperConnection(client, listener, logger=log, sasl_options=sasl)
+    client.add_listener(lambda state: _report_state(listener, str(state)))
     return client
 
 
-def _tell(listener: Listener, state: str) -> None:
+def _report_state(listener: SessionListener, state: str) -> None:
     if state == "LOST":
         listener.disconnected(ended=True)
     elif state == "SUSPENDED":
         listener.disconnected(ended=False)
 
 
-def submit(client: Client, asks: Sequence[Any]) -> None:
+def submit(client: ZooKeeperClient, requests: Sequence[Any]) -> None:
     """Sends requests, or hands them to kazoo's thread, which is woken once for all of them."""
     connection = client._connection
-    if connection.send(asks):
+    if connection.send(requests):
         return
     wake = connection._write_sock
     if client._state in _ENDED or wake is None:
-        for ask in asks:
-            client._call(ask, ask)  # tells it why not
+        for request in requests:
+            client._call(request, request)  # tells it why not
         return
-    client._queue.extend([(ask, ask) for ask in asks])
+    client._queue.extend([(request, request) for request in requests])
     if connection.flush():
         return
     try:
@@ -411,11 +423,11 @@ def submit(client: Client, asks: Sequence[Any]) -> None:
     except BlockingIOError:
         pass  # it has been called often enough
     except OSError:
-        for ask in asks:
-            ask.set_exception(ConnectionClosedError("the connection was closed"))
+        for request in requests:
+            request.set_exception(ConnectionClosedError("the connection was closed"))
 
 
-def say_goodbye(client: Client, seconds: float) -> None:
+def end_session(client: ZooKeeperClient, seconds: float) -> None:
     """Ends the session, and with it all its nodes; waits no longer than that.
 
     kazoo's own ``stop`` may wait for ten seconds and more while it is not connected.
@@ -430,10 +442,10 @@ def say_goodbye(client: Client, seconds: float) -> None:
     connection.connection_stopped.wait(seconds)
 
 
-def drop(client: Client) -> None:
+def close_inherited(client: ZooKeeperClient) -> None:
     """In a forked child: closes the handles that it inherited, which the parent keeps."""
     connection = client._connection
-    for wire in (connection._socket, connection._read_sock, connection._write_sock):
-        if wire is not None:
-            wire.close()
+    for sock in (connection._socket, connection._read_sock, connection._write_sock):
+        if sock is not None:
+            sock.close()
     connection.reader.close()

@@ -20,41 +20,41 @@ from kazoo.handlers import utils
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from holdfast.io.clock import now
-from holdfast.stores.zookeeper.client.reader import ASIDE_SECONDS, Reader
+from holdfast.stores.zookeeper.client.reader import YIELD_SECONDS, SharedReader
 
-__all__ = ["Handler", "Listener"]
+__all__ = ["KazooHandler", "SessionListener"]
 
 CHUNK_BYTES = 65_536
 SEND_SECONDS = 5.0
-LEAST_SECONDS = 0.01
+LEAST_YIELD_SECONDS = 0.01
 """For another thread to read what has arrived."""
 _LENGTH = struct.Struct("!i")
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Listener(Protocol):
+class SessionListener(Protocol):
     """What a session hears from kazoo's thread."""
 
     floor: float | None
     """The server's shortest session in seconds, once it was asked for."""
 
-    def settle(self, floor: float) -> float | None:
+    def negotiate(self, floor: float) -> float | None:
         """Hears the shortest session; answers the one to ask for, or ``None`` to give up."""
         ...
 
     def connected(self, began: float, granted: float) -> None: ...
     def disconnected(self, *, ended: bool) -> None: ...
 
-    def happened(self, path: str) -> None:
+    def node_changed(self, path: str) -> None:
         """Something that was watched for; from whichever thread reads."""
         ...
 
-    def beat(self) -> float | None:
+    def heartbeat(self) -> float | None:
         """Seconds until it wants to be called again; ``None`` if an answer is long overdue."""
         ...
 
 
-class Wire:
+class BufferedSocket:
     """kazoo's socket, read through a buffer: one system call for all that has arrived."""
 
     def __init__(self, sock: Any) -> None:
@@ -117,7 +117,7 @@ class Wire:
             self._sock.shutdown(socket.SHUT_RDWR)
 
 
-class Subscription:
+class WakeupSocket:
     """The end of kazoo's wake-up pair that its thread reads.
 
     kazoo counts its bytes, and would hang for one that an interrupt has kept from being
@@ -135,12 +135,14 @@ class Subscription:
         return b""
 
 
-class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """Callbacks run where they arise; waiting costs one system call."""
 
-    def __init__(self, connect_seconds: float, tls: ssl.SSLContext | None, reader: Reader) -> None:
+    def __init__(
+        self, connect_seconds: float, tls: ssl.SSLContext | None, reader: SharedReader
+    ) -> None:
         super().__init__()
-        self.listener: Listener | None = None
+        self.listener: SessionListener | None = None
         self.queue: Callable[[], Sized] = tuple
         """What kazoo has still to send."""
         self.reader = reader
@@ -161,11 +163,11 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_socket_pair(self) -> Any:
         inside, outside = socket.socketpair()
         outside.setblocking(False)
-        return Subscription(inside), outside
+        return WakeupSocket(inside), outside
 
     def create_connection(
         self, address: tuple[str, int], hostname: str = "", timeout: float = 0.0, **_: Any
-    ) -> Wire:
+    ) -> BufferedSocket:
         # kazoo allows a silent host the whole session: the others would never be tried.
         seconds = min(timeout or self.connect_seconds, self.connect_seconds)
         sock = socket.create_connection(address, seconds)
@@ -176,19 +178,19 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         except BaseException:
             sock.close()
             raise
-        return Wire(sock)
+        return BufferedSocket(sock)
 
     def select(
         self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
         if wlist:
             return [], wlist, []  # a wire waits by itself when it has to
-        wire = rlist[0]
+        sock = rlist[0]
         if len(rlist) == 1 or self.listener is None:
-            return (rlist if wire.pending() else self._wait(rlist, timeout)), [], []
-        if wire.pending() and self.reader.take():
-            return [wire], [], []  # the rest of what it has begun to read: nobody comes in between
-        self.reader.leave()
+            return (rlist if sock.pending() else self._wait(rlist, timeout)), [], []
+        if sock.pending() and self.reader.acquire():
+            return [sock], [], []  # the rest of what it has begun to read: nobody comes in between
+        self.reader.release()
         if self.queue():
             return rlist[1:], [], []  # the rest of a pipeline
         return self._idle(rlist, timeout), [], []
@@ -198,42 +200,42 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         assert self.listener is not None
         deadline = None if timeout is None else now() + timeout
         while True:
-            seconds = self.listener.beat()
+            seconds = self.listener.heartbeat()
             left = 0.0 if seconds is None else seconds
             if deadline is not None:
                 left = min(left, max(0.0, deadline - now()))
-            ready = self._listen(sources, left)
+            ready = self._wait_for_input(sources, left)
             if ready:
                 return ready
-            if seconds is None and self._silent(sources):
+            if seconds is None and self._is_silent(sources):
                 raise TimeoutError("the server does not answer")
             if deadline is not None and now() >= deadline and not self._wait(sources, 0.0):
                 return []
 
-    def _listen(self, sources: list[Any], seconds: float) -> list[Any]:
+    def _wait_for_input(self, sources: list[Any], seconds: float) -> list[Any]:
         """What is left to kazoo, within so many seconds or sooner."""
         reader = self.reader
-        if reader.stands_aside():
-            ready = self._wait(sources[1:], min(max(seconds, LEAST_SECONDS), ASIDE_SECONDS))
-            reader.come_back()
+        if reader.yields():
+            ready = self._wait(sources[1:], min(max(seconds, LEAST_YIELD_SECONDS), YIELD_SECONDS))
+            reader.end_yield()
             return ready
         ready = self._wait(sources, seconds)
         if ready[:1] != sources[:1]:
             return ready
-        if reader.take():
+        if reader.acquire():
             if not reader.read():
                 return ready
-            reader.leave()
+            reader.release()
         return ready[1:]
 
-    def _silent(self, sources: list[Any]) -> bool:
+    def _is_silent(self, sources: list[Any]) -> bool:
         """Whether there is no answer even now. A process that was stopped finds its answers in the
         socket, or with somebody who has just read them."""
         if self._wait(sources[:1], 0.0):
             return False
-        self.reader.catch_up()
+        self.reader.wait_until_idle()
         assert self.listener is not None
-        return self.listener.beat() is None
+        return self.listener.heartbeat() is None
 
     def _wait(self, sources: list[Any], seconds: float | None) -> list[Any]:
         if not hasattr(select, "poll"):

@@ -16,11 +16,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 from kazoo.exceptions import EXCEPTIONS, ZookeeperError
 from kazoo.security import ACL
 
-from holdfast.stores.zookeeper.client.calls import Call
+from holdfast.stores.zookeeper.client.completion import Completion
 
 __all__ = [
     "ANY_VERSION",
-    "Ask",
     "Check",
     "Checks",
     "Container",
@@ -33,6 +32,7 @@ __all__ = [
     "Persistent",
     "Plain",
     "Read",
+    "Request",
     "Stat",
     "Sync",
     "Write",
@@ -108,10 +108,10 @@ _parent_text = lru_cache(maxsize=1024)(_text)
 _HARMLESS_KIND, _HARMLESS = 3, _text("/") + b"\0"
 
 
-class Ask:
+class Request:
     """One request and its answer: ``value`` or ``error``."""
 
-    __slots__ = ("_fate", "_sent", "body", "call", "error", "value")
+    __slots__ = ("_sent", "_unsent", "body", "completion", "error", "value")
 
     kind: ClassVar[int]
 
@@ -119,15 +119,15 @@ class Ask:
         self.body = body
         self.value: Any = None
         self.error: Exception | None = None
-        self.call: Call | Callable[[Ask], None] | None = None
+        self.completion: Completion | Callable[[Request], None] | None = None
         self._sent = False
-        self._fate = [None]  # whoever pops decides: it is sent, or it is withdrawn
+        self._unsent = [None]  # whoever pops decides: it is sent, or it is withdrawn
 
     def pack(self, xid: int) -> bytes:
         """What is sent for it, once."""
         kind, body = self.kind, self.body
         try:
-            self._fate.pop()
+            self._unsent.pop()
             self._sent = True
         except IndexError:
             kind, body = _HARMLESS_KIND, _HARMLESS
@@ -136,7 +136,7 @@ class Ask:
     def withdraw(self) -> bool:
         """Makes sure that it is never sent; false if it may have been."""
         try:
-            self._fate.pop()
+            self._unsent.pop()
         except IndexError:
             return False
         return True
@@ -145,7 +145,7 @@ class Ask:
         """Unpacks the answer."""
         return True
 
-    def take(self, code: int, body: bytes) -> None:
+    def complete(self, code: int, body: bytes) -> None:
         """Its answer has come."""
         if code:
             if code != _NO_NODE or self.kind != Exists.kind:
@@ -163,28 +163,28 @@ class Ask:
         self.error = error
         self._finish()
 
-    def then(self, callback: Callable[[Ask], None]) -> Self:
+    def then(self, callback: Callable[[Request], None]) -> Self:
         """Calls back on the thread that reads, which must not be kept waiting."""
-        self.call = callback
+        self.completion = callback
         return self
 
     def _finish(self) -> None:
-        call = self.call
-        if call is None:
+        completion = self.completion
+        if completion is None:
             return
-        if not callable(call):
-            call.done()
+        if not callable(completion):
+            completion.done()
         else:
             try:
-                call(self)
+                completion(self)
             except Exception:
                 if threading.current_thread() is threading.main_thread():
                     raise  # perhaps a signal's: whoever reads there ends the connection
                 log.exception("what follows an answer of ZooKeeper failed")
-        self.call = None  # last: an interrupt before it has the call told again
+        self.completion = None  # last: an interrupt before it has the call told again
 
 
-class Create(Ask):
+class Create(Request):
     """A sequential, ephemeral node; answers its path and stat."""
 
     __slots__ = ()
@@ -214,7 +214,7 @@ class Container(Create):
     flags = _CONTAINER
 
 
-class Delete(Ask):
+class Delete(Request):
     """Deletes a node of any version."""
 
     __slots__ = ()
@@ -224,7 +224,7 @@ class Delete(Ask):
         super().__init__(_text(path) + _INT.pack(version))
 
 
-class Exists(Ask):
+class Exists(Request):
     """A node's stat, or ``None``."""
 
     __slots__ = ()
@@ -237,7 +237,7 @@ class Exists(Ask):
         return Stat._make(_STAT.unpack_from(body))
 
 
-class Read(Ask):
+class Read(Request):
     """A node's data and stat; with a watch, which is only set if the node exists."""
 
     __slots__ = ("path",)
@@ -253,7 +253,7 @@ class Read(Ask):
         return body[4:end], Stat._make(_STAT.unpack_from(body, end))
 
 
-class Write(Ask):
+class Write(Request):
     """Replaces a node's data; answers its stat."""
 
     __slots__ = ()
@@ -266,7 +266,7 @@ class Write(Ask):
         return Stat._make(_STAT.unpack_from(body))
 
 
-class Listing(Ask):
+class Listing(Request):
     """The names of a node's children; with a watch for new and lost ones."""
 
     __slots__ = ()
@@ -295,7 +295,7 @@ class Listing(Ask):
         return names
 
 
-class Sync(Ask):
+class Sync(Request):
     """Lets the server catch up with its leader before it answers what follows."""
 
     __slots__ = ()
@@ -305,7 +305,7 @@ class Sync(Ask):
         super().__init__(_parent_text(path))
 
 
-class Check(Ask):
+class Check(Request):
     """Only inside a ``Multi``: the node exists."""
 
     __slots__ = ()
@@ -330,13 +330,13 @@ class Plain(Persistent):
     kind = 1
 
 
-class Multi(Ask):
+class Multi(Request):
     """All or nothing. Answers, one by one, ``True``, a stat, a path or an exception."""
 
     __slots__ = ()
     kind = 14
 
-    def __init__(self, parts: Sequence[Ask]) -> None:
+    def __init__(self, parts: Sequence[Request]) -> None:
         packed = [_HEADER.pack(part.kind, 0, -1) + part.body for part in parts]
         super().__init__(b"".join(packed) + _END_OF_MULTI)
 
@@ -371,7 +371,7 @@ class Checks(Multi):
     __slots__ = ("_expected",)
 
     def __init__(self, paths: Sequence[str]) -> None:
-        Ask.__init__(
+        Request.__init__(
             self, b"".join([_CHECK + _text(path) + _ANY for path in paths]) + _END_OF_MULTI
         )
         self._expected = _CHECKED * len(paths) + _END_OF_MULTI

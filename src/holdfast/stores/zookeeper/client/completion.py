@@ -8,50 +8,50 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-__all__ = ["AsyncCall", "BlockingCall", "Call", "Turns", "Wake"]
+__all__ = ["AsyncCompletion", "BlockingCompletion", "Completion", "CompletionReader", "WakeSignal"]
 
 LONGEST_WAIT_SECONDS = 3600.0
 
 
-class Turns(Protocol):
+class CompletionReader(Protocol):
     """Where threads wait: one of them may read for all."""
 
-    def wait(self, call: BlockingCall, seconds: float) -> bool: ...
+    def wait(self, completion: BlockingCompletion, seconds: float) -> bool: ...
 
 
-class Call(Protocol):
+class Completion(Protocol):
     """One who waits for the last answer of a pipeline."""
 
     def done(self) -> None:
         """From whichever thread has read the answer."""
         ...
 
-    async def wait(self, seconds: float, turns: Turns) -> bool: ...
+    async def wait(self, seconds: float, reader: CompletionReader) -> bool: ...
 
 
-class Wake(Protocol):
+class WakeSignal(Protocol):
     """What ends a wait for word of an event, from any thread."""
 
     def set(self) -> None: ...
     def is_set(self) -> bool: ...
 
 
-class BlockingCall:
+class BlockingCompletion:
     """A thread that waits, for an answer or for word of an event. Used once."""
 
-    __slots__ = ("_lock", "answered", "stir")
+    __slots__ = ("_lock", "answered", "interrupt")
 
     def __init__(self) -> None:
         self._lock: threading.Lock | None = None
         self.answered = False
-        self.stir: Callable[[], None] | None = None
+        self.interrupt: Callable[[], None] | None = None
         """What ends its wait at the socket, while it may be there."""
 
     def done(self) -> None:
         self.answered = True
-        stir, lock = self.stir, self._lock
-        if stir is not None:
-            stir()
+        interrupt, lock = self.interrupt, self._lock
+        if interrupt is not None:
+            interrupt()
         if lock is not None:
             with suppress(RuntimeError):  # it was told already
                 lock.release()
@@ -61,7 +61,7 @@ class BlockingCall:
     def is_set(self) -> bool:
         return self.answered
 
-    def follow(self, seconds: float) -> bool:
+    def wait_for_reader(self, seconds: float) -> bool:
         """Leaves the reading to others."""
         lock = threading.Lock()
         lock.acquire()
@@ -70,11 +70,11 @@ class BlockingCall:
             lock.acquire(timeout=max(0.0, min(seconds, LONGEST_WAIT_SECONDS)))
         return self.answered
 
-    async def wait(self, seconds: float, turns: Turns) -> bool:
-        return turns.wait(self, seconds)
+    async def wait(self, seconds: float, reader: CompletionReader) -> bool:
+        return reader.wait(self, seconds)
 
 
-class AsyncCall:
+class AsyncCompletion:
     """A task that waits."""
 
     __slots__ = ("_future", "_loop")
@@ -91,7 +91,7 @@ class AsyncCall:
         if not self._future.done():
             self._future.set_result(answered)
 
-    async def wait(self, seconds: float, turns: Turns) -> bool:
+    async def wait(self, seconds: float, reader: CompletionReader) -> bool:
         timer = self._loop.call_later(max(0.0, seconds), self._finish, False)
         try:
             return await self._future
