@@ -1,4 +1,4 @@
-"""A guarded write in the lock's own ZooKeeper: the write, if the lock's node is still there.
+"""Guarded writes in the lock's own ZooKeeper: a write succeeds only while the lock's node exists.
 
 with holdfast.connect("zookeeper://localhost") as locks, locks.lock("config") as lease:
     fencing.zookeeper.guard(lease).put("/app/config", "…")    # StaleFence once it has ended
@@ -30,7 +30,8 @@ TRIES = 8
 
 
 def guard(lease: Any) -> Guard:
-    """Nodes of the ZooKeeper that the lease's lock is in; raises ``TypeError`` otherwise."""
+    """A guard for nodes of the ZooKeeper that stores the lease's lock. Raises ``TypeError`` if the
+    lock is in another store."""
     return Guard(lease)
 
 
@@ -49,7 +50,8 @@ class Guard(OwnStoreGuard):
         return path
 
     async def _change(self, key: str, change: Request) -> Exception | None:
-        """One transaction; what was wrong with the change, the hold being there."""
+        """Executes a change in one transaction with the check of the hold. Returns the error of the
+        change, or ``None``; raises ``StaleFence`` if the hold has ended."""
         _, _, hold = self._lease._hold.grant.ref
         multi = Multi([Check(hold), change])
         await self._backend.request(await self._backend.any_session(), multi)
@@ -61,8 +63,8 @@ class Guard(OwnStoreGuard):
         return wrong
 
     async def _get(self, key: str) -> bytes | None:
-        # ZooKeeper has no transaction that reads. The hold is checked, by a write, after the
-        # read: what was read then was read while it lasted.
+        # ZooKeeper has no transaction that reads. The hold is checked by a write after the read: if
+        # it exists then, it existed during the read.
         _, _, hold = self._lease._hold.grant.ref
         session = await self._backend.any_session()
         read, check = Read(key), Multi([Check(hold)])
@@ -77,7 +79,7 @@ class Guard(OwnStoreGuard):
             wrong = await self._change(key, change)
             if wrong is None:
                 return
-            if isinstance(wrong, NodeExistsError):  # somebody made it meanwhile
+            if isinstance(wrong, NodeExistsError):  # another client created it
                 change = Write(key, value)
             elif isinstance(wrong, NoNodeError):
                 if isinstance(change, Plain):
@@ -88,7 +90,7 @@ class Guard(OwnStoreGuard):
                 change = Plain(key, value, self._backend.store.acl)
             else:
                 raise wrong
-        raise BackendUnavailable(f"{key!r} was made and deleted again and again")
+        raise BackendUnavailable(f"{key!r} was created and deleted several times during the write")
 
     async def _delete(self, key: str) -> bool:
         wrong = await self._change(key, Delete(key))

@@ -1,9 +1,10 @@
-"""``zookeeper://h1,h2,h3/path``: a line of ephemeral nodes per name, one session per ttl.
+"""All contract methods of the ZooKeeper store, in one class.
 
-Taking a free name is one trip: the create of the own node and the listing of the line go out
-back to back. The token is the zxid of the create (of the slots, for slots): it is the
-ensemble's own order. Who waits watches the node in front of it. See ``zookeeper_line`` for what
-is stored and ``wires.zookeeper`` for what makes a hold certain.
+Acquiring a free name is one round trip: the create of the claim's node and the listing of the
+queue are sent back to back. The token is the zxid of the create; for slots, the zxid of the
+transaction that takes the slots. So tokens follow the ensemble's own order. A waiting claim
+watches the node ahead of it. ``queue`` describes what is stored; ``session`` explains from when on
+the time of a hold is certain.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from holdfast.core.contract import (
     Page,
     Renewal,
     Runtime,
-    Settings,
     Signal,
     Waiting,
 )
@@ -81,54 +81,65 @@ from holdfast.stores.zookeeper.queue import (
 )
 from holdfast.stores.zookeeper.session import NEVER, ZooKeeperSession
 from holdfast.stores.zookeeper.store import ZooKeeperStore
-from holdfast.stores.zookeeper.url import read_options
 from holdfast.stores.zookeeper.wakeups import ListingPrefetch, WaitEnd
-from holdfast.url import Url
 
-__all__ = ["ZooKeeperBackend", "open_store"]
+__all__ = ["ZooKeeperBackend"]
 
 TRIES = 8
 CONCURRENT_ATTEMPT_SECONDS = 0.01
-"""For another thread of this client that is at the same claim."""
-Answer = TypeVar("Answer", Grant | Busy, Grant | Busy | None)
-_SEQUENCE_LIMIT = f"{SEQUENCE_LIMIT:010}"
-GONE_NAME = "the name's node vanished again and again"
+"""Back-off of an attempt while another thread of this client works on the same claim."""
+SLOTS_RETRY_SECONDS = 0.05
+"""Back-off after ``TRIES`` failed attempts to take slots."""
+FULL_QUEUE_SECONDS = 1.0
+DRAINING_QUEUE_SECONDS = (0.05, 0.2)
+UNQUEUED_SECONDS = (0.005, 0.02)
+"""Pause of a ``wait`` whose claim has no node to wait with."""
+UNAVAILABLE_SECONDS = (0.01, 0.05)
+WATCH_RETRY_SECONDS = (0.1, 0.5)
+UNUSED_NAME_SECONDS = 1.0
+"""Polling interval of ``watch`` for a name without a node."""
+CERTAIN_SHARE = 6
+"""A proof that is younger than the ttl divided by this is recent enough for a grant."""
 DEEPEST_PATH = 64
 CLOSE_SECONDS = 1.0
 BATCH = 1000
 BATCH_LETTERS = 200_000
-"""Servers take no request of a megabyte, and names may be long."""
-NODE_GONE = "its node is gone: it ran out or was broken"
-SESSION_ENDED = "its ZooKeeper session has ended"
+"""Servers refuse a request of a megabyte, and paths may be long."""
 PURGE_SECONDS = 600.0
 PURGED_AT_ONCE = 500
+NAME_VANISHED = "the name's node was deleted several times while a claim was being created"
+NODE_GONE = "its node is gone: it ran out or was broken"
+SESSION_ENDED = "its ZooKeeper session has ended"
+Answer = TypeVar("Answer", Grant | Busy, Grant | Busy | None)
+_SEQUENCE_LIMIT = f"{SEQUENCE_LIMIT:010}"
 
 
 class Attempt(NamedTuple):
-    """One attempt at a claim, as it goes from trip to trip."""
+    """One attempt at a claim, passed from step to step."""
 
     session: ZooKeeperSession
     entry: ZooKeeperEntry
     join: bool
     until: float | None
-    """By when the store must have answered; ``None``: in the time that every trip has."""
+    """Deadline for the store's replies; ``None`` for the usual time of a request."""
     rejoin: bool = True
-    """Whether to line up anew if its place is gone."""
+    """Whether to create a new node if the claim has none in this session."""
 
 
 class _RenewBatch:
-    """What one session has to keep, and the request that keeps it."""
+    """The holds and waiting claims of one session, and the requests that renew them."""
 
     def __init__(self, key: int, session: ZooKeeperSession) -> None:
         self.key, self.session = key, session
         self.grants: list[Grant] = []
         self.held: list[ClaimNode] = []
-        """The nodes of the grants, one by one: not in pairs, since there may be many."""
+        """The nodes of ``grants``, in the same order. No pairs: there may be many."""
         self.waits: list[tuple[Waiting, ZooKeeperEntry, ClaimNode]] = []
         self.sent = 0.0
         self.number = 0
+        """The session's id when the requests were sent."""
         self.checks: list[tuple[list[str], Checks]] = []
-        """What was asked for in one go: the nodes, and the write that proves them."""
+        """Per request: the paths, and the transaction that checks that they exist."""
         self.completion: Completion | None = None
 
     def paths(self) -> list[str]:
@@ -137,7 +148,7 @@ class _RenewBatch:
 
 
 def _portions(paths: Sequence[str]) -> Iterator[list[str]]:
-    """As much as goes into one request."""
+    """Splits paths into lists that fit into one request each."""
     portion: list[str] = []
     letters = 0
     for path in paths:
@@ -150,33 +161,36 @@ def _portions(paths: Sequence[str]) -> Iterator[list[str]]:
 
 
 class _RenewResult:
-    """What becomes of the whole batch of a client."""
+    """Collects the fields of one ``Renewal`` over all sessions of a client."""
 
     def __init__(self) -> None:
         self.lost: dict[str, str] = {}
         self.unknown: dict[str, str] = {}
         self.forgotten: set[str] = set()
         self.starts: list[float] = []
+        """When the renewed certain time began, for each session."""
 
     def renewal(self) -> Renewal:
         since = min(self.starts, default=None)
         return Renewal(self.lost, self.unknown, frozenset(self.forgotten), since)
 
 
-def _succeeded(ending: Request) -> bool:
-    if isinstance(ending, Multi):
-        return not ending.failed
-    return ending.error is None
+def _succeeded(delete: Request) -> bool:
+    """Whether a request made by ``deletion`` has deleted the claim's node."""
+    if isinstance(delete, Multi):
+        return not delete.failed
+    return delete.error is None
 
 
-def _was_modified(ending: Request) -> bool:
-    """Whether a node has taken slots, or said something else, since it was read."""
-    results = ending.value if isinstance(ending, Multi) else [ending.error]
+def _was_modified(delete: Request) -> bool:
+    """Whether a delete failed because the node's data changed after it was read: the claim has
+    taken slots, or written how many wait behind it."""
+    results = delete.value if isinstance(delete, Multi) else [delete.error]
     return any(isinstance(result, BadVersionError) for result in results)
 
 
 class ZooKeeperBackend:
-    """Admits claims in lines of nodes, one queue per name."""
+    """Admits claims in order of their nodes, one queue of nodes per name."""
 
     def __init__(self, store: ZooKeeperStore, runtime: Runtime) -> None:
         self.store, self.runtime = store, runtime
@@ -185,7 +199,7 @@ class ZooKeeperBackend:
         )
         self._closed = False
 
-    # Taking
+    # Acquiring
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
@@ -220,25 +234,27 @@ class ZooKeeperBackend:
     async def _one_at_a_time(
         self, at: Attempt, work: Callable[[], Awaitable[Answer]]
     ) -> Answer | Busy:
-        """What one attempt at a claim does at a time: to make its node, or to take its slots."""
-        maker = at.entry.in_progress
-        if maker.get(0) is at:
+        """Runs work that only one attempt at a claim may do at a time: create its node, or take
+        its slots. Returns ``Busy`` at once if another attempt is doing so."""
+        in_progress = at.entry.in_progress
+        if in_progress.get(0) is at:
             return await work()
         try:
-            if maker.setdefault(0, at) is not at:
+            if in_progress.setdefault(0, at) is not at:
                 return Busy(0, CONCURRENT_ATTEMPT_SECONDS)
             return await work()
         finally:
-            if maker.get(0) is at:
-                maker.clear()
+            if in_progress.get(0) is at:
+                in_progress.clear()
 
     async def _create_node(self, at: Attempt, gone: ClaimNode | None) -> Grant | Busy:
-        """Makes a node and decides by the line that it finds itself in."""
+        """Creates the claim's node and decides by the queue listed right behind it. ``gone`` is
+        the claim's last node, which has ended."""
         session, entry, until = at.session, at.entry, at.until
         claim = entry.claim
         known = self.store.entries.setdefault(claim.owner, entry)
         if known is not entry or entry.node is not gone:
-            return Busy(0, CONCURRENT_ATTEMPT_SECONDS)  # another thread has just made one
+            return Busy(0, CONCURRENT_ATTEMPT_SECONDS)  # another thread has created one
         self._end_node(entry, gone)
         self.store.pending_deletes.cancel(claim.owner)
         if entry.create_pending:
@@ -268,9 +284,10 @@ class ZooKeeperBackend:
                     return answer
                 self._end_node(entry, node)
             await self.make_node(session, parent, until=until)
-        raise BackendUnavailable(f"{self.store.display}: {GONE_NAME}: {claim.name!r}")
+        raise BackendUnavailable(f"{self.store.display}: {NAME_VANISHED}: {claim.name!r}")
 
     def _end_node(self, entry: ZooKeeperEntry, gone: ClaimNode | None) -> None:
+        """Ends a node of the claim, so that no later attempt adopts it."""
         if gone is not None:
             gone.end()
             entry.past_paths |= {gone.path}
@@ -278,12 +295,12 @@ class ZooKeeperBackend:
     async def _attempt_again(
         self, at: Attempt, node: ClaimNode, *before: Request
     ) -> Grant | Busy | None:
-        """Looks again from the place that it has; ``None`` if it has none any more."""
+        """Decides for the node that the claim has already; ``None`` if that node is gone."""
         session, entry, until = at.session, at.entry, at.until
         parent = self.store.parent(entry.claim.name)
         sent = self.runtime.now()
-        # A recent proof is enough for a grant; an old one is renewed in the same trip.
-        fresh = sent - session.proven < entry.key / 6 and node.grant is None
+        # A recent proof is enough for a grant; an old one is renewed in the same round trip.
+        fresh = sent - session.proven < entry.key / CERTAIN_SHARE and node.grant is None
         prefetched, node.prefetched = node.prefetched, None
         if prefetched is not None and fresh and not before and prefetched.usable(session, sent):
             since = session.proven_since(node.session)
@@ -298,7 +315,7 @@ class ZooKeeperBackend:
         return await self._decide(at, node, listing.value, since)
 
     async def _find_created_node(self, at: Attempt) -> ClaimNode | None:
-        """A create was not answered: the node that it may have made in this session."""
+        """The node that an unanswered create has made in this session, if it has made one."""
         session, entry, until = at.session, at.entry, at.until
         entry.create_unanswered = True
         parent = self.store.parent(entry.claim.name)
@@ -323,7 +340,7 @@ class ZooKeeperBackend:
     ) -> Grant | Busy | None:
         entry = at.entry
         if since == NEVER or node.ended:
-            return None  # its session has ended, or nobody had come for it in time
+            return None  # its session has ended, or the node was ended while its owner was absent
         ahead = nodes_ahead(node.name, nodes) if entry.claim.mode is Mode.EXCLUSIVE else None
         if ahead is None:
             return await self._decide_by_queue(at, node, nodes, since)
@@ -346,7 +363,7 @@ class ZooKeeperBackend:
         except BaseException:
             await self._withdraw(at, node)
             raise
-        # Nodes that an unanswered create has left: another that stands comes after this one's end.
+        # Left by unanswered creates. A duplicate that stays is deleted after this node's end.
         duplicates = queue.others_of(digest(entry.claim.owner), node.name)
         if duplicates:
             await self._delete_duplicates(at, duplicates)
@@ -372,7 +389,7 @@ class ZooKeeperBackend:
         slots: tuple[int, ...],
         since: float,
     ) -> Grant | None:
-        """Lets it in, unless its node was given up in this moment."""
+        """The grant of a claim; ``None`` if its node was ended at the same time."""
         ref = (entry.key, node.session, node.path)
         grant = Grant(entry.claim, token, slots, since, ref)
         return grant if node.hold(grant, since + entry.claim.ttl) else None
@@ -380,7 +397,8 @@ class ZooKeeperBackend:
     async def _take_slots(
         self, at: Attempt, node: ClaimNode, queue: NodeQueue, since: float
     ) -> Grant | Busy | None:
-        """Takes the lowest free slots. The zxid of that is the token: per slot it only grows."""
+        """Takes the lowest free slots. The token is the zxid of that transaction, so that the
+        tokens of each slot only grow."""
         session, entry, until = at.session, at.entry, at.until
         grant = node.grant
         if grant is not None:
@@ -395,12 +413,12 @@ class ZooKeeperBackend:
                 return None
             data = read_data(read.value[0], self.where(entry.claim.name))
             stat = read.value[1]
-            if data.slots:  # an earlier try was not answered, but done
+            if data.slots:  # an earlier transaction was executed, but its reply was lost
                 token = token_of(Mode.SLOTS, data, stat)
                 return self._grant(entry, node, token, data.slots, since)
             node.version = stat.version
             queue = NodeQueue(listing.value, self.where(entry.claim.name))
-        return Busy(0, 0.05)
+        return Busy(0, SLOTS_RETRY_SECONDS)
 
     async def _try_slots(self, at: Attempt, node: ClaimNode, queue: NodeQueue) -> Grant | None:
         session, entry, until = at.session, at.entry, at.until
@@ -410,7 +428,7 @@ class ZooKeeperBackend:
         parent, acl = self.store.parent(entry.claim.name), self.store.acl
         data = write_data(NodeData(entry.key, 0, slots, 0, entry.claim.label))
         parts = [Ephemeral(f"{parent}/{slot_name(slot)}", b"", acl) for slot in slots]
-        # With its version, so that of two tries of which one was not answered one is done.
+        # The version makes sure that only one of two tries is executed if a reply was lost.
         multi = Multi([Write(node.path, data, node.version), *parts])
         sent = self.runtime.now()
         await self.request(session, multi, until=until)
@@ -421,20 +439,25 @@ class ZooKeeperBackend:
 
     async def _busy(self, at: Attempt, node: ClaimNode, queue: NodeQueue, index: int) -> Busy:
         entry = at.entry
-        queued = index - queue.admitted
+        waiting_ahead = index - queue.admitted
         if not at.join:
             await self._withdraw(at, node)
-            return Busy(queued)
-        if queued >= QUEUE_CAP:
+            return Busy(waiting_ahead)
+        if waiting_ahead >= QUEUE_CAP:
             await self._withdraw(at, node)
-            return Busy(queued, 1.0, reason=f"{QUEUE_CAP} already wait for {entry.claim.name!r}")
+            reason = f"{QUEUE_CAP} already wait for {entry.claim.name!r}"
+            return Busy(waiting_ahead, FULL_QUEUE_SECONDS, reason=reason)
         if not 0 <= queue.sequence(index) < SEQUENCE_LIMIT:
             await self._withdraw(at, node)
-            reason = f"the line of {entry.claim.name!r} starts over"
-            return Busy(queued, self.runtime.between(0.05, 0.2), reason=reason)
-        return Busy(queued, ref=(entry.key, queue.node_to_watch(index)))
+            reason = (
+                f"the queue of {entry.claim.name!r} must be empty once: its counter is at its end"
+            )
+            pause = self.runtime.between(*DRAINING_QUEUE_SECONDS)
+            return Busy(waiting_ahead, pause, reason=reason)
+        return Busy(waiting_ahead, ref=(entry.key, queue.node_to_watch(index)))
 
     async def _withdraw(self, at: Attempt, node: ClaimNode) -> None:
+        """Deletes the claim's own node."""
         if node.end():
             await self.request(at.session, Delete(node.path), until=at.until)
 
@@ -447,9 +470,9 @@ class ZooKeeperBackend:
         session = None if entry is None else self.store.sessions.get(entry.key)
         if entry is None or node is None or node.prefetched is None or session is None:
             return None
-        # What the look has found is what an attempt would find. A wait that has lasted leaves it
-        # to one: certain time would count from before the wait.
-        now, brief, prefetched = self.runtime.now(), entry.key / 6, node.prefetched
+        # The prefetched listing is what an attempt would read. After a long wait the grant is left
+        # to an attempt: its certain time would count from before the wait.
+        now, brief, prefetched = self.runtime.now(), entry.key / CERTAIN_SHARE, node.prefetched
         if now - began > brief or now - session.proven > brief or node.grant is not None:
             return None
         since = session.proven_since(node.session)
@@ -460,11 +483,11 @@ class ZooKeeperBackend:
         return self._grant(entry, node, node.token, (), since)
 
     def _begin_attempt(self, claim: Claim) -> tuple[ZooKeeperEntry, Presence]:
-        """An attempt of its owner begins: somebody is there for the claim."""
+        """Marks the owner of a claim as present, and makes the signal for its next wait."""
         entry = self.store.entry(claim, self.runtime.now())
         entry.presence = presence = Presence()
         if entry.wake_signal is None or entry.wake_signal.is_set():
-            # Made before the first request: a nudge from here on is kept for the wait.
+            # Before the first request: a nudge from here on is not lost, it ends the wait.
             entry.wake_signal = self._new_wake_signal()
         return entry, presence
 
@@ -474,24 +497,24 @@ class ZooKeeperBackend:
             self._wake(entry)
 
     def _wake(self, entry: ZooKeeperEntry) -> None:
-        """Ends a wait for it."""
+        """Ends the wait for a claim."""
         if entry.wake_signal is not None:
             entry.wake_signal.set()
 
     async def _wait_in_queue(self, claim: Claim, busy: Busy, until: float) -> ZooKeeperEntry | None:
-        """Waits where the claim stands; the entry, if it may have been woken with a look."""
+        """Waits with the claim's node. Returns the entry if a listing may have been prefetched."""
         entry = self.store.entries.get(claim.owner)
         node, wake = (None, None) if entry is None else (entry.node, entry.wake_signal)
         if entry is None or node is None or wake is None or busy.ref is None:
-            pause = self.runtime.between(0.005, 0.02)
+            pause = self.runtime.between(*UNQUEUED_SECONDS)
             await self.runtime.sleep(max(0.0, min(pause, until - self.runtime.now())))
             return None
         entry.presence = presence = Presence()
         try:
             await self._wait_behind(entry, node, wake, busy.ref[1], until)
         except BackendUnavailable:
-            # No spinning while the store is away: the attempt that follows waits for it.
-            await self.runtime.sleep(self.runtime.between(0.01, 0.05))
+            # No busy loop during an outage: the next attempt waits for the connection.
+            await self.runtime.sleep(self.runtime.between(*UNAVAILABLE_SECONDS))
         finally:
             presence.left = self.runtime.now()
         return entry
@@ -504,32 +527,34 @@ class ZooKeeperBackend:
         ahead: str | None,
         until: float,
     ) -> None:
+        """Watches the node ahead, or with ``None`` the whole queue, until the claim is woken."""
         session = await self.connected_session(entry.key, until)
         parent = self.store.parent(entry.claim.name)
         path = parent if ahead is None else f"{parent}/{ahead}"
-        called = WaitEnd(entry.presence, wake, self.runtime.now)
-        look = ListingPrefetch(session, node, parent, called)
-        session.watch(path, look.send)
+        wait_end = WaitEnd(entry.presence, wake, self.runtime.now)
+        prefetch = ListingPrefetch(session, node, parent, wait_end)
+        session.watch(path, prefetch.send)
         try:
             if ahead is not None:
-                session.send(Read(path, watch=True).then(look.if_watch_failed))
+                session.send(Read(path, watch=True).then(prefetch.if_watch_failed))
             else:
-                session.send(Listing(path, watch=True).then(look.if_free))
+                session.send(Listing(path, watch=True).then(prefetch.if_admitted))
             await self._wait_for(session, wake, until)
         finally:
-            session.unwatch(path, look.send)
+            session.unwatch(path, prefetch.send)
 
-    # Ending
+    # Releasing
 
     async def release(self, grant: Grant) -> bool:
-        key, ending = self._release_requests(grant)
-        if not ending:
+        key, deletes = self._release_requests(grant)
+        if not deletes:
             return False
-        await self.request(await self.connected_session(key), *ending)
-        return _succeeded(ending[0])
+        await self.request(await self.connected_session(key), *deletes)
+        return _succeeded(deletes[0])
 
     def _release_requests(self, grant: Grant) -> tuple[int, list[Request]]:
-        """The key of the hold's session, and what ends it: nothing if the session has."""
+        """The key of the hold's session, and the requests that release the hold: none if the
+        session has ended. Removes the claim's entry."""
         key, number, path = grant.ref
         entry = self.store.entries.pop(grant.claim.owner, None)
         node = None if entry is None else entry.node
@@ -544,10 +569,10 @@ class ZooKeeperBackend:
         if session is None or session.id != number:
             return key, []
         parent = self.store.parent(grant.claim.name)
-        ending = [deletion(parent, path, grant.slots)]
+        deletes = [deletion(parent, path, grant.slots)]
         if not 0 <= int(path[path.rindex(".") + 1 :]) < SEQUENCE_LIMIT:
-            ending.append(Delete(parent))  # fails while somebody is there
-        return key, ending
+            deletes.append(Delete(parent))  # fails while the name has other nodes
+        return key, deletes
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         entry = self.store.entries.pop(claim.owner, None)
@@ -557,8 +582,8 @@ class ZooKeeperBackend:
         key = entry.key if entry is not None else math.ceil(claim.ttl)
         known = self.store.sessions.get(key)
         if known is None or not known.used:
-            return  # nothing was ever sent
-        # Should this fail, the session's thread goes on trying for as long as there is a session.
+            return  # no request was ever sent
+        # If this fails, the session's thread retries for as long as the session exists.
         pending = self.store.pending_deletes.add(PendingDelete(key, claim, 0.0))
         session = await self.connected_session(key, until)
         parent = self.store.parent(claim.name)
@@ -579,7 +604,8 @@ class ZooKeeperBackend:
         queued_nodes: Sequence[QueuedNode],
         until: float | None = None,
     ) -> list[int]:
-        """Deletes claims with whatever slots they have; the tokens of those that were there."""
+        """Deletes claims with the slots that they hold. Returns the tokens of the claims that
+        existed."""
         tokens: list[int] = []
         for _ in range(TRIES):
             reads = [Read(f"{parent}/{queued.node}") for queued in queued_nodes]
@@ -609,20 +635,21 @@ class ZooKeeperBackend:
         return await self._delete(session, parent, queue.claims[: queue.admitted])
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        key, ending = self._release_requests(grant)
-        # One that is known may have been served meanwhile by its own thread, and have released
-        # it: nobody would come for another place. If it still waits, it lines up itself.
+        key, deletes = self._release_requests(grant)
+        # The thread of a known claim may have got and released the lock by now: a new node would
+        # have no owner. So no new node is made for a known claim; if it still waits, its own thread
+        # makes one.
         known = self.store.entries.get(claim.owner)
         entry = known or self.store.entry(claim, self.runtime.now())
-        session, before = await self.connected_session(key), ending
+        session, before = await self.connected_session(key), deletes
         if entry.key != key:
-            if ending:
-                await self.request(session, *ending)
+            if deletes:
+                await self.request(session, *deletes)
             session, before = await self.connected_session(entry.key), []
         answer = await self._attempt(Attempt(session, entry, True, None, known is None), *before)
-        return bool(ending) and _succeeded(ending[0]), answer
+        return bool(deletes) and _succeeded(deletes[0]), answer
 
-    # Keeping
+    # Renewing
 
     async def renew(
         self,
@@ -634,7 +661,7 @@ class ZooKeeperBackend:
     ) -> Renewal:
         answer = _RenewResult()
         batches = await self._group_by_session(grants, waits, answer, until)
-        # To all sessions at once: one that is away must not make the others late.
+        # To all sessions at once: a session without connection must not delay the others.
         for batch in batches:
             if batch.session.up:
                 self._start(batch)
@@ -648,7 +675,7 @@ class ZooKeeperBackend:
     async def _group_by_session(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], answer: _RenewResult, until: float
     ) -> list[_RenewBatch]:
-        """By session; what is known to be gone is told without asking."""
+        """One batch per session. Claims known to be gone go into ``answer`` without a request."""
         batches: dict[int, _RenewBatch] = {}
         for grant in grants:
             entry = await self._held_entry(grant, answer, until)
@@ -673,7 +700,8 @@ class ZooKeeperBackend:
     async def _held_entry(
         self, grant: Grant, answer: _RenewResult, until: float
     ) -> ZooKeeperEntry | None:
-        """The hold's entry, on a session that lasts long enough for its ttl."""
+        """The entry of a hold, moved to a longer session if its ttl has grown. ``None`` if the hold
+        is lost, or its state unknown; ``answer`` says which."""
         owner = grant.claim.owner
         entry = self.store.entries.get(owner)
         node = None if entry is None else entry.node
@@ -703,7 +731,7 @@ class ZooKeeperBackend:
         batch.session.start(batch.completion, *(check for _, check in batch.checks))
 
     async def _renew(self, batch: _RenewBatch, answer: _RenewResult, until: float) -> None:
-        """A write proves that all its nodes are there."""
+        """Waits for the transactions that check all nodes of the batch, and evaluates them."""
         session = batch.session
         if batch.completion is None:
             await self.connected_session(batch.key, until)
@@ -735,7 +763,7 @@ class ZooKeeperBackend:
         if since == NEVER or session.id != node.session:
             answer.lost[owner] = SESSION_ENDED
         elif node.path in gone or not node.hold(grant, since + grant.claim.ttl):
-            answer.lost[owner] = NODE_GONE  # the latter: given up in this moment
+            answer.lost[owner] = NODE_GONE  # deleted, or ended by another thread at this moment
         else:
             return
         node.end()
@@ -744,13 +772,13 @@ class ZooKeeperBackend:
     async def _missing_nodes(
         self, session: ZooKeeperSession, paths: list[str], until: float
     ) -> set[str]:
-        """The nodes that are gone. Those that a look finds are there by the word of the majority
-        that the failed check has gone through: the look comes behind it."""
-        # The check tells the first only. It is not tried again without those that are gone:
-        # while many are released, there would always be one more.
-        looks = [Exists(path) for path in paths]
-        await self.request(session, *looks, until=until)
-        return {path for path, look in zip(paths, looks, strict=True) if look.value is None}
+        """The paths without a node. The reads come behind the failed check, which was ordered by
+        the majority: a node that they find existed at that time."""
+        # The failed check names only the first missing node. It is not repeated without that one:
+        # while many holds are released, each repetition would miss another.
+        reads = [Exists(path) for path in paths]
+        await self.request(session, *reads, until=until)
+        return {path for path, read in zip(paths, reads, strict=True) if read.value is None}
 
     async def _refresh(
         self,
@@ -760,31 +788,35 @@ class ZooKeeperBackend:
         forgotten: set[str],
         until: float,
     ) -> None:
-        told: list[tuple[ClaimNode, Write]] = []
+        """Notes that waiting claims are kept, and writes changed numbers of claims behind them."""
+        writes: list[tuple[ClaimNode, Write]] = []
         for (claim, behind), entry, node in waits:
             if node.ended or node.path in gone or node.session != session.id:
                 forgotten.add(claim.owner)
                 continue
             entry.refreshed = self.runtime.now()
             if entry.behind != behind and node.grant is None and not entry.in_progress:
-                # It wakes the one behind for nothing: only when there is something to tell.
+                # A write wakes the next waiter for nothing, so only a changed number is written.
                 entry.behind = behind
                 data = write_data(NodeData(entry.key, behind, (), 0, claim.label))
-                # By the time that it is written it may say which slots the claim has taken.
+                # The node may list the claim's slots by the time of the write: keep those.
                 version = node.version if claim.mode is Mode.SLOTS else ANY_VERSION
-                told.append((node, Write(node.path, data, version)))
-        if told:
-            await self.request(session, *(write for _, write in told), until=until)
-        for node, write in told:
+                writes.append((node, Write(node.path, data, version)))
+        if writes:
+            await self.request(session, *(write for _, write in writes), until=until)
+        for node, write in writes:
             if write.error is None:
                 node.version = write.value.version
-
-    # Moving a hold to a longer session, for ``extend(ttl=…)``
 
     async def _move(
         self, entry: ZooKeeperEntry, node: ClaimNode, grant: Grant, until: float
     ) -> None:
-        """Puts a hold on the session of a longer ttl; a hold that is gone keeps its session."""
+        """Moves a hold to the session of a longer ttl, for ``extend(ttl=…)``. A hold that is gone
+        stays where it was.
+
+        A node can't change its session. So one transaction deletes the node and creates it again
+        under the same name, which keeps its position in the queue. Its data keeps the token, since
+        the zxid of the new node is higher."""
         claim = grant.claim
         session = await self.connected_session(math.ceil(claim.ttl), until)
         number, acl = session.id, self.store.acl
@@ -804,7 +836,7 @@ class ZooKeeperBackend:
         node.moving_to = 0
 
     async def _find_session(self, entry: ZooKeeperEntry, node: ClaimNode, until: float) -> None:
-        """A move was not answered: asks to which session the node belongs now."""
+        """After an unanswered ``_move``: reads to which session the node belongs now."""
         session = await self.connected_session(entry.key, until)
         read = Read(node.path)
         await self.request(session, read, until=until)
@@ -816,7 +848,7 @@ class ZooKeeperBackend:
                     entry.key, node.session = key, owner
         node.moving_to = 0
 
-    # Looking
+    # Inspecting
 
     async def look(self, name: str) -> LockInfo:
         session = await self.any_session()
@@ -849,7 +881,8 @@ class ZooKeeperBackend:
     async def _lock_infos(
         self, names: Sequence[str], lists: Sequence[Listing]
     ) -> list[LockInfo | Incompatible]:
-        """All nodes of all lines in one trip; of a name that can't be read, why."""
+        """Reads all nodes of all names in one round trip. A name that can't be read gives the
+        error instead."""
         queues = [
             read_queue(found, self.where(name)) for name, found in zip(names, lists, strict=True)
         ]
@@ -878,14 +911,16 @@ class ZooKeeperBackend:
                 if await self._highest_token(name) == seen:
                     listing = Listing(parent, watch=True)
                     await self.request(session, listing, until=until)
-                    # A name that nobody uses has no node to watch.
-                    wake = until if listing.error is None else self.runtime.now() + 1.0
+                    # A name that is not in use has no node to watch: it is polled.
+                    end = until
+                    if listing.error is not None:
+                        end = self.runtime.now() + UNUSED_NAME_SECONDS
                     if listing.error is not None or await self._highest_token(name) == seen:
-                        await self._wait_for(session, signal, min(until, wake))
+                        await self._wait_for(session, signal, min(until, end))
             finally:
                 session.unwatch(parent, signal.set)
         except BackendUnavailable:
-            pause = self.runtime.between(0.1, 0.5)
+            pause = self.runtime.between(*WATCH_RETRY_SECONDS)
             await self.runtime.sleep(max(0.0, min(pause, until - self.runtime.now())))
 
     async def _highest_token(self, name: str) -> int | None:
@@ -897,15 +932,15 @@ class ZooKeeperBackend:
         await self.make_node(session, self.store.locks_path(), Persistent)
         floor = session.floor or 0.0
         findings = [
-            Finding("connection", f"{self.store.display} answers, and lets us write"),
+            Finding("connection", f"{self.store.display} answers and allows writes"),
             Finding("sessions", f"the shortest ttl is {max(1.0, floor):g} s"),
             tick_finding(self.store.options.tick, floor),
         ]
         if len(self.store.options.hosts.split(",")) < 3:
-            detail = "fewer than three servers are named: losing one may stop everything"
+            detail = "the URL names fewer than three servers: the loss of one may stop all locks"
             findings.append(Finding("ensemble", detail, "warning"))
         if not self.store.options.client:
-            detail = "nodes are open to everybody who reaches the servers"
+            detail = "no user is set: every client that reaches the servers may change the nodes"
             findings.append(Finding("access", detail, "warning"))
         return findings
 
@@ -928,7 +963,7 @@ class ZooKeeperBackend:
                 return True
             if isinstance(multi.value[0], NoNodeError):
                 return False
-            if not isinstance(multi.value[1], NoNodeError):  # somebody made it meanwhile
+            if not isinstance(multi.value[1], NoNodeError):  # another client created it
                 change = Write(path, data)
                 continue
             if isinstance(change, Plain):
@@ -952,12 +987,15 @@ class ZooKeeperBackend:
         return Record(kept.value, kept.token, age)
 
     def _wall(self, session: ZooKeeperSession) -> float:
-        """The servers' time, as the session's last new node told it; else our own."""
-        told, moment = session.clock
-        return told + self.runtime.now() - moment if told else self.runtime.wall()
+        """The servers' wall clock, from the creation time of the session's last node; our own
+        clock if the session has not created any."""
+        server_time, moment = session.clock
+        if not server_time:
+            return self.runtime.wall()
+        return server_time + self.runtime.now() - moment
 
     async def _purge(self, session: ZooKeeperSession) -> None:
-        """Now and then deletes records whose time is over and that nobody asked for again."""
+        """Deletes expired records, at most every ``PURGE_SECONDS``."""
         now = self.runtime.now()
         if now - self.store.records_purged < PURGE_SECONDS:
             return
@@ -969,33 +1007,34 @@ class ZooKeeperBackend:
         if reads:
             await self.request(session, *reads)
         wall = self._wall(session)
-        over: list[Request] = []
+        expired: list[Request] = []
         for read in reads:
             kept = read_record(read.value[0]) if read.error is None else None
             if kept is not None and wall - read.value[1].mtime / 1000 >= kept.keep_seconds:
-                over.append(Delete(read.path, read.value[1].version))
-        if over:
-            await self.request(session, *over)
+                expired.append(Delete(read.path, read.value[1].version))
+        if expired:
+            await self.request(session, *expired)
 
     # Requests
 
     def where(self, name: str) -> str:
-        """A name for messages."""
+        """A lock name as shown in messages."""
         return f"{name!r} on {self.store.display}"
 
     async def connected_session(self, key: int, until: float | None = None) -> ZooKeeperSession:
-        """The session of a ttl, connected; raises if that takes longer than a request may."""
+        """The session for ttls of ``key`` seconds, connected; 0 for the session that holds nothing.
+        Raises ``BackendUnavailable`` if connecting takes longer than a request may."""
         known = self.store.sessions.get(key)
         if known is not None and known.up and not known.dead:
             return known
         session = self.store.session(key)
         if session.up:
             return session
-        patience = self.runtime.now() + self.store.settings.request_seconds
+        deadline = self.runtime.now() + self.store.settings.request_seconds
         signal = self.runtime.signal()
         if session.add_connect_callback(signal.set):
             try:
-                await self.runtime.wait(signal, patience if until is None else min(until, patience))
+                await self.runtime.wait(signal, deadline if until is None else min(until, deadline))
             finally:
                 session.remove_connect_callback(signal.set)
         session.retire()
@@ -1003,21 +1042,21 @@ class ZooKeeperBackend:
         return session
 
     async def any_session(self) -> ZooKeeperSession:
-        """Any session: to look, it does not matter which."""
+        """Any session, preferably a connected one: for requests that don't depend on its nodes."""
         for key, session in list(self.store.sessions.items()):
             if session.up:
                 return await self.connected_session(key)
         return await self.connected_session(0)
 
     def _seconds_left(self, until: float | None) -> float:
-        """How long a request may take."""
+        """How long a request may take, in seconds."""
         seconds = self.store.settings.request_seconds
         return seconds if until is None else min(seconds, until - self.runtime.now())
 
     async def request(
         self, session: ZooKeeperSession, *requests: Request, until: float | None = None
     ) -> None:
-        """One trip: requests back to back, and all their answers."""
+        """One round trip: sends the requests back to back and waits for all replies."""
         if self.runtime.blocking:
             session.request(self._seconds_left(until), requests)
             return
@@ -1026,11 +1065,11 @@ class ZooKeeperBackend:
         await session.finish(completion, self._seconds_left(until), *requests)
 
     def _new_wake_signal(self) -> WakeSignal:
-        """What ``listen`` waits for."""
+        """A signal for ``_wait_for``."""
         return BlockingCompletion() if self.runtime.blocking else self.runtime.signal()
 
     async def _wait_for(self, session: ZooKeeperSession, wake: WakeSignal, until: float) -> None:
-        """Until it is set: by an event of the session, or by anybody else."""
+        """Waits until the signal is set, by an event of the session or by another thread."""
         if isinstance(wake, BlockingCompletion):
             session.reader.wait(wake, until - self.runtime.now())
         else:
@@ -1043,7 +1082,7 @@ class ZooKeeperBackend:
         leaf: type[Create] = Container,
         until: float | None = None,
     ) -> None:
-        """Makes a node where it is missing, and what is missing above it."""
+        """Creates a node and its ancestors, where they are missing."""
         missing: list[Create] = [leaf(path, b"", self.store.acl)]
         paths = [path]
         for _ in range(DEEPEST_PATH):
@@ -1054,15 +1093,17 @@ class ZooKeeperBackend:
                 missing.append(Persistent(paths[-1], b"", self.store.acl))
                 continue
             if error is not None and not isinstance(error, NodeExistsError):
-                raise BackendUnavailable(f"{self.store.display} does not make {path!r}") from error
+                raise BackendUnavailable(f"{self.store.display} did not create {path!r}") from error
             missing.pop()
             paths.pop()
             if not missing:
                 return
             missing[-1] = type(missing[-1])(paths[-1], b"", self.store.acl)
-        raise BackendUnavailable(f"{self.store.display}: {path!r} vanished again and again")
+        raise BackendUnavailable(
+            f"{self.store.display}: {path!r} was deleted several times while it was created"
+        )
 
-    # The end
+    # Closing
 
     def forget(self) -> None:
         self.store.forget()
@@ -1074,15 +1115,9 @@ class ZooKeeperBackend:
         await self._close_sessions(self.store.remove_backend(self))
 
     async def _close_sessions(self, sessions: Sequence[ZooKeeperSession]) -> None:
-        """Ends sessions, and with them whatever they still hold."""
+        """Ends sessions, and with them all their holds."""
         for session in sessions:
             if self.runtime.blocking:
                 session.close(CLOSE_SECONDS)
             else:
                 await asyncio.to_thread(session.close, CLOSE_SECONDS)
-
-
-def open_store(url: Url, settings: Settings) -> ZooKeeperStore:
-    """``zookeeper://[user:password@]host[:port][,host…][/path][?options]``."""
-    options = read_options(url, settings)
-    return ZooKeeperStore(options, url.path.rstrip("/"), settings)

@@ -1,4 +1,4 @@
-"""What ZooKeeper can tell of its names: holders, waiters, and who holds next."""
+"""Holders and waiters of a name as people are shown them, from a listing and its nodes' data."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from holdfast.stores.zookeeper.session import USUAL_TICK_SECONDS
 __all__ = ["MOST_SHOWN", "read_lock_info", "read_queue", "tick_finding", "token_of"]
 
 MOST_SHOWN = 1000
-"""Of a longer line the rest is not read."""
+"""How many claims of one name are read and shown at most."""
 
 
 def token_of(mode: Mode, data: NodeData, stat: Stat) -> int:
-    """When it came, or when it took its slots: after that a holder's node does not change."""
+    """A holder's token: the zxid of its node's creation, or for slots of its last change. A node
+    does not change after it has taken slots."""
     return data.token or (stat.mzxid if mode is Mode.SLOTS else stat.czxid)
 
 
 def read_queue(listing: Listing, where: str) -> NodeQueue | Incompatible:
+    """The queue of a name, or the error if it can't be read."""
     try:
         return NodeQueue(listing.value or (), where)
     except Incompatible as error:
@@ -37,6 +39,7 @@ def read_queue(listing: Listing, where: str) -> NodeQueue | Incompatible:
 def read_lock_info(
     name: str, queue: NodeQueue, reads: Sequence[Read], where: str
 ) -> LockInfo | Incompatible:
+    """Holders and waiters of a name, or the error if the data of a node can't be read."""
     try:
         return _lock_info(name, queue, reads, where)
     except Incompatible as error:
@@ -48,7 +51,7 @@ def _lock_info(name: str, queue: NodeQueue, reads: Sequence[Read], where: str) -
     waiters: list[Waiter] = []
     for index, (queued, read) in enumerate(zip(queue.claims, reads, strict=False)):
         if read.error is not None:
-            continue  # it left meanwhile
+            continue  # deleted since the listing
         data, stat = read_data(read.value[0], where), read.value[1]
         label = read_label(data.label)
         slots_missing = queued.mode is Mode.SLOTS and not data.slots
@@ -65,18 +68,21 @@ def _holder(
 ) -> Holder:
     since = stat.mtime if queued.mode is Mode.SLOTS else stat.ctime
     token = token_of(queued.mode, data, stat)
-    # The ensemble does not tell when it last heard of a session: this is the most.
+    # Servers don't show when they last received a heartbeat: the whole ttl is the upper bound.
     return Holder(*label, queued.mode, token, data.slots, since / 1000, float(data.ttl))
 
 
 def tick_finding(tick: float | None, floor: float) -> Finding:
-    """What the certain time of holds rests on: servers tell each other every half tick of whom
-    they have heard, and don't tell how long a tick is."""
+    """The assumed length of a tick, on which the certain time of holds depends: followers report
+    heartbeats to the leader every half tick, and no server shows how long a tick is."""
     if tick is not None:
         return Finding("tick", f"{max(tick, floor / 2):g} s, as the URL says")
     if floor >= 2 * USUAL_TICK_SECONDS:
-        words = f"taken to be {floor / 2:g} s, half of the shortest session"
-        return Finding("tick", f"{words}; if minSessionTimeout is set, name it: ?tick=SECONDS")
-    words = f"taken to be {USUAL_TICK_SECONDS:g} s: the shortest session of {floor:g} s does "
-    more = "not tell it. Name it, so that a dead holder is replaced sooner: ?tick=SECONDS"
-    return Finding("tick", words + more)
+        detail = f"assumed to be {floor / 2:g} s, half of the shortest session"
+        advice = "if the servers set minSessionTimeout, add their tick to the URL: ?tick=SECONDS"
+        return Finding("tick", f"{detail}; {advice}")
+    detail = (
+        f"assumed to be {USUAL_TICK_SECONDS:g} s: the shortest session of {floor:g} s does not "
+    )
+    advice = "show it. Add it to the URL to replace a dead holder sooner: ?tick=SECONDS"
+    return Finding("tick", detail + advice)

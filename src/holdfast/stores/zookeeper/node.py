@@ -1,12 +1,14 @@
-"""One claim of this process on ZooKeeper, its node in the line, and who decides over both.
+"""One claim of this process, its node in the queue, and the state of that node.
 
-Several threads have a hand in a node at the same time: its owner's lets it in, another that
-releases in its favour does so too, the renewer renews it, and the session's ends what nobody keeps
-or comes for. Whoever ends it deletes it, and then nobody may be let in by it: not even one who
-saw a moment ago that it was its turn. So a node has a chain of terms, and each decision is the
-next one: two that are taken at once are taken one after the other, the second by what the first
-has made of it. No mutex is needed for that, which a signal's handler could find taken by its own
-thread: what follows a term is said in one step, once.
+Several threads change the state of a node: its owner's thread and a thread that releases the lock
+in its favour grant it, the renewer renews it, and the session's thread ends it if it is not kept or
+its owner is absent. The thread that ends a node deletes it. From then on no thread may grant it,
+even if that thread saw the claim admitted a moment before.
+
+So a node's state is a linked list that is extended by an atomic ``dict.setdefault``: of two
+concurrent transitions one wins, and the other one decides again by the new state. It is lock-free
+because a signal handler may interrupt its own thread at any line, and would wait forever for a
+mutex that this thread holds.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ __all__ = ["ClaimNode", "NodeState", "Presence", "ZooKeeperEntry"]
 
 
 class NodeState:
-    """What was decided over a node: for which hold it stands and until when, or that it is over."""
+    """One state of a node: waiting, granted (until ``ends``), or ended."""
 
     __slots__ = ("ended", "ends", "grant", "next")
 
@@ -35,7 +37,7 @@ class NodeState:
     ) -> None:
         self.grant, self.ends, self.ended = grant, ends, ended
         self.next: dict[int, NodeState] = {}
-        """What was decided next, under the key 0: the first to say it is the only one."""
+        """The next state, under the key 0: the first ``setdefault`` wins."""
 
 
 def _never(_: NodeState) -> bool:
@@ -43,8 +45,8 @@ def _never(_: NodeState) -> bool:
 
 
 class ClaimNode:
-    """A claim's node, from the answer to its create to its end. It has one life: a claim that
-    lines up anew has another."""
+    """A claim's node, from the reply to its create until it is deleted. A claim that joins the
+    queue again has another node."""
 
     __slots__ = ("moving_to", "name", "path", "prefetched", "session", "state", "token", "version")
 
@@ -52,12 +54,12 @@ class ClaimNode:
         self.path, self.name = path, path[path.rindex("/") + 1 :]
         self.session, self.token = session, token
         self.version = 0
-        """Of the node's data, as far as known."""
+        """The version of the node's data, as far as known."""
         self.moving_to = 0
-        """The key of the session that an unanswered request moves it to."""
+        """The key of the session that an unanswered request moves the node to; else 0."""
         self.prefetched: PrefetchedListing | None = None
         self.state = NodeState()
-        """The last one, or one of the last: ``last`` is sure."""
+        """The current state or an earlier one: a hint from where ``current`` searches."""
 
     def current(self) -> NodeState:
         state = self.state
@@ -71,15 +73,16 @@ class ClaimNode:
 
     @property
     def grant(self) -> Grant | None:
-        """Whom it has let in."""
+        """The current grant; ``None`` while the claim waits, and after the node's end."""
         return self.current().grant
 
     def hold(self, grant: Grant, ends: float) -> bool:
-        """Lets its owner in, or keeps it there until then; false if it is over."""
+        """Grants or renews the hold until ``ends``; false if the node has ended."""
         return self._transition(NodeState(grant, ends), _never)
 
     def end(self, unless: Callable[[NodeState], bool] = _never) -> bool:
-        """Nobody is let in by it from here on. True for one caller: the one to delete it."""
+        """Ends the node: it can't be granted from here on. True for the one caller that ended it,
+        which must delete it; false if it has ended already, or ``unless`` holds for its state."""
         return self._transition(NodeState(ended=True), unless)
 
     def _transition(self, state: NodeState, unless: Callable[[NodeState], bool]) -> bool:
@@ -91,17 +94,18 @@ class ClaimNode:
 
 
 class Presence:
-    """Somebody who is there for a claim: one attempt, or one wait."""
+    """The presence of a claim's owner during one attempt or one wait."""
 
     __slots__ = ("left",)
 
     def __init__(self, left: float | None = None) -> None:
         self.left = left
-        """Since when it ought to have come back: it ended, or was called. ``None`` before that."""
+        """When the attempt or wait ended, or was woken: from then on the owner must act within its
+        grace period. ``None`` before that."""
 
 
 class ZooKeeperEntry:
-    """One claim of this process, from its first attempt until it is given back."""
+    """One claim of this process, from its first attempt until it is released."""
 
     __slots__ = (
         "behind",
@@ -120,29 +124,31 @@ class ZooKeeperEntry:
     def __init__(self, claim: Claim, key: int, now: float) -> None:
         self.claim, self.key = claim, key
         self.node: ClaimNode | None = None
-        """Its last one, which may be over."""
+        """The claim's last node, which may have ended."""
         self.past_paths: frozenset[str] = frozenset()
-        """The paths of those before it: who has ended them may still be about to delete them."""
+        """The paths of earlier nodes, which may not be deleted yet."""
         self.create_pending = False
-        """Whether a create was sent and not answered yet: there may or may not be a node."""
+        """Whether the last create has no reply yet: its node may or may not exist."""
         self.create_unanswered = False
-        """Whether a create was ever not answered: it may still make a node."""
+        """Whether the reply to any create was lost: it may still make a node."""
         self.in_progress: dict[int, object] = {}
-        """Who makes its node, or takes its slots, under the key 0: one at a time."""
+        """The attempt that creates the node or takes slots, under the key 0: one at a time."""
         self.refreshed = now
         self.presence = Presence(now)
-        """The owner's own last one. Whoever asks on its behalf is not there for it."""
+        """The owner's last presence. An exchange that attempts on its behalf does not count."""
         self.behind = 0
+        """How many claims wait behind this one in this process, as last written to the node."""
         self.wake_signal: WakeSignal | None = None
-        """What a wait for it waits for."""
+        """Ends the owner's wait."""
 
     def is_kept(self, state: NodeState, now: float, *, admitted: bool = False) -> bool:
-        """Whether somebody keeps its node, and comes for it once it is its turn."""
+        """Whether the node must stay: it is renewed or refreshed and, if the queue admits it
+        (``admitted``), its owner is present."""
         if state.grant is not None:
             return now <= state.ends
         return now <= self.refreshed + STALE_SECONDS and not (admitted and self.is_absent(now))
 
     def is_absent(self, now: float) -> bool:
-        """Whether nobody would come if it were its turn."""
+        """Whether the owner has not acted within its grace period."""
         left = self.presence.left
         return left is not None and now > left + GRACE_SECONDS

@@ -1,7 +1,7 @@
-"""Claims that are to leave no node: what the session's thread deletes until it is gone.
+"""Deletes that the session's thread retries until the nodes are gone.
 
-A request to delete may get lost with its connection, and the node stays for as long as its session
-does: those behind it would wait for that.
+A delete may be lost with its connection. The node would then stay for as long as its session
+exists, and the claims behind it would wait for that long.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ __all__ = ["PendingDelete", "PendingDeletes", "deletion"]
 
 
 class PendingDelete(NamedTuple):
-    """A claim that is to leave no node, in the session of this key."""
+    """A claim whose nodes must be deleted, and the key of its session."""
 
     key: int
     claim: Claim
     until: float
-    """Until then a late request of its own may still make one."""
+    """Until then a late create of the claim may still make a node."""
     path: str = ""
-    """The one node that is meant, where its owner may line up anew; else all that it has."""
+    """The node to delete, if its owner may join the queue again; empty for all its nodes."""
 
 
 def deletion(parent: str, path: str, slots: tuple[int, ...], version: int = ANY_VERSION) -> Request:
-    """The end of one claim: its node, and its slots with it. Who has read which slots it has names
-    the version that said so: it may be taking others."""
+    """Deletes a claim's node together with its slots. ``version`` is the version of the data that
+    the slots were read from: the delete fails if the claim has taken other slots since."""
     if not slots:
         return Delete(path, version)
-    ends = [Delete(f"{parent}/{slot_name(slot)}") for slot in slots]
-    return Multi([Delete(path, version), *ends])
+    slot_deletes = [Delete(f"{parent}/{slot_name(slot)}") for slot in slots]
+    return Multi([Delete(path, version), *slot_deletes])
 
 
 class PendingDeletes:
-    """The debts of one client, one for an owner."""
+    """The pending deletes of one client, at most one per owner."""
 
     def __init__(self, parent: Callable[[str], str]) -> None:
         self._parent = parent
@@ -58,24 +58,25 @@ class PendingDeletes:
         return list(self._pending.values())
 
     def add(self, pending: PendingDelete) -> PendingDelete:
-        """Sees to it that it is deleted, however often that takes."""
+        """Adds a delete; it is retried until the nodes are gone."""
         self._pending[pending.claim.owner] = pending
         return pending
 
     def cancel(self, owner: str) -> None:
-        """Before its owner makes a node again, which is not meant: what else it finds of its own
-        there it deletes itself."""
+        """Drops the delete of an owner that is about to create a node, which must stay. The owner
+        deletes its other nodes itself."""
         self._pending.pop(owner, None)
 
     def remove(self, pending: PendingDelete) -> None:
+        """Removes a delete that is done, unless another one has replaced it."""
         found = self._pending.pop(pending.claim.owner, None)
         if found is not None and found is not pending:
             self._pending.setdefault(pending.claim.owner, found)
 
-    # From the session's own thread, and whichever reads
+    # On the session's thread, or the thread that reads a reply
 
     def retry(self, session: ZooKeeperSession, pending: PendingDelete) -> None:
-        """Deletes what is still there; if nothing is, that was it."""
+        """Deletes the nodes that still exist; removes the pending delete if there are none."""
         if not pending.path:
             self._retry_all(session, pending)
         elif pending.claim.mode is Mode.SLOTS:
@@ -108,7 +109,7 @@ class PendingDeletes:
             if request.error is not None:
                 if pending.path:
                     self._delete_answered(pending, request)
-            # A node that its owner has made since was read after that had been forgiven.
+            # If the owner has created a new node since, this delete was cancelled before that.
             elif self._pending.get(pending.claim.owner) is pending:
                 slots, version = slots_to_end(request.value[0]).slots, request.value[1].version
                 session.send(deletion(self._parent(pending.claim.name), path, slots, version))

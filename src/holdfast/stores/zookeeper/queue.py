@@ -1,12 +1,13 @@
-"""The line of one name, as the names of its nodes tell it: pure values, no network.
+"""The queue of one name, read from the names of its nodes: pure values, no network access.
 
-Every claim is one node, and a listing of the names alone decides who is admitted::
+Every claim is one node. A listing of the node names alone decides which claims are admitted::
 
     <namespace>/locks/<name>/1.x.1.0.<owner's digest>.0000000012    a claim: x, s or n (slots)
     <namespace>/locks/<name>/1.k.3                                  slot 3 is taken
 
-The first number is the protocol's version, the last one ZooKeeper's sequence. The sequence
-orders the line and nothing else: it starts over with a new parent, and tokens don't.
+The first number is the protocol's version, the last one ZooKeeper's sequence number. The sequence
+only orders the queue: it restarts with a new parent node, and tokens don't. These names and the
+data of the nodes are the stored format: other versions and processes read them.
 """
 
 from __future__ import annotations
@@ -45,33 +46,34 @@ __all__ = [
 
 VERSION = "1"
 SEQUENCE_LIMIT = 2**31 - 2**20
-"""From here on newcomers let the line drain, so that its node and its sequence start over."""
+"""From this sequence number on new claims don't join: the queue becomes empty, its node is deleted,
+and the sequence restarts."""
 _LETTERS = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 _MODES = {letter: mode for mode, letter in _LETTERS.items()}
 _CLAIM = re.compile(
     rf"{VERSION}\.[xsn]\.\d{{1,18}}\.\d{{1,18}}\.[0-9a-f]{{1,64}}\.(?:\d{{10}}|-\d{{9,10}})",
     re.ASCII,
 )
-"""The whole name of a claim's node. What else begins with our version was never written by us."""
+"""The name of a claim's node. Any other name with our version was not written by Holdfast."""
 _EXCLUSIVE = f"{VERSION}.x."
 _OWNER = slice(8, 40)
-"""Where an exclusive claim's node has the owner's digest."""
+"""Where the name of an exclusive claim's node has the owner's digest."""
 _SLOT = "k"
 _TAKEN = re.compile(rf"{VERSION}\.{_SLOT}\.(\d{{1,18}})", re.ASCII)
 _SEQUENCE = itemgetter(slice(-11, None))
-"""The end of a node's name, which sorts like the number unless one of them is negative: then one
-of those comes first."""
+"""The end of a node's name. It sorts like the sequence number unless a number is negative: a
+negative number then sorts first."""
 
 
 @lru_cache(maxsize=64)
 def digest(owner: str) -> str:
-    """What is shown of an owner: enough to find its node, nothing to release it with."""
+    """The digest of an owner id: enough to find the owner's node, useless to release it."""
     return hashlib.blake2b(owner.encode(), digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=1024)
 def encode_name(name: str) -> str:
-    """Any text as one node's name."""
+    """A lock name as the name of a ZooKeeper node."""
     text = quote(name, safe=":@,;=+!$&'()*~ ")
     return "%2E" + text[1:] if text.startswith(".") else text
 
@@ -81,7 +83,7 @@ def decode_name(node: str) -> str:
 
 
 def entry_prefix(claim: Claim) -> str:
-    """The claim's node, but for the sequence that ZooKeeper adds."""
+    """The name of a claim's node, without the sequence number that ZooKeeper appends."""
     letter = _LETTERS[claim.mode]
     return f"{VERSION}.{letter}.{claim.weight}.{claim.limit}.{digest(claim.owner)}."
 
@@ -91,32 +93,33 @@ def slot_name(slot: int) -> str:
 
 
 class NodeData(NamedTuple):
-    """What a claim's node carries beside its name."""
+    """The data of a claim's node."""
 
     ttl: int
     behind: int
     slots: tuple[int, ...]
     token: int
-    """Where it is not the zxid of the node: after a move to another session."""
+    """The token, if it is not the zxid of the node: after a move to another session. Else 0."""
     label: str
 
 
 def nodes_ahead(node: str, nodes: Sequence[str]) -> list[str] | None:
-    """Those in front of an exclusive claim, the last of them at the end, where the line is of
-    nothing else; ``None`` where it is not so simple: a ``Line`` tells."""
+    """The nodes ahead of an exclusive claim, in order; a fast path for queues of exclusive claims.
+
+    ``None`` if the queue has anything else: then a ``NodeQueue`` must decide."""
     if node not in nodes or {len(node)} != set(map(len, nodes)):
         return None
     own, owner = node[-11:], node[_OWNER]
-    front = []
+    ahead = []
     for other in nodes:
         if other[:4] != _EXCLUSIVE or not other[-10:].isdigit():
             return None
         if owner in other and other != node:
             return None
         if other[-11:] < own:
-            front.append(other)
-    front.sort(key=_SEQUENCE)
-    return front
+            ahead.append(other)
+    ahead.sort(key=_SEQUENCE)
+    return ahead
 
 
 def write_data(data: NodeData) -> bytes:
@@ -125,7 +128,7 @@ def write_data(data: NodeData) -> bytes:
 
 
 def read_data(data: bytes, where: str) -> NodeData:
-    """Reads a node's data: the one place where that is done. Raises ``Incompatible``."""
+    """Decodes a node's data. Raises ``Incompatible``."""
     try:
         head, _, label = data.decode().partition("\n")
         ttl, behind, slots, token = head.split(" ")
@@ -138,8 +141,8 @@ def read_data(data: bytes, where: str) -> NodeData:
 
 
 def slots_to_end(data: bytes) -> NodeData:
-    """The same for who ends a claim, which must be possible in any case: what can't be read says
-    nothing of slots, which end with their session."""
+    """Decodes a node's data in order to delete the claim, which must always be possible: data that
+    can't be read counts as data without slots. Those slots end with their session."""
     try:
         return read_data(data, "")
     except Incompatible:
@@ -154,6 +157,8 @@ def unreadable(where: str) -> Incompatible:
 
 
 class RecordData(NamedTuple):
+    """The data of a record's node."""
+
     token: int
     keep_seconds: float
     value: str
@@ -164,7 +169,7 @@ def write_record(token: int, keep_seconds: float, value: str) -> bytes:
 
 
 def read_record(data: bytes) -> RecordData | None:
-    """``None`` for what can't be read."""
+    """Decodes the data of a record's node; ``None`` if it can't be read."""
     try:
         head, _, value = data.decode().partition("\n")
         token, keep = head.split(" ")
@@ -174,7 +179,7 @@ def read_record(data: bytes) -> RecordData | None:
 
 
 class QueuedNode(NamedTuple):
-    """One claim's node."""
+    """The name of a claim's node, parsed."""
 
     node: str
     mode: Mode
@@ -190,9 +195,9 @@ def _parse(node: str) -> QueuedNode:
 
 
 class NodeQueue:
-    """Everybody who holds or waits, in order of arrival, and the slots that are taken.
+    """The claims of one name, holding or waiting, in order of arrival; and the taken slots.
 
-    Places are read when they are looked at: who asks looks at itself, and at the first.
+    Node names are parsed on demand: an attempt needs its own and the first one only.
     """
 
     __slots__ = ("_nodes", "admitted", "slots")
@@ -223,13 +228,13 @@ class NodeQueue:
                 )
 
     def _sort_wrapped(self) -> None:
-        """ZooKeeper's counter ran over: what is alive is close together, so order is the
-        distance from any of them."""
+        """Sorts after ZooKeeper's 32-bit counter has wrapped around. Existing nodes have numbers
+        close to each other, so they are ordered by their distance to any of them."""
         origin = self.claim(0).sequence
         self._nodes.sort(key=lambda node: (_parse(node).sequence - origin + 2**31) % 2**32)
 
     def _count_admitted(self) -> int:
-        """How many from the front on fit together: they hold."""
+        """How many claims, from the first one on, fit together: these hold."""
         taken = 0
         for count, node in enumerate(self._nodes):
             if node.startswith(_EXCLUSIVE):
@@ -251,14 +256,14 @@ class NodeQueue:
         return int(self._nodes[index].rpartition(".")[2])
 
     def index(self, node: str) -> int | None:
-        """Where a claim stands, counted from the front."""
+        """The position of a claim's node, from 0; ``None`` if it is not in the queue."""
         try:
             return self._nodes.index(node)
         except ValueError:
             return None
 
     def others_of(self, owner_digest: str, node: str) -> list[str]:
-        """Nodes of the same owner beside this one."""
+        """The other nodes of the same owner."""
         return [other for other in self._nodes if owner_digest in other and other != node]
 
     def of_owner(self, owner_digest: str) -> list[QueuedNode]:
@@ -266,14 +271,15 @@ class NodeQueue:
         return [_parse(node) for node in self._nodes if owner_digest in node]
 
     def check(self, claim: Claim, index: int, display: str) -> None:
-        """Raises ``LimitMismatch`` if somebody in front uses the name as something else."""
+        """Raises ``LimitMismatch`` if the first claim uses the name in another way."""
         if index and not (claim.mode is Mode.EXCLUSIVE and self._nodes[0].startswith(_EXCLUSIVE)):
             first = self.claim(0)
             slots = first.mode is Mode.SLOTS
             admit.check_limit(claim, first.limit, slots=slots, store=display)
 
     def node_to_watch(self, index: int) -> str | None:
-        """The node whose end or change is worth a new attempt; ``None`` for any of them."""
+        """The node to watch: its deletion or change is worth a new attempt. ``None`` if any change
+        of the queue is."""
         node = self._nodes[index]
         mode = Mode.EXCLUSIVE if node.startswith(_EXCLUSIVE) else _parse(node).mode
         if mode is Mode.SLOTS and index == self.admitted:
@@ -284,6 +290,6 @@ class NodeQueue:
         return self._nodes[index - 1]
 
     def free_slots(self, weight: int, limit: int) -> tuple[int, ...]:
-        """The lowest slots that nobody has taken."""
+        """The lowest free slots."""
         free = [slot for slot in range(limit) if slot not in self.slots]
         return tuple(free[:weight])

@@ -1,13 +1,13 @@
-"""A ZooKeeper session: who is alive, since when that is certain, and requests in pipelines.
+"""A ZooKeeper session: its connection, its certain time, its watches, and pipelined requests.
 
-One session serves both worlds: threads and tasks send their requests themselves and wait for the
-last answer in their own way: a thread reads it itself, for tasks kazoo's thread does.
+A session serves threads and tasks. Both send their requests themselves. A thread also reads the
+replies itself; for tasks kazoo's thread reads them.
 
-What makes a moment certain. A session's life is counted by the leader, from what the servers
-tell it every half tick about whom they have heard: an answer proves neither. So a heartbeat
-(any read, timed from before it was sent) counts once a *write* was sent a tick later and was
-answered: the write went through a majority, behind the server's report. Sessions are asked for
-with a reserve over the ttl that pays for this delay.
+From when on time is certain. The leader decides when a session expires. It knows of a client's
+heartbeats by what the servers report to it every half tick; a reply to the client does not prove
+that the leader knows. So a heartbeat (any read, timed from before it was sent) counts once a
+*write* that was sent a tick later has been answered: the majority has executed that write, behind
+the server's report. The requested session timeout is longer than the ttl by this delay.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ KEPT_HEARTBEATS = 64
 SLACK_SECONDS = 0.05
 RETIRE_SECONDS = 15.0
 USUAL_TICK_SECONDS = 2.0
-"""What ZooKeeper's own sample configuration has."""
+"""``tickTime`` in ZooKeeper's sample configuration."""
 NEVER = float("-inf")
 Callback = Callable[[], None]
 _ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
@@ -63,31 +63,31 @@ _ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperOptions:
-    """Where the ensemble is and how to speak to it."""
+    """The options of a URL: where the ensemble is and how to connect to it."""
 
     hosts: str
     display: str
     request_seconds: float
     acl: Sequence[ACL] = field(default=tuple(OPEN_ACL_UNSAFE))
     client: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What kazoo needs to show who we are."""
+    """kazoo's options for authentication."""
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     tick: float | None = None
-    """The length of the servers' tick in seconds, where the URL says so."""
+    """The servers' tick in seconds, if the URL names it."""
 
 
 class Watches:
-    """The watches of one session: who is told of the events of a node, by its path.
+    """The watches of one session: callbacks by the path of a node.
 
-    Each step is atomic and none waits for another: a signal's handler may run between any two of
-    them, and wait for a lock of the same session itself.
+    Lock-free: each step is atomic and waits for no other, since a signal handler may run between
+    any two steps and wait for a lock of the same session itself.
     """
 
     def __init__(self) -> None:
         self._first: dict[str, Callback] = {}
-        """The only one for nearly every path, and the only one who takes itself out again."""
+        """The first callback of each path: nearly always the only one."""
         self._others: dict[tuple[str, Callback], None] = {}
-        """Those who came when there was one: not many, so they are looked through."""
+        """Further callbacks of the same paths: few, so a linear search is enough."""
 
     def __bool__(self) -> bool:
         return bool(self._first or self._others)
@@ -113,7 +113,7 @@ class Watches:
 
 
 class ZooKeeperSession:
-    """One kazoo client. Ephemeral nodes and watches live and die with its ``id``."""
+    """One kazoo client. Ephemeral nodes and watches exist as long as the session of its ``id``."""
 
     def __init__(
         self,
@@ -126,25 +126,25 @@ class ZooKeeperSession:
     ) -> None:
         self.options, self.ttl, self.floor = options, ttl, floor
         self.id = 0
-        """The session's number on the servers; 0 where there is none."""
+        """The session's id on the servers; 0 while there is none."""
         self.up = False
         self.used = False
-        """Whether it was ever connected: before that nothing can have been sent."""
+        """Whether it was ever connected: before that no request can have been sent."""
         self.timeout = 0.0
-        """What the server granted."""
+        """The session timeout that the server granted."""
         self.proven = NEVER
-        """Since when a ttl is certain, by the last write that was answered."""
+        """When the last certain ttl began, by the last answered write."""
         self.clock = (0.0, 0.0)
-        """The servers' wall clock at some moment of ours."""
+        """The servers' wall clock, and the moment on our clock when it showed that."""
         self.refusal = ""
         self.denied = False
-        """Whether the servers did not believe who we are."""
+        """Whether authentication failed."""
         self.holds_nothing = False
-        """Whether it holds nothing, so that any timeout will do."""
+        """Whether the session has no claims, so that any session timeout is enough."""
         self.dead = False
         self.watches = Watches()
         self.successor: dict[int, ZooKeeperSession] = {}
-        """The one that has taken the place of a dead one, under the key 0."""
+        """The session that has replaced this dead one, under the key 0."""
         self.reader = SharedReader(shared=options.tls is None and not tasks)
         self._heartbeat_task = heartbeat_task
         self._heartbeats: deque[float] = deque(maxlen=KEPT_HEARTBEATS)
@@ -155,13 +155,13 @@ class ZooKeeperSession:
         self._log = KazooLog()
         self._client: ZooKeeperClient | None = None
         self._opener: dict[int, object] = {}
-        """Who opens it, under the key 0: one does."""
+        """The call that opens the session, under the key 0: only one does."""
         self._process = os.getpid()
 
     # Opening and ending
 
     def open(self) -> None:
-        """Starts to connect, unless another is at it. Returns at once."""
+        """Starts to connect, unless another call does. Returns at once."""
         me = object()
         try:
             if self._opener.setdefault(0, me) is me:
@@ -181,36 +181,36 @@ class ZooKeeperSession:
             **self.options.client,
         )
         self._client.start_async()
-        if self.dead:  # closed in this moment
+        if self.dead:  # closed at the same time
             end_session(self._client, 0.0)
 
     def close(self, seconds: float) -> None:
-        """Ends the session at once, as far as the server can be reached."""
+        """Ends the session, waiting at most so many seconds for the server."""
         self.dead = True
         client = self._client
         if client is not None:
             end_session(client, seconds)
 
     def forget(self) -> None:
-        """In a forked child, where kazoo's thread is not: not a word to the servers."""
+        """In a forked child, which has no kazoo thread: sends nothing to the servers."""
         if self._client is not None and os.getpid() != self._process:
             close_inherited(self._client)
 
     @property
     def reusable(self) -> bool:
-        """Whether to go on with it: a refusal stays one, anything else that ended starts anew."""
+        """Whether to use it further: a refusal is final, any other dead session is replaced."""
         return bool(self.refusal) or not self.dead
 
     def retire(self) -> None:
-        """Gives up a session that could not be reached for so long that it must be over.
+        """Closes a session that was without connection for so long that it must have expired.
 
-        Servers that have lost their data refuse a client that has seen more than they know.
+        Servers that have lost their data refuse to reconnect a client with a newer state.
         """
         lost = now() - self._last_up
         if not self.up and self.used and lost > max(3 * self.timeout, RETIRE_SECONDS):
             self.close(0.0)
 
-    # What kazoo's thread says
+    # Called by kazoo's thread
 
     def negotiate(self, floor: float) -> float | None:
         self.floor = floor
@@ -222,19 +222,18 @@ class ZooKeeperSession:
 
     @property
     def lag(self) -> float:
-        """How late the leader may hear of a heartbeat: half a tick, taken twice.
+        """How late the leader may receive a heartbeat: half a tick, with a safety factor of two.
 
-        The shortest session is two ticks, unless somebody has set ``minSessionTimeout``, which no
-        server tells. So a tick is taken to be no shorter than the usual one, unless the URL says
-        so."""
+        The shortest session is two ticks, unless ``minSessionTimeout`` is set, which no server
+        shows. So a tick is assumed to be at least the usual one, unless the URL names it."""
         tick = USUAL_TICK_SECONDS if self.options.tick is None else self.options.tick
         return max((self.floor or 0.0) / 2, tick)
 
     def connected(self, began: float, granted: float) -> None:
         client = self._client
         assert client is not None
-        asked = client._session_timeout / 1000
-        if granted < asked - 0.001 and not self.holds_nothing:
+        wanted = client._session_timeout / 1000
+        if granted < wanted - 0.001 and not self.holds_nothing:
             self.refusal = self._describe_too_short(granted)
             end_session(client, 0.0)
         if client._session_id != self.id:
@@ -249,10 +248,10 @@ class ZooKeeperSession:
     def _describe_too_short(self, granted: float) -> str:
         longest = int((granted - self.lag - SLACK_SECONDS) / (1 + 1 / BEATS_PER_TTL))
         enough = f"enough for {longest} s" if longest > 0 else "too short for any ttl"
-        words = f"ZooKeeper's longest session here is {granted:g} s, {enough}"
+        text = f"ZooKeeper's longest session here is {granted:g} s, {enough}"
         if self.options.tick is None and (self.floor or 0.0) < 2 * USUAL_TICK_SECONDS:
-            words += f" with a tick of {USUAL_TICK_SECONDS:g} s; if it is shorter, say so: ?tick="
-        return words
+            text += f" with a tick of {USUAL_TICK_SECONDS:g} s; if it is shorter, add ?tick=SECONDS"
+        return text
 
     def disconnected(self, *, ended: bool) -> None:
         if self.up:
@@ -274,7 +273,7 @@ class ZooKeeperSession:
 
     def _wake(self, callbacks: Iterable[Callback]) -> None:
         for callback in callbacks:
-            with suppress(RuntimeError):  # an event loop that was closed in this moment
+            with suppress(RuntimeError):  # the event loop was closed
                 callback()
 
     def heartbeat(self) -> float | None:
@@ -300,33 +299,33 @@ class ZooKeeperSession:
         try:
             self._heartbeat_task(self, moment)
         except Exception:  # kazoo's thread must go on
-            log.exception("tidying up on %s failed", self.options.display)
+            log.exception("the clean-up of nodes on %s failed", self.options.display)
 
     # Certain time
 
     def since(self, sent: float, number: int) -> float:
-        """When a ttl began that a write proves, which was sent then and has been answered in
-        the session of this number; never, if that has ended since."""
-        heard = self._connected_since
-        for mark in reversed(tuple(self._heartbeats)):  # kazoo's thread adds to them
-            if mark <= sent - self.lag:
-                heard = max(heard, mark)
+        """When the ttl began that is certain by a write, which was sent at ``sent`` and answered in
+        the session with the id ``number``. ``NEVER`` if that session has ended since."""
+        reported = self._connected_since
+        for heartbeat in reversed(tuple(self._heartbeats)):  # kazoo's thread adds to them
+            if heartbeat <= sent - self.lag:
+                reported = max(reported, heartbeat)
                 break
-        certain = min(sent, heard + self.timeout - self.ttl)
-        if self.id != number:  # last, since what was read before may be the next session's
+        certain = min(sent, reported + self.timeout - self.ttl)
+        if self.id != number:  # last: the values read above may be the next session's
             return NEVER
         self.proven = max(self.proven, certain)
         return certain
 
     def proven_since(self, number: int) -> float:
-        """What the last write has proven for the session of this number."""
+        """``proven``, if the session still has the id ``number``; else ``NEVER``."""
         proven = self.proven
         return proven if self.id == number else NEVER
 
     # Requests
 
     def add_connect_callback(self, callback: Callback) -> bool:
-        """Calls the signal once it is connected or dead; false if it is so already."""
+        """Calls back once the session is connected or dead; false if it is so already."""
         self._connect_callbacks[callback] = None
         if self.up or self.dead:
             self._connect_callbacks.pop(callback, None)
@@ -337,7 +336,7 @@ class ZooKeeperSession:
         self._connect_callbacks.pop(callback, None)
 
     def check(self) -> None:
-        """Raises unless requests can be sent now."""
+        """Raises ``Unsupported`` or ``BackendUnavailable`` unless requests can be sent now."""
         if self.refusal:
             raise Unsupported(f"{self.options.display}: a ttl of {self.ttl:g} s: {self.refusal}")
         if self.denied:
@@ -347,13 +346,13 @@ class ZooKeeperSession:
             raise BackendUnavailable(f"{self.options.display} is not connected{trouble}")
 
     def send(self, *requests: Request) -> None:
-        """Puts requests on the wire, back to back. The last one's ``call`` is told the end."""
+        """Sends requests back to back. The last request's ``completion`` ends the wait."""
         client = self._client
         assert client is not None
         submit(client, requests)
 
     def start(self, completion: Completion, *requests: Request) -> None:
-        """Sends requests back to back; ``finish`` waits for them."""
+        """Sends requests back to back; ``finish`` waits for their replies."""
         requests[-1].completion = completion
         try:
             self.send(*requests)
@@ -363,10 +362,10 @@ class ZooKeeperSession:
             raise
 
     async def finish(self, completion: Completion, seconds: float, *requests: Request) -> None:
-        """Waits for all answers of what was started.
+        """Waits for all replies to the requests of ``start``.
 
-        A request that failed keeps its ``error`` where that is an answer; anything else is
-        raised as ``BackendUnavailable``. What was not sent when the time is over never is.
+        An error that is a normal reply (such as a missing node) stays in the request's ``error``;
+        any other error is raised. A request that is not sent by the deadline is never sent.
         """
         answered = False
         try:
@@ -401,9 +400,9 @@ class ZooKeeperSession:
 
     def _failure(self, error: Exception) -> Exception:
         where = self.options.display
-        # Not worth another try, unlike servers that can't be reached.
+        # Final, unlike the loss of a connection.
         if isinstance(error, NoAuthError):
-            return Unsupported(f"{where} does not let us: these nodes are another user's")
+            return Unsupported(f"{where} denies access: these nodes are another user's")
         if isinstance(error, AuthFailedError):
             return Unsupported(f"{where} refuses our user and password")
         trouble = self._log.trouble or type(error).__name__
@@ -415,7 +414,7 @@ class ZooKeeperSession:
         self._wake(self.watches.of(path))
 
     def watch(self, path: str, callback: Callback) -> None:
-        """Calls the signal at every event of this node, and when the connection breaks."""
+        """Calls back at every event of this node, and when the connection breaks."""
         self.watches.add(path, callback)
 
     def unwatch(self, path: str, callback: Callback) -> None:
@@ -423,4 +422,4 @@ class ZooKeeperSession:
 
 
 HeartbeatTask = Callable[[ZooKeeperSession, float], None]
-"""What is done on kazoo's thread at every heartbeat: it must not wait for anything."""
+"""Runs on kazoo's thread at every heartbeat; must not block."""

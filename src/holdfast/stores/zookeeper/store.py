@@ -1,8 +1,9 @@
-"""What all backends of one ZooKeeper client share: its sessions, and its own nodes in every line.
+"""What all backends of one ZooKeeper client share: its sessions, and its claims in the queues.
 
-ZooKeeper forgets a node when its session ends, not when it is no longer renewed. So that a hold
-ends with its ttl all the same, the store remembers what its process has in the lines, and the
-session's thread deletes at every heartbeat what nobody renews, refreshes or comes for.
+ZooKeeper deletes a node when its session ends, not when a hold is no longer renewed. A hold must
+still end with its ttl. So the store keeps a table of the claims of its process, and at every
+heartbeat the session's thread deletes the nodes of claims that are not renewed or refreshed, or
+whose owner does not take the lock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ZooKeeperStore"]
 
 SERVICE_TTL = 10
-"""The ttl of the session that only looks: it holds nothing."""
+"""The ttl of the session that holds nothing and only reads."""
 
 
 class ZooKeeperStore:
@@ -60,17 +61,17 @@ class ZooKeeperStore:
         self.entries: dict[str, ZooKeeperEntry] = {}
         self.records_purged = -math.inf
         self.parent = lru_cache(maxsize=1024)(self._parent)
-        """The node whose children are the line of a name."""
+        """The path of the node whose children are the queue of a name."""
         self.pending_deletes = PendingDeletes(self.parent)
         self._users: set[int] = set()
-        """Which backends are open: the last one to leave ends the sessions."""
+        """The open backends: when the last one is closed, the sessions end."""
         self._has_tasks = False
 
     def backend(self, runtime: Runtime) -> ZooKeeperBackend:
         from holdfast.stores.zookeeper.backend import ZooKeeperBackend
 
         if not runtime.blocking:
-            self._has_tasks = True  # which don't read: kazoo's thread does, for all
+            self._has_tasks = True  # tasks don't read the socket: kazoo's thread does, for all
             for session in list(self.sessions.values()):
                 session.reader.shared = False
         backend = ZooKeeperBackend(self, runtime)
@@ -78,7 +79,7 @@ class ZooKeeperStore:
         return backend
 
     def remove_backend(self, backend: ZooKeeperBackend) -> list[ZooKeeperSession]:
-        """A backend is closed; the last one gets the sessions to end."""
+        """Notes that a backend is closed. Returns the sessions to end if it was the last one."""
         self._users.discard(id(backend))
         sessions: list[ZooKeeperSession] = []
         while self.sessions and not self._users:
@@ -89,7 +90,7 @@ class ZooKeeperStore:
         return sessions
 
     def forget(self) -> None:
-        """In a forked child. kazoo's clients are dropped without a word: they hang there."""
+        """In a forked child: drops kazoo's clients without closing them, which would hang there."""
         for session in self.sessions.values():
             session.forget()
         self.sessions = {}
@@ -97,14 +98,15 @@ class ZooKeeperStore:
         self.pending_deletes = PendingDeletes(self.parent)
 
     def session(self, key: int) -> ZooKeeperSession:
-        """The session for a ttl of so many seconds, opened if need be; 0 for one to look with."""
+        """The session for ttls of ``key`` seconds, opened if needed; 0 for the read-only one.
+        Raises ``BackendUnavailable`` if the store was closed."""
         session = self.sessions.get(key)
         if session is None or not session.reusable:
             self._check_open()
-            # No mutex: a signal's handler may come at any point, and want a session itself.
+            # No mutex: a signal handler may run at any line and need a session itself.
             session = self._new_session(key, session)
             try:
-                self._check_open()  # once more: the last one to leave may not have seen it
+                self._check_open()  # again: the last backend may have closed before it was there
             except BackendUnavailable:
                 self.sessions.pop(key, None)
                 raise
@@ -116,7 +118,7 @@ class ZooKeeperStore:
             raise BackendUnavailable(f"{self.display} was closed")
 
     def _new_session(self, key: int, dead: ZooKeeperSession | None) -> ZooKeeperSession:
-        """A session instead of none, or of a dead one: the same for all who want one."""
+        """A new session in place of none or of a dead one: the same one for concurrent callers."""
         floors = [s.floor for s in list(self.sessions.values()) if s.floor is not None]
         floor = floors[0] if floors else None
         made = ZooKeeperSession(
@@ -135,18 +137,18 @@ class ZooKeeperStore:
         return f"{self.root}/locks/{encode_name(name)}"
 
     def entry(self, claim: Claim, now: float) -> ZooKeeperEntry:
-        """What is known of a claim, made if it is new."""
+        """The entry of a claim; created for a new claim."""
         entry = self.entries.get(claim.owner)
         if entry is None:
             entry = ZooKeeperEntry(claim, math.ceil(claim.ttl), now)
             entry = self.entries.setdefault(claim.owner, entry)
         return entry
 
-    # On the session's own thread
+    # On the session's thread
 
     def clean_up(self, session: ZooKeeperSession, now: float) -> None:
-        """Deletes what nobody keeps, and who does not come although it is its turn."""
-        # There may be many, at every heartbeat: no tuple for each, no call for those that are kept.
+        """Ends nodes that are not kept, and admitted nodes of absent owners; retries deletes."""
+        # Runs for every entry at every heartbeat: no tuples, and no calls for nodes that are kept.
         for entry in list(self.entries.values()):
             node = entry.node
             if node is None or node.session != session.id:
@@ -165,17 +167,17 @@ class ZooKeeperStore:
     def _end_unkept(
         self, entry: ZooKeeperEntry, node: ClaimNode, now: float, *, admitted: bool = False
     ) -> PendingDelete | None:
-        """Ends a node that nobody keeps or comes for."""
+        """Ends a node that is not kept. Returns the pending delete, or ``None`` if it is kept."""
         if not node.end(lambda state: entry.is_kept(state, now, admitted=admitted)):
             return None
         if entry.wake_signal is not None:
-            entry.wake_signal.set()  # should somebody wait for it after all
+            entry.wake_signal.set()  # in case its owner waits after all
         return self.pending_deletes.add(PendingDelete(entry.key, entry.claim, 0.0, node.path))
 
     def _end_absent(
         self, session: ZooKeeperSession, entry: ZooKeeperEntry, node: ClaimNode
     ) -> None:
-        """Takes its place from one that does not come, if it is its turn."""
+        """Ends the node of an absent owner, if the queue admits it."""
         parent = self.parent(entry.claim.name)
 
         def answered(request: Any) -> None:

@@ -1,4 +1,4 @@
-"""How a ``zookeeper://`` URL is read: hosts, path, credentials, TLS."""
+"""Reads a ``zookeeper://`` URL: hosts, path, credentials, TLS."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KNOWN = (
 
 
 def read_options(url: Url, settings: Settings) -> ZooKeeperOptions:
-    """Raises ``ValueError`` for what can't be meant."""
+    """The options of a URL. Raises ``ValueError`` for values that make no sense."""
     url.refuse_unknown(*_KNOWN)
     if not url.hosts:
         raise ValueError("zookeeper:// names no server: zookeeper://host1,host2,host3/path")
@@ -46,7 +46,7 @@ def read_options(url: Url, settings: Settings) -> ZooKeeperOptions:
 
 
 def _tick(url: Url) -> float | None:
-    """The servers' ``tickTime``, which their own file has in milliseconds."""
+    """The servers' ``tickTime`` in seconds. (Their configuration has it in milliseconds.)"""
     tick = url.number("tick", 0.0)
     if tick > LONGEST_TICK_SECONDS:
         raise ValueError(f"tick={tick:g}: the servers' tickTime in seconds, such as 2 or 0.5")
@@ -59,7 +59,7 @@ def _host(name: str, port: int | None, tls: bool) -> str:
 
 
 def _tls(url: Url) -> ssl.SSLContext | None:
-    """What to trust and what to show; files are read now, so that a wrong one is told now."""
+    """The TLS settings, or ``None`` without TLS. Reads the files now, so that errors show now."""
     files = {key: url.options[key] for key in ("ca", "cert", "key") if key in url.options}
     if not url.flag("tls", default=bool(files)):
         if files:
@@ -81,7 +81,7 @@ def _tls(url: Url) -> ssl.SSLContext | None:
 
 
 def _access(url: Url) -> tuple[dict[str, Any], tuple[ACL, ...]]:
-    """What kazoo shows to the server, and who may touch our nodes."""
+    """The credentials for kazoo, and the access list of our nodes."""
     username = url.username or os.environ.get(USERNAME)
     password = url.password if url.password is not None else os.environ.get(PASSWORD, "")
     how = url.options.get("auth", "digest" if username else "none")
@@ -108,6 +108,6 @@ def _sasl(url: Url, username: str | None, password: str) -> tuple[dict[str, Any]
     if username:
         options |= {"username": username, "password": password}
         acl = make_acl("sasl", username, all=True)
-    else:  # a ticket: the server knows best who we are
+    else:  # a Kerberos ticket: the server derives the user
         acl = make_acl("auth", "", all=True)
     return {"sasl_options": options}, (acl,)

@@ -1,8 +1,8 @@
-"""Waiting: one watch on the node in front, and the look that follows its end.
+"""How a wait ends: a watch on the node ahead, then a listing that is fetched at once.
 
-Nothing here makes the waiting thread or task stir before there is an answer: the watch is set
-without waiting for it, and when it fires, whoever reads that sends the look by which the next
-attempt decides.
+The waiting thread or task sleeps until the listing is there. It does not wait for the reply that
+sets the watch. When the watch fires, the thread that reads the event sends the request for the
+listing; the next attempt decides by it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from holdfast.stores.zookeeper.session import ZooKeeperSession
 __all__ = ["ListingPrefetch", "PrefetchedListing", "WaitEnd"]
 
 PREVIEW_SECONDS = 1.0
-"""An older look is not worth much: it is sent again."""
+"""An older prefetched listing is not used: the attempt reads the queue again."""
 
 
 class PrefetchedListing(NamedTuple):
-    """A look that was sent as soon as the one in front had gone."""
+    """A listing of the queue that was requested when the node ahead had gone."""
 
     sent: float
     session: int
@@ -36,8 +36,7 @@ class PrefetchedListing(NamedTuple):
 
 
 class WaitEnd:
-    """Ends a wait. From then on somebody ought to come: how long that may take counts from here,
-    also where its thread or its loop is busy with something else."""
+    """Wakes the waiter and starts its grace period, even if its thread or event loop is busy."""
 
     __slots__ = ("_presence", "_wake_signal", "now")
 
@@ -52,8 +51,8 @@ class WaitEnd:
 
 
 class ListingPrefetch:
-    """What is sent as soon as the one in front has gone, by whoever reads that. It is made before:
-    then there are others to wait for."""
+    """Requests the listing when the node ahead has gone, on the thread that reads the event. The
+    requests are built before the wait: when the watch fires, time counts."""
 
     __slots__ = ("_listing", "_node", "_sent", "_session", "_sync", "_wait_end")
 
@@ -72,12 +71,13 @@ class ListingPrefetch:
             self._session.send(self._sync, self._listing)
 
     def if_watch_failed(self, request: Request) -> None:
-        """The watch could not be set: what it would have told has happened already."""
+        """Called with the reply that sets the watch. On failure the node ahead has gone already."""
         if request.error is not None:
             self.send()
 
-    def if_free(self, request: Request) -> None:
-        """The first in line for slots watches all that hold, and looks whether it fits by now."""
+    def if_admitted(self, request: Request) -> None:
+        """Called with the listing that sets the watch on a whole queue, for the first waiter for
+        slots. Ends the wait if the claim is admitted by now, or has no node."""
         try:
             queue = NodeQueue(request.value or (), "")
         except Incompatible:
@@ -88,6 +88,6 @@ class ListingPrefetch:
             self._wait_end.set()
 
     def _listed(self, request: Request) -> None:
-        if self._sync.error is None:  # else the listing may be an old one
+        if self._sync.error is None:  # else the listing may be stale
             self._node.prefetched = PrefetchedListing(self._sent, self._session.id, self._listing)
         self._wait_end.set()

@@ -1,1 +1,1 @@
-"""The ZooKeeper client: packets and connection of our own, around kazoo's session."""
+"""The ZooKeeper client: our own packets, sending and reading, around kazoo's session."""

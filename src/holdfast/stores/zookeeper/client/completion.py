@@ -1,4 +1,4 @@
-"""Who waits for the answers of ZooKeeper: a thread, or a task."""
+"""How a thread or a task waits for the last reply of a pipeline, or for an event."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ LONGEST_WAIT_SECONDS = 3600.0
 
 
 class CompletionReader(Protocol):
-    """Where threads wait: one of them may read for all."""
+    """The reader of a connection, which threads wait with: one of them may read for all."""
 
     def wait(self, completion: BlockingCompletion, seconds: float) -> bool: ...
 
 
 class Completion(Protocol):
-    """One who waits for the last answer of a pipeline."""
+    """A thread or task that waits for the last reply of a pipeline."""
 
     def done(self) -> None:
-        """From whichever thread has read the answer."""
+        """Called by the thread that has read the reply."""
         ...
 
     async def wait(self, seconds: float, reader: CompletionReader) -> bool: ...
 
 
 class WakeSignal(Protocol):
-    """What ends a wait for word of an event, from any thread."""
+    """Ends a wait for an event, from any thread."""
 
     def set(self) -> None: ...
     def is_set(self) -> bool: ...
 
 
 class BlockingCompletion:
-    """A thread that waits, for an answer or for word of an event. Used once."""
+    """A thread that waits for a reply or for an event. Used once."""
 
     __slots__ = ("_lock", "answered", "interrupt")
 
@@ -45,7 +45,7 @@ class BlockingCompletion:
         self._lock: threading.Lock | None = None
         self.answered = False
         self.interrupt: Callable[[], None] | None = None
-        """What ends its wait at the socket, while it may be there."""
+        """Interrupts the thread's poll of the socket; set while it may poll."""
 
     def done(self) -> None:
         self.answered = True
@@ -53,7 +53,7 @@ class BlockingCompletion:
         if interrupt is not None:
             interrupt()
         if lock is not None:
-            with suppress(RuntimeError):  # it was told already
+            with suppress(RuntimeError):  # released already
                 lock.release()
 
     set = done
@@ -62,10 +62,10 @@ class BlockingCompletion:
         return self.answered
 
     def wait_for_reader(self, seconds: float) -> bool:
-        """Leaves the reading to others."""
+        """Waits while another thread reads. Returns whether the reply is there."""
         lock = threading.Lock()
         lock.acquire()
-        self._lock = lock  # before the look: who answers from here on releases it
+        self._lock = lock  # before the check: from here on ``done`` releases it
         if not self.answered:
             lock.acquire(timeout=max(0.0, min(seconds, LONGEST_WAIT_SECONDS)))
         return self.answered
@@ -75,7 +75,7 @@ class BlockingCompletion:
 
 
 class AsyncCompletion:
-    """A task that waits."""
+    """A task that waits for a reply."""
 
     __slots__ = ("_future", "_loop")
 
@@ -84,7 +84,7 @@ class AsyncCompletion:
         self._future: asyncio.Future[bool] = self._loop.create_future()
 
     def done(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so no task waits
             self._loop.call_soon_threadsafe(self._finish, True)
 
     def _finish(self, answered: bool) -> None:

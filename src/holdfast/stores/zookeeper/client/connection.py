@@ -1,7 +1,8 @@
-"""kazoo's connection, with its sending, its reading and its handshake made ours.
+"""kazoo's client and connection, with our own sending, reading and handshake.
 
-Every thread sends its own requests, behind those that wait already. kazoo would have them sent by
-its thread, which costs two more system calls and a change of threads each time.
+kazoo keeps the session: it connects, reconnects and authenticates on a thread of its own. Every
+thread of ours sends its own requests, behind those already queued. With kazoo's own way its thread
+would send them, which costs two more system calls and a thread switch per request.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ __all__ = [
 
 MOST_XID = 2**31 - 1
 MOST_FRAME_BYTES = 64 * 2**20
-"""What one answer may have at the most: a listing of very many names."""
+"""The largest reply that is accepted: a listing of very many names."""
 LEAST_ANSWER_BYTES = 16
-"""The head of an answer."""
+"""The header of a reply."""
 _DAMAGED = (struct.error, LookupError, RuntimeError, TypeError, ValueError)
-"""What kazoo makes of bytes that no ZooKeeper sends."""
+"""What kazoo raises for data that no ZooKeeper server sends."""
 _ENDED = (KeeperState.AUTH_FAILED, KeeperState.CLOSED, KeeperState.EXPIRED_SESSION)
 _HEAD = struct.Struct("!iii")
 _ANSWER = struct.Struct("!iiqi")
@@ -49,20 +50,20 @@ _PING = _HEAD.pack(8, PING_XID, Ping.type)
 
 @contextmanager
 def _dropped_if_damaged() -> Iterator[None]:
-    """Ends the connection, and not the thread, for an answer that makes no sense."""
+    """Makes a damaged reply end the connection instead of kazoo's thread."""
     try:
         yield
     except _DAMAGED as error:
-        raise ConnectionDropped(f"an answer that is not ZooKeeper's ({error})") from None
+        raise ConnectionDropped(f"a reply that is not ZooKeeper's ({error})") from None
 
 
 def _of_socket(error: BaseException) -> bool:
-    """Whether it is the socket's own error, not an interrupt nor an alarm's."""
+    """Whether the socket failed, rather than an interrupt or an alarm was raised."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connection, which also learns what sessions the server allows."""
+    """kazoo's connection; also finds out which session timeouts the server allows."""
 
     _xid: int
     _socket: Any
@@ -75,9 +76,10 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
         self.reader.read, self.reader.wake_kazoo = self.read, self.wake
         self._sending = threading.RLock()
         self._open = False
-        """Whether any thread may send: hands were shaken, and nobody was told of a loss yet."""
+        """Whether any thread may send: from the end of the handshake to the loss of the
+        connection."""
         self._unsent = bytearray()
-        """What the socket did not take at once."""
+        """Data that the socket did not accept at once."""
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         floor = self._listener.floor
@@ -99,8 +101,8 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
     # Sending
 
     def send(self, requests: Sequence[Request]) -> bool:
-        """Sends requests from any thread; false, and nothing done, if others must be sent before
-        them, or kazoo's thread must send them."""
+        """Sends requests from any thread. False if nothing was sent, because others must be sent
+        first or kazoo's thread must send them."""
         sending = self._sending
         if is_held_by_this_thread(sending):
             self._abort()
@@ -111,9 +113,9 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
             sock = self._socket
             try:
                 data, pending = self._pack(requests)
-                if self._sending is not sending:  # a signal's handler has ended the connection
+                if self._sending is not sending:  # a signal handler has ended the connection
                     for request in requests:
-                        request.set_exception(ConnectionDropped("a signal came as it was sent"))
+                        request.set_exception(ConnectionDropped("a signal interrupted the sending"))
                     return True
                 self.client._pending.extend(pending)
                 sent = sock.send_now(data)
@@ -127,8 +129,8 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
             return True
 
     def _abort(self) -> None:
-        """In a signal's handler: its thread was sending, and goes on only after it. There is no
-        telling how far it has come."""
+        """In a signal handler whose own thread was sending and continues only after it: ends the
+        connection, since it is unknown how much was sent."""
         self._open, self._sending = False, threading.RLock()
         sock = self._socket
         if sock is not None:
@@ -136,7 +138,7 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
         self.wake()
 
     def flush(self) -> bool:
-        """Sends all that waits, from any thread; false if that is left to kazoo's thread."""
+        """Sends all queued requests, from any thread; false if that is left to kazoo's thread."""
         if is_held_by_this_thread(self._sending) or self._may_be_interrupted():
             return False
         with self._sending:
@@ -150,39 +152,38 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
             return not self._unsent
 
     def _may_be_interrupted(self) -> bool:
-        """Whether a signal's handler may use this connection in the middle of the caller's work:
-        signals are handled in the main thread, and no handler can await what asyncio's client
-        does."""
+        """Whether a signal handler may use this connection while the caller does: handlers run in
+        the main thread, and a handler can't await requests of the asyncio client."""
         return self.reader.shared and threading.current_thread() is threading.main_thread()
 
     def shut(self) -> None:
-        """Nobody sends from here on: those whose answers are pending are about to be told."""
+        """Stops the sending by other threads. kazoo's thread then fails the pending requests."""
         with self._sending:
             self._open = False
         self.reader.detach()
 
     def wake(self) -> None:
-        """Makes kazoo's thread look what there is to do."""
+        """Wakes kazoo's thread."""
         pair = self._write_sock
         if pair is not None:
-            with suppress(OSError):  # it has been called often enough; or closed in this moment
+            with suppress(OSError):  # full of wake-ups already, or closed just now
                 pair.send(b"\0")
 
     def _send(self) -> None:
-        """Sends what waits, as far as the socket takes it."""
+        """Sends queued requests, as far as the socket accepts them."""
         try:
             self._pack_all()
             if self._unsent:
                 del self._unsent[: self._socket.send_now(self._unsent)]
         except BaseException:
-            # There is no telling any more which answers will come. kazoo's thread finds the end
-            # of the connection, and tells all who wait for one.
+            # It is unknown which replies will arrive. kazoo's thread finds the connection closed,
+            # and fails all pending requests.
             self._socket.shut()
             raise
 
     def _pack(self, requests: Sequence[Request]) -> tuple[bytes, list[tuple[Any, Any, int]]]:
-        """Requests as they are sent, and what is pending from before that: should it fail, all of
-        them are told so."""
+        """The bytes of requests, and their records for the pending list. These are added before the
+        sending: if it fails, all of them are failed."""
         pending, xid, data = [], self._xid, b""
         for request in requests:
             xid = (xid % MOST_XID) + 1
@@ -219,7 +220,7 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
         self._send_all()
 
     def _send_all(self) -> None:
-        """Waits for the socket where it must; others leave theirs to this meanwhile."""
+        """Sends all, waiting for the socket if needed; other threads queue their requests."""
         deadline = now() + SEND_SECONDS
         while True:
             with self._sending:
@@ -231,21 +232,21 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
     # Reading
 
     def read(self) -> bool:
-        """Takes in all answers that have arrived; false if there is something else, for kazoo.
+        """Processes all replies that have arrived; false if there is something left for kazoo.
 
-        kazoo's own way around its loop, once for each answer, costs more than the answers do.
+        kazoo's own loop, once per reply, costs more than the replies.
         """
         sock = self._socket
         if sock.unread:
             return False  # the rest of something long
         data = sock.take()
         if not data:
-            return data is None  # somebody else has read it; or else it is the end
+            return data is None  # another thread has read it; empty is the end
         at, size = 0, len(data)
         while at + _ANSWER.size <= size and not sock.over:
             length, xid, zxid, code = _ANSWER.unpack_from(data, at)
             if not LEAST_ANSWER_BYTES <= length <= MOST_FRAME_BYTES:
-                raise ConnectionAbortedError(0, f"an answer of {length} bytes")
+                raise ConnectionAbortedError(0, f"a reply of {length} bytes")
             end = at + length + 4
             if end > size or not self._dispatch(
                 sock, xid, zxid, code, data[at + _ANSWER.size : end]
@@ -266,14 +267,14 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
         except IndexError:
             return False
         request, answer, expected = first
-        # A signal's handler may have ended the connection: what is pending then is of the next.
+        # If a signal handler has ended the connection, the pending list is that of the next one.
         if sock.over or request is not answer or xid != expected:
             return False
         if zxid > 0:
             client.last_zxid = zxid
         request.complete(code, body)
-        # Last: should an interrupt end the connection before, it is told so with the others.
-        with suppress(ValueError):  # a signal's handler has done so, and it was told
+        # Last: if an interrupt ends the connection before, this request is failed like the others.
+        with suppress(ValueError):  # a signal handler has ended the connection and removed it
             client._pending.remove(first)
         return True
 
@@ -290,7 +291,7 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
         return True
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
-        # Told to the listener, which knows who watches what: kazoo keeps no watches of ours.
+        # For the listener, which has our watches: kazoo keeps none of them.
         _, _, length = _HEAD.unpack_from(buffer, offset)
         offset += _HEAD.size
         if not self.client._stopped.is_set():
@@ -305,11 +306,11 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
         try:
             super().zk_loop()
         finally:
-            self.close()  # whoever said goodbye may not have waited for it
+            self.close()  # the caller of end_session may not have waited for it
             self.reader.close()
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        # A server that hangs may still be connected to: the handshake has its own, short time.
+        # A server that hangs may still accept connections: the handshake has a short time limit.
         with _dropped_if_damaged():
             return super()._invoke(min(timeout, self.handler.connect_seconds), request, xid)
 
@@ -318,10 +319,10 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
             return super()._read_socket(read_timeout)
 
     def _read(self, length: int, timeout: float) -> bytes:
-        """Reads so many bytes, in so many seconds altogether: kazoo would allow them for every
-        byte of a server that sends one at a time, and take in whatever length is announced."""
+        """Reads so many bytes within the timeout. kazoo would restart the timeout with every byte
+        of a server that sends one at a time, and accept any announced length."""
         if not 0 <= length <= MOST_FRAME_BYTES:
-            raise ConnectionDropped(f"an answer of {length} bytes")
+            raise ConnectionDropped(f"a reply of {length} bytes")
         data, deadline = bytearray(), now() + timeout
         with self._socket_error_handling():
             while len(data) < length:
@@ -336,9 +337,9 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
         return bytes(data)
 
     def _shortest_session(self, host: str, hostip: str, port: int) -> float:
-        """Asks a server for a session of a millisecond, and gives it back.
+        """Requests a session of one millisecond and closes it; the server grants its minimum.
 
-        The answer is two ticks unless somebody has set it; ZooKeeper has no other way to ask.
+        That is two ticks unless ``minSessionTimeout`` is set. There is no other way to find out.
         """
         client = self.client
         with self._socket_error_handling():
@@ -355,7 +356,7 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
 
 
 class KazooLog:
-    """kazoo's log. It would show credentials at its lowest level; we keep the last trouble."""
+    """kazoo's log: only keeps the last warning. kazoo logs credentials at its lowest level."""
 
     def __init__(self) -> None:
         self.trouble = ""
@@ -375,7 +376,7 @@ class KazooLog:
 
 
 class ZooKeeperClient(KazooClient):  # type: ignore[misc]
-    """kazoo's client, on our connection."""
+    """kazoo's client, with our connection."""
 
     _connection: ZooKeeperConnection
 
@@ -388,7 +389,7 @@ class ZooKeeperClient(KazooClient):  # type: ignore[misc]
 def make_client(
     listener: SessionListener, handler: KazooHandler, log: KazooLog, **options: Any
 ) -> ZooKeeperClient:
-    """A client that has not connected yet."""
+    """Makes a client, which is not connected yet."""
     sasl = options.pop("sasl_options", None)
     retry = {"max_tries": -1, "delay": 0.05, "max_delay": 1.0, "sleep_func": handler.sleep_func}
     client = ZooKeeperClient(handler=handler, logger=log, connection_retry=retry, **options)
@@ -406,14 +407,14 @@ def _report_state(listener: SessionListener, state: str) -> None:
 
 
 def submit(client: ZooKeeperClient, requests: Sequence[Any]) -> None:
-    """Sends requests, or hands them to kazoo's thread, which is woken once for all of them."""
+    """Sends requests, or queues them for kazoo's thread, which is woken once for all of them."""
     connection = client._connection
     if connection.send(requests):
         return
     wake = connection._write_sock
     if client._state in _ENDED or wake is None:
         for request in requests:
-            client._call(request, request)  # tells it why not
+            client._call(request, request)  # fails it with the reason
         return
     client._queue.extend([(request, request) for request in requests])
     if connection.flush():
@@ -421,14 +422,14 @@ def submit(client: ZooKeeperClient, requests: Sequence[Any]) -> None:
     try:
         wake.send(b"\0")
     except BlockingIOError:
-        pass  # it has been called often enough
+        pass  # full of wake-ups already
     except OSError:
         for request in requests:
             request.set_exception(ConnectionClosedError("the connection was closed"))
 
 
 def end_session(client: ZooKeeperClient, seconds: float) -> None:
-    """Ends the session, and with it all its nodes; waits no longer than that.
+    """Ends the session and with it all its nodes, waiting at most so many seconds.
 
     kazoo's own ``stop`` may wait for ten seconds and more while it is not connected.
     """
@@ -436,14 +437,14 @@ def end_session(client: ZooKeeperClient, seconds: float) -> None:
         return
     connection = client._connection
     client._stopped.set()
-    connection.reader.shared = False  # the last answer is kazoo's
+    connection.reader.shared = False  # kazoo reads the last reply
     client._queue.append((CloseInstance, None))
     connection.wake()
     connection.connection_stopped.wait(seconds)
 
 
 def close_inherited(client: ZooKeeperClient) -> None:
-    """In a forked child: closes the handles that it inherited, which the parent keeps."""
+    """In a forked child: closes the inherited descriptors; the parent keeps its own."""
     connection = client._connection
     for sock in (connection._socket, connection._read_sock, connection._write_sock):
         if sock is not None:

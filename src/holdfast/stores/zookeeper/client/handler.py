@@ -1,9 +1,8 @@
-"""What kazoo's thread waits with and reads through: one system call where it makes five.
+"""The handler that kazoo's thread uses for sockets and waiting: one system call instead of five.
 
-kazoo takes its sockets and its waiting from a handler. Its own makes a new selector for every
-wait and runs callbacks on two more threads. In this one callbacks run where they arise, and the
-thread's idle moments are ours: the session's heartbeat runs there. It reads what no other thread
-reads: see ``zookeeper_reader``.
+kazoo's own handler makes a new selector for every wait and runs callbacks on two more threads. Here
+callbacks run on the thread where they occur, and the session's heartbeat runs while kazoo's thread
+is idle. That thread reads what no other thread reads: see ``reader``.
 """
 
 from __future__ import annotations
@@ -27,42 +26,43 @@ __all__ = ["KazooHandler", "SessionListener"]
 CHUNK_BYTES = 65_536
 SEND_SECONDS = 5.0
 LEAST_YIELD_SECONDS = 0.01
-"""For another thread to read what has arrived."""
+"""Shortest time that is left to another thread to read the data that has arrived."""
 _LENGTH = struct.Struct("!i")
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class SessionListener(Protocol):
-    """What a session hears from kazoo's thread."""
+    """What kazoo's thread reports to a session."""
 
     floor: float | None
-    """The server's shortest session in seconds, once it was asked for."""
+    """The server's shortest session in seconds, once known."""
 
     def negotiate(self, floor: float) -> float | None:
-        """Hears the shortest session; answers the one to ask for, or ``None`` to give up."""
+        """Receives the server's shortest session; returns the session timeout to request, or
+        ``None`` to give up."""
         ...
 
     def connected(self, began: float, granted: float) -> None: ...
     def disconnected(self, *, ended: bool) -> None: ...
 
     def node_changed(self, path: str) -> None:
-        """Something that was watched for; from whichever thread reads."""
+        """A watch has fired; called by the thread that reads."""
         ...
 
     def heartbeat(self) -> float | None:
-        """Seconds until it wants to be called again; ``None`` if an answer is long overdue."""
+        """Seconds until the next call; ``None`` if the reply to a heartbeat is long overdue."""
         ...
 
 
 class BufferedSocket:
-    """kazoo's socket, read through a buffer: one system call for all that has arrived."""
+    """kazoo's socket with a read buffer: one system call reads all data that has arrived."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
         self.unread = b""
-        """What has arrived and is left to kazoo, which reads in small pieces."""
+        """Data that has arrived and is left to kazoo, which reads in small pieces."""
         self.over = False
-        """Whether we have ended it."""
+        """Whether we have shut down the connection."""
         self._tls_pending: Callable[[], int] | None = getattr(sock, "pending", None)
         self.setblocking, self.fileno = sock.setblocking, sock.fileno
         self.close, self.getpeername = sock.close, sock.getpeername
@@ -71,7 +71,7 @@ class BufferedSocket:
         return len(self.unread) or (self._tls_pending() if self._tls_pending is not None else 0)
 
     def take(self) -> bytes | None:
-        """All that has arrived, once what was left is read; ``None`` for nothing."""
+        """All data that has arrived; ``None`` if there is none, empty at the end."""
         if self.over:
             return b""
         try:
@@ -97,31 +97,31 @@ class BufferedSocket:
             self.wait(deadline)
 
     def send_now(self, data: bytes | bytearray) -> int:
-        """Sends as much as it can without waiting."""
+        """Sends as much as possible without waiting."""
         try:
             return int(self._sock.send(data))
         except _WOULD_BLOCK:
             return 0
 
     def wait(self, deadline: float) -> None:
-        """Until more can be sent."""
+        """Waits until more can be sent."""
         left = deadline - now()
         if left <= 0:
             raise TimeoutError("the server takes no more requests")
         utils.selector_select([self._sock], [self._sock], [], min(left, 0.1))
 
     def shut(self) -> None:
-        """Ends the connection: whoever reads finds out, whatever has still arrived."""
+        """Ends the connection: the reader finds its end, and unread data is dropped."""
         self.over, self.unread = True, b""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
 
 class WakeupSocket:
-    """The end of kazoo's wake-up pair that its thread reads.
+    """The end of kazoo's wake-up pair that kazoo's thread reads.
 
-    kazoo counts its bytes, and would hang for one that an interrupt has kept from being
-    written. Here they are only calls: what there is to send is what is in the queue.
+    kazoo expects one byte per request, and would block for a byte that an interrupt has kept from
+    being written. Here the bytes only wake the thread: the queue has the requests to send.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -136,7 +136,7 @@ class WakeupSocket:
 
 
 class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Callbacks run where they arise; waiting costs one system call."""
+    """Runs callbacks on the thread where they occur; a wait is one system call."""
 
     def __init__(
         self, connect_seconds: float, tls: ssl.SSLContext | None, reader: SharedReader
@@ -144,7 +144,7 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
         super().__init__()
         self.listener: SessionListener | None = None
         self.queue: Callable[[], Sized] = tuple
-        """What kazoo has still to send."""
+        """The requests that kazoo must still send."""
         self.reader = reader
         self.connect_seconds, self._tls = connect_seconds, tls
         self.any_thread_sends = tls is None
@@ -168,7 +168,7 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_connection(
         self, address: tuple[str, int], hostname: str = "", timeout: float = 0.0, **_: Any
     ) -> BufferedSocket:
-        # kazoo allows a silent host the whole session: the others would never be tried.
+        # kazoo waits for a silent host for the whole session: no other host would be tried.
         seconds = min(timeout or self.connect_seconds, self.connect_seconds)
         sock = socket.create_connection(address, seconds)
         try:
@@ -184,19 +184,19 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
         if wlist:
-            return [], wlist, []  # a wire waits by itself when it has to
+            return [], wlist, []  # the socket itself waits if needed
         sock = rlist[0]
         if len(rlist) == 1 or self.listener is None:
             return (rlist if sock.pending() else self._wait(rlist, timeout)), [], []
         if sock.pending() and self.reader.acquire():
-            return [sock], [], []  # the rest of what it has begun to read: nobody comes in between
+            return [sock], [], []  # kazoo has begun to read this: no other thread may
         self.reader.release()
         if self.queue():
             return rlist[1:], [], []  # the rest of a pipeline
         return self._idle(rlist, timeout), [], []
 
     def _idle(self, sources: list[Any], timeout: float | None) -> list[Any]:
-        """kazoo's idle moment: neither an answer nor a request."""
+        """Waits while there is neither a reply nor a request, and runs heartbeats."""
         assert self.listener is not None
         deadline = None if timeout is None else now() + timeout
         while True:
@@ -213,7 +213,7 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 return []
 
     def _wait_for_input(self, sources: list[Any], seconds: float) -> list[Any]:
-        """What is left to kazoo, within so many seconds or sooner."""
+        """The sources with input for kazoo, waiting at most so many seconds."""
         reader = self.reader
         if reader.yields():
             ready = self._wait(sources[1:], min(max(seconds, LEAST_YIELD_SECONDS), YIELD_SECONDS))
@@ -229,8 +229,8 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
         return ready[1:]
 
     def _is_silent(self, sources: list[Any]) -> bool:
-        """Whether there is no answer even now. A process that was stopped finds its answers in the
-        socket, or with somebody who has just read them."""
+        """Whether the overdue reply is really missing. A process that was stopped may find it in
+        the socket, or another thread may have just read it."""
         if self._wait(sources[:1], 0.0):
             return False
         self.reader.wait_until_idle()

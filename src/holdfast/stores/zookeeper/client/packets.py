@@ -1,7 +1,7 @@
-"""ZooKeeper's requests, packed by whoever asks and unpacked without detours.
+"""ZooKeeper's requests and replies, packed and unpacked without kazoo's serialization.
 
-An ``Ask`` is both the request and the place for its answer; whoever waits for a whole pipeline of
-them is told once.
+A ``Request`` also stores its reply. The thread or task that waits for a pipeline is woken once, by
+the last reply.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CHECK, _CHECKED = _HEADER.pack(13, 0, -1), _HEADER.pack(13, 0, 0)
 
 
 class Stat(NamedTuple):
-    """What ZooKeeper knows about a node."""
+    """ZooKeeper's metadata of a node."""
 
     czxid: int
     mzxid: int
@@ -79,7 +79,7 @@ def _data(data: bytes) -> bytes:
 
 
 def pack_acl(acls: Sequence[ACL]) -> bytes:
-    """An access list as every create carries it."""
+    """Packs an access list, as part of a create."""
     parts = [_INT.pack(acl.perms) + _text(acl.id.scheme) + _text(acl.id.id) for acl in acls]
     return _INT.pack(len(acls)) + b"".join(parts)
 
@@ -93,7 +93,7 @@ def _read_text(buffer: bytes, offset: int) -> tuple[str, int]:
 
 
 def _error(code: int) -> Exception:
-    """What a server's error code means; of one that is not known, its number."""
+    """The exception for a server's error code; a general one for an unknown code."""
     if code not in EXCEPTIONS:
         unknown: Exception = ZookeeperError(f"error {code}")
         return unknown
@@ -102,14 +102,14 @@ def _error(code: int) -> Exception:
 
 
 _parent_text = lru_cache(maxsize=1024)(_text)
-"""Of nodes that are asked for again and again."""
+"""Cached: the paths of parents are packed often."""
 
-# What goes out for a request that was withdrawn before it was sent: whether "/" exists.
+# Sent in place of a request that was withdrawn before: whether "/" exists.
 _HARMLESS_KIND, _HARMLESS = 3, _text("/") + b"\0"
 
 
 class Request:
-    """One request and its answer: ``value`` or ``error``."""
+    """One request and its reply: ``value`` or ``error``."""
 
     __slots__ = ("_sent", "_unsent", "body", "completion", "error", "value")
 
@@ -121,10 +121,10 @@ class Request:
         self.error: Exception | None = None
         self.completion: Completion | Callable[[Request], None] | None = None
         self._sent = False
-        self._unsent = [None]  # whoever pops decides: it is sent, or it is withdrawn
+        self._unsent = [None]  # the first pop decides whether it is sent or withdrawn
 
     def pack(self, xid: int) -> bytes:
-        """What is sent for it, once."""
+        """The bytes to send; those of a harmless request if this one was withdrawn."""
         kind, body = self.kind, self.body
         try:
             self._unsent.pop()
@@ -134,7 +134,7 @@ class Request:
         return _REQUEST.pack(len(body) + 8, xid, kind) + body
 
     def withdraw(self) -> bool:
-        """Makes sure that it is never sent; false if it may have been."""
+        """Makes sure that it is never sent; false if it may have been sent."""
         try:
             self._unsent.pop()
         except IndexError:
@@ -142,11 +142,11 @@ class Request:
         return True
 
     def read(self, body: bytes) -> Any:
-        """Unpacks the answer."""
+        """Unpacks the reply."""
         return True
 
     def complete(self, code: int, body: bytes) -> None:
-        """Its answer has come."""
+        """Stores the reply and wakes the waiting thread or task."""
         if code:
             if code != _NO_NODE or self.kind != Exists.kind:
                 self.error = _error(code)
@@ -154,17 +154,17 @@ class Request:
             try:
                 self.value = self.read(body)
             except (struct.error, ValueError, LookupError) as error:
-                log.exception("an answer of ZooKeeper makes no sense")
+                log.exception("a reply of ZooKeeper can't be read")
                 self.error = error
         self._finish()
 
     def set_exception(self, error: Exception) -> None:
-        """There will be no answer."""
+        """Fails the request: there will be no reply."""
         self.error = error
         self._finish()
 
     def then(self, callback: Callable[[Request], None]) -> Self:
-        """Calls back on the thread that reads, which must not be kept waiting."""
+        """Calls back on the thread that reads the reply; the callback must not block."""
         self.completion = callback
         return self
 
@@ -179,13 +179,13 @@ class Request:
                 completion(self)
             except Exception:
                 if threading.current_thread() is threading.main_thread():
-                    raise  # perhaps a signal's: whoever reads there ends the connection
-                log.exception("what follows an answer of ZooKeeper failed")
-        self.completion = None  # last: an interrupt before it has the call told again
+                    raise  # perhaps from a signal handler: the reader ends the connection
+                log.exception("a callback for a reply of ZooKeeper failed")
+        self.completion = None  # last: after an interrupt before this line it is called again
 
 
 class Create(Request):
-    """A sequential, ephemeral node; answers its path and stat."""
+    """Creates a sequential, ephemeral node; replies its path and stat."""
 
     __slots__ = ()
     kind = 15
@@ -200,14 +200,14 @@ class Create(Request):
 
 
 class Persistent(Create):
-    """A node that stays until it is deleted."""
+    """Creates a persistent node."""
 
     __slots__ = ()
     flags = 0
 
 
 class Container(Create):
-    """A node that the server deletes some time after its last child."""
+    """Creates a node that the server deletes some time after its last child."""
 
     __slots__ = ()
     kind = 19
@@ -215,7 +215,7 @@ class Container(Create):
 
 
 class Delete(Request):
-    """Deletes a node of any version."""
+    """Deletes a node, of any version unless one is given."""
 
     __slots__ = ()
     kind = 2
@@ -225,7 +225,7 @@ class Delete(Request):
 
 
 class Exists(Request):
-    """A node's stat, or ``None``."""
+    """Reads a node's stat; ``None`` if there is no node."""
 
     __slots__ = ()
     kind = 3
@@ -238,7 +238,7 @@ class Exists(Request):
 
 
 class Read(Request):
-    """A node's data and stat; with a watch, which is only set if the node exists."""
+    """Reads a node's data and stat. A watch is only set if the node exists."""
 
     __slots__ = ("path",)
     kind = 4
@@ -254,7 +254,7 @@ class Read(Request):
 
 
 class Write(Request):
-    """Replaces a node's data; answers its stat."""
+    """Replaces a node's data; replies its stat."""
 
     __slots__ = ()
     kind = 5
@@ -267,7 +267,7 @@ class Write(Request):
 
 
 class Listing(Request):
-    """The names of a node's children; with a watch for new and lost ones."""
+    """Lists the names of a node's children; a watch fires when the list changes."""
 
     __slots__ = ()
     kind = 8
@@ -281,7 +281,7 @@ class Listing(Request):
         if not 0 <= count <= len(packed):
             raise ValueError(f"a list of {count} names")
         if packed.isascii():
-            # Names have no zeroes; their lengths have three if they are short, as ours are.
+            # Names have no zero bytes, and the length of a short name has three: ours are short.
             names = packed.decode().split("\0\0\0")
             if len(names) == count + 1:
                 return [name[1:] for name in names[1:]]
@@ -296,7 +296,7 @@ class Listing(Request):
 
 
 class Sync(Request):
-    """Lets the server catch up with its leader before it answers what follows."""
+    """Lets the server catch up with the leader before it executes the next requests."""
 
     __slots__ = ()
     kind = 9
@@ -306,7 +306,7 @@ class Sync(Request):
 
 
 class Check(Request):
-    """Only inside a ``Multi``: the node exists."""
+    """Only inside a ``Multi``: fails unless the node exists."""
 
     __slots__ = ()
     kind = 13
@@ -316,7 +316,7 @@ class Check(Request):
 
 
 class Ephemeral(Create):
-    """Only inside a ``Multi``, which has no other create: an ephemeral node of this name."""
+    """Only inside a ``Multi``: creates an ephemeral node of exactly this name."""
 
     __slots__ = ()
     kind = 1
@@ -324,14 +324,14 @@ class Ephemeral(Create):
 
 
 class Plain(Persistent):
-    """Only inside a ``Multi``: a node that stays."""
+    """Only inside a ``Multi``: creates a persistent node."""
 
     __slots__ = ()
     kind = 1
 
 
 class Multi(Request):
-    """All or nothing. Answers, one by one, ``True``, a stat, a path or an exception."""
+    """A transaction. Replies for each part ``True``, a stat, a path or an exception."""
 
     __slots__ = ()
     kind = 14
@@ -361,12 +361,13 @@ class Multi(Request):
 
     @property
     def failed(self) -> bool:
-        """Whether nothing was done."""
+        """Whether the transaction was rejected: none of its parts was executed."""
         return any(isinstance(result, Exception) for result in self.value)
 
 
 class Checks(Multi):
-    """All these nodes exist. As many as a client holds: packed and unpacked in one go."""
+    """A transaction that fails unless all these nodes exist. Packed and unpacked as a whole, since
+    a client may hold many."""
 
     __slots__ = ("_expected",)
 

@@ -1,13 +1,14 @@
-"""Who reads what ZooKeeper says: the thread that waits for it, else kazoo's.
+"""Decides which thread reads ZooKeeper's replies: a thread that waits for one, or kazoo's thread.
 
-A thread that waits alone reads the socket itself, so no other stands between the server and it.
-kazoo's thread stands aside meanwhile, and for a moment after: the next request may come soon.
-Where several wait, or something comes that is kazoo's, its thread reads for all.
+A thread that is the only one to wait reads the socket itself: no other thread has to pass the reply
+on. kazoo's thread leaves the socket to it for that time and a moment longer, since the next request
+may follow soon. If several threads wait, or data arrives that kazoo must handle, kazoo's thread
+reads for all.
 
-One who reads is found by being the one in ``_reading``; whatever an interrupt tears, it leaves
-that place, and kazoo's thread takes it from one who does not read because a signal's handler keeps
-it. A handler that waits itself, in the middle of what its thread was taking in, ends the
-connection: there is no other way to go on before that thread does.
+The reader is the value of ``_reading[0]``. A thread that is interrupted gives up that role. kazoo's
+thread takes the role from a thread that does not read because a signal handler occupies it. A
+handler that waits for a reply itself, while its own thread was processing replies, ends the
+connection: it can't go on in any other way before that thread does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from holdfast.stores.zookeeper.client.completion import LONGEST_WAIT_SECONDS, Bl
 __all__ = ["SharedReader", "is_held_by_this_thread"]
 
 YIELD_SECONDS = 0.2
-"""How long kazoo's thread leaves the socket alone after somebody else has read it."""
+"""How long kazoo's thread leaves the socket alone after another thread has read from it."""
 NEVER = float("-inf")
 _KAZOO = object()
 
@@ -36,7 +37,7 @@ class SharedSocket(Protocol):
 
 
 def is_held_by_this_thread(lock: Any) -> bool:
-    """Whether this thread has it: one that asks again is in a signal's handler."""
+    """Whether this thread holds the lock already: then the caller is a signal handler."""
     return bool(lock._is_owned())
 
 
@@ -45,20 +46,20 @@ def _nothing() -> bool:
 
 
 class SharedReader:
-    """The readers of one session's connection, one at a time."""
+    """The role of the reader of one session's connection, which one thread has at a time."""
 
     def __init__(self, *, shared: bool) -> None:
         self.shared = shared and hasattr(select, "poll")
-        """Whether threads that wait may read."""
+        """Whether waiting threads may read; else only kazoo's thread does."""
         self.read: Callable[[], bool] = _nothing
-        """Takes in what has arrived; false if that is left to kazoo."""
+        """Processes the replies that have arrived; false if the rest is left to kazoo."""
         self.wake_kazoo: Callable[[], object] = _nothing
-        """Makes its thread look who reads."""
+        """Wakes kazoo's thread, which then checks whether it must read."""
         self._reading: dict[int, object] = {}
-        """Who reads, under the key 0: taking the place is one step."""
+        """The reader, under the key 0: taking the role is one atomic step."""
         self._waiting: dict[BlockingCompletion, None] = {}
         self._mutex = threading.RLock()
-        """Held by a thread while it takes in what has arrived, and as it leaves."""
+        """Held by a thread while it processes replies, and while it gives up the role."""
         self._socket: SharedSocket | None = None
         self._poll: Any = None
         self._last_read = NEVER
@@ -71,7 +72,7 @@ class SharedReader:
     # The connection, on kazoo's thread
 
     def attach(self, sock: SharedSocket) -> None:
-        """From here on there are answers to read."""
+        """Starts to read from a new connection."""
         if self.shared and self._wakeup_pair is None:
             self._wakeup_pair = socket.socketpair()
             for end in self._wakeup_pair:
@@ -81,14 +82,14 @@ class SharedReader:
         self._socket = sock
 
     def _make_poll(self, sock: SharedSocket) -> None:
-        # Anew each time: one who is kept from reading may still be in the old one.
+        # A new object each time: an interrupted thread may still use the old one.
         if self._wakeup_pair is not None:
             self._poll = select.poll()
             self._poll.register(sock.fileno(), select.POLLIN)
             self._poll.register(self._wakeup_fd, select.POLLIN)
 
     def detach(self) -> None:
-        """Nobody else reads from here on: those who wait for an answer are about to be told."""
+        """Stops the reading by other threads. kazoo's thread then fails the pending requests."""
         with self._mutex:
             self._socket = None
         self._interrupt_poll()
@@ -98,13 +99,13 @@ class SharedReader:
         for end in pair or ():
             end.close()
 
-    # The place of the reader, on kazoo's thread
+    # The role of the reader, on kazoo's thread
 
     def yields(self) -> bool:
-        """Whether to leave the socket to others for now; ``come_back`` ends it."""
+        """Whether kazoo's thread leaves the socket to others for now, until ``end_yield``."""
         if not self.shared and not self._reading:
             return False
-        self._yielding = True  # before the look at who waits: see wait()
+        self._yielding = True  # before the check of the waiting threads: see wait()
         by_others = 0 in self._reading or not self._waiting
         last = max(self._last_read if self.shared else NEVER, self._missed_at)
         self._yielding = by_others and now() < last + YIELD_SECONDS
@@ -114,7 +115,7 @@ class SharedReader:
         self._yielding = False
 
     def acquire(self) -> bool:
-        """Something has arrived: whether it is up to kazoo's thread to read it."""
+        """Takes the role for kazoo's thread when data has arrived; false if another has it."""
         reader = self._reading.setdefault(0, _KAZOO)
         if reader is _KAZOO:
             return True
@@ -125,9 +126,9 @@ class SharedReader:
         return False
 
     def _take_over(self, reader: object) -> bool:
-        """One who has not read for a while although it could."""
+        """Takes the role from a thread that has not read for a while although it could."""
         if not self._mutex.acquire(blocking=False):
-            return False  # it does
+            return False  # it reads now
         try:
             if self._reading.get(0) is reader and self._socket is not None:
                 self._make_poll(self._socket)
@@ -137,25 +138,25 @@ class SharedReader:
         return self._reading.setdefault(0, _KAZOO) is _KAZOO
 
     def release(self) -> None:
-        """kazoo's thread has read what it took."""
+        """Gives up the role of kazoo's thread."""
         if self._reading.get(0) is _KAZOO:
             del self._reading[0]
 
     def wait_until_idle(self) -> None:
-        """Returns once nobody is in the middle of what has arrived."""
+        """Returns once no other thread is processing replies."""
         with self._mutex:
             pass
 
     # The threads that wait
 
     def wait(self, completion: BlockingCompletion, seconds: float) -> bool:
-        """Whether it was answered in time."""
+        """Waits for a reply, reading the socket if needed; false after so many seconds."""
         if not self.shared:
             return completion.wait_for_reader(seconds)
         until = now() + seconds
         if is_held_by_this_thread(self._mutex):
             self._abort()
-        try:  # an interrupt at any point must not leave the others without a reader
+        try:  # an interrupt at any line must not leave other threads without a reader
             self._waiting[completion] = None
             alone = len(self._waiting) == 1 and self._socket is not None
             if alone and self._reading.setdefault(0, completion) is completion:
@@ -165,29 +166,30 @@ class SharedReader:
             return completion.answered or completion.wait_for_reader(until - now())
         finally:
             try:
-                self._end_wait(completion, torn=False)
+                self._end_wait(completion, interrupted=False)
             except BaseException:  # an interrupt right here
-                self._end_wait(completion, torn=True)
+                self._end_wait(completion, interrupted=True)
                 raise
 
     def _abort(self) -> None:
-        """In a signal's handler: its thread has the mutex, and goes on only after it."""
+        """In a signal handler whose own thread holds the mutex and continues only after it: ends
+        the connection."""
         sock, self._mutex = self._socket, threading.RLock()
         if sock is not None:
             sock.shut()
         self._wake_kazoo()
 
-    def _end_wait(self, completion: BlockingCompletion, *, torn: bool) -> None:
+    def _end_wait(self, completion: BlockingCompletion, *, interrupted: bool) -> None:
         self._release_role(completion)
         self._waiting.pop(completion, None)
-        if torn or (self._waiting and self._yielding and 0 not in self._reading):
+        if interrupted or (self._waiting and self._yielding and 0 not in self._reading):
             self._wake_kazoo()
 
     def _release_role(self, completion: BlockingCompletion) -> None:
         mutex = self._mutex
         with mutex:
             if self._reading.get(0) is completion:
-                # In one step: whoever was let in by a handler right here may have the place.
+                # One atomic step: after a handler ran right here, another thread may have the role.
                 self._reading.pop(0 if self._mutex is mutex else -1, None)
 
     def _wake_kazoo(self) -> None:
@@ -195,9 +197,9 @@ class SharedReader:
         self.wake_kazoo()
 
     def _read_until(self, completion: BlockingCompletion, until: float) -> None:
-        """Reads until it is answered, or until the rest is kazoo's."""
+        """Reads until the reply is there, or until the rest is left to kazoo."""
         sock, poll = self._socket, self._poll
-        if sock is None:  # the connection broke in this moment
+        if sock is None:  # the connection broke just now
             self._release_role(completion)
             self._wake_kazoo()
             return
@@ -214,7 +216,7 @@ class SharedReader:
                 return
 
     def _read_available(self, completion: BlockingCompletion, sock: SharedSocket) -> bool:
-        """Whether to go on reading."""
+        """Processes the replies that have arrived; whether this thread reads on."""
         goes_on = False
         try:
             with self._mutex:
@@ -222,8 +224,8 @@ class SharedReader:
                     self._last_read = now()
                     goes_on = self.read()
         except BaseException as error:
-            # There is no telling any more what was read. kazoo's thread finds the end of the
-            # connection, and tells all who wait for an answer.
+            # It is unknown how much was processed. kazoo's thread finds the connection closed, and
+            # fails all pending requests.
             sock.shut()
             if not isinstance(error, OSError) or error.errno is None:
                 self._wake_kazoo()
@@ -231,9 +233,9 @@ class SharedReader:
         return goes_on
 
     def _interrupt_poll(self) -> None:
-        """Ends the wait of whoever is at the socket."""
+        """Ends the poll of the thread that waits at the socket."""
         if self._wakeup_pair is not None:
-            with suppress(OSError):  # full of calls already, or closed
+            with suppress(OSError):  # full already, or closed
                 self._wakeup_pair[1].send(b"\0")
 
     def _drain(self) -> None:
