@@ -1,4 +1,4 @@
-"""What the tests of several files use, of all backends or of one."""
+"""Fixtures that the tests of several files use."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from stores.zookeeper.helpers import QuickServer
 
 @pytest.fixture
 def namespace() -> str:
-    """A namespace of one's own, on a server that many tests share."""
+    """A namespace for one test, on a server that many tests share."""
     return f"t{secrets.token_hex(6)}"
 
 
 @pytest.fixture
 def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks again by itself: only a wake-up ends a wait."""
+    """Disables the periodic re-check: only a wake-up ends a wait."""
     monkeypatch.setattr(acquire, "RECHECK_SECONDS", (300.0, 400.0))
 
 
 @pytest.fixture
 def kazoo(servers: Servers) -> Iterator[KazooClient]:
-    """A look at the nodes themselves."""
+    """A plain kazoo client, to read the stored nodes."""
     server = servers.of(QuickServer)
     client = KazooClient(f"{server.host}:{server.port}")
     client.start()
@@ -40,8 +40,8 @@ def kazoo(servers: Servers) -> Iterator[KazooClient]:
 
 
 @pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Every trip to the servers of ZooKeeper, as the kinds of its requests."""
+def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Every round trip to a ZooKeeper server, as the kinds of its requests."""
     seen: list[list[str]] = []
     start, request = ZooKeeperSession.start, ZooKeeperSession.request
 

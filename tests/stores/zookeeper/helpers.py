@@ -1,6 +1,6 @@
-"""ZooKeeper servers with more knobs, and three whose links can be cut; and what their tests share.
+"""ZooKeeper servers with special settings, three servers whose links can be cut, and fixtures.
 
-Fixtures are taken over by name: ``server, locks = helpers.server, helpers.locks``.
+A test module uses a fixture by assigning it: ``server, locks = helpers.server, helpers.locks``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TTL = 20
 
 
 class QuickServer(ZooKeeperServer):
-    """Short ticks, and names that nobody uses are deleted soon."""
+    """Short ticks, and unused names are deleted soon."""
 
     def __init__(self, *, tick_ms: int = TICK_MS) -> None:
         super().__init__(tick_ms=tick_ms)
@@ -56,7 +56,7 @@ class QuickServer(ZooKeeperServer):
         return [java, "-Dznode.container.checkIntervalMs=500", *rest]
 
     def connections(self) -> int:
-        """How many clients are connected, but for this question."""
+        """How many clients are connected, without the connection of this command."""
         return len([line for line in self.ask("cons").splitlines() if "sid=" in line])
 
 
@@ -74,13 +74,13 @@ def locks(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
 
 @pytest.fixture
 def others(server: QuickServer, namespace: str) -> Iterator[holdfast.Locks]:
-    """Another process's client."""
+    """A second client."""
     with holdfast.connect(server.url, namespace=namespace, ttl=TTL) as opened:
         yield opened
 
 
 def hold(locks: holdfast.Locks, name: str) -> int:
-    """Waits for a name and lets it go again; the token."""
+    """Acquires and releases a lock; returns the token."""
     with locks.lock(name, timeout=60.0) as lease:
         return lease.token
 
@@ -96,7 +96,7 @@ class ShortSessionsServer(ZooKeeperServer):
 
 
 class SecureServer(QuickServer):
-    """Speaks TLS on a second port, and asks its clients for a certificate."""
+    """Uses TLS on a second port, and requires client certificates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class SecureServer(QuickServer):
 
 
 class SaslServer(QuickServer):
-    """Knows the user ``us`` with the password ``s3cret``."""
+    """Has the user ``us`` with the password ``s3cret``."""
 
     def command(self) -> list[str | Path]:
         file = self.folder / "jaas.conf"
@@ -148,8 +148,8 @@ class SaslServer(QuickServer):
 class LinkedServer(ZooKeeperServer):
     """A server that reaches the others only through links.
 
-    Servers tell each other where they are. So all are told the same names, and each has a hosts
-    file of its own, by which the others' names mean its links to them.
+    Servers send each other their addresses. So all have the same host names in their configuration,
+    and each has its own hosts file, which maps the other names to its links to them.
     """
 
     def __init__(self, *, tick_ms: int = TICK_MS) -> None:
@@ -176,8 +176,8 @@ class LinkedServer(ZooKeeperServer):
     def _configuration(self) -> list[str]:
         lines = [line for line in super()._configuration() if not line.startswith("server.")]
         for number, member in enumerate(self.members, 1):
-            place = f"server-{number}:{member.quorum_port}:{member.election_port}"
-            lines.append(f"server.{number}={place}")
+            address = f"server-{number}:{member.quorum_port}:{member.election_port}"
+            lines.append(f"server.{number}={address}")
         return lines
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class LinkedZooKeeperTrio(Trio[LinkedServer]):
         return node.term()
 
     def left(self, namespace: str) -> list[str]:
-        """All nodes below the names of a namespace, which the servers delete by themselves."""
+        """All nodes below the names of a namespace. The servers delete the names themselves."""
         client = KazooClient(self.hosts)
         client.start()
         try:
@@ -220,17 +220,17 @@ class LinkedZooKeeperTrio(Trio[LinkedServer]):
             client.stop()
             client.close()
 
-    def isolate(self, lonely: LinkedServer) -> None:
-        """Nothing passes between this server and the others; nobody is told."""
-        self._stall(lonely, True)
+    def isolate(self, isolated: LinkedServer) -> None:
+        """Stops all traffic between this server and the others, without closing connections."""
+        self._stall(isolated, True)
 
-    def join(self, lonely: LinkedServer) -> None:
-        self._stall(lonely, False)
+    def join(self, isolated: LinkedServer) -> None:
+        self._stall(isolated, False)
 
-    def _stall(self, lonely: LinkedServer, stalled: bool) -> None:
+    def _stall(self, isolated: LinkedServer, stalled: bool) -> None:
         for node in self.nodes:
             for number, pumps in node.links.items():
-                for pump in pumps if node is lonely or number == lonely.number else ():
+                for pump in pumps if node is isolated or number == isolated.number else ():
                     pump.do(lambda pump=pump: setattr(pump, "stalled", stalled))  # type: ignore[misc]
 
     def mend(self) -> None:
@@ -245,7 +245,7 @@ class LinkedZooKeeperTrio(Trio[LinkedServer]):
 
 
 def nodes_of(kazoo: KazooClient, path: str) -> list[str]:
-    """The nodes of a name, which has none itself once nobody uses it."""
+    """The nodes of a name; none if the name is not in use."""
     try:
         nodes: list[str] = kazoo.get_children(path)
     except NoNodeError:

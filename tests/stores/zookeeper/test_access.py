@@ -1,4 +1,4 @@
-"""Getting in to ZooKeeper: users, certificates, paths, URLs."""
+"""Access to ZooKeeper: users, certificates, paths, URLs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ server = helpers.server
 def test_nodes_belong_to_their_user(
     server: QuickServer, namespace: str, kazoo: KazooClient
 ) -> None:
-    """With a user and a password others can't even look, and no secret is shown."""
+    """Other users can't read the nodes of a user, and no secret is shown."""
     with holdfast.connect(_as(server, "us", "s3cret:/?"), namespace=namespace) as locks:
         with locks.lock("name"):
             kazoo.add_auth("digest", "us:s3cret:/?")
@@ -49,7 +49,7 @@ def test_waiting_as_a_user(
     way: str,
     flavour: Flavour,
 ) -> None:
-    """User and password come from the URL or the environment; watches are let through, too."""
+    """User and password come from the URL or the environment; watches work with them."""
     monkeypatch.setenv("HOLDFAST_ZOOKEEPER_USERNAME", "us" if way == "environment" else "them")
     monkeypatch.setenv("HOLDFAST_ZOOKEEPER_PASSWORD", "s3cret")
     url = server.url if way == "environment" else _as(server, "us", "s3cret")
@@ -65,7 +65,7 @@ def _as(server: QuickServer, user: str, password: str) -> str:
 
 
 def test_sasl(servers: Servers, namespace: str) -> None:
-    """Nodes belong to the user that the server has recognised; a wrong password is told."""
+    """Nodes belong to the authenticated user; a wrong password raises an error."""
     pytest.importorskip("puresasl", reason="auth=sasl needs the package pure-sasl")
     server = servers.of(SaslServer)
     with holdfast.connect(f"{_as(server, 'us', 's3cret')}?auth=sasl", namespace=namespace) as locks:
@@ -88,15 +88,17 @@ def test_sasl(servers: Servers, namespace: str) -> None:
 @pytest.mark.usefixtures("no_recheck")
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_waiting_with_sasl(servers: Servers, namespace: str, flavour: Flavour) -> None:
-    """Whom the server has recognised is woken."""
+    """A waiter is woken."""
     pytest.importorskip("puresasl", reason="auth=sasl needs the package pure-sasl")
     url = f"{_as(servers.of(SaslServer), 'us', 's3cret')}?auth=sasl"
     with waited_for(url, namespace, flavour):
         pass
 
 
-def test_a_path_in_the_url_is_made(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:
-    """Nobody has to create it first."""
+def test_a_path_in_the_url_is_created(
+    server: QuickServer, namespace: str, kazoo: KazooClient
+) -> None:
+    """With all its parents."""
     with holdfast.connect(f"{server.url}/{namespace}/deep/down") as locks, locks.lock("name"):
         assert len(kazoo.get_children(f"/{namespace}/deep/down/holdfast/locks/name")) == 1
 
@@ -104,7 +106,7 @@ def test_a_path_in_the_url_is_made(server: QuickServer, namespace: str, kazoo: K
 @pytest.mark.usefixtures("no_recheck")
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_tls_and_client_certificates(servers: Servers, namespace: str, flavour: Flavour) -> None:
-    """The server is verified by name, and asks for a certificate of ours; who waits is woken."""
+    """Server and client verify each other's certificates; a waiter is woken."""
     secure = servers.of(SecureServer)
     files = secure.certificate
     url = f"zookeeper://127.0.0.1:{secure.secure_port}"
@@ -141,14 +143,14 @@ async def _hold_often(url: str, namespace: str, flavour: Flavour) -> None:
         ("zookeeper://host//a", "path"),
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused(wrong: str, why: str) -> None:
-    """When the store is made, before anything touches the network."""
+def test_an_invalid_url_is_refused(wrong: str, why: str) -> None:
+    """When the store is opened, before any network access."""
     with pytest.raises(ValueError, match=why):
         open_store(wrong, Settings())
 
 
 def test_credentials_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the URL names none; neither is shown."""
+    """If the URL has none; the password is not shown."""
     monkeypatch.setenv("HOLDFAST_ZOOKEEPER_USERNAME", "us")
     monkeypatch.setenv("HOLDFAST_ZOOKEEPER_PASSWORD", "s3cret")
     store = open_store("zookeeper://host1,host2:2182/path", Settings())

@@ -1,4 +1,4 @@
-"""Three ZooKeeper servers, and what happens to them and to their sessions alone."""
+"""Faults of three ZooKeeper servers and of their sessions that other stores don't have."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def trio(servers: Servers) -> Iterator[LinkedZooKeeperTrio]:
     running.mend()
 
 
-@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize("run", [1, 2])
 def test_a_follower_is_cut_off_at_any_moment(
-    trio: LinkedZooKeeperTrio, namespace: str, turn: int, record_property: Tell
+    trio: LinkedZooKeeperTrio, namespace: str, run: int, record_property: Tell
 ) -> None:
-    """The client's server still answers and calls it connected: no proof of anything."""
+    """Its clients stay connected and get replies, which prove nothing: their holds are lost."""
     lonely = trio.follower()
     with Believers(trio, trio.url_of(lonely), namespace, ZOOKEEPER.ttl) as believers:
-        # At another moment between two renewals each time.
-        assert not believers.each[0].lost(turn * ZOOKEEPER.ttl / 9)
+        # At a different moment between two renewals for each parameter.
+        assert not believers.each[0].lost(run * ZOOKEEPER.ttl / 9)
         trio.isolate(lonely)
         believers.lose(ZOOKEEPER.ended, record_property, without=lonely, cut=now())
         trio.mend()
     nothing_is_left(trio, namespace)
 
 
-def test_servers_that_lost_everything(namespace: str) -> None:
-    """They refuse a client that has seen more than they know: it starts anew, by itself."""
+def test_servers_that_lost_their_data(namespace: str) -> None:
+    """They refuse a client with a newer state than theirs: it opens a new session by itself."""
     with (
         QuickServer() as server,
         holdfast.connect(server.url, namespace=namespace, ttl=ZOOKEEPER.ttl) as locks,
@@ -59,10 +59,10 @@ def test_servers_that_lost_everything(namespace: str) -> None:
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
-def test_a_create_that_lands_late_leaves_nothing(
+def test_a_create_that_arrives_late_leaves_no_node(
     trio: LinkedZooKeeperTrio, namespace: str, flavour: Flavour
 ) -> None:
-    """A second node of the same owner, made after its hold was released, is deleted."""
+    """A second node of the same owner, created after its hold was released, is deleted."""
     with Proxy(trio.nodes[0]) as proxy:
         drive(flavour, _create_late(proxy, flavour, namespace))
     nothing_is_left(trio, namespace)

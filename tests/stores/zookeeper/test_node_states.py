@@ -1,7 +1,7 @@
-"""Who decides over a claim's node on ZooKeeper: several threads may at once, and one of them does.
+"""The state of a claim's node: of several threads that change it at once, one wins.
 
-The session's thread takes their places from those whom nobody keeps. That it does so in the instant
-in which somebody is let in is rare, and forced here.
+The session's thread ends nodes that are not kept. These tests force the rare case that it does so
+in the moment in which the claim is granted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kazoo.client import KazooClient
 import holdfast
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.io.clock import now
-from holdfast.stores.zookeeper import node as zookeeper_entry
+from holdfast.stores.zookeeper import node as zookeeper_node
 from holdfast.stores.zookeeper.client.packets import Request
 from holdfast.stores.zookeeper.node import ClaimNode, NodeState
 from holdfast.stores.zookeeper.session import ZooKeeperSession
@@ -39,50 +39,50 @@ server = helpers.server
 
 
 @pytest.fixture
-def give_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Makes the session's thread of a client take its waiter for one that nobody keeps, when the
-    look by which that is to be let in has just been answered."""
-    answered = ListingPrefetch._listed
+def end_node(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Makes a client's session thread end the node of its waiter, right after the arrival of the
+    listing by which that waiter would be granted."""
+    listed = ListingPrefetch._listed
 
     def prepare(store: Any) -> None:
-        def answered_and_given_up(look: Any, request: Request) -> None:
-            if look._session not in store.sessions.values():
-                answered(look, request)
+        def listed_and_ended(prefetch: Any, request: Request) -> None:
+            if prefetch._session not in store.sessions.values():
+                listed(prefetch, request)
                 return
             monkeypatch.undo()
-            called, look._wait_end = look._wait_end, threading.Event()
-            answered(look, request)
+            wait_end, prefetch._wait_end = prefetch._wait_end, threading.Event()
+            listed(prefetch, request)
             (entry,) = store.entries.values()
             entry.refreshed = -math.inf
-            store.clean_up(look._session, now())
-            called.set()
+            store.clean_up(prefetch._session, now())
+            wait_end.set()
 
-        monkeypatch.setattr(ListingPrefetch, "_listed", answered_and_given_up)
+        monkeypatch.setattr(ListingPrefetch, "_listed", listed_and_ended)
 
     return prepare
 
 
 async def _wait(peer: Peer, claim: Claim) -> asyncio.Task[Grant | None]:
-    """A wait that has begun to watch."""
+    """Starts a wait, and returns once its watch is set."""
     busy = await peer.queue(claim)
     waiting = asyncio.create_task(peer.wait(claim, busy, now() + ACROSS))
     (session,) = peer.store.sessions.values()  # type: ignore[attr-defined]
     await until(lambda: bool(session.watches))
-    await peer.look(claim.name)  # behind the request that sets the watch
+    await peer.look(claim.name)  # executed after the request that sets the watch
     return waiting
 
 
 @blocking_and_asyncio
-def test_who_is_given_up_as_it_is_woken_is_not_let_in(
-    server: QuickServer, flavour: Flavour, kazoo: KazooClient, give_up: Callable[[Any], None]
+def test_a_waiter_whose_node_ends_as_it_is_woken_is_not_granted(
+    server: QuickServer, flavour: Flavour, kazoo: KazooClient, end_node: Callable[[Any], None]
 ) -> None:
-    """It stood first when it looked, but its node is about to be deleted: the next is let in."""
+    """The listing shows its node first, but it is about to be deleted: the next is granted."""
 
     async def body(bench: Bench) -> None:
         ours, theirs, others = bench.peer(), bench.peer(), bench.peer()
         held = await theirs.take(bench.claim())
         claim, behind = bench.claim(), bench.claim()
-        give_up(ours.store)
+        end_node(ours.store)
         waiting = await _wait(ours, claim)
         getting = await _wait(others, behind)
         assert await theirs.release(held)
@@ -99,18 +99,18 @@ def test_who_is_given_up_as_it_is_woken_is_not_let_in(
     over(server.url, flavour, body)
 
 
-async def _stands(opened: Any, number: int) -> None:
-    """Returns once so many wait."""
+async def _waiters(opened: Any, number: int) -> None:
+    """Returns once so many claims wait."""
     async with asyncio.timeout(SOON):
         while len((await opened.inspect("name")).waiters) < number:
             pass
 
 
 @blocking_and_asyncio
-def test_a_client_is_inside_only_where_its_node_is(
-    server: QuickServer, namespace: str, flavour: Flavour, give_up: Callable[[Any], None]
+def test_a_client_holds_only_with_its_node(
+    server: QuickServer, namespace: str, flavour: Flavour, end_node: Callable[[Any], None]
 ) -> None:
-    """The same through the clients: whoever is inside is the one that the store shows."""
+    """The same through the clients: the client that holds is the one that the store shows."""
 
     async def contend(workers: Workers) -> list[int]:
         all_opened = [
@@ -119,14 +119,14 @@ def test_a_client_is_inside_only_where_its_node_is(
         ]
         first, second, third = all_opened
         store: Any = getattr(second, "_inner", second)._engine.store
-        give_up(store)
+        end_node(store)
         order = []
 
         async def hold(number: int) -> None:
             opened = all_opened[number]
             async with opened.lock("name", timeout=SOON) as lease:
                 order.append(number)
-                # Behind all that its own session has sent.
+                # Executed after all earlier requests of its session.
                 holders = (await opened.inspect("name")).holders
                 assert [holder.token for holder in holders] == [lease.token]
 
@@ -135,10 +135,10 @@ def test_a_client_is_inside_only_where_its_node_is(
                 tasks = []
                 for number in (1, 2):
                     tasks.append(asyncio.create_task(hold(number)))
-                    await _stands(first, number)
+                    await _waiters(first, number)
                 (session,) = store.sessions.values()
                 await until(lambda: bool(session.watches))
-                await second.inspect("name")  # behind the request that sets the watch
+                await second.inspect("name")  # executed after the request that sets the watch
             await asyncio.gather(*tasks)
         return order
 
@@ -154,16 +154,16 @@ def test_a_client_is_inside_only_where_its_node_is(
 
 
 @blocking_and_asyncio
-def test_an_exchange_is_no_attendance(
+def test_an_exchange_is_no_presence(
     server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who begins to wait during one is there for its turn when that has ended."""
+    """The end of an exchange does not make an owner absent that has begun to wait during it."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         grant = await ours.take(bench.claim())
-        in_front, claim = bench.claim(), bench.claim()
-        await theirs.queue(in_front)
+        ahead, claim = bench.claim(), bench.claim()
+        await theirs.queue(ahead)
         busy = await ours.queue(claim)
         (session,) = ours.store.sessions.values()  # type: ignore[attr-defined]
         send = ZooKeeperSession.send
@@ -184,7 +184,7 @@ def test_an_exchange_is_no_attendance(
         assert isinstance(answer, Busy)
         entry = ours.store.entries[claim.owner]  # type: ignore[attr-defined]
         assert not entry.is_absent(now() + SOON)
-        taken = await theirs.get(in_front)
+        taken = await theirs.get(ahead)
         assert await theirs.release(taken)
         assert (await waiting or await ours.get(claim)).token > taken.token
 
@@ -192,11 +192,11 @@ def test_an_exchange_is_no_attendance(
 
 
 @blocking_and_asyncio
-def test_who_is_called_and_does_not_come_is_skipped(
+def test_a_woken_waiter_that_does_not_act_is_skipped(
     server: QuickServer, namespace: str, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread or its event loop is busy, and its renewer goes on to refresh its place."""
-    monkeypatch.setattr(zookeeper_entry, "GRACE_SECONDS", 0.2)
+    """Its thread or event loop is busy, although its renewer still refreshes its node."""
+    monkeypatch.setattr(zookeeper_node, "GRACE_SECONDS", 0.2)
     unwatch = ZooKeeperSession.unwatch
     passed, got = threading.Event(), threading.Event()
 
@@ -232,15 +232,15 @@ def test_who_is_called_and_does_not_come_is_skipped(
         waiter.join(SOON)
 
 
-# The rule itself, without a server.
+# The rules of the state itself, without a server.
 
 
 def _grant() -> Grant:
     return Grant(claim_of(), 7)
 
 
-def test_a_node_that_is_over_lets_nobody_in() -> None:
-    """Whatever was seen before that; and it is for one to delete it."""
+def test_an_ended_node_is_not_granted() -> None:
+    """Only one caller ends it, which must delete it."""
     node = ClaimNode("/name/node", 1, 7)
     assert node.end()
     assert not node.hold(_grant(), math.inf)
@@ -248,8 +248,8 @@ def test_a_node_that_is_over_lets_nobody_in() -> None:
     assert not node.end()
 
 
-def test_a_node_that_has_let_somebody_in_is_not_given_up() -> None:
-    """Also if it was about to be: what is decided in between is looked at again."""
+def test_a_granted_node_is_not_ended_as_unkept() -> None:
+    """Even if the grant comes between the check and the end: the check is repeated."""
     node, grant, seen = ClaimNode("/name/node", 1, 7), _grant(), []
 
     def unless(state: NodeState) -> bool:
@@ -265,8 +265,8 @@ def test_a_node_that_has_let_somebody_in_is_not_given_up() -> None:
     assert node.end()
 
 
-def test_a_node_that_is_given_up_is_not_renewed() -> None:
-    """The end comes after what was decided last, however late that was noted."""
+def test_an_ended_node_is_not_renewed() -> None:
+    """Even if ``state`` still points to an earlier state."""
     node = ClaimNode("/name/node", 1, 7)
     first = node.state
     assert node.hold(_grant(), 50.0)

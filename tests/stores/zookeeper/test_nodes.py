@@ -1,4 +1,4 @@
-"""The node of a claim on ZooKeeper: there is one, and it goes when its place is given up."""
+"""A claim has one node, which is deleted when the claim ends."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ server = helpers.server
 
 
 @blocking_and_asyncio
-def test_one_makes_the_node_of_a_claim(
+def test_one_attempt_creates_the_node_of_a_claim(
     server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who comes while another lines it up does not do so a second time: the one of two nodes would
-    be deleted for the other, whoever was let in by it."""
+    """A second attempt does not create another node while the first one does: one of the two nodes
+    would be deleted as a duplicate, even if it was granted."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         grant = await ours.take(bench.claim())
-        in_front, next_waiter = bench.claim(), bench.claim()
-        await theirs.queue(in_front)
+        ahead, next_waiter = bench.claim(), bench.claim()
+        await theirs.queue(ahead)
         send = ZooKeeperSession.send
         kept: list[Request] = []
 
-        def keep_back(session: ZooKeeperSession, *requests: Request) -> None:
+        def hold_back(session: ZooKeeperSession, *requests: Request) -> None:
             if isinstance(requests[0], Create):
                 monkeypatch.undo()
                 kept.extend(requests)
             else:
                 send(session, *requests)
 
-        monkeypatch.setattr(ZooKeeperSession, "send", keep_back)
+        monkeypatch.setattr(ZooKeeperSession, "send", hold_back)
         exchanging = asyncio.create_task(ours.exchange(grant, next_waiter))
         await until(lambda: bool(kept))
         assert await ours.queue(next_waiter) == Busy(0, CONCURRENT_ATTEMPT_SECONDS)
@@ -68,14 +68,14 @@ def test_one_makes_the_node_of_a_claim(
         assert was_ours
         assert isinstance(answer, Busy)
         assert await ours.queue(next_waiter) == answer
-        standing = await theirs.look("name")
-        assert (len(standing.holders), len(standing.waiters)) == (1, 1)
+        info = await theirs.look("name")
+        assert (len(info.holders), len(info.waiters)) == (1, 1)
 
     over(server.url, flavour, body)
 
 
-class Kept:
-    """Requests of some sessions that are kept back until somebody lets them go."""
+class HeldBack:
+    """Holds back requests of some sessions until the test sends them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._send = ZooKeeperSession.send
@@ -86,7 +86,7 @@ class Kept:
         )
 
     def next_of(self, peer: Peer, kind: type[Request]) -> ZooKeeperSession:
-        """Keeps back the next request of a kind, in a peer's only session."""
+        """Holds back the next request of a kind in a peer's only session."""
         (session,) = peer.store.sessions.values()  # type: ignore[attr-defined]
         self._kinds[session] = kind
         return cast("ZooKeeperSession", session)
@@ -98,7 +98,7 @@ class Kept:
         else:
             self._send(session, *requests)
 
-    async def let_go(self, session: ZooKeeperSession) -> None:
+    async def send(self, session: ZooKeeperSession) -> None:
         await until(lambda: session in self._requests)
         self._send(session, *self._requests[session])
 
@@ -107,26 +107,26 @@ class Kept:
 
 
 @blocking_and_asyncio
-def test_slots_that_are_taken_as_their_claim_is_ended_end_with_it(
+def test_slots_taken_while_their_claim_is_revoked_are_deleted(
     server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever ends it has seen none yet; they would be taken for as long as there is a session."""
+    """The revoking client has read no slots: they would stay taken as long as the session."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         for peer in (ours, theirs):
             await peer.release(await peer.take(bench.claim("another")))
-        kept = Kept(monkeypatch)
+        held_back = HeldBack(monkeypatch)
         claim, other = (bench.claim("name", Mode.SLOTS, limit=1) for _ in range(2))
-        taking, ending = kept.next_of(ours, Multi), kept.next_of(theirs, Delete)
+        taking, ending = held_back.next_of(ours, Multi), held_back.next_of(theirs, Delete)
         attempt = asyncio.create_task(ours.attempt(claim))
-        await kept.has(taking)
+        await held_back.has(taking)
         revoke = asyncio.create_task(theirs.revoke("name"))
-        await kept.has(ending)
-        await kept.let_go(taking)
+        await held_back.has(ending)
+        await held_back.send(taking)
         grant = await attempt
         assert isinstance(grant, Grant)
-        await kept.let_go(ending)
+        await held_back.send(ending)
         assert await revoke == [grant.token]
         assert await ours.release(grant) is False
         assert (await theirs.get(other)).slots == (0,)
@@ -135,23 +135,23 @@ def test_slots_that_are_taken_as_their_claim_is_ended_end_with_it(
 
 
 @blocking_and_asyncio
-def test_who_tells_how_many_wait_behind_it_keeps_its_slots(
+def test_writing_how_many_wait_behind_keeps_the_slots(
     server: QuickServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are in the same data, which may say so by the time it is written."""
+    """The slots are in the same data, and may be taken just before the write."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         held = await theirs.take(bench.claim("name", Mode.SLOTS, limit=1))
         claim = bench.claim("name", Mode.SLOTS, limit=1)
         await ours.queue(claim)
-        kept = Kept(monkeypatch)
-        telling = kept.next_of(ours, Write)
+        held_back = HeldBack(monkeypatch)
+        writing = held_back.next_of(ours, Write)
         renewal = asyncio.create_task(ours.renew([], [Waiting(claim, 3)]))
-        await kept.has(telling)
+        await held_back.has(writing)
         assert await theirs.release(held)
         grant = await ours.get(claim)
-        await kept.let_go(telling)
+        await held_back.send(writing)
         assert (await renewal).forgotten == frozenset()
         (holder,) = (await theirs.look("name")).holders
         assert (holder.token, holder.slots) == (grant.token, (0,))
@@ -167,7 +167,7 @@ def backend(server: QuickServer, namespace: str) -> Iterator[Any]:
 
 
 def _lose(monkeypatch: pytest.MonkeyPatch, kind: type[Request]) -> list[Sequence[Request]]:
-    """The next request of a kind does not arrive."""
+    """Loses the next request of a kind."""
     send = ZooKeeperSession.send
     lost: list[Sequence[Request]] = []
 
@@ -183,10 +183,10 @@ def _lose(monkeypatch: pytest.MonkeyPatch, kind: type[Request]) -> list[Sequence
     return lost
 
 
-def test_a_place_is_given_up_although_that_is_not_answered(
+def test_a_lost_delete_is_retried(
     backend: Any, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those behind it would wait for as long as there is a session."""
+    """Otherwise the claims behind it would wait until the session ends."""
     held = run_now(backend.attempt(claim_of(ttl=TTL), join=True))
     claim = claim_of(ttl=2)
     assert isinstance(run_now(backend.attempt(claim, join=True)), Busy)
@@ -198,10 +198,10 @@ def test_a_place_is_given_up_although_that_is_not_answered(
     assert run_now(backend.release(held))
 
 
-def test_a_place_that_was_given_up_is_not_found_again(
+def test_an_ended_node_is_not_adopted(
     backend: Any, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has ended it may be about to delete it still."""
+    """Its delete may still be pending."""
     held = run_now(backend.attempt(claim_of(ttl=TTL), join=True))
     claim = claim_of(ttl=TTL)
     assert isinstance(run_now(backend.attempt(claim, join=True)), Busy)
@@ -224,8 +224,8 @@ def test_a_place_that_was_given_up_is_not_found_again(
 def test_a_node_of_another_session_is_not_adopted(
     backend: Any, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A create was not answered, and its session ended before it was asked for again: what it made
-    ends with that session, whatever this one does."""
+    """After a lost reply to a create, and the end of its session: a node that the create has made
+    ends with that session."""
     assert isinstance(run_now(backend.attempt(claim_of("warm", ttl=TTL), join=True)), Grant)
     claim = claim_of(ttl=TTL)
     _lose(monkeypatch, Create)
@@ -240,14 +240,14 @@ def test_a_node_of_another_session_is_not_adopted(
         grants.extend([answer] if isinstance(answer, Grant) else [])
         return bool(grants)
 
-    wait_until("its turn", granted, SOON)
+    wait_until("a grant", granted, SOON)
     (session,) = backend.store.sessions.values()
     assert kazoo.exists(grants[0].ref[2]).ephemeralOwner == session.id
     assert run_now(backend.release(grants[0]))
 
 
-def test_who_comes_back_is_owed_nothing(backend: Any) -> None:
-    """The session's thread may be about to delete all that an owner has left."""
+def test_a_new_attempt_cancels_the_pending_delete(backend: Any) -> None:
+    """The session's thread may be about to delete all nodes of the owner."""
     claim = claim_of(ttl=TTL)
     assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
     run_now(backend.abandon(claim))
@@ -255,7 +255,7 @@ def test_who_comes_back_is_owed_nothing(backend: Any) -> None:
     pending = backend.store.pending_deletes.add(PendingDelete(TTL, claim, 0.0))
     grant = run_now(backend.attempt(claim, join=True))
     backend.store.pending_deletes.retry(session, pending)
-    run_now(backend.request(session, Exists("/")))  # behind the listing, and then behind the read
+    run_now(backend.request(session, Exists("/")))  # after the listing, then after the read
     run_now(backend.request(session, Exists("/")))
     renewal = run_now(backend.renew([grant], [], until=now() + SOON))
     assert (renewal.lost, renewal.unknown) == ({}, {})

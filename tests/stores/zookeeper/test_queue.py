@@ -1,4 +1,4 @@
-"""The line of a ZooKeeper name, read from the names of its nodes alone."""
+"""The queue of a ZooKeeper name, read from the names of its nodes alone."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def _node(sequence: int, mode: Mode = Mode.EXCLUSIVE, weight: int = 1, limit: in
     return f"{entry_prefix(claim)}{sequence:010d}"
 
 
-def test_names_tell_no_owner() -> None:
-    """A node shows a digest: it finds the owner's node and does not release it."""
+def test_node_names_hide_the_owner() -> None:
+    """They contain a digest: enough to find the owner's node, useless to release it."""
     assert "secret" not in entry_prefix(_claim("secret"))
     assert digest("secret") in entry_prefix(_claim("secret"))
 
 
 @given(st.text(min_size=1, max_size=60))
 def test_any_name_is_one_node(name: str) -> None:
-    """Encoding is one to one, and never gives what ZooKeeper refuses."""
+    """Encoding is reversible, and ZooKeeper accepts the result."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -60,8 +60,8 @@ def test_any_name_is_one_node(name: str) -> None:
 
 
 @given(st.integers(0, 999), st.lists(st.integers(0, 99)), st.text(max_size=50))
-def test_data_comes_back(behind: int, slots: list[int], label: str) -> None:
-    """What a node carries is read as it was written."""
+def test_data_is_read_as_written(behind: int, slots: list[int], label: str) -> None:
+    """For all numbers and texts."""
     data = NodeData(30, behind, tuple(slots), 7, label.encode(errors="replace").decode())
     assert read_data(write_data(data), "here") == data
 
@@ -83,18 +83,18 @@ def test_data_comes_back(behind: int, slots: list[int], label: str) -> None:
     ],
 )
 def test_damaged_data_is_refused(damaged: bytes) -> None:
-    """It names the lock; and whoever ends that claim can do so all the same."""
+    """The error names the lock; the claim can still be deleted."""
     with pytest.raises(Incompatible, match="order:42"):
         read_data(damaged, "'order:42'")
     assert slots_to_end(damaged).slots == ()
 
 
 @pytest.mark.parametrize("first", [2**31 - 2, -(2**31), -12, -2, -1, 0, 8, 10**9 - 2])
-def test_the_counter_may_run_over(first: int) -> None:
-    """ZooKeeper's sequence is a signed 32-bit number: behind its end comes its beginning."""
+def test_the_counter_may_wrap_around(first: int) -> None:
+    """ZooKeeper's sequence is a signed 32-bit number."""
     sequences = [(first + step + 2**31) % 2**32 - 2**31 for step in range(4)]
-    line = NodeQueue([_node(sequence) for sequence in reversed(sequences)], "here")
-    assert [place.sequence for place in line.claims] == sequences
+    queue = NodeQueue([_node(sequence) for sequence in reversed(sequences)], "here")
+    assert [claim.sequence for claim in queue.claims] == sequences
 
 
 _shares = st.one_of(
@@ -104,53 +104,53 @@ _shares = st.one_of(
 
 
 @given(_shares)
-def test_admission_is_the_rule_of_all_stores(asked: list[tuple[Mode, int, int]]) -> None:
-    """Who is admitted by position is who fits beside all in front."""
-    line = NodeQueue([_node(number, *share) for number, share in enumerate(asked)], "here")
+def test_admission_is_the_rule_of_all_stores(wanted: list[tuple[Mode, int, int]]) -> None:
+    """A claim is admitted by position if and only if it fits beside all claims ahead."""
+    queue = NodeQueue([_node(number, *share) for number, share in enumerate(wanted)], "here")
     taken: list[Share] = []
     fit = 0
-    for mode, weight, limit in asked:
+    for mode, weight, limit in wanted:
         if not admit.fits(mode, weight, limit, taken):
             break
         taken.append(Share(mode, weight))
         fit += 1
-    assert line.admitted == fit
+    assert queue.admitted == fit
 
 
-def test_everybody_watches_one_in_front() -> None:
-    """A writer the one in front, a reader the last writer, the first for slots any change."""
+def test_a_waiter_watches_one_node_ahead() -> None:
+    """A writer the last node, a reader the last writer, the first one for slots any change."""
     x, s = Mode.EXCLUSIVE, Mode.SHARED
     nodes = [_node(0, x), _node(1, s), _node(2, x), _node(3, s), _node(4, s), _node(5, x)]
-    line = NodeQueue(nodes, "here")
-    assert [line.node_to_watch(index) for index in range(1, 6)] == [
+    queue = NodeQueue(nodes, "here")
+    assert [queue.node_to_watch(index) for index in range(1, 6)] == [
         nodes[i] for i in (0, 1, 2, 2, 4)
     ]
     slots = [_node(number, Mode.SLOTS, 1, 2) for number in range(4)]
-    line = NodeQueue([*slots, slot_name(0), slot_name(1)], "here")
-    assert line.node_to_watch(2) is None
-    assert line.node_to_watch(3) == slots[2]
-    assert line.free_slots(1, 2) == ()
-    assert line.free_slots(2, 5) == (2, 3)
+    queue = NodeQueue([*slots, slot_name(0), slot_name(1)], "here")
+    assert queue.node_to_watch(2) is None
+    assert queue.node_to_watch(3) == slots[2]
+    assert queue.free_slots(1, 2) == ()
+    assert queue.free_slots(2, 5) == (2, 3)
 
 
 def test_another_use_of_the_name_is_refused() -> None:
-    """By those who come later, whatever they are."""
-    line = NodeQueue([_node(0, Mode.SLOTS, 1, 3), _node(1)], "here")
+    """The first claim decides."""
+    queue = NodeQueue([_node(0, Mode.SLOTS, 1, 3), _node(1)], "here")
     with pytest.raises(LimitMismatch):
-        line.check(_claim("1"), 1, "zookeeper://here")
-    line.check(_claim("0", Mode.SLOTS, 1, 3), 0, "zookeeper://here")
+        queue.check(_claim("1"), 1, "zookeeper://here")
+    queue.check(_claim("0", Mode.SLOTS, 1, 3), 0, "zookeeper://here")
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=300)))
-def test_children_of_any_name_are_read(names: list[str]) -> None:
-    """Also long ones, and those that are not ASCII, which somebody may have put there."""
+def test_any_names_of_children_are_read(names: list[str]) -> None:
+    """Long names and names that are not ASCII too: others may have created such nodes."""
     names = [name.encode(errors="replace").decode() for name in names]
     packed = [struct.pack("!i", len(name.encode())) + name.encode() for name in names]
     assert Listing("/").read(struct.pack("!i", len(names)) + b"".join(packed)) == names
 
 
 def test_another_version_is_refused() -> None:
-    """Two versions that can't exclude each other don't run together."""
+    """Versions that can't exclude each other don't run together."""
     with pytest.raises(Incompatible, match="version 2"):
         NodeQueue([_node(0), "2.whatever"], "here")
     assert len(NodeQueue([_node(0), "put here by hand"], "here").claims) == 1
@@ -171,45 +171,45 @@ def test_another_version_is_refused() -> None:
     ],
 )
 def test_a_damaged_node_is_refused(node: str) -> None:
-    """Whatever it was, nobody can tell who was admitted; a look says of which lock."""
+    """It is unknown which claims are admitted; the error names the lock."""
     with pytest.raises(Incompatible, match="here"):
         NodeQueue([_node(0), node], "here")
     own = _node(7)
-    assert nodes_ahead(own, [own, own[:-10] + "000000000x"]) is None  # left to the whole line
+    assert nodes_ahead(own, [own, own[:-10] + "000000000x"]) is None  # left to NodeQueue
 
 
 SEQUENCES = st.one_of(
     st.integers(0, 40), st.integers(2**31 - 9, 2**31 - 1), st.integers(-(2**31), -1)
 )
-STRANGERS = st.sampled_from([slot_name(3), "a note", _node(7, Mode.SHARED)])
+OTHERS = st.sampled_from([slot_name(3), "a note", _node(7, Mode.SHARED)])
 
 
 @given(
     st.lists(SEQUENCES, min_size=1, max_size=12, unique=True),
-    st.lists(STRANGERS, max_size=2),
+    st.lists(OTHERS, max_size=2),
     st.randoms(use_true_random=False),
 )
-def test_the_front_of_a_simple_line_is_what_the_line_says(
-    sequences: list[int], strangers: list[str], draw: Random
+def test_the_fast_path_agrees_with_the_queue(
+    sequences: list[int], others: list[str], draw: Random
 ) -> None:
-    """Where it says anything: what is not simple is left to the line."""
+    """Where it decides: other queues are left to ``NodeQueue``."""
     own = _node(sequences[0])
-    nodes = [_node(sequence) for sequence in sequences] + strangers
+    nodes = [_node(sequence) for sequence in sequences] + others
     draw.shuffle(nodes)
-    front = nodes_ahead(own, nodes)
-    assert front is None or not strangers
-    if front is None:
-        assert strangers or min(sequences) < 0
+    ahead = nodes_ahead(own, nodes)
+    assert ahead is None or not others
+    if ahead is None:
+        assert others or min(sequences) < 0
         return
-    line = NodeQueue(nodes, "here")
-    index = line.index(own)
-    assert index == len(front)
-    assert (front == []) == (index < line.admitted)
-    assert not front or line.node_to_watch(index) == front[-1]
+    queue = NodeQueue(nodes, "here")
+    index = queue.index(own)
+    assert index == len(ahead)
+    assert (ahead == []) == (index < queue.admitted)
+    assert not ahead or queue.node_to_watch(index) == ahead[-1]
 
 
-def test_the_front_of_a_line_is_left_open() -> None:
-    """Without its own node, with another of the same owner, or of another version."""
+def test_the_fast_path_leaves_other_queues_open() -> None:
+    """Without the claim's node, with another node of its owner, or of another version."""
     own, other = _node(3), _node(1)
     assert nodes_ahead(own, [own, other]) == [other]
     assert nodes_ahead(own, [other]) is None

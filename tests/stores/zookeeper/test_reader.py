@@ -1,4 +1,4 @@
-"""Threads that wait for ZooKeeper read its answers themselves: nobody is left without a reader."""
+"""Threads that wait for ZooKeeper read its replies themselves: there is always a reader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READING = [
     *lines_of(SharedReader._read_until),
     *lines_of(SharedReader._read_available),
 ]
-TAKING = [
+DISPATCHING = [
     *lines_of(ZooKeeperConnection.read),
     *lines_of(ZooKeeperConnection._dispatch),
     *lines_of(Request.complete),
@@ -40,13 +40,13 @@ server, locks, others = helpers.server, helpers.locks, helpers.others
     [(SharedReader, *step) for step in READING]
     + [
         (Request if step in lines_of(Request.complete) else ZooKeeperConnection, *step)
-        for step in TAKING
+        for step in DISPATCHING
     ],
 )
-def test_a_reader_that_is_torn(
+def test_a_reader_that_is_interrupted(
     locks: holdfast.Locks, owner: type[object], name: str, line: int
 ) -> None:
-    """Others get their answers all the same, in the same session, and so does it."""
+    """All threads still get their replies, in the same session."""
     session = session_of(locks, TTL)
     number = session.id
     torn_at(getattr(owner, name).__code__, line, lambda: hold(locks, "name"))
@@ -56,8 +56,8 @@ def test_a_reader_that_is_torn(
     assert session.id == number
 
 
-def test_one_who_waits_reads_for_all(locks: holdfast.Locks, others: holdfast.Locks) -> None:
-    """Those who wait for an answer beside it, and those who go on when it has left."""
+def test_a_waiting_thread_reads_for_all(locks: holdfast.Locks, others: holdfast.Locks) -> None:
+    """For threads that wait for replies at the same time, and after it has gone."""
     session = session_of(locks, TTL)
     with ThreadPoolExecutor(5) as pool:
         with others.lock("name"):
@@ -70,19 +70,19 @@ def test_one_who_waits_reads_for_all(locks: holdfast.Locks, others: holdfast.Loc
     assert session.reader._waiting == {}
 
 
-def test_nobody_reads_a_connection_that_broke(locks: holdfast.Locks) -> None:
-    """Not one either who took the reader's place in that moment: there may be another by then, on
-    which hands are being shaken."""
+def test_no_thread_reads_a_broken_connection(locks: holdfast.Locks) -> None:
+    """Not even a thread that has just taken the role: there may be a new connection, in the middle
+    of its handshake."""
     session = session_of(locks, TTL)
     reader, readers = session.reader, list[threading.Thread]()
-    read, wire = reader.read, reader._socket
+    read, sock = reader.read, reader._socket
 
     class Breaking(dict[int, object]):
         def setdefault(self, key: int, value: object = None) -> object:
-            reader_of_all = super().setdefault(key, value)
-            if reader_of_all is value and isinstance(value, BlockingCompletion) and reader._socket:
+            current = super().setdefault(key, value)
+            if current is value and isinstance(value, BlockingCompletion) and reader._socket:
                 reader.detach()
-            return reader_of_all
+            return current
 
     def note() -> bool:
         readers.append(threading.current_thread())
@@ -93,14 +93,14 @@ def test_nobody_reads_a_connection_that_broke(locks: holdfast.Locks) -> None:
     assert reader._socket is None
     assert readers
     assert threading.current_thread() not in readers
-    reader._reading, reader.read, reader._socket = {}, read, wire
+    reader._reading, reader.read, reader._socket = {}, read, sock
 
 
-def test_kazoo_keeps_its_place_while_it_reads() -> None:
-    """What it has begun to take in is for it to end: it leaves nothing to others in between."""
+def test_kazoo_keeps_the_role_while_it_reads() -> None:
+    """No other thread reads in the middle of a reply that kazoo has begun to read."""
     left: list[int] = []
 
-    class Places(dict[int, object]):
+    class Roles(dict[int, object]):
         def __delitem__(self, key: int) -> None:
             left.append(key)
             super().__delitem__(key)
@@ -111,21 +111,21 @@ def test_kazoo_keeps_its_place_while_it_reads() -> None:
         def pending(self) -> int:
             return self.unread
 
-    reader, wire = SharedReader(shared=True), Pending()
+    reader, sock = SharedReader(shared=True), Pending()
     handler = KazooHandler(1.0, None, reader)
     handler.listener, handler.queue = cast("Any", object()), lambda: [1]
-    reader._reading = Places()
+    reader._reading = Roles()
     assert reader.acquire()
-    assert handler.select([wire, "bell"], [], []) == ([wire], [], [])
+    assert handler.select([sock, "wakeup"], [], []) == ([sock], [], [])
     assert not left
-    wire.unread = 0
-    assert handler.select([wire, "bell"], [], []) == (["bell"], [], [])
+    sock.unread = 0
+    assert handler.select([sock, "wakeup"], [], []) == (["wakeup"], [], [])
     assert left == [0]
 
 
-def test_kazoo_reads_what_nobody_waits_for(locks: holdfast.Locks) -> None:
-    """Soon after the last of those who waited has left."""
+def test_kazoo_reads_if_no_thread_waits(locks: holdfast.Locks) -> None:
+    """Soon after the last waiting thread has gone."""
     session = session_of(locks, TTL)
-    told = threading.Event()
-    session.send(Exists("/").then(lambda _: told.set()))
-    assert told.wait(SOON)
+    answered = threading.Event()
+    session.send(Exists("/").then(lambda _: answered.set()))
+    assert answered.wait(SOON)

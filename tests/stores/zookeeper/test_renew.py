@@ -1,4 +1,4 @@
-"""Renewing on ZooKeeper: many holds in one trip, and what a heartbeat proves."""
+"""Renewing on ZooKeeper: many holds in one round trip, and what a heartbeat proves."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ def _held(backend: Any, names: Iterable[str]) -> list[Grant]:
         return list(pool.map(hold, names))
 
 
-def test_holds_are_renewed_in_one_trip(
+def test_holds_are_renewed_in_one_round_trip(
     server: QuickServer,
     namespace: str,
     kazoo: KazooClient,
-    trips: list[list[str]],
+    round_trips: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They share one session: a write proves many, and only among these it is asked who is gone."""
+    """One write proves many holds; only after a failed write its holds are read one by one."""
     monkeypatch.setattr(zookeeper, "BATCH", 10)
     backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
     grants = _held(backend, map(str, range(25)))
-    trips.clear()
+    round_trips.clear()
     renewal = run_now(backend.renew(grants, [], until=now() + 20))
     assert (renewal.lost, renewal.unknown) == ({}, {})
-    assert trips == [["Checks"] * 3]
+    assert round_trips == [["Checks"] * 3]
     broken = grants[17]
     kazoo.delete(broken.ref[2])
-    trips.clear()
+    round_trips.clear()
     renewal = run_now(backend.renew(grants, [], until=now() + 20))
     assert (set(renewal.lost), renewal.unknown) == ({broken.claim.owner}, {})
-    assert trips == [["Checks"] * 3, ["Exists"] * 10]
+    assert round_trips == [["Checks"] * 3, ["Exists"] * 10]
     run_now(backend.close())
 
 
 def test_a_thousand_holds_are_one_request(
-    server: QuickServer, namespace: str, trips: list[list[str]]
+    server: QuickServer, namespace: str, round_trips: list[list[str]]
 ) -> None:
-    """Besides the heartbeats of their one session, which do not know how many there are."""
+    """Besides the heartbeats of their session, whose number does not depend on the holds."""
     backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
     grants = _held(backend, map(str, range(1000)))
-    trips.clear()
+    round_trips.clear()
     renewal = run_now(backend.renew(grants, [], until=now() + 20))
     assert (renewal.lost, renewal.unknown) == ({}, {})
-    assert trips == [["Checks"]]
+    assert round_trips == [["Checks"]]
     run_now(backend.close())
 
 
@@ -86,16 +86,16 @@ def test_holds_of_long_names_are_renewed(server: QuickServer, namespace: str) ->
 def test_holds_are_renewed_while_others_are_released(
     server: QuickServer, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many are: at every request one more."""
+    """Even if another hold is released at every request."""
     backend = open_store(server.url, Settings(namespace=namespace)).backend(BlockingRuntime())
     grants = _held(backend, map(str, range(20)))
     going, start = grants[10:], ZooKeeperSession.start
     gone: list[Grant] = []
 
-    def lose_one(session: ZooKeeperSession, call: Any, *requests: Request) -> None:
+    def lose_one(session: ZooKeeperSession, completion: Any, *requests: Request) -> None:
         gone.append(going.pop())
         kazoo.delete(gone[-1].ref[2])
-        start(session, call, *requests)
+        start(session, completion, *requests)
 
     monkeypatch.setattr(ZooKeeperSession, "start", lose_one)
     renewal = run_now(backend.renew(grants, [], until=now() + 20))
@@ -107,19 +107,19 @@ def test_holds_are_renewed_while_others_are_released(
 
 
 def test_a_heartbeat_counts_once_a_later_write_was_answered() -> None:
-    """The leader hears of it up to half a tick late; the session's reserve pays for that."""
+    """The leader knows of it up to half a tick later; the session timeout includes that."""
     options = ZooKeeperOptions("host:1", "zookeeper://host:1", 5.0, tick=1.0)
     session = ZooKeeperSession(options, 10.0, None, lambda *_: None)
-    asked = session.negotiate(2.0)
-    assert asked is not None
-    assert asked >= 10.0 + session.lag + 1.0
-    session.timeout, session.id = asked, 7
-    reserve = asked - 10.0
+    wanted = session.negotiate(2.0)
+    assert wanted is not None
+    assert wanted >= 10.0 + session.lag + 1.0
+    session.timeout, session.id = wanted, 7
+    reserve = wanted - 10.0
     session._connected_since = 100.0
-    assert session.since(100.5, 7) == 100.5  # the connection itself was the leader's word
+    assert session.since(100.5, 7) == 100.5  # the leader has confirmed the connection
     assert session.since(130.0, 7) == pytest.approx(100.0 + reserve)
     session._heartbeats.append(129.5)
-    assert session.since(130.0, 7) == pytest.approx(100.0 + reserve)  # not told yet, for sure
+    assert session.since(130.0, 7) == pytest.approx(100.0 + reserve)  # perhaps not reported yet
     assert session.since(130.5, 7) == 130.5
     assert session.proven_since(7) == 130.5
     assert session.since(131.0, 8) == session.proven_since(8) == NEVER

@@ -1,4 +1,4 @@
-"""Requests to ZooKeeper are sent by whichever thread has them: what may come in between."""
+"""Every thread sends its own requests to ZooKeeper: interrupts, full sockets, signal handlers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SOON = 60.0
 server, locks = helpers.server, helpers.locks
 
 
-class Torn(Exists):
-    """An interrupt comes while this is packed."""
+class Interrupting(Exists):
+    """A request that is interrupted while it is packed."""
 
     __slots__ = ()
 
@@ -29,14 +29,14 @@ class Torn(Exists):
 
 
 @pytest.mark.parametrize("bytes_taken", [1, 7, 64])
-def test_a_socket_that_takes_little_at_a_time(
+def test_a_socket_that_accepts_little_at_a_time(
     locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, bytes_taken: int
 ) -> None:
-    """What it leaves over is sent by kazoo's thread, before anything else is."""
+    """kazoo's thread sends the rest, before any other request."""
     send_now = BufferedSocket.send_now
 
-    def send_little(wire: BufferedSocket, data: bytes | bytearray) -> int:
-        return send_now(wire, data[:bytes_taken])
+    def send_little(sock: BufferedSocket, data: bytes | bytearray) -> int:
+        return send_now(sock, data[:bytes_taken])
 
     monkeypatch.setattr(BufferedSocket, "send_now", send_little)
 
@@ -56,25 +56,25 @@ def test_a_socket_that_takes_little_at_a_time(
 def test_an_interrupt_costs_the_connection_and_no_hold(
     locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Which answers would come nobody knows, so none is waited for: the session goes on anew."""
+    """It is unknown which replies would arrive: the session continues on a new connection."""
     session = session_of(locks, TTL)
     kept = locks.lock("kept").acquire()
     assert kept
     number = session.id
     if moment == "packing":
         with pytest.raises(KeyboardInterrupt):
-            session.send(Torn("/"))
+            session.send(Interrupting("/"))
     else:
         send_now, us = BufferedSocket.send_now, threading.get_ident()
 
-        def send_and_tear(wire: BufferedSocket, data: bytes | bytearray) -> int:
-            sent = send_now(wire, data)
+        def send_and_interrupt(sock: BufferedSocket, data: bytes | bytearray) -> int:
+            sent = send_now(sock, data)
             if threading.get_ident() != us:
                 return sent  # a heartbeat
             monkeypatch.setattr(BufferedSocket, "send_now", send_now)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(BufferedSocket, "send_now", send_and_tear)
+        monkeypatch.setattr(BufferedSocket, "send_now", send_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             session.send(Exists("/"))
     with locks.lock("name", timeout=SOON) as lease:
@@ -84,23 +84,23 @@ def test_an_interrupt_costs_the_connection_and_no_hold(
     assert kept.release() is True
 
 
-def test_who_waits_for_an_answer_is_told_of_an_interrupt(server: QuickServer) -> None:
-    """Also where the servers are silent, so that only we know that the connection has ended."""
+def test_an_interrupt_fails_pending_requests(server: QuickServer) -> None:
+    """Even if the servers are silent, so that only the client knows of the connection's end."""
     with Proxy(server) as proxy, holdfast.connect(proxy.url, ttl=TTL) as locks:
         session = session_of(locks, TTL)
         proxy.stall()
-        told = threading.Event()
+        failed = threading.Event()
         pending = Exists("/")
-        session.send(pending.then(lambda _: told.set()))
+        session.send(pending.then(lambda _: failed.set()))
         with pytest.raises(KeyboardInterrupt):
-            session.send(Torn("/"))
-        assert told.wait(SOON)
+            session.send(Interrupting("/"))
+        assert failed.wait(SOON)
         assert isinstance(pending.error, ConnectionLoss)
         proxy.resume()
 
 
-def test_a_handler_of_signals_may_send(locks: holdfast.Locks) -> None:
-    """One that comes while a request is packed ends the connection, and no more: all are told."""
+def test_a_signal_handler_may_send(locks: holdfast.Locks) -> None:
+    """In the middle of packing a request it ends the connection; all requests get a result."""
     session = session_of(locks, TTL)
     number = session.id
     order: list[str] = []
@@ -124,10 +124,10 @@ def test_a_handler_of_signals_may_send(locks: holdfast.Locks) -> None:
 
 
 def test_a_withdrawn_request_is_never_sent() -> None:
-    """Whoever gives up first decides: it goes out as a harmless read instead."""
-    request = Delete("/holdfast/somebody")
+    """A harmless read is sent instead. A request that was packed can't be withdrawn."""
+    request = Delete("/holdfast/another")
     assert request.withdraw() is True
-    assert b"somebody" not in request.pack(1)
-    sent = Delete("/holdfast/somebody")
-    assert b"somebody" in sent.pack(1)
+    assert b"another" not in request.pack(1)
+    sent = Delete("/holdfast/another")
+    assert b"another" in sent.pack(1)
     assert sent.withdraw() is False

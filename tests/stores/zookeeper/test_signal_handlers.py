@@ -1,4 +1,4 @@
-"""Handlers of signals that use locks of ZooKeeper, wherever in our own code they come."""
+"""Signal handlers that use ZooKeeper locks, at any line of our own code."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SOON = 60.0
 server, locks, others = helpers.server, helpers.locks, helpers.others
 
 
-def test_a_handler_of_signals_may_use_locks(locks: holdfast.Locks, others: holdfast.Locks) -> None:
-    """It keeps the thread that reads from reading: kazoo's thread takes over."""
+def test_a_signal_handler_may_use_locks(locks: holdfast.Locks, others: holdfast.Locks) -> None:
+    """It occupies the thread that reads: kazoo's thread takes over the reading."""
     session_of(locks, TTL)
     tokens: list[int] = []
     held = others.lock("name").acquire()
@@ -83,8 +83,8 @@ MIDDLE: list[Step] = [
 def test_a_handler_waits_in_the_middle_of_a_request(
     locks: holdfast.Locks, owner: type[object], name: str, line: int
 ) -> None:
-    """What its thread was sending or taking in is given up: both get their locks, soon, and the
-    session goes on."""
+    """The connection ends, with what its thread was sending or reading: both get their locks soon,
+    in the same session."""
     session = session_of(locks, TTL)
     number = session.id
     got: list[str] = []
@@ -102,7 +102,7 @@ def test_a_handler_waits_in_the_middle_of_a_request(
 
 
 def _in_a_thread(work: Callable[[], object]) -> None:
-    """So that one that hangs fails the test, and no more."""
+    """So that work that hangs only fails the test."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(SOON)
@@ -110,10 +110,10 @@ def _in_a_thread(work: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(("owner", "name", "line"), WATCHING)
-def test_a_handler_waits_where_its_thread_was_to_wait(
+def test_a_handler_waits_while_its_thread_begins_to_wait(
     locks: holdfast.Locks, others: holdfast.Locks, owner: type[object], name: str, line: int
 ) -> None:
-    """For another lock of the same session, at any step: both get what they wait for."""
+    """For another lock of the same session, at any line: both get their locks."""
     session = session_of(locks, TTL)
     held = {each: others.lock(each).acquire() for each in ("name", "other")}
     got: list[str] = []
@@ -121,11 +121,11 @@ def test_a_handler_waits_where_its_thread_was_to_wait(
     def get(each: str) -> None:
         lease = held[each]
         assert lease
-        turn = threading.Thread(target=_once_awaited, args=(others, each, lease.release))
-        turn.start()
+        releaser = threading.Thread(target=_once_awaited, args=(others, each, lease.release))
+        releaser.start()
         hold(locks, each)
         got.append(each)
-        turn.join(SOON)
+        releaser.join(SOON)
 
     code = getattr(owner, name).__code__
     _in_a_thread(lambda: handled_at(code, line, lambda: get("name"), lambda: get("other")))
@@ -142,10 +142,10 @@ def _once_awaited(locks: holdfast.Locks, name: str, then: Callable[[], object]) 
 
 
 @pytest.mark.parametrize(("owner", "name", "line"), OPENING)
-def test_a_handler_opens_the_session_that_its_thread_was_to_open(
+def test_a_handler_opens_the_session_that_its_thread_is_opening(
     locks: holdfast.Locks, owner: type[object], name: str, line: int
 ) -> None:
-    """There is one session after that; a handler that comes too late for its own is told."""
+    """There is one session after that; a handler that can't have one yet gets an error."""
 
     def handle() -> None:
         with suppress(BackendUnavailable), locks.lock("other", timeout=0.2):
@@ -161,7 +161,7 @@ def test_a_handler_opens_the_session_that_its_thread_was_to_open(
 
 
 def test_several_watch_one_node() -> None:
-    """Each is told until it leaves, whichever came first."""
+    """Each callback is kept until it is removed, in any order."""
     watches = Watches()
     signals = [threading.Event() for _ in range(3)]
     for signal_ in signals:

@@ -1,4 +1,4 @@
-"""What is peculiar to ZooKeeper: trips, sessions, nodes."""
+"""What only ZooKeeper has: its round trips, sessions and nodes."""
 
 from __future__ import annotations
 
@@ -34,25 +34,29 @@ SOON = 60.0
 server = helpers.server
 
 
-def test_a_hold_is_two_trips(server: QuickServer, namespace: str, trips: list[list[str]]) -> None:
-    """Create and list go out back to back; the release is one request."""
+def test_a_hold_is_two_round_trips(
+    server: QuickServer, namespace: str, round_trips: list[list[str]]
+) -> None:
+    """Create and listing are sent back to back; the release is one request."""
     with holdfast.connect(server.url, namespace=namespace) as locks:
         lock = locks.lock("name")
         with lock:
             pass
         again = True
         while again:
-            trips.clear()
+            round_trips.clear()
             with lock:
                 pass
-            again = ["Container"] in trips  # the servers had deleted the name, which was empty
-    assert trips == [["Create", "Listing"], ["Delete"]]
+            again = [
+                "Container"
+            ] in round_trips  # the servers had deleted the name, which was empty
+    assert round_trips == [["Create", "Listing"], ["Delete"]]
 
 
-def test_a_woken_waiter_makes_no_trip(
-    server: QuickServer, namespace: str, trips: list[list[str]]
+def test_a_woken_waiter_makes_no_round_trip(
+    server: QuickServer, namespace: str, round_trips: list[list[str]]
 ) -> None:
-    """What it decides by is there when it wakes: the look was sent when the watch fired."""
+    """The listing was requested when the watch fired, and is there when the waiter wakes."""
     store = open_store(server.url, Settings(namespace=namespace))
     ours, theirs = store.backend(BlockingRuntime()), store.backend(BlockingRuntime())
     grant = run_now(ours.attempt(claim_of(), join=True))
@@ -61,23 +65,23 @@ def test_a_woken_waiter_makes_no_trip(
     busy = run_now(theirs.attempt(claim, join=True))
     assert isinstance(busy, Busy)
     assert run_now(ours.release(grant))
-    trips.clear()
+    round_trips.clear()
     assert isinstance(run_now(theirs.wait(claim, busy, now() + 30)), Grant)
-    assert trips == []
+    assert round_trips == []
     run_now(ours.close())
     run_now(theirs.close())
 
 
-def test_a_look_at_what_may_be_old_lets_nobody_in(
+def test_a_stale_listing_grants_nothing(
     server: QuickServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server was to catch up before it, and did not."""
+    """The sync before the listing has failed."""
     store = open_store(server.url, Settings(namespace=namespace))
     backend, claim, send = store.backend(BlockingRuntime()), claim_of(), ListingPrefetch.send
 
-    def fail(look: ListingPrefetch) -> None:
-        look._sync.error = NoNodeError()
-        send(look)
+    def fail(prefetch: ListingPrefetch) -> None:
+        prefetch._sync.error = NoNodeError()
+        send(prefetch)
 
     grant = run_now(backend.attempt(claim_of(), join=True))
     assert isinstance(grant, Grant)
@@ -90,10 +94,10 @@ def test_a_look_at_what_may_be_old_lets_nobody_in(
     run_now(backend.close())
 
 
-def test_an_heir_that_has_come_and_gone_is_not_lined_up_again(
+def test_a_next_waiter_that_has_released_is_not_queued_again(
     server: QuickServer, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own thread may be served, and release, before the exchange looks at the answers."""
+    """Its own thread may get and release the lock before the exchange reads its replies."""
     store = open_store(server.url, Settings(namespace=namespace))
     backend = store.backend(BlockingRuntime())
     grant = run_now(backend.attempt(claim_of(), join=True))
@@ -119,8 +123,10 @@ def test_an_heir_that_has_come_and_gone_is_not_lined_up_again(
     run_now(backend.close())
 
 
-def test_an_heir_that_does_not_wait_is_soon_skipped(server: QuickServer, namespace: str) -> None:
-    """One who has left before the exchange lined it up: nobody attends to its turn."""
+def test_a_next_waiter_that_does_not_wait_is_soon_skipped(
+    server: QuickServer, namespace: str
+) -> None:
+    """It gave up before the exchange queued it: its owner is absent."""
     store: Any = open_store(server.url, Settings(namespace=namespace))
     backend = store.backend(BlockingRuntime())
     grant = run_now(backend.attempt(claim_of(), join=True))
@@ -133,8 +139,8 @@ def test_an_heir_that_does_not_wait_is_soon_skipped(server: QuickServer, namespa
     run_now(backend.close())
 
 
-def test_a_client_that_has_left_opens_no_session(server: QuickServer, namespace: str) -> None:
-    """A request that comes late would leave it open for good."""
+def test_a_closed_client_opens_no_session(server: QuickServer, namespace: str) -> None:
+    """A late request would leave a session open for ever."""
     store: Any = open_store(server.url, Settings(namespace=namespace))
     backend = store.backend(BlockingRuntime())
     assert isinstance(run_now(backend.attempt(claim_of(), join=True)), Grant)
@@ -145,7 +151,7 @@ def test_a_client_that_has_left_opens_no_session(server: QuickServer, namespace:
 
 @pytest.mark.faults
 def test_a_thousand_tasks_share_one_connection(server: QuickServer, namespace: str) -> None:
-    """Those who wait in one client cost no connection of their own."""
+    """Waiting tasks of one client need no connections of their own."""
 
     async def wait_all() -> None:
         async with holdfast.connect_async(server.url, namespace=namespace) as locks:
@@ -169,7 +175,7 @@ def test_a_thousand_tasks_share_one_connection(server: QuickServer, namespace: s
 def test_a_session_that_ends_loses_its_holds(
     server: QuickServer, namespace: str, kazoo: KazooClient
 ) -> None:
-    """All of them, with the reason; the next session adopts none."""
+    """All of them, with the reason; the next session adopts no node."""
     with holdfast.connect(server.url, namespace=namespace, ttl=6) as locks:
         leases = [locks.lock(name).acquire() for name in ("a", "b")]
         lost = [threading.Event() for _ in leases]
@@ -178,10 +184,12 @@ def test_a_session_that_ends_loses_its_holds(
             lease.on_lost(lambda _, event=event: event.set())  # type: ignore[misc]
         (session,) = [s for s in _sessions(locks).values() if s.id]
         assert session._client is not None
-        thief = KazooClient(f"{server.host}:{server.port}", client_id=session._client.client_id)
-        thief.start()
-        thief.stop()
-        thief.close()
+        other_client = KazooClient(
+            f"{server.host}:{server.port}", client_id=session._client.client_id
+        )
+        other_client.start()
+        other_client.stop()
+        other_client.close()
         for lease, event in zip(leases, lost, strict=True):
             assert lease is not None
             assert event.wait(SOON)
@@ -198,7 +206,7 @@ def _sessions(locks: holdfast.Locks) -> dict[int, ZooKeeperSession]:
 
 
 def test_a_ttl_is_refused_with_its_limits(servers: Servers, namespace: str) -> None:
-    """Two ticks at least, and what the longest session leaves at the most."""
+    """At least two ticks; at most what the longest session allows."""
     slow = servers.of(ZooKeeperServer, tick_ms=2000)
     with holdfast.connect(slow.url, namespace=namespace) as locks:
         with pytest.raises((Unsupported, ValueError), match="4 s"):
@@ -209,9 +217,9 @@ def test_a_ttl_is_refused_with_its_limits(servers: Servers, namespace: str) -> N
             assert lease.held
 
 
-def test_a_short_session_does_not_tell_the_tick(servers: Servers, namespace: str) -> None:
-    """Servers report to their leader every half tick, however short its sessions may be: what a
-    session has beyond the ttl must pay for that, or time counts that the leader does not give."""
+def test_the_tick_is_not_derived_from_a_short_session(servers: Servers, namespace: str) -> None:
+    """Followers report to the leader every half tick, however short a session may be. The session
+    timeout must include that, or more time would count as certain than the leader grants."""
     server = servers.of(ShortSessionsServer)
     half_a_tick, ttl = server.tick_ms / 2000, 2
     beats = ttl / BEATS_PER_TTL
@@ -226,8 +234,8 @@ def test_a_short_session_does_not_tell_the_tick(servers: Servers, namespace: str
     assert half_a_tick < 2.0
 
 
-def test_a_server_of_short_ticks_says_how_to_name_them(servers: Servers, namespace: str) -> None:
-    """Its longest session may be shorter than what the usual tick takes of it."""
+def test_the_error_for_short_ticks_names_the_option(servers: Servers, namespace: str) -> None:
+    """The longest session may be too short with the usual tick."""
     server = servers.of(ZooKeeperServer, tick_ms=100, longest_ms=2000)
     with (
         holdfast.connect(server.url, namespace=namespace, ttl=1) as locks,
@@ -241,8 +249,8 @@ def test_a_server_of_short_ticks_says_how_to_name_them(servers: Servers, namespa
         assert lease.held
 
 
-def test_empty_names_vanish(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:
-    """The servers delete a name's node after its last claim; the token goes on growing."""
+def test_unused_names_are_deleted(server: QuickServer, namespace: str, kazoo: KazooClient) -> None:
+    """The servers delete a name's node after its last claim; tokens still grow."""
     with holdfast.connect(server.url, namespace=namespace) as locks:
         with locks.lock("name") as lease:
             first = lease.token
@@ -252,10 +260,10 @@ def test_empty_names_vanish(server: QuickServer, namespace: str, kazoo: KazooCli
         assert nodes_of(kazoo, f"/{namespace}/locks/name") == []
 
 
-def test_the_line_starts_over_before_its_counter_ends(
+def test_the_queue_is_emptied_before_its_counter_ends(
     server: QuickServer, namespace: str, kazoo: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Newcomers let it drain; the last one out takes the name's node along."""
+    """New claims don't join; the last release deletes the name's node."""
     monkeypatch.setattr(zookeeper, "SEQUENCE_LIMIT", 3)
     tokens = []
     with holdfast.connect(server.url, namespace=namespace) as locks:
@@ -277,7 +285,7 @@ def test_the_line_starts_over_before_its_counter_ends(
 def test_a_newer_version_is_not_touched(
     server: QuickServer, namespace: str, kazoo: KazooClient
 ) -> None:
-    """What it stored stays, and nothing of ours is left beside it."""
+    """Its nodes stay, and no node of ours is left beside them."""
     kazoo.create(f"/{namespace}/locks/name/2.something", makepath=True)
     with holdfast.connect(server.url, namespace=namespace) as locks:
         with pytest.raises(Incompatible):

@@ -1,4 +1,4 @@
-"""Answers that no ZooKeeper gives: the connection ends, within bounds of time and memory."""
+"""Replies that no ZooKeeper server sends end the connection, within bounds of time and memory."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ from holdfast.stores.zookeeper.client.packets import Checks, Create, Listing, Mu
 from holdfast.testing import Flavour
 from stores.fake_server import Talk, fake_server
 
-PATIENCE = 1.0
+REQUEST_SECONDS = 1.0
 MORE_THAN_ENOUGH = 200 * 2**20
 SOON = 20.0
 SHORTEST_MS = 1000
 
 
-def _hello(asked: bytes) -> bytes:
-    """The answer to a client's first words: the session that it asks for."""
-    _, _, _, milliseconds = struct.unpack_from("!iiqi", asked)
+def _hello(greeting: bytes) -> bytes:
+    """The reply to a client's greeting: grants the session timeout that it requests."""
+    _, _, _, milliseconds = struct.unpack_from("!iiqi", greeting)
     granted = max(SHORTEST_MS, milliseconds)
     return struct.pack("!iiiqi16s?", 37, 0, granted, 7, 16, b"", False)
 
 
-def _answer(length: int, xid: int, code: int = 0, body: bytes = b"") -> bytes:
+def _reply(length: int, xid: int, code: int = 0, body: bytes = b"") -> bytes:
     return struct.pack("!iiqi", length, xid, 1, code) + body
 
 
 def _greeted(reply: bytes) -> Talk:
-    """Lets the client in, and answers all that it asks then with the same bytes."""
+    """Grants a session, then answers every request with the same bytes."""
 
-    def talk(wire: socket.socket) -> None:
-        wire.sendall(_hello(wire.recv(65_536)))
-        while wire.recv(65_536):
-            wire.sendall(reply)
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(_hello(sock.recv(65_536)))
+        while sock.recv(65_536):
+            sock.sendall(reply)
 
-    return talk
+    return serve
 
 
 def _refused(port: int, flavour: Flavour) -> None:
     url = f"zookeeper://127.0.0.1:{port}"
 
     async def run() -> None:
-        async with holdfast.connect_async(url, patience=PATIENCE, ttl=8) as locks:
+        async with holdfast.connect_async(url, patience=REQUEST_SECONDS, ttl=8) as locks:
             with pytest.raises(BackendUnavailable):
-                await locks.lock("name", timeout=PATIENCE).acquire()
+                await locks.lock("name", timeout=REQUEST_SECONDS).acquire()
 
     if flavour is Flavour.ASYNCIO:
         asyncio.run(run())
         return
     with (
-        holdfast.connect(url, patience=PATIENCE, ttl=8) as locks,
+        holdfast.connect(url, patience=REQUEST_SECONDS, ttl=8) as locks,
         pytest.raises(BackendUnavailable),
     ):
-        locks.lock("name", timeout=PATIENCE).acquire()
+        locks.lock("name", timeout=REQUEST_SECONDS).acquire()
 
 
 HELLOS = {
@@ -75,55 +75,55 @@ HELLOS = {
 @pytest.mark.parametrize("flavour", list(Flavour))
 @pytest.mark.parametrize("hello", HELLOS.values(), ids=HELLOS)
 def test_a_greeting_that_is_not_zookeeper_s(hello: bytes, flavour: Flavour) -> None:
-    """It announces more than anything has, and keeps sending: nobody takes it in."""
+    """A greeting that announces a huge length, and keeps sending, is not read into memory."""
     sent: list[int] = []
 
-    def talk(wire: socket.socket) -> None:
-        wire.recv(65_536)
-        wire.sendall(hello)
+    def serve(sock: socket.socket) -> None:
+        sock.recv(65_536)
+        sock.sendall(hello)
         while sum(sent) < MORE_THAN_ENOUGH:
-            sent.append(wire.send(b"x" * 65_536))
+            sent.append(sock.send(b"x" * 65_536))
 
     begun = now()
-    with fake_server(talk) as port:
+    with fake_server(serve) as port:
         _refused(port, flavour)
     assert now() - begun < SOON
     assert sum(sent) < MORE_THAN_ENOUGH
 
 
-ANSWERS = {
-    "huge": _answer(2**31 - 1, 1),
-    "negative, a ping": _answer(-4, -2),
-    "negative": _answer(-4, 1),
-    "without its head": _answer(4, -2),
-    "an unknown error": _answer(16, 1, -9999),
-    "an event that is none": _answer(28, -1, 0, struct.pack("!iii", 1, 3, 2**31 - 1)),
-    "an event without text": _answer(17, -1, 0, b"\xff"),
-    "an event of no text": _answer(30, -1, 0, struct.pack("!iii", 1, 3, 2) + b"\xff\xff"),
-    "another's": _answer(16, 77),
+REPLIES = {
+    "huge": _reply(2**31 - 1, 1),
+    "negative, a ping": _reply(-4, -2),
+    "negative": _reply(-4, 1),
+    "without its header": _reply(4, -2),
+    "an unknown error": _reply(16, 1, -9999),
+    "an event of a wrong length": _reply(28, -1, 0, struct.pack("!iii", 1, 3, 2**31 - 1)),
+    "an event without text": _reply(17, -1, 0, b"\xff"),
+    "an event of invalid text": _reply(30, -1, 0, struct.pack("!iii", 1, 3, 2) + b"\xff\xff"),
+    "to another request": _reply(16, 77),
 }
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_an_answer_that_is_not_zookeeper_s(answer: bytes, flavour: Flavour) -> None:
+@pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
+def test_a_reply_that_is_not_zookeeper_s(reply: bytes, flavour: Flavour) -> None:
     begun = now()
-    with fake_server(_greeted(answer)) as port:
+    with fake_server(_greeted(reply)) as port:
         _refused(port, flavour)
     assert now() - begun < SOON
 
 
-def test_a_greeting_that_drips_is_given_up() -> None:
-    """For the next server, or another try. kazoo allows its whole time for every byte."""
+def test_a_greeting_byte_by_byte_times_out() -> None:
+    """The client tries again. kazoo itself would restart its timeout with every byte."""
     over, again = threading.Event(), threading.Event()
-    wires: list[socket.socket] = []
+    sockets: list[socket.socket] = []
 
-    def drip(wire: socket.socket) -> None:
-        wires.append(wire)
-        if len(wires) > 1:
+    def drip(sock: socket.socket) -> None:
+        sockets.append(sock)
+        if len(sockets) > 1:
             again.set()
-        for letter in _hello(wire.recv(65_536)):
-            wire.sendall(bytes([letter]))
+        for letter in _hello(sock.recv(65_536)):
+            sock.sendall(bytes([letter]))
             if over.wait(0.4):
                 return
 
@@ -136,14 +136,14 @@ def test_a_greeting_that_drips_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("length", [4, 15, 2**31 - 1])
-def test_an_answer_has_a_head_and_an_end(length: int) -> None:
-    """Whoever reads on behind one that has not would read anything as the next answer."""
+def test_the_length_of_a_reply_is_checked(length: int) -> None:
+    """Behind a reply of a wrong length, any bytes would be read as the next reply."""
 
     class Socket:
         unread, over = b"", False
 
         def take(self) -> bytes:
-            return _answer(length, -2, body=b"x" * 40)
+            return _reply(length, -2, body=b"x" * 40)
 
     connection: Any = ZooKeeperConnection.__new__(ZooKeeperConnection)
     connection._socket, connection.ping_outstanding = Socket(), threading.Event()
@@ -167,7 +167,7 @@ def test_an_answer_has_a_head_and_an_end(length: int) -> None:
 def test_a_body_that_is_not_zookeeper_s(
     sent: Listing, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is an error of the request, and of nothing else."""
+    """Only the request fails."""
     sent.pack(1)
     sent.complete(0, body)
     assert sent.error is not None

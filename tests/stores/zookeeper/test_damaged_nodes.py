@@ -1,5 +1,5 @@
-"""What somebody else has stored where locks are kept, on ZooKeeper: all that decides is in the
-names of nodes, and what a node says is for those who look."""
+"""Foreign or damaged nodes where locks are stored. Only node names decide over claims; the data of
+nodes matters to inspection only."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def ensemble(servers: Servers, namespace: str) -> Iterator[holdfast.Locks]:
         yield locks
 
 
-def test_a_node_that_nobody_can_have_made(
+def test_a_node_with_a_foreign_name(
     ensemble: holdfast.Locks, kazoo: KazooClient, namespace: str
 ) -> None:
-    lines = f"/{namespace}/locks"
+    queues = f"/{namespace}/locks"
     with ensemble.lock("aaa"), ensemble.lock("zzz"):
         for node in ("1.x.by hand", "1.n.1_0.2.0.0000000001", "1.k.x", "1." + "y" * 500):
-            kazoo.create(f"{lines}/damaged/{node}", b"x", makepath=True)
+            kazoo.create(f"{queues}/damaged/{node}", b"x", makepath=True)
             for work in (
                 lambda: ensemble.lock("damaged").acquire(blocking=False),
                 lambda: ensemble.inspect("damaged"),
@@ -37,7 +37,7 @@ def test_a_node_that_nobody_can_have_made(
             found = {each.name: each for each in ensemble.list()}
             assert "can't be read" in found["damaged"].notice
             assert len(found["aaa"].holders) == len(found["zzz"].holders) == 1
-            kazoo.delete(f"{lines}/damaged/{node}")
+            kazoo.delete(f"{queues}/damaged/{node}")
         with ensemble.lock("damaged", timeout=0) as lease:
             assert lease.held
 
@@ -45,10 +45,10 @@ def test_a_node_that_nobody_can_have_made(
 @pytest.mark.parametrize(
     "data", [b"", b"\xff", b"1_0 0  0\n", b"9" * 5000 + b" 0  0\n" + b"[" * 9999]
 )
-def test_a_node_that_says_what_nobody_has_written(
+def test_a_node_with_foreign_data(
     ensemble: holdfast.Locks, kazoo: KazooClient, namespace: str, data: bytes
 ) -> None:
-    """Who waits does not need to read it; who looks is told; and it can be broken."""
+    """Claims don't read it; inspection raises an error; and it can be revoked."""
     with ensemble.lock("zzz"):
         node = f"/{namespace}/locks/damaged/1.x.1.0.{'0' * 32}."
         kazoo.create(node, data, sequence=True, makepath=True)
@@ -62,7 +62,7 @@ def test_a_node_that_says_what_nobody_has_written(
             assert lease.held
 
 
-def test_names_of_nodes_that_nobody_can_have_made(
+def test_foreign_names_among_the_locks(
     ensemble: holdfast.Locks, kazoo: KazooClient, namespace: str
 ) -> None:
     with ensemble.lock("A"), ensemble.lock("zzz"):
@@ -74,7 +74,7 @@ def test_names_of_nodes_that_nobody_can_have_made(
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"x 1.0\n", b"1 nan\n", b"1 1e400\n"])
-def test_a_record_of_zookeeper_that_nobody_can_have_written(
+def test_a_foreign_record(
     ensemble: holdfast.Locks, kazoo: KazooClient, namespace: str, data: bytes
 ) -> None:
     with ensemble.lock("warm"):
