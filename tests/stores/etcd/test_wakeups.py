@@ -17,9 +17,8 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Reply
 from holdfast.io.wakeups import EVERYBODY
-from holdfast.stores.etcd import leave
-from holdfast.stores.etcd import wait as etcd_wait
-from holdfast.stores.etcd.watch import Book
+from holdfast.stores.etcd import wakeups as etcd_wait
+from holdfast.stores.etcd.wakeups import Book
 from stores.claims import claim_of
 from stores.etcd import bench as etcd_bench
 from stores.http_peer import Peer
@@ -241,10 +240,10 @@ def test_what_was_handed_to_another_lease_is_not_taken(peer: Callable[[], Peer])
     line = Line(peer)
     run_now(line.second.backend.release(line.turn()))
     heir = line.third
-    assert run_now(leave.handed_to(heir.backend, line.last, now() + SOON)) is not None
+    assert run_now(heir.backend._handed_to(line.last, now() + SOON)) is not None
     heir.store.sessions.ended(heir.store.sessions.current(line.last.ttl).id)
     assert run_now(heir.backend.leases.session(line.last.ttl))
-    assert run_now(leave.handed_to(heir.backend, line.last, now() + SOON)) is None
+    assert run_now(heir.backend._handed_to(line.last, now() + SOON)) is None
     taken = heir.take(line.last)  # its own attempt binds it to the new one
     assert taken.ref.session == heir.store.sessions.current(line.last.ttl).id
 

@@ -13,8 +13,8 @@ import pytest
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
-from holdfast.stores.etcd import wait as etcd_wait
-from holdfast.stores.etcd.watch import Book
+from holdfast.stores.etcd import wakeups as etcd_wait
+from holdfast.stores.etcd.wakeups import Book
 from holdfast.testing import Flavour
 from servers.process import wait_until
 from stores.claims import claim_of

@@ -13,10 +13,9 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Ping, TextMessage
 
 from holdfast.io.http import Servers
-from holdfast.stores.etcd import websocket
-from holdfast.stores.etcd import websocket_aio as websocket_async
+from holdfast.stores.etcd import aio, websocket
+from holdfast.stores.etcd.aio import AsyncWebSocket
 from holdfast.stores.etcd.websocket import Frames
-from holdfast.stores.etcd.websocket_aio import AsyncWebSocket
 
 TEXTS = ["", "a", "ä" * 60, "b" * 125, "c" * 126, "d" * 70_000, "e"]
 
@@ -120,7 +119,7 @@ def test_parts_without_anything_in_them_have_an_end(
 
 def test_a_server_that_reads_no_answers_to_its_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not kept for it without end."""
-    monkeypatch.setattr(websocket_async, "MOST_MESSAGE_BYTES", 100_000)
+    monkeypatch.setattr(aio, "MOST_MESSAGE_BYTES", 100_000)
     asyncio.run(_ping_without_end())
 
 

@@ -185,6 +185,12 @@ def delete(key: bytes) -> bytes:
     return b'{"request_delete_range":{"key":"%b"}}' % key
 
 
+def ending(entry: Entry) -> bytes:
+    """Deletes an entry unless it has ended already: its key may be another's by now."""
+    key = entry.key.encode()
+    return nested([created_at(key, entry.order)], [delete(key)])
+
+
 _BY_ARRIVAL = b'"sort_order":"%b","sort_target":"CREATE"'
 
 

@@ -1,8 +1,15 @@
-"""Watches of many keys over one WebSocket, for the waiters of one backend.
+"""Waiting on ``etcd://``: a watch of the one entry in front, and a read behind its beginning.
+
+All waits of a backend share one WebSocket; without WebSockets each has a stream of its own. Who
+waits behind another waiter is called by it (see ``backend``) and watches it only if that takes
+longer: where turns are short, nothing is asked of etcd but to join, to take and to let go.
 
 A watch begins now, not at an old revision: one that others have passed is served by etcd's slow
 sync loop. So a watch tells at which revision it began, and who finds that later than what it
 had read reads again. Nothing of a watch outlives the wait that made it, but for the subscriptions.
+
+Streams are needed where etcd asks for a password, since its gateway passes no credentials from a
+WebSocket on, and behind proxies that know no WebSockets.
 """
 
 from __future__ import annotations
@@ -11,17 +18,159 @@ import json
 import threading
 from base64 import b64decode
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast.claim import Busy, Claim, Mode
+from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Servers
+from holdfast.io.long_poll import Call, Listening
 from holdfast.io.wakeups import EVERYBODY, BlockingWakeupHub
-from holdfast.stores.etcd.websocket import BlockingWebSocket, open_blocking
+from holdfast.stores.etcd import requests
+from holdfast.stores.etcd.gateway import Gateway
+from holdfast.stores.etcd.session import RANGE
+from holdfast.stores.etcd.websocket import BlockingWebSocket, NoWebSocket, open_blocking
 
-__all__ = ["BlockingWatches", "Book", "Watch", "Watches"]
+if TYPE_CHECKING:
+    from holdfast.stores.etcd.backend import EtcdStore
+
+__all__ = ["PATH", "BlockingWatches", "Book", "StreamWatches", "Waits", "Watch", "Watches"]
 
 PATH = "/v3/watch"
+WATCH = b"POST /v3/watch"
+CALLED_SECONDS = 0.5
+"""How long a waiter relies on being called before it watches the entry in front itself."""
+PAUSE_SECONDS = (0.05, 0.25)
+MOST_UNREAD_BYTES = 16 * 2**20
+"""How much of a text may come before its end does."""
+
+
+class Waits:
+    """The waits of one backend."""
+
+    def __init__(self, store: EtcdStore, gateway: Gateway, runtime: Runtime) -> None:
+        self.store, self.gateway, self.runtime = store, gateway, runtime
+        self.watches = _watches(store, runtime)
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> bool:
+        """Whether it was called, so that the name may have been handed over."""
+        if busy.ref is None:
+            await self.pause(until)
+            return False
+        front, revision, subscription = busy.ref
+        if subscription and await self._called(claim, subscription, revision, until):
+            return True
+        await self._watch(claim, front, revision, until)
+        return False
+
+    async def _watch(
+        self, claim: Claim, front: tuple[str, int], revision: int, until: float
+    ) -> None:
+        target, _ = front
+        keys = self.store.names.of(claim.name).all.decode() if not target else f'"key":"{target}"'
+        # A slot's predecessor moves on by being granted, which is a change and no end.
+        ends_only = claim.mode is not Mode.SLOTS or not target
+        try:
+            watch = await self.confirmed(self.store.tags.of(claim), keys, ends_only, until)
+            if watch is None:
+                return
+            try:
+                if watch.began > revision and await self._changed(claim, front):
+                    return
+                await self.fired(watch, until)
+            finally:
+                await self.watches.end(watch)
+        except BackendUnavailable as error:
+            if isinstance(error.__cause__, NoWebSocket):
+                useless, self.watches = self.watches, _streams(self.store, self.runtime)
+                useless.close()
+            await self.pause(until)
+
+    async def _called(self, claim: Claim, session: str, revision: int, until: float) -> bool:
+        """Whether it was called by who stands in front of it."""
+        now = self.runtime.now()
+        if until - now < CALLED_SECONDS:
+            return False
+        subscription = self.watches.hung(session) or await self._attach(session, now, until)
+        if (
+            subscription is None
+            or subscription.began is None
+            or subscription.began > revision
+            or subscription.broken
+        ):
+            return False
+        woken = await self.watches.woken(self.store.tags.of(claim), now + CALLED_SECONDS)
+        return woken and not subscription.broken
+
+    async def _attach(self, session: str, now: float, until: float) -> Watch | None:
+        live = [each.id for each in self.store.sessions.all()]
+        keys = f'"key":"{self.store.names.subscription(session).decode()}"'
+        limit = min(until, now + self.store.settings.request_seconds)
+        try:
+            return await self.watches.subscription(session, keys, live, limit)
+        except BackendUnavailable:  # told, or mended, by the watch that is tried next
+            return None
+
+    async def confirmed(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
+        """A watch that has begun; ``None`` if the wait is over before."""
+        limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
+        watch = await self.watches.begin(owner, keys, ends_only, limit)
+        try:
+            woken = await self.watches.woken(owner, limit)
+        except BaseException:  # cancelled or interrupted: nobody else knows of the watch
+            await self.watches.end(watch)
+            raise
+        if watch.began is not None and not watch.broken and not watch.fired:
+            return watch
+        await self.watches.end(watch)
+        if not woken and limit < until:  # nothing comes any more, and nobody said so
+            self.watches.distrust()
+        if watch.broken or not woken:
+            await self.pause(until)
+        return None
+
+    async def fired(self, watch: Any, until: float) -> None:
+        """Returns when the watch has something to tell, or is broken, or was nudged."""
+        await self.watches.woken(watch.owner, until)
+        if watch.broken:
+            await self.pause(until)
+
+    async def _changed(self, claim: Claim, front: tuple[str, int]) -> bool:
+        """Whether another attempt is worth it, by a linearizable read."""
+        keys, (target, order) = self.store.names.of(claim.name), front
+        if target and claim.mode is not Mode.SLOTS:  # it waits for one end, and reads no line
+            body = b'{"key":"%b","keys_only":true}' % target.encode()
+            found = (await self.gateway.post(RANGE, body)).get("kvs")
+            return not found or int(found[0]["create_revision"]) != order
+        found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
+        verdict = self.store.judge(claim, requests.line_of(found, keys.prefix))
+        return verdict.fits or verdict.own is None or requests.place_of(verdict.front) != front
+
+    async def pause(self, until: float) -> None:
+        """Something is in the way: a short, jittered rest before the next attempt."""
+        now = self.runtime.now()
+        await self.runtime.sleep(max(0.0, min(until - now, self.runtime.between(*PAUSE_SECONDS))))
+
+
+def _streams(store: EtcdStore, runtime: Runtime) -> Watches:
+    if runtime.blocking:
+        from holdfast.io.long_poll import BlockingListening
+
+        return StreamWatches(BlockingListening(store.servers))
+    from holdfast.io.long_poll_aio import AsyncListening
+
+    return StreamWatches(AsyncListening(store.servers))
+
+
+def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
+    if store.credentials.user:
+        return _streams(store, runtime)
+    if runtime.blocking:
+        return BlockingWatches(store.servers)
+    from holdfast.stores.etcd.aio import AsyncWatches
+
+    return AsyncWatches(store.servers)
 
 
 class Watch:
@@ -282,3 +431,73 @@ class _Line:
 
     def close(self) -> None:
         self.web.close()
+
+
+class StreamWatches:
+    """As many watches as there is room for streams; the others are told to look again."""
+
+    def __init__(self, listening: Listening) -> None:
+        self._listening = listening
+        self._streams: dict[str, tuple[Watch, Call, bytearray]] = {}
+
+    async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
+        watch = Watch(0, owner)
+        filters = ',"filters":["NOPUT"]' if ends_only else ""
+        body = f'{{"create_request":{{{keys}{filters}}}}}'.encode()
+        call = await self._listening.begin(owner, WATCH, body, until, stream=True)
+        if call is None:
+            watch.broken = True
+        else:
+            self._streams[owner] = watch, call, bytearray()
+        return watch
+
+    def hung(self, session: str) -> Watch | None:
+        return None
+
+    async def subscription(
+        self, session: str, keys: str, live: Collection[str], until: float
+    ) -> Watch | None:
+        """None: it would take up a stream for good."""
+        return None
+
+    async def woken(self, owner: str, until: float) -> bool:
+        stream = self._streams.get(owner)
+        if stream is None:
+            return True
+        woken = await self._listening.woken(owner, until)
+        _read(*stream)
+        return woken
+
+    async def end(self, watch: Watch) -> None:
+        stream = self._streams.pop(watch.owner, None)
+        if stream is not None:
+            self._listening.end(stream[1])
+
+    def distrust(self) -> None:
+        """Every stream has a connection of its own, which ends with it."""
+
+    def nudge(self, owner: str) -> None:
+        self._listening.nudge(owner)
+
+    def forget(self) -> None:
+        self._streams.clear()
+        self._listening.forget()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def _read(watch: Watch, call: Call, rest: bytearray) -> None:
+    """Takes in what came: one JSON text per line."""
+    pieces, call.pieces = call.pieces, []
+    rest += b"".join(pieces)
+    *lines, tail = rest.split(b"\n")
+    rest[:] = tail
+    try:
+        for line in lines:
+            if line:
+                watch.learn(json.loads(line).get("result") or {"canceled": True})
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        watch.broken = True  # it is not etcd that speaks
+    if call.broken or call.reply is not None or len(rest) > MOST_UNREAD_BYTES:
+        watch.broken = True
