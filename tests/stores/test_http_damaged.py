@@ -19,10 +19,9 @@ from holdfast.io.clock import now
 from holdfast.io.http import BlockingHttp, IndexedResponses, Reply, Responses, Servers, Tls
 from holdfast.io.http_aio import AsyncHttp
 from holdfast.io.long_poll import Call
-from holdfast.stores.etcd.stream import StreamWatches
-from holdfast.stores.etcd.watch import Book
+from holdfast.stores.etcd.aio import open_async
+from holdfast.stores.etcd.wakeups import Book, StreamWatches
 from holdfast.stores.etcd.websocket import open_blocking
-from holdfast.stores.etcd.websocket_aio import open_async
 from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
