@@ -1,4 +1,4 @@
-"""A guarded write in the lock's own etcd: the write, if the lock's key is still there.
+"""Guarded reads and writes in the lock's own etcd: each checks that the hold's entry still exists.
 
 with holdfast.connect("etcd://localhost") as locks, locks.lock("config") as lease:
     config = fencing.etcd.guard(lease)
@@ -19,12 +19,13 @@ __all__ = ["Guard", "guard"]
 
 
 def guard(lease: Any) -> Guard:
-    """Keys of the etcd that the lease's lock is in; raises ``TypeError`` if it is elsewhere."""
+    """Returns a guard for keys of the etcd that stores the lease's lock. Raises ``TypeError`` if
+    the lock is in another store."""
     return Guard(lease)
 
 
 class Guard(OwnStoreGuard):
-    """Keys of etcd, while the hold lasts."""
+    """Reads and writes keys of etcd while the hold exists; raises ``StaleFence`` after that."""
 
     store = "Etcd"
 
@@ -32,25 +33,26 @@ class Guard(OwnStoreGuard):
         root: str = self._backend.store.names.root
         return root.removesuffix("locks/")
 
-    async def _ask(self, key: str, request: bytes) -> dict[str, Any]:
-        """One transaction: the hold's key is as it was when it was granted."""
+    async def _transact(self, key: str, request: bytes) -> dict[str, Any]:
+        """Sends one request in a transaction that checks the hold's entry. Returns its reply.
+        Raises ``StaleFence`` if the entry is gone."""
         grant = self._lease._hold.grant
-        mine = Ref(*grant.ref).stands()
+        mine = Ref(*grant.ref).exists()
         answer = await self._backend.gateway.post(TXN, requests.txn([mine], [request]))
         if not answer.get("succeeded"):
             raise await self._refused(key)
-        done: dict[str, Any] = answer["responses"][0]
-        return done
+        reply: dict[str, Any] = answer["responses"][0]
+        return reply
 
     async def _get(self, key: str) -> bytes | None:
         request = b'{"request_range":{"key":"%b"}}' % requests.encoded(key)
-        found = (await self._ask(key, request))["response_range"].get("kvs")
+        found = (await self._transact(key, request))["response_range"].get("kvs")
         return b64decode(found[0].get("value", "")) if found else None
 
     async def _put(self, key: str, value: bytes) -> None:
-        words = requests.encoded(key), b64encode(value)
-        await self._ask(key, b'{"request_put":{"key":"%b","value":"%b"}}' % words)
+        parts = requests.encoded(key), b64encode(value)
+        await self._transact(key, b'{"request_put":{"key":"%b","value":"%b"}}' % parts)
 
     async def _delete(self, key: str) -> bool:
-        done = await self._ask(key, requests.delete(requests.encoded(key)))
-        return int(done["response_delete_range"].get("deleted", 0)) > 0
+        reply = await self._transact(key, requests.delete(requests.encoded(key)))
+        return int(reply["response_delete_range"].get("deleted", 0)) > 0

@@ -18,11 +18,11 @@ from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import wait_until
 from stores.claims import claim_of
-from stores.etcd import bench as etcd_bench
+from stores.etcd import helpers
 from stores.http_peer import Counting, Peer
 
 SOON = 60.0
-server, peer = etcd_bench.server, etcd_bench.peer
+server, peer = helpers.server, helpers.peer
 Peers = Callable[[Flavour], Peer]
 every_flavour = pytest.mark.parametrize("flavour", list(Flavour))
 

@@ -49,7 +49,7 @@ def test_what_is_not_allowed_leaves_no_doubt(namespace: str, flavour: Flavour) -
         with peers(url, namespace) as peer:
             one = peer(flavour)
             for join in (True, False):
-                with pytest.raises(Unsupported, match="role is too small"):
+                with pytest.raises(Unsupported, match="role lacks"):
                     one.attempt(claim_of(), join)
             assert not one.store.sessions.doubts
 

@@ -19,11 +19,11 @@ from holdfast.io.http import Reply
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer, Version
 from servers.registry import Servers
-from stores.etcd import bench as etcd_bench
+from stores.etcd import helpers
 from stores.http_peer import Peer
 from stores.recovery import client, drive
 
-server, peer = etcd_bench.server, etcd_bench.peer
+server, peer = helpers.server, helpers.peer
 
 STUCK = "a leader that was stuck may end leases that are alive"
 

@@ -17,15 +17,15 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Reply
 from holdfast.io.wakeups import EVERYBODY
-from holdfast.stores.etcd import wakeups as etcd_wait
-from holdfast.stores.etcd.wakeups import Book
+from holdfast.stores.etcd import wakeups
+from holdfast.stores.etcd.wakeups import WatchTable
 from stores.claims import claim_of
-from stores.etcd import bench as etcd_bench
+from stores.etcd import helpers
 from stores.http_peer import Peer
 
 SOON = 20.0
 LATER = 3 * SOON
-server, peer = etcd_bench.server, etcd_bench.peer
+server, peer = helpers.server, helpers.peer
 
 
 def _busy(one: Peer, claim: Claim) -> Busy:
@@ -36,13 +36,13 @@ def _busy(one: Peer, claim: Claim) -> Busy:
 
 def _listening(one: Peer) -> None:
     """Its subscription is live: what is asked from now on can't be called too early."""
-    subscription = one.store.names.subscription
+    subscription = one.store.names.wakeup_key
     session = one.store.sessions.all()[0].id
     watches: Any = one.backend.waits.watches
     keys = f'"key":"{subscription(session).decode()}"'
-    watch = run_now(watches.subscription(session, keys, [session], now() + SOON))
+    watch = run_now(watches.subscribe(session, keys, [session], now() + SOON))
     deadline = now() + SOON
-    while watch.began is None and now() < deadline:
+    while watch.start_revision is None and now() < deadline:
         run_now(watches.woken("nobody", now() + 0.05))
 
 
@@ -97,7 +97,7 @@ class Line:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who relies on being called does so for good."""
-    monkeypatch.setattr(etcd_wait, "CALLED_SECONDS", 2 * SOON)
+    monkeypatch.setattr(wakeups, "WAKEUP_TRUST_SECONDS", 2 * SOON)
 
 
 @pytest.mark.usefixtures("patient")
@@ -240,10 +240,10 @@ def test_what_was_handed_to_another_lease_is_not_taken(peer: Callable[[], Peer])
     line = Line(peer)
     run_now(line.second.backend.release(line.turn()))
     heir = line.third
-    assert run_now(heir.backend._handed_to(line.last, now() + SOON)) is not None
+    assert run_now(heir.backend._direct_grant(line.last, now() + SOON)) is not None
     heir.store.sessions.ended(heir.store.sessions.current(line.last.ttl).id)
     assert run_now(heir.backend.leases.session(line.last.ttl))
-    assert run_now(heir.backend._handed_to(line.last, now() + SOON)) is None
+    assert run_now(heir.backend._direct_grant(line.last, now() + SOON)) is None
     taken = heir.take(line.last)  # its own attempt binds it to the new one
     assert taken.ref.session == heir.store.sessions.current(line.last.ttl).id
 
@@ -319,21 +319,21 @@ def test_a_lost_connection_ends_the_wait(peer: Callable[[], Peer]) -> None:
     line = Line(peer)
     waiting = line.wait()
     watches: Any = line.third.backend.waits.watches
-    watches.distrust()
+    watches.reset_connection()
     _leave_silently(line.second, line.waiting)
     assert waiting.ended()
 
 
 def test_a_subscription_that_etcd_cancelled_is_hung_anew() -> None:
     """Whoever relied on it is told, and nothing of it is left."""
-    book = Book()
-    first, _ = book.subscription("session", '"key":"YQ=="', ["session"])
-    assert book.hung("session") is first
+    table = WatchTable()
+    first, _ = table.subscribe("session", '"key":"YQ=="', ["session"])
+    assert table.subscribed("session") is first
     words = '{"result":{"header":{"revision":"7"},"watch_id":"%d","%s":true}}'
-    book.heard(words % (first.number, "created"))
-    assert book.heard(words % (first.number, "canceled")) == [EVERYBODY]
-    assert book.hung("session") is None
-    second, requests = book.subscription("session", '"key":"YQ=="', ["session"])
+    table.received(words % (first.number, "created"))
+    assert table.received(words % (first.number, "canceled")) == [EVERYBODY]
+    assert table.subscribed("session") is None
+    second, requests = table.subscribe("session", '"key":"YQ=="', ["session"])
     assert second.number != first.number
     assert any("create_request" in request for request in requests)
-    assert book.broke() == [EVERYBODY]  # once: the first is forgotten
+    assert table.fail_all() == [EVERYBODY]  # once: the first is forgotten

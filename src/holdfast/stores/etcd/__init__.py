@@ -1,4 +1,23 @@
-"""``etcd://`` and ``etcds://``: locks on etcd's v3 JSON gateway."""
+"""``etcd://`` and ``etcds://``: locks on etcd's v3 JSON gateway.
+
+What is stored, below the namespace (``holdfast`` by default)::
+
+    holdfast/locks/<name>/l/w/<key id>           an entry: a writer, holding or waiting
+    holdfast/locks/<name>/l/r/<key id>           an entry: a reader
+    holdfast/locks/<name>/s/<limit>/<key id>     an entry: slots of a semaphore
+        value   [version, weight, state, behind, since, [slots], token, label]
+        lease   the session: one etcd lease per client and ttl
+        order   its create_revision, which is also the token
+    holdfast/guards/<lease>      changed to make a late request of that session void
+    holdfast/bells/<lease>       the wake-up key: written to wake a waiter of that session
+    holdfast/records/<name>      a record, with an etcd lease of its own
+
+Reading order: ``requests`` and ``keys`` (what is stored), ``backend`` (how claims are admitted and
+end), ``session`` (leases, and the renewal of what is bound to them), ``wakeups`` (how waiters
+wait), ``inspect`` (the pure parts of survey and probe). Below them: ``gateway`` (requests and
+refusals), ``websocket`` (frames, and the blocking connection), ``aio`` (watches and WebSocket for
+asyncio).
+"""
 
 from __future__ import annotations
 
@@ -17,15 +36,17 @@ DEFAULT_PORT = 2379
 
 
 def open_store(url: Url, settings: Settings) -> EtcdStore:
-    """``etcd://[user:password@]host[:2379],…``; ``etcds://`` with ``?ca=&cert=&key=``. Nothing
-    touches the network yet."""
+    """Opens the store of ``etcd://[user:password@]host[:2379],…`` or ``etcds://…?ca=&cert=&key=``.
+
+    Does not touch the network. Raises ``ValueError`` for a URL that is not valid.
+    """
     from holdfast.io.http import Servers, Tls
     from holdfast.stores.etcd.backend import EtcdStore
     from holdfast.stores.etcd.gateway import Credentials
 
     url.refuse_unknown("ca", "cert", "key")
     if url.path not in ("", "/"):
-        raise ValueError("etcd:// has no path; a namespace keeps locks apart")
+        raise ValueError("etcd:// takes no path; use a namespace to separate locks")
     env = os.environ
     user, _, password = env.get("ETCDCTL_USER", "").partition(":")
     if url.username:
@@ -39,7 +60,7 @@ def open_store(url: Url, settings: Settings) -> EtcdStore:
             url.options.get("key", env.get("ETCDCTL_KEY", "")),
         )
     elif url.options:
-        raise ValueError("certificates are for etcds://")
+        raise ValueError("ca, cert and key need etcds://")
     hosts = tuple((host, port or DEFAULT_PORT) for host, port in url.hosts)
     servers = Servers(
         str(url),

@@ -1,5 +1,8 @@
-"""Watches over one WebSocket, asyncio: the twins of ``wakeups.BlockingWatches`` and
-``websocket.BlockingWebSocket``. Here, so that a blocking client loads no event loop."""
+"""Watches and the WebSocket of ``etcd://`` for asyncio.
+
+The counterparts of ``wakeups.BlockingWatches`` and ``websocket.BlockingWebSocket``. A module of its
+own, so that a blocking client does not load asyncio.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +10,48 @@ import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
 
-from holdfast.io import http_aio as http_async
+from holdfast.io import http_aio
 from holdfast.io.clock import now
 from holdfast.io.http import Servers
 from holdfast.io.http_aio import abandon_transport
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub
-from holdfast.stores.etcd.wakeups import PATH, Book, Watch
+from holdfast.stores.etcd.wakeups import PATH, Watch, WatchTable
 from holdfast.stores.etcd.websocket import MOST_MESSAGE_BYTES, Frames
 
 __all__ = ["AsyncWatches", "AsyncWebSocket", "open_async"]
 
 
 class AsyncWatches:
-    """For tasks of one loop."""
+    """Watches for the tasks of one event loop."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._hub = AsyncWakeupHub()
         self._web: AsyncWebSocket | None = None
-        self._book = Book()
-        self._opening = asyncio.Lock()
+        self._table = WatchTable()
+        self._lock = asyncio.Lock()
         self._closed = False
 
     async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
         web = await self._ready(until)
-        watch, request = self._book.create(owner, keys, ends_only)
+        watch, request = self._table.create(owner, keys, ends_only)
         web.send(request)
         return watch
 
-    def hung(self, session: str) -> Watch | None:
-        return None if self._web is None or self._web.over else self._book.hung(session)
+    def subscribed(self, session: str) -> Watch | None:
+        return None if self._web is None or self._web.over else self._table.subscribed(session)
 
-    async def subscription(
+    async def subscribe(
         self, session: str, keys: str, live: Collection[str], until: float
     ) -> Watch:
         web = await self._ready(until)
-        watch, requests = self._book.subscription(session, keys, live)
+        watch, requests = self._table.subscribe(session, keys, live)
         for request in requests:
             web.send(request)
         return watch
 
     async def _ready(self, until: float) -> AsyncWebSocket:
-        async with self._opening:  # many begin to wait at once: one of them opens it for all
+        async with self._lock:  # one of many new waiters opens it for all
             if not self._closed and (self._web is None or self._web.over):
                 await self._open(until)
         if self._closed or self._web is None:
@@ -60,16 +63,16 @@ class AsyncWatches:
         if self._closed:
             web.close()
             return
-        book = self._book = Book()
+        table = self._table = WatchTable()
         self._web = web
-        web.heard = lambda message: self._heard(book, message)
-        web.lost = lambda: self._lost(book)
+        web.on_message = lambda message: self._received(table, message)
+        web.on_lost = lambda: self._lost(table)
 
-    def _heard(self, book: Book, message: str) -> None:
-        self._wake(book.heard(message))
+    def _received(self, table: WatchTable, message: str) -> None:
+        self._wake(table.received(message))
 
-    def _lost(self, book: Book) -> None:
-        self._wake(book.broke())
+    def _lost(self, table: WatchTable) -> None:
+        self._wake(table.fail_all())
 
     def _wake(self, owners: list[str]) -> None:
         for owner in owners:
@@ -82,11 +85,11 @@ class AsyncWatches:
         return await self._hub.wait(owner, until)
 
     async def end(self, watch: Watch) -> None:
-        request = "" if watch.broken else self._book.cancel(watch)
+        request = "" if watch.broken else self._table.cancel(watch)
         if self._web is not None and request:
             self._web.send(request)
 
-    def distrust(self) -> None:
+    def reset_connection(self) -> None:
         if self._web is not None:
             self._web.transport.abort()
 
@@ -95,8 +98,8 @@ class AsyncWatches:
 
     def forget(self) -> None:
         web, self._web = self._web, None
-        self._hub, self._book = AsyncWakeupHub(), Book()
-        self._opening = asyncio.Lock()
+        self._hub, self._table = AsyncWakeupHub(), WatchTable()
+        self._lock = asyncio.Lock()
         if web is not None:
             abandon_transport(web.transport)
 
@@ -109,16 +112,16 @@ class AsyncWatches:
 
 
 class AsyncWebSocket(asyncio.Protocol):
-    """Calls ``heard`` with every message and ``lost`` once at the end."""
+    """Calls ``on_message`` with every message, and ``on_lost`` once when the connection ends."""
 
     transport: asyncio.Transport
 
     def __init__(self, path: str, servers: Servers, host: int) -> None:
         self.host = host
         self._frames = Frames(servers, host, path)
-        self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.heard: Callable[[str], None] = lambda message: None
-        self.lost: Callable[[], None] = lambda: None
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_message: Callable[[str], None] = lambda message: None
+        self.on_lost: Callable[[], None] = lambda: None
         self.over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -128,33 +131,35 @@ class AsyncWebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._hear(data)
+            self._receive(data)
         except OSError as error:
             self._end(error)
             self.transport.abort()
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         messages = self._frames.feed(data)
         if self._frames.replies:
             replies, self._frames.replies = self._frames.replies, b""
             self.transport.write(replies)
             if self.transport.get_write_buffer_size() > MOST_MESSAGE_BYTES:
-                raise ConnectionResetError(0, "a server that asks and reads no answer")
-        if self._frames.open and not self.greeted.done():
-            self.greeted.set_result(None)
+                raise ConnectionResetError(
+                    0, "the server sends pings and does not read the replies"
+                )
+        if self._frames.open and not self.opened.done():
+            self.opened.set_result(None)
         for message in messages:
-            self.heard(message)
+            self.on_message(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         lost = exc if isinstance(exc, OSError) else None
         self._end(lost or ConnectionResetError(0, "the connection was closed"))
 
     def _end(self, error: OSError) -> None:
-        if not self.greeted.done():
-            self.greeted.set_exception(error)
+        if not self.opened.done():
+            self.opened.set_exception(error)
         if not self.over:
             self.over = True
-            self.lost()
+            self.on_lost()
 
     def send(self, message: str) -> None:
         if not self.over:
@@ -166,12 +171,12 @@ class AsyncWebSocket(asyncio.Protocol):
 
 
 async def open_async(servers: Servers, path: str, until: float) -> AsyncWebSocket:
-    """Connects and greets; raises ``BackendUnavailable``."""
+    """Connects and opens a WebSocket. Raises ``BackendUnavailable``."""
     make = partial(AsyncWebSocket, path)
-    web = await http_async.connect(servers, until, make)
+    web = await http_aio.connect(servers, until, make)
     try:
         async with asyncio.timeout(max(0.0, until - now())):
-            await web.greeted
+            await web.opened
     except BaseException as error:
         web.close()
         if not isinstance(error, OSError):

@@ -1,18 +1,21 @@
-"""How ``etcd://`` admits claims: one transaction to take a name or to join its line.
+"""The backend of ``etcd://``: one transaction takes a name or joins its queue.
 
-The entry of a hold says so; the entry of a waiter becomes a hold by its own next attempt, or by
-the release of who was in front. A waiter waits for the end of the one entry in front of it. A
-request whose answer was lost may still arrive at any time: what undoes it also moves its session's
-guard, and every attempt compares the guard, so it arrives in vain.
+Every claim has an entry, whose value says whether it is held. A waiter's entry becomes a hold by
+the waiter's own next attempt, or by a direct grant. A waiter waits for the end of the one entry
+ahead of it.
 
-A waiter behind another waiter does not watch it from the start: who is granted after a wait reads
-along who comes next, and its release hands the name over to that one and writes its subscription,
-a key that its client watches all the time. The heir makes sure with a linearizable read. It says in
-its entry that it came only if it holds for longer than a moment (``session``); if it did not come,
-others take its place from it as from any waiter that is let in and does not come.
+A request whose reply was lost may still arrive at any time. The request that undoes it also changes
+the guard of its session, a key. Every attempt compares the guard's version, so the late request
+changes nothing.
 
-Whatever leaves the line without calling (a lease that ran out) is noticed by the watch that every
-wait begins a moment later.
+A direct grant: a claim that is granted after a wait reads the next waiter in the same request. Its
+release deletes its own entry, marks the next waiter's entry as granted and writes the wake-up key
+of that waiter's session, which its client watches, in one transaction. The next waiter then makes
+sure with a linearizable read. It confirms the grant in its entry only at its first renewal (see
+``session``). An unconfirmed grant is skipped after its grace, as is any waiter that could hold and
+does not. So a waiter behind another waiter does not watch the entry ahead from the start. An entry
+that ends without a wake-up (its lease ran out) is noticed by the watch that the waiter starts after
+a moment.
 """
 
 from __future__ import annotations
@@ -53,19 +56,19 @@ from holdfast.stores._consensus.sessions import FRESH_SHARE, Attempt, Session, S
 from holdfast.stores._consensus.strict import DamagedAnswer, read_record
 from holdfast.stores.etcd import inspect, requests
 from holdfast.stores.etcd.gateway import Credentials, Gateway, NoSpace, SessionGone
-from holdfast.stores.etcd.keys import Tags
+from holdfast.stores.etcd.keys import KeyPool
 from holdfast.stores.etcd.requests import NameKeys, Names
 from holdfast.stores.etcd.session import (
     GRANT,
     RANGE,
     REVOKE,
-    SOMEBODY,
     TXN,
-    Heir,
+    UNKNOWN_WAITER,
     Leases,
-    Place,
+    NextWaiter,
     Ref,
     RenewalBatch,
+    WaitingEntry,
 )
 from holdfast.stores.etcd.wakeups import Waits
 
@@ -78,12 +81,16 @@ DELETE = b"POST /v3/kv/deleterange"
 STATUS = b"POST /v3/maintenance/status"
 VERSION = b"GET /version"
 LONGEST_TTL = 9_000_000_000.0  # etcd's own
-# How often an attempt starts over because the line changed under it.
-TRIES = 20
-STEP_ASIDE_SECONDS = 0.004
-LINED_SECONDS = 0.05
-"""For how long whoever was handed a name is taken to be still there, which saves asking."""
+MOST_TRIES = 20
+"""How often an attempt is repeated because other clients changed the entries of the name."""
+CONFLICT_BACKOFF_SECONDS = 0.004
+"""Upper bound of the jittered pause after such a conflict, for each try so far."""
+QUEUE_FULL_RETRY_SECONDS = 1.0
+QUEUE_EXPECTED_SECONDS = 0.05
+"""How long after a direct grant an attempt of the same client only joins: the new holder is surely
+there, and the request is shorter."""
 SHORT_TTL = 3 * REFRESH_SECONDS
+"""Below this, the renewer refreshes waiters too rarely to keep their lease alive."""
 DELETES_PER_TXN = 100  # etcd allows 128
 
 
@@ -100,25 +107,25 @@ class EtcdStore:
         self.servers, self.credentials, self.settings = servers, credentials, settings
         self.names = Names(settings.namespace)
         self.sessions = Sessions()
-        self.tags = Tags()
-        self.places: dict[str, Place] = {}
-        """By owner: the claims of this client that stand in a line."""
-        self.handed: set[str] = set()
-        """Owners that were handed what they hold, whose entries do not say so yet. Apart from the
-        places: an answer that comes late may write a place anew."""
+        self.key_pool = KeyPool()
+        self.waiting: dict[str, WaitingEntry] = {}
+        """By owner: the entries of this client that wait."""
+        self.direct_grants: set[str] = set()
+        """Owners of direct grants that are not confirmed yet. Not a field of the waiting entries: a
+        late reply to an attempt may replace such an entry."""
         self.backends: set[int] = set()
-        """Which backends are open: the last one to close ends the sessions."""
+        """Ids of the open backends: the last one to close ends the sessions."""
 
     def backend(self, runtime: Runtime) -> EtcdBackend:
         return EtcdBackend(self, runtime)
 
     def key(self, claim: Claim) -> bytes:
         """The key of a claim's entry."""
-        return self.names.of(claim.name).entry(claim, self.tags.of(claim))
+        return self.names.of(claim.name).entry(claim, self.key_pool.of(claim))
 
-    def judge(self, claim: Claim, line: Sequence[Entry]) -> Verdict:
-        """What a line means for a claim, which stands there by its tag."""
-        return judge(claim._replace(owner=self.tags.of(claim)), line, self.display)
+    def judge(self, claim: Claim, entries: Sequence[Entry]) -> Verdict:
+        """Judges the entries of a name for a claim. The owner of an entry is its key id."""
+        return judge(claim._replace(owner=self.key_pool.of(claim)), entries, self.display)
 
 
 class EtcdBackend:
@@ -129,379 +136,410 @@ class EtcdBackend:
         self.gateway = Gateway(_http(store, runtime), store.credentials)
         self.leases = Leases(store, self.gateway, runtime)
         self.waits = Waits(store, self.gateway, runtime)
-        self._patience = Patience()
+        self._absent_waiters = Patience()
         store.backends.add(id(self))
 
-    # Taking and giving back.
+    # Attempts.
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        self.store.tags.given(claim)
+        self.store.key_pool.allocate(claim)
         try:
-            for tries in range(TRIES):
+            for tries in range(MOST_TRIES):
                 session = self.leases.fresh(claim.ttl) or await self.leases.session(
                     claim.ttl, until
                 )
                 try:
-                    answer = await self._ask(Attempt(claim, join, session, until))
+                    answer = await self._attempt_once(Attempt(claim, join, session, until))
                 except SessionGone:
                     self.store.sessions.ended(session.id)
                     continue
-                except DamagedAnswer:  # etcd itself may have got the request, or get it later
+                except DamagedAnswer:  # etcd may have executed the request, or may do so later
                     self.store.sessions.doubts[claim.owner] = session
                     raise
                 if answer is not None:
                     if not join and type(answer) is Busy:
-                        self._left_none(claim)
+                        self._refused(claim)
                     return answer
-                # Others changed the line meanwhile: not all of them again in step.
-                await self.runtime.sleep(self.runtime.between(0.0, STEP_ASIDE_SECONDS * tries))
+                # Other clients changed the entries. Jitter keeps them from colliding again.
+                most = CONFLICT_BACKOFF_SECONDS * tries
+                await self.runtime.sleep(self.runtime.between(0.0, most))
         except (LimitMismatch, Incompatible, Unsupported) as error:
-            if join and isinstance(error, Incompatible) and claim.owner not in self.store.places:
-                await self.abandon(claim)  # it has joined them already
-            self.store.tags.retire(claim)
+            if join and isinstance(error, Incompatible) and claim.owner not in self.store.waiting:
+                await self.abandon(claim)  # it has joined the queue already
+            self.store.key_pool.quarantine(claim)
             raise
-        raise BackendUnavailable(f"{self.store.display}: the line of {claim.name!r} never rests")
+        raise BackendUnavailable(
+            f"{self.store.display}: the queue of {claim.name!r} kept changing in {MOST_TRIES} tries"
+        )
 
-    def _left_none(self, claim: Claim) -> None:
-        """It was refused, and has left no trace."""
+    def _refused(self, claim: Claim) -> None:
+        """A claim was refused and has no entry: its key can be used again, unless a request of the
+        claim may still arrive."""
         if claim.owner not in self.store.sessions.doubts:
-            self.store.tags.free(claim)
+            self.store.key_pool.recycle(claim)
 
-    def _ask(self, at: Attempt) -> Coroutine[Any, Any, Grant | Busy | None]:
-        """The answer, or ``None`` to look again."""
+    def _attempt_once(self, at: Attempt) -> Coroutine[Any, Any, Grant | Busy | None]:
+        """Returns the coroutine of one attempt. Its result is None if the attempt must be
+        repeated."""
         claim = at.claim
-        keys, place = self.store.names.of(claim.name), self.store.places.get(claim.owner)
-        if place is None and at.join and claim.mode is Mode.EXCLUSIVE:
-            return self._join_line(at, keys) if keys.crowded else self._take(at, keys)
-        return self.consider(at, keys, place)
+        keys, entry = self.store.names.of(claim.name), self.store.waiting.get(claim.owner)
+        if entry is None and at.join and claim.mode is Mode.EXCLUSIVE:
+            return self._join_queue(at, keys) if keys.contended else self._take(at, keys)
+        return self._attempt_with_listing(at, keys, entry)
 
     async def _take(self, at: Attempt, keys: NameKeys) -> Grant | None:
-        """A writer's first attempt at a name that should be free; ``None`` if it is not."""
+        """A writer's first attempt at a name that is probably free; None if it is not."""
         claim, _, session, _ = at
         key = self.store.key(claim)
         held = requests.entry_value(claim, self.runtime.wall(), held=True)
-        body = keys.taking(self.guard(session), key, session.id, held)
-        answer = await self.send(at, body)
+        body = keys.take(self._guard(session), key, session.id, held)
+        answer = await self._send(at, body)
         if answer.get("succeeded"):
-            return self.granted(claim, session, key, int(answer["header"]["revision"]), ())
-        keys.crowded = True
+            return self._granted(claim, session, key, int(answer["header"]["revision"]), ())
+        keys.contended = True
         return None
 
-    async def _join_line(self, at: Attempt, keys: NameKeys) -> Grant | Busy | None:
-        """A writer's first attempt at a name that others want too; ``None`` to look again."""
+    async def _join_queue(self, at: Attempt, keys: NameKeys) -> Grant | Busy | None:
+        """A writer's first attempt at a contended name; None to try again.
+
+        One short request, because etcd's gateway is slow with long ones. A writer has to know only
+        the last entry of the queue and the queue's length. The other entries are read only if it
+        has to try again (``_attempt_with_listing``).
+        """
         claim, _, session, _ = at
-        key, since, guard = self.store.key(claim), self.runtime.wall(), self.guard(session)
+        key, since, guard = self.store.key(claim), self.runtime.wall(), self._guard(session)
         waiting = requests.entry_value(claim, since, held=False)
-        if self.runtime.now() < keys.lined_until:
-            answer = await self.send(at, keys.joining(guard, key, session.id, waiting))
+        if self.runtime.now() < keys.queue_expected_until:
+            answer = await self._send(at, keys.join(guard, key, session.id, waiting))
             joined = answer.get("succeeded")
         else:
             held = requests.entry_value(claim, since, held=True)
-            body = keys.entering(guard, key, session.id, held, waiting)
-            answer = await self.send(at, body)
+            body = keys.take_or_join(guard, key, session.id, held, waiting)
+            answer = await self._send(at, body)
             if answer.get("succeeded"):
-                keys.crowded = False
-                return self.granted(claim, session, key, int(answer["header"]["revision"]), ())
+                keys.contended = False
+                return self._granted(claim, session, key, int(answer["header"]["revision"]), ())
             joined = answer["responses"][1]["response_txn"].get("succeeded")
-        if not joined:  # it stands there already, or must not
-            return await self.consider(at, keys, None)
-        return await self._stand(at, answer, (waiting, since))
+        if not joined:  # it has an entry already, or the name is in use as another kind
+            return await self._attempt_with_listing(at, keys, None)
+        return await self._joined(at, answer, (waiting, since))
 
-    async def _stand(
+    async def _joined(
         self, at: Attempt, answer: dict[str, Any], written: tuple[bytes, float]
     ) -> Busy | None:
-        """Behind whom it stands now; ``None`` if nobody was there after all."""
+        """The claim has joined the queue: returns the entry to wait for; None if no entry was
+        ahead."""
         claim, session, store = at.claim, at.session, self.store
         keys, revision = store.names.of(claim.name), int(answer["header"]["revision"])
         found = answer["responses"][0]["response_range"]
         ahead = int(found.get("count", 0))
-        if 1 < ahead <= QUEUE_CAP:  # as usual: whoever holds, it is not the one that is waited for
+        if 1 < ahead <= QUEUE_CAP:  # the usual case: the entry ahead is a waiter's
             last = found["kvs"][0]
-            calls = requests.state_of(last, keys.prefix) == requests.WAITING
-            store.places[claim.owner] = Place(revision, *written, 0, None)
-            subscription = session.id if calls and requests.is_writer(last["key"]) else ""
-            front = last["key"], int(last["create_revision"])
-            return Busy(ahead - 1, None, (front, revision, subscription))
-        verdict = store.judge(claim, requests.line_of(found, keys.prefix))
-        store.places[claim.owner] = Place(revision, *written, 0, verdict.target)
+            waits = requests.state_of(last, keys.prefix) == requests.WAITING
+            store.waiting[claim.owner] = WaitingEntry(revision, *written, 0, None)
+            woken_session = session.id if waits and requests.is_writer(last["key"]) else ""
+            target = last["key"], int(last["create_revision"])
+            return Busy(ahead - 1, None, (target, revision, woken_session))
+        verdict = store.judge(claim, requests.entries_of(found, keys.prefix))
+        store.waiting[claim.owner] = WaitingEntry(revision, *written, 0, verdict.target)
         if verdict.fits:
-            keys.lined_until = 0.0
+            keys.queue_expected_until = 0.0
             return None
         if ahead > 1:
             verdict = verdict._replace(place=ahead - 1, absent=())
-        return await self.stay(at, verdict, session.id, revision)
+        return await self._busy(at, verdict, session.id, revision)
 
-    async def consider(
-        self, at: Attempt, keys: NameKeys, place: Place | None
+    async def _attempt_with_listing(
+        self, at: Attempt, keys: NameKeys, entry: WaitingEntry | None
     ) -> Grant | Busy | None:
-        """An attempt that reads the whole line where it is not granted at once."""
+        """An attempt that reads all entries of the name if the claim is not granted at once."""
         claim, join, session, _ = at
         key, since = self.store.key(claim), self.runtime.wall()
-        guard = self.guard(session)
+        guard = self._guard(session)
         slots = range(claim.weight) if claim.mode is Mode.SLOTS else ()
         held = requests.entry_value(claim, since, held=True, slots=slots)
         otherwise: list[bytes] = []
-        # Joining doubles what etcd has to read: it is asked for only where it may be needed.
-        if keys.crowded or place is not None or not join:
+        # Joining doubles what etcd has to parse: it is in the request only if it may be needed.
+        if keys.contended or entry is not None or not join:
             otherwise = [keys.listing]
             if join:
                 waiting = requests.entry_value(claim, since, held=False)
                 entering = requests.put(key, waiting, session.id)
-                line = requests.nested([guard, *keys.joinable(claim, key)], [entering])
-                otherwise.insert(0, line)
+                joining = requests.nested([guard, *keys.joinable(claim, key)], [entering])
+                otherwise.insert(0, joining)
         taking = [requests.put(key, held, session.id)]
-        if place is not None:
-            taking.append(keys.next_after(place.order))
-        body = requests.txn([guard, *self._free(claim, key)], taking, otherwise)
-        answer = await self.send(at, body)
+        if entry is not None:
+            taking.append(keys.next_after(entry.order))
+        body = requests.txn([guard, *self._grantable(claim, key)], taking, otherwise)
+        answer = await self._send(at, body)
         revision = int(answer["header"]["revision"])
         if answer.get("succeeded"):
-            if place is None:
-                keys.crowded = False
-                return self.granted(claim, session, key, revision, tuple(slots))
-            heir = heir_of(answer["responses"][1]["response_range"].get("kvs", ()))
-            return self.granted(claim, session, key, place.order, tuple(slots), heir)
-        keys.crowded = True
+            if entry is None:
+                keys.contended = False
+                return self._granted(claim, session, key, revision, tuple(slots))
+            next_waiter = _next_waiter(answer["responses"][1]["response_range"].get("kvs", ()))
+            return self._granted(claim, session, key, entry.order, tuple(slots), next_waiter)
+        keys.contended = True
         if not otherwise:
             return None
         found = answer["responses"][-1]["response_range"]
         return await self._judge(at, found, revision)
 
-    def _free(self, claim: Claim, key: bytes) -> list[bytes]:
-        """Holds if the claim can be granted at once."""
+    def _grantable(self, claim: Claim, key: bytes) -> list[bytes]:
+        """Compares: the claim can be granted at once."""
         keys = self.store.names.of(claim.name)
-        place = self.store.places.get(claim.owner)
-        if place is None:
+        entry = self.store.waiting.get(claim.owner)
+        if entry is None:
             return keys.free_for(claim, key)
         if claim.mode is Mode.SLOTS:
-            return [requests.never(key)]  # which slots are free must be read
-        return keys.first_for(claim, key, place.order)
+            return [requests.never(key)]  # the free slots must be read first
+        return keys.first_for(claim, key, entry.order)
 
-    def guard(self, session: Session) -> bytes:
+    def _guard(self, session: Session) -> bytes:
+        """Compares: the guard of the session has the version that we know."""
         key = self.store.names.guard(session.id)
         return b'{"key":"%b","target":"VERSION","version":"%d"}' % (key, session.generation)
 
-    async def send(self, at: Attempt, body: bytes) -> dict[str, Any]:
+    async def _send(self, at: Attempt, body: bytes) -> dict[str, Any]:
+        """Sends a transaction of an attempt. If its outcome is unknown, the claim is marked for
+        undo."""
         try:
             return await self.gateway.post(TXN, body, at.until)
         except (SessionGone, NoSpace, Unsupported):  # nothing was changed
             raise
-        except BaseException:  # it may have been carried out, or be so later
+        except BaseException:  # etcd may have executed it, or may do so later
             self.store.sessions.doubts[at.claim.owner] = at.session
             raise
 
-    def granted(
+    def _granted(
         self,
         claim: Claim,
         session: Session,
         key: bytes,
         order: int,
         slots: tuple[int, ...],
-        heir: Heir | None = None,
+        next_waiter: NextWaiter | None = None,
         token: int = 0,
     ) -> Grant:
-        """``token``, where it is not the order of arrival."""
-        self.store.places.pop(claim.owner, None)
-        self.store.handed.discard(claim.owner)
+        """Makes the grant. ``token`` is given where it is not the create revision."""
+        self.store.waiting.pop(claim.owner, None)
+        self.store.direct_grants.discard(claim.owner)
         if claim.mode is not Mode.EXCLUSIVE:
-            heir = None  # whoever waits for readers or slots watches from the start
-        ref = Ref(key.decode(), order, session.id, heir)
+            next_waiter = None  # waiters behind readers or slots watch from the start
+        ref = Ref(key.decode(), order, session.id, next_waiter)
         return Grant(claim, token or order, slots, session.since, ref)
 
     async def _judge(
         self, at: Attempt, found: dict[str, Any], revision: int
     ) -> Grant | Busy | None:
+        """Decides what the entries that were read mean for the claim."""
         claim, join, session, until = at
         keys = self.store.names.of(claim.name)
-        line = requests.line_of(found, keys.prefix)
-        verdict = self.store.judge(claim, line)
+        entries = requests.entries_of(found, keys.prefix)
+        verdict = self.store.judge(claim, entries)
         own = verdict.own
         if own is not None and own.held:
-            return await self._found(at, own)
+            return await self._own_hold(at, own)
         if join and own is None:
-            await self.learn_guard(session, until)
+            await self._read_guard(session, until)
             return None
         if verdict.fits:
-            return await self._settle(at, verdict, revision)
+            return await self._take_if_unchanged(at, verdict, revision)
         if own is not None:
             value = next(kv["value"] for kv in found["kvs"] if kv["key"] == own.key).encode()
-            ahead = [entry.key for entry in line if entry.order < own.order]
-            front = None if len(ahead) > 1 else "".join(ahead)
-            place = Place(own.order, value, own.details.since, own.details.behind, front)
-            self.store.places[claim.owner] = place
-        return await self.stay(at, verdict, "" if own is None else own.session, revision)
+            ahead = [entry.key for entry in entries if entry.order < own.order]
+            only_ahead = None if len(ahead) > 1 else "".join(ahead)
+            since, behind = own.details.since, own.details.behind
+            entry = WaitingEntry(own.order, value, since, behind, only_ahead)
+            self.store.waiting[claim.owner] = entry
+        return await self._busy(at, verdict, "" if own is None else own.session, revision)
 
-    async def _found(self, at: Attempt, own: Entry) -> Grant | None:
-        """The own hold, whose answer was lost or whose ttl is another one now. It counts with the
-        time of the session that it is bound to: of a longer ttl, or else of this one."""
+    async def _own_hold(self, at: Attempt, own: Entry) -> Grant | None:
+        """The claim's own entry is a hold already: the reply to its grant was lost, or its ttl was
+        changed since. The grant counts with the time of the session that the entry is bound to: one
+        of a longer ttl; otherwise the entry is bound to the session of this attempt."""
         claim, _, session, until = at
-        key, said = own.key.encode(), own.details
+        key, details = own.key.encode(), own.details
         if own.session != session.id:
             longer = await self.leases.longer(own.session, claim.ttl, until)
             if longer is not None:
-                return self.granted(claim, longer, key, own.order, said.slots, SOMEBODY, said.token)
+                return self._granted(
+                    claim, longer, key, own.order, details.slots, UNKNOWN_WAITER, details.token
+                )
             value = requests.entry_value(
-                claim, said.since, held=True, slots=said.slots, token=said.token
+                claim, details.since, held=True, slots=details.slots, token=details.token
             )
-            same = [self.guard(session), requests.changed_at(key, own.changed)]
+            same = [self._guard(session), requests.changed_at(key, own.changed)]
             body = requests.txn(same, [requests.put(key, value, session.id)])
-            if not (await self.send(at, body)).get("succeeded"):
-                await self.learn_guard(session, until)
+            if not (await self._send(at, body)).get("succeeded"):
+                await self._read_guard(session, until)
                 return None
-        return self.granted(claim, session, key, own.order, said.slots, SOMEBODY, said.token)
+        return self._granted(
+            claim, session, key, own.order, details.slots, UNKNOWN_WAITER, details.token
+        )
 
-    async def stay(self, at: Attempt, verdict: Verdict, session: str, revision: int) -> Busy | None:
-        """What to wait for, and with an entry bound to which session, if any; ``None`` if whoever
-        was in the way is no longer."""
+    async def _busy(
+        self, at: Attempt, verdict: Verdict, session: str, revision: int
+    ) -> Busy | None:
+        """Returns what to wait for; None if the entry ahead was skipped. ``session`` is that of the
+        claim's own entry, "" if it has none."""
         claim = at.claim
-        absent, retry = self._patience.judge(verdict.absent, self.runtime.now())
+        absent, retry = self._absent_waiters.judge(verdict.absent, self.runtime.now())
         if verdict.place and all(entry.given for entry in verdict.absent):
-            retry = None  # that it came is for the next in line to see
+            retry = None  # only the next waiter checks that a direct grant is confirmed
         if absent is not None:
             await self._skip(claim.name, absent, at.until)
             return None
         if session and verdict.place >= QUEUE_CAP:
             await self.abandon(claim)
-            return Busy(verdict.place, 1.0, reason=f"{QUEUE_CAP} wait for {claim.name!r}")
-        subscription = session if _calls(verdict.front, claim) else ""
-        return Busy(
-            verdict.place, retry, (requests.place_of(verdict.front), revision, subscription)
-        )
+            reason = f"{QUEUE_CAP} wait for {claim.name!r}"
+            return Busy(verdict.place, QUEUE_FULL_RETRY_SECONDS, reason=reason)
+        woken_session = session if _wakes_directly(verdict.front, claim) else ""
+        target = requests.identity_of(verdict.front)
+        return Busy(verdict.place, retry, (target, revision, woken_session))
 
-    async def _settle(self, at: Attempt, verdict: Verdict, revision: int) -> Grant | None:
-        """Takes what was free when the line was read, if the line is still the same."""
+    async def _take_if_unchanged(
+        self, at: Attempt, verdict: Verdict, revision: int
+    ) -> Grant | None:
+        """Takes what was free when the entries were read, if no entry has changed since."""
         claim, _, session, until = at
         keys = self.store.names.of(claim.name)
         key, order = self.store.key(claim), verdict.own.order if verdict.own else 0
         value = requests.entry_value(claim, self.runtime.wall(), held=True, slots=verdict.slots)
         same = requests.unchanged_since(keys.all, revision)
-        compare = [self.guard(session), same, requests.created_at(key, order)]
+        compare = [self._guard(session), same, requests.created_at(key, order)]
         body = requests.txn(compare, [requests.put(key, value, session.id)])
-        answer = await self.send(at, body)
+        answer = await self._send(at, body)
         if not answer.get("succeeded"):
-            await self.learn_guard(session, until)
+            await self._read_guard(session, until)
             return None
-        settled = int(answer["header"]["revision"])
+        granted_at = int(answer["header"]["revision"])
         if not order:
-            return self.granted(claim, session, key, settled, verdict.slots)
-        # Of two that fit, the one behind may be quicker, and be gone before the other comes.
-        token = settled if claim.mode is Mode.SLOTS else order
-        return self.granted(claim, session, key, order, verdict.slots, SOMEBODY, token)
+            return self._granted(claim, session, key, granted_at, verdict.slots)
+        # Of two claims that fit, the later one may be granted, and released, before the other.
+        token = granted_at if claim.mode is Mode.SLOTS else order
+        return self._granted(claim, session, key, order, verdict.slots, UNKNOWN_WAITER, token)
 
-    async def learn_guard(self, session: Session, until: float | None = None) -> None:
+    async def _read_guard(self, session: Session, until: float | None = None) -> None:
+        """Reads the version of a session's guard."""
         body = b'{"key":"%b"}' % self.store.names.guard(session.id)
         found = (await self.gateway.post(RANGE, body, until)).get("kvs")
         session.generation = self.gateway.number(found[0], "version") if found else 0
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        tags = self.store.tags
-        tags.lend(claim)
-        granted = await self._pass_on(grant, claim)
+        pool = self.store.key_pool
+        pool.pin(claim)
+        granted = await self._exchange_at_once(grant, claim)
         answer: tuple[bool, Grant | Busy]
         if granted is not None:
             answer = True, granted
-        elif tags.knows(claim) or claim.owner in self.store.places:
-            # It stands in line, and the release wakes it, or it has come by itself: asked for on
-            # its behalf, it might be let in anew after it left.
+        elif pool.is_known(claim) or claim.owner in self.store.waiting:
+            # The claim is in the queue and the release wakes it, or its own attempt was granted.
+            # An attempt on its behalf could grant it once more after it has ended.
             answer = await self.release(grant), Busy(0)
         else:
             answer = await self.release(grant), await self.attempt(claim, join=True)
-        tags.give_back(claim)
+        pool.unpin(claim)
         return answer
 
-    async def _pass_on(self, grant: Grant, claim: Claim) -> Grant | None:
-        """Exchanges one for the other in one step, if nobody else is in front."""
-        place, store = self.store.places.get(claim.owner), self.store
+    async def _exchange_at_once(self, grant: Grant, claim: Claim) -> Grant | None:
+        """Releases the hold and grants the claim in one transaction, if only the hold is ahead of
+        it. None if that is not possible."""
+        entry, store = self.store.waiting.get(claim.owner), self.store
         session = store.sessions.current(claim.ttl)
         if (
-            place is None
+            entry is None
             or session is None
             or not session.fresh(self.runtime.now())
-            or place.front not in ("", Ref(*grant.ref).key)
+            or entry.only_ahead not in ("", Ref(*grant.ref).key)
             or grant.claim.owner in store.sessions.doubts
             or claim.mode is Mode.SLOTS
         ):
             return None
-        # Nobody else was in front of it, and nobody can have come in front since.
+        # No other entry was ahead of it, and none can have been added ahead since.
         mine, key = Ref(*grant.ref), store.key(claim)
         value = requests.entry_value(claim, self.runtime.wall(), held=True)
         compare = [
-            self.guard(session),
-            mine.stands(),
-            requests.created_at(key, place.order),
+            self._guard(session),
+            mine.exists(),
+            requests.created_at(key, entry.order),
         ]
         changes = [requests.delete(mine.key.encode()), requests.put(key, value, session.id)]
-        changes.append(store.names.of(claim.name).next_after(place.order))
+        changes.append(store.names.of(claim.name).next_after(entry.order))
         body = requests.txn(compare, changes)
         try:
-            answer = await self.send(Attempt(claim, True, session, None), body)
+            answer = await self._send(Attempt(claim, True, session, None), body)
         except SessionGone:
             return None
         if not answer.get("succeeded"):
             return None
-        store.places.pop(grant.claim.owner, None)
-        store.handed.discard(grant.claim.owner)
-        store.tags.free(grant.claim)
-        heir = heir_of(answer["responses"][2]["response_range"].get("kvs", ()))
-        return self.granted(claim, session, key, place.order, (), heir)
+        store.waiting.pop(grant.claim.owner, None)
+        store.direct_grants.discard(grant.claim.owner)
+        store.key_pool.recycle(grant.claim)
+        next_waiter = _next_waiter(answer["responses"][2]["response_range"].get("kvs", ()))
+        return self._granted(claim, session, key, entry.order, (), next_waiter)
 
     async def release(self, grant: Grant) -> bool:
-        store, claim, (key, order, _, heir) = self.store, grant.claim, Ref(*grant.ref)
-        store.places.pop(claim.owner, None)
-        store.handed.discard(claim.owner)
-        if not store.tags.has(claim):
-            return await self._end_again(grant)
+        store, claim, (key, order, _, next_waiter) = self.store, grant.claim, Ref(*grant.ref)
+        store.waiting.pop(claim.owner, None)
+        store.direct_grants.discard(claim.owner)
+        if not store.key_pool.is_allocated(claim):
+            return await self._delete_ended(grant)
         sure = claim.owner not in store.sessions.doubts
-        ours = sure and heir is not None and await self._hand_over(grant, heir)
+        ours = sure and next_waiter is not None and await self._grant_directly(grant, next_waiter)
         if not ours:
-            ours = await self._delete(claim, key.encode(), None if heir is None else order)
+            ours = await self._delete(claim, key.encode(), None if next_waiter is None else order)
         if ours and sure:
-            store.tags.free(claim)
+            store.key_pool.recycle(claim)
         else:
-            store.tags.retire(claim)
+            store.key_pool.quarantine(claim)
         return ours
 
-    async def _end_again(self, grant: Grant) -> bool:
-        """Ends a hold that has ended before, as far as we know: its key may be another's by now."""
+    async def _delete_ended(self, grant: Grant) -> bool:
+        """Deletes a hold that has ended already, as far as we know: its key may be recycled by
+        now."""
         ref = Ref(*grant.ref)
-        body = requests.txn([ref.stands()], [requests.delete(ref.key.encode())])
+        body = requests.txn([ref.exists()], [requests.delete(ref.key.encode())])
         return bool((await self.gateway.post(TXN, body)).get("succeeded"))
 
-    async def _hand_over(self, grant: Grant, heir: Heir) -> bool:
-        """Ends a hold and gives the name to its heir, if it is ours and the heir still waits."""
-        if heir == SOMEBODY:
+    async def _grant_directly(self, grant: Grant, next_waiter: NextWaiter) -> bool:
+        """Ends a hold and grants the name to the next waiter. False, and nothing is changed, if the
+        hold is gone or the next waiter's entry has changed."""
+        if next_waiter == UNKNOWN_WAITER:
             return False
         try:
-            answer = await self.gateway.post(TXN, self._handing(grant, heir))
+            answer = await self.gateway.post(TXN, self._direct_grant_request(grant, next_waiter))
         except (SessionGone, NoSpace, ValueError):
-            return False  # its lease ended, it can't be told, or its entry is of another version
+            # The waiter's lease ended, there is no space for the wake-up, or its entry is of
+            # another version.
+            return False
         if not answer.get("succeeded"):
             return False
-        # Who comes back at once finds it there.
+        # An attempt right after this one will find the new holder there.
         keys = self.store.names.of(grant.claim.name)
-        keys.lined_until = self.runtime.now() + LINED_SECONDS
+        keys.queue_expected_until = self.runtime.now() + QUEUE_EXPECTED_SECONDS
         return True
 
-    def _handing(self, grant: Grant, heir: Heir) -> bytes:
-        ref, next_key = Ref(*grant.ref), heir.key.encode()
-        subscription = self.store.names.subscription(heir.session)
+    def _direct_grant_request(self, grant: Grant, next_waiter: NextWaiter) -> bytes:
+        ref, next_key = Ref(*grant.ref), next_waiter.key.encode()
+        wakeup_key = self.store.names.wakeup_key(next_waiter.session)
         return requests.txn(
-            [ref.stands(), requests.changed_at(next_key, heir.changed)],
+            [ref.exists(), requests.changed_at(next_key, next_waiter.changed)],
             [
                 requests.delete(ref.key.encode()),
-                requests.change(next_key, requests.handed_value(heir.value)),
-                requests.wake(subscription, requests.tag_of(heir.key), heir.session),
+                requests.change(next_key, requests.granted_value(next_waiter.value)),
+                requests.wake(wakeup_key, requests.key_id_of(next_waiter.key), next_waiter.session),
             ],
         )
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        place = self.store.places.pop(claim.owner, None)
-        self.store.handed.discard(claim.owner)
-        order = None if place is None else place.order
+        entry = self.store.waiting.pop(claim.owner, None)
+        self.store.direct_grants.discard(claim.owner)
+        order = None if entry is None else entry.order
         await self._delete(claim, self.store.key(claim), order, until)
-        self.store.tags.retire(claim)
+        self.store.key_pool.quarantine(claim)
 
     async def _delete(
         self,
@@ -510,8 +548,8 @@ class EtcdBackend:
         order: int | None,
         until: float | None = None,
     ) -> bool:
-        """Calls who comes next, if the claim stands there since ``order`` and others knew it
-        waits."""
+        """Deletes the entry of a claim; True if it was there. With ``order``, the create revision
+        of an entry that waited, it also wakes the next waiter."""
         names, session = self.store.names, self.store.sessions.doubts.get(claim.owner)
         if session is not None:
             return await self._undo(claim, key, session, order, until)
@@ -520,7 +558,7 @@ class EtcdBackend:
             return bool(answer.get("deleted"))
         changes = [requests.delete(key), names.of(claim.name).next_after(order)]
         answer = await self.gateway.post(TXN, requests.txn([], changes), until)
-        await self._call(claim.name, answer["responses"][1], until)
+        await self._wake_found(claim.name, answer["responses"][1], until)
         return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
 
     async def _undo(
@@ -531,90 +569,96 @@ class EtcdBackend:
         order: int | None,
         until: float | None,
     ) -> bool:
-        """The same for a claim with a request that may still arrive: what it may do is nothing."""
+        """Deletes the entry of a claim whose request may still arrive, and makes that request
+        void."""
         doubts, names = self.store.sessions.doubts, self.store.names
         changes = [requests.delete(key), names.of(claim.name).next_after(order or 0)]
         guard = requests.put(names.guard(session.id), b"", session.id)
         try:
             answer = await self.gateway.post(TXN, requests.txn([], [*changes, guard]), until)
         except SessionGone:
-            # What still comes for it comes in vain. The claim itself may have asked again since,
-            # with another lease.
+            # A late request for that lease is refused. But the claim may have sent another attempt
+            # since, with another lease.
             answer = await self.gateway.post(TXN, requests.txn([], changes), until)
         except NoSpace:
-            # What is there can be deleted. The guard is moved when there is space again: what still
-            # comes is refused until then.
+            # The entry can be deleted without space. The guard is changed when there is space
+            # again: until then a late request is refused for the same reason.
             await self.gateway.post(TXN, requests.txn([], changes), until)
             raise
         else:
-            await self.learn_guard(session, until)
+            await self._read_guard(session, until)
         doubts.pop(claim.owner, None)
-        await self._call(claim.name, answer["responses"][1], until)
+        await self._wake_found(claim.name, answer["responses"][1], until)
         return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
 
     async def _skip(self, name: str, absent: Entry, until: float | None) -> None:
-        """Takes its place from somebody who was let in and did not come."""
+        """Deletes the entry of a waiter that could hold the lock and did not take it within its
+        grace."""
         key = absent.key.encode()
         same = requests.changed_at(key, absent.changed)
         changes = [requests.delete(key), self.store.names.of(name).next_after(absent.order)]
         answer = await self.gateway.post(TXN, requests.txn([same], changes), until)
         if answer.get("succeeded"):
-            await self._call(name, answer["responses"][1])
+            await self._wake_found(name, answer["responses"][1])
 
-    async def _call_first(self, name: str) -> None:
-        """Calls whoever is first in line, if nobody holds."""
+    async def _wake_first(self, name: str) -> None:
+        """Wakes the first waiter of a name, if the name is not held."""
         first = self.store.names.of(name).next_after(0)
         answer = await self.gateway.post(TXN, requests.txn([], [first]))
-        await self._call(name, answer["responses"][0])
+        await self._wake_found(name, answer["responses"][0])
 
-    async def _call(self, name: str, reply: dict[str, Any], until: float | None = None) -> None:
+    async def _wake_found(
+        self, name: str, reply: dict[str, Any], until: float | None = None
+    ) -> None:
+        """Wakes the waiters in the reply to a range request."""
         names = self.store.names
-        for first in requests.line_of(reply["response_range"], names.of(name).prefix):
+        for first in requests.entries_of(reply["response_range"], names.of(name).prefix):
             if not first.given:
-                wake = requests.wake(names.subscription(first.session), first.owner, first.session)
+                wake = requests.wake(names.wakeup_key(first.session), first.owner, first.session)
                 try:
                     await self.gateway.post(TXN, requests.txn([], [wake]), until)
                 except (SessionGone, BackendUnavailable):
-                    return  # if it is still there, it looks by itself in a moment
+                    return  # if the waiter is still there, its own watch finds out in a moment
 
     # Waiting and renewing.
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
-        if claim.ttl < SHORT_TTL:  # its lease must be kept alive more often than the renewer does
+        if claim.ttl < SHORT_TTL:  # the wait ends in time for the next keep-alive
             session = await self.leases.session(claim.ttl, until)
             until = min(until, session.since + session.ttl * FRESH_SHARE)
         if await self.waits.wait(claim, busy, until):
-            return await self._handed_to(claim, until)
+            return await self._direct_grant(claim, until)
         return None
 
-    async def _handed_to(self, claim: Claim, until: float) -> Grant | None:
-        """What was handed over to a claim that was called, by a linearizable read; it is for as
-        long as nobody can have lost patience, and for the time that its lease has left."""
+    async def _direct_grant(self, claim: Claim, until: float) -> Grant | None:
+        """Returns the grant of a claim that was woken, by a linearizable read; None if it was not
+        granted. The grant lasts as long as no other client can skip it, and no longer than its
+        lease."""
         store = self.store
-        place, session = store.places.get(claim.owner), store.sessions.current(claim.ttl)
-        if place is None or session is None:
+        entry, session = store.waiting.get(claim.owner), store.sessions.current(claim.ttl)
+        if entry is None or session is None:
             return None
         left = session.since + certain_seconds(session.ttl) - self.runtime.now()
         keys = store.names.of(claim.name)
-        # Its own entry, and who comes next: nobody else is of interest.
-        body = b"{%b}" % keys.from_on(place.order, 2)
+        # Only the claim's own entry and the next one are needed.
+        body = b"{%b}" % keys.from_on(entry.order, 2)
         found = (await self.gateway.post(RANGE, body, until)).get("kvs", ())
         if not found:
             return None
         own, *behind = found
         if (
             own["key"].encode() != store.key(claim)
-            or int(own["create_revision"]) != place.order
+            or int(own["create_revision"]) != entry.order
             or own.get("lease") != session.id
-            or requests.state_of(own, keys.prefix) != requests.HANDED
+            or requests.state_of(own, keys.prefix) != requests.GRANTED
         ):
             return None
-        store.handed.add(claim.owner)
-        ref = Ref(own["key"], place.order, session.id, heir_of(behind))
-        return Grant(claim, place.order, ref=ref, seconds=min(DIRECT_GRANT_SECONDS, left))
+        store.direct_grants.add(claim.owner)
+        ref = Ref(own["key"], entry.order, session.id, _next_waiter(behind))
+        return Grant(claim, entry.order, ref=ref, seconds=min(DIRECT_GRANT_SECONDS, left))
 
     def nudge(self, claim: Claim) -> None:
-        self.waits.watches.nudge(self.store.tags.of(claim))
+        self.waits.watches.nudge(self.store.key_pool.of(claim))
 
     async def renew(
         self,
@@ -626,64 +670,66 @@ class EtcdBackend:
     ) -> Renewal:
         return await RenewalBatch(self.leases, until, shorten).run(grants, waits)
 
-    # Looking, records, watching, probing.
+    # Inspection, records, watch, probe.
 
-    async def _line(self, name: str) -> list[Entry]:
-        """Everybody who holds or waits, in order, by a linearizable read."""
+    async def _entries(self, name: str) -> list[Entry]:
+        """The entries of all holders and waiters, in order of arrival, by a linearizable read."""
         keys = self.store.names.of(name)
         found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
-        return requests.line_of(found, keys.prefix)
+        return requests.entries_of(found, keys.prefix)
 
     async def look(self, name: str) -> LockInfo:
-        entries = await self._line(name)
-        return standing(name, entries, await self._remaining(entries))
+        entries = await self._entries(name)
+        return standing(name, entries, await self._lease_seconds(entries))
 
-    async def _remaining(self, entries: Iterable[Entry]) -> dict[str, float]:
+    async def _lease_seconds(self, entries: Iterable[Entry]) -> dict[str, float]:
+        """The seconds that are left of each session that has a hold."""
         sessions = {entry.session for entry in entries if entry.given}
         return {session: (await self.leases.time_to_live(session))[0] for session in sessions}
 
     async def revoke(self, name: str) -> list[int]:
-        holders = [entry for entry in await self._line(name) if entry.given]
+        holders = [entry for entry in await self._entries(name) if entry.given]
         tokens: list[int] = []
         for start in range(0, len(holders), DELETES_PER_TXN):
             batch = holders[start : start + DELETES_PER_TXN]
-            body = requests.txn([], [requests.ending(entry) for entry in batch])
+            body = requests.txn([], [requests.delete_if_same(entry) for entry in batch])
             answer = await self.gateway.post(TXN, body)
             replies = answer["responses"].exactly(len(batch))
             for entry, reply in zip(batch, replies, strict=True):
                 if reply["response_txn"].get("succeeded"):
                     tokens.append(entry.details.token)
         if tokens:
-            await self._call_first(name)
+            await self._wake_first(name)
         return tokens
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
-        """Reads entries in the order of their keys, which keeps those of a name together."""
+        """Reads entries in the order of their keys, which keeps the entries of a name together."""
         body = inspect.survey_range(self.store.names, prefix, cursor)
         found = await self.gateway.post(RANGE, body)
         groups, cursor = inspect.groups_of(found, self.store.names, limit)
-        return Page([await self._shown(*group) for group in groups], cursor)
+        return Page([await self._lock_info(*group) for group in groups], cursor)
 
-    async def _shown(self, segment: str, kvs: list[dict[str, Any]] | None) -> LockInfo:
-        """One name of a survey; ``kvs`` are its entries, if all of them were read."""
+    async def _lock_info(self, segment: str, kvs: list[dict[str, Any]] | None) -> LockInfo:
+        """One name of a survey. ``kvs`` are its entries; None if the page does not have all of
+        them."""
         name = unescape(segment)
         if escape(name) != segment:
             return shown_unreadable(segment)
         try:
             if kvs is None:
                 return await self.look(name)
-            entries = requests.line_of({"kvs": kvs}, self.store.names.of(name).prefix)
-            return standing(name, entries, await self._remaining(entries))
+            entries = requests.entries_of({"kvs": kvs}, self.store.names.of(name).prefix)
+            return standing(name, entries, await self._lease_seconds(entries))
         except Incompatible as error:
             return shown_unreadable(segment, error)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
-        """A lease of its own ends the record; the hold is checked in the same transaction."""
+        """Writes a record bound to a lease of its own, in a transaction that checks the hold."""
         answer = await self.gateway.post(GRANT, b'{"TTL":"%d"}' % max(1, whole(keep_seconds)))
         lease: str = answer["ID"]
         fields = [requests.PROTOCOL, grant.token, self.runtime.wall(), keep_seconds, value]
         text = b64encode(json.dumps(fields).encode())
-        mine = Ref(*grant.ref).stands()
+        mine = Ref(*grant.ref).exists()
         keep = b'{"request_put":{"key":"%b","value":"%b","lease":"%b","prev_kv":true}}' % (
             self.store.names.record(grant.claim.name),
             text,
@@ -698,7 +744,7 @@ class EtcdBackend:
     async def _end_lease(self, lease: str) -> None:
         if lease == "0":
             return
-        with suppress(BackendUnavailable, SessionGone):  # it ends by itself
+        with suppress(BackendUnavailable, SessionGone):  # the lease ends by itself
             await self.gateway.post(REVOKE, b'{"ID":"%b"}' % lease.encode())
 
     async def recall(self, name: str) -> Record | None:
@@ -707,21 +753,21 @@ class EtcdBackend:
         if not kvs:
             return None
         record = read_record(kvs[0].get("value"), f"{name!r} on {self.store.display}")
-        # A lease lives longer when etcd changes its leader; the record does not.
+        # A change of etcd's leader prolongs the lease, but not the record.
         return None if record is None else record.at(self.runtime.wall())
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         keys = self.store.names.of(name).all.decode()
-        watcher = f"watch {self.runtime.between(0, 1)}"
+        watcher = f"watch {self.runtime.between(0, 1)}"  # a random id, not a pause
         try:
-            found = await self.waits.confirmed(watcher, keys, False, until)
+            found = await self.waits.start_watch(watcher, keys, False, until)
             if found is None:
                 return
             try:
-                given = [entry for entry in await self._line(name) if entry.given]
+                given = [entry for entry in await self._entries(name) if entry.given]
                 tokens = [entry.details.token for entry in given]
                 if max(tokens, default=None) == seen:
-                    await self.waits.fired(found, until)
+                    await self.waits.wait_for_event(found, until)
             finally:
                 await self.waits.watches.end(found)
         except BackendUnavailable:
@@ -731,37 +777,39 @@ class EtcdBackend:
         store = self.store
         reply = await self.gateway.http.ask(VERSION)
         findings = [inspect.version_finding(reply.body)]
-        if findings[0].level == "broken":  # it has no gateway that we could ask for more
+        if (
+            findings[0].level == "broken"
+        ):  # too old to have the gateway: no further requests are possible
             return findings
         status = await self.gateway.post(STATUS, b"{}")
         if int(status.get("leader", 0)) == 0:
-            findings.append(Finding("leader", "this etcd knows no leader", "broken"))
+            findings.append(Finding("leader", "this etcd node knows no leader", "broken"))
         if status.get("errors"):
             findings.append(Finding("alarms", "; ".join(status["errors"]), "broken"))
-        await self._line("holdfast probe")
-        findings.append(Finding("access", f"may read {store.names.root}"))
-        findings.append(await self._watching())
+        await self._entries("holdfast probe")
+        findings.append(Finding("access", f"keys below {store.names.root} can be read"))
+        findings.append(await self._probe_watch())
         if len(store.servers.hosts) == 1:
-            words = "one host is named: the locks are as available as that one"
-            findings.append(Finding("hosts", words, "warning"))
+            detail = "the URL names one host: if that one fails, the store is unavailable"
+            findings.append(Finding("hosts", detail, "warning"))
         return findings
 
-    async def _watching(self) -> Finding:
+    async def _probe_watch(self) -> Finding:
         until = self.runtime.now() + self.store.settings.request_seconds
         keys = self.store.names.of("holdfast probe").all.decode()
-        found = await self.waits.confirmed("probe", keys, True, until)
+        found = await self.waits.start_watch("probe", keys, True, until)
         if found is None:
-            return Finding("watch", "no watch could be opened: waiters only look again", "warning")
+            return Finding("watch", "no watch could be opened: waiters poll", "warning")
         await self.waits.watches.end(found)
         return Finding("watch", "waiters are woken over one WebSocket")
 
-    # Ending.
+    # Fork and close.
 
     def forget(self) -> None:
         self.store.sessions.forget()
-        self.store.places.clear()
-        self.store.handed.clear()
-        self.store.tags.clear()
+        self.store.waiting.clear()
+        self.store.direct_grants.clear()
+        self.store.key_pool.clear()
         self.leases.forget()
         self.gateway.http.forget()
         self.waits.watches.forget()
@@ -775,18 +823,19 @@ class EtcdBackend:
         await self.gateway.http.close()
 
 
-def heir_of(found: Sequence[dict[str, str]]) -> Heir | None:
-    """Who comes next, by what was found behind a claim."""
+def _next_waiter(found: Sequence[dict[str, str]]) -> NextWaiter | None:
+    """Returns the first writer in a list of entries; None if there is none."""
     for kv in found:
         if requests.is_writer(kv["key"]):
             changed, session = int(kv["mod_revision"]), kv.get("lease", "0")
-            return Heir(kv["key"], kv.get("value", ""), changed, session)
+            return NextWaiter(kv["key"], kv.get("value", ""), changed, session)
     return None
 
 
-def _calls(front: Entry | None, claim: Claim) -> bool:
-    """Whether who is in front will learn of the claim when it is granted, and call it."""
-    return front is not None and front.mode is claim.mode is Mode.EXCLUSIVE and not front.given
+def _wakes_directly(ahead: Entry | None, claim: Claim) -> bool:
+    """True if the entry ahead will read the claim's entry at its grant, and wake it at its
+    release."""
+    return ahead is not None and ahead.mode is claim.mode is Mode.EXCLUSIVE and not ahead.given
 
 
 def _http(store: EtcdStore, runtime: Runtime) -> Http:

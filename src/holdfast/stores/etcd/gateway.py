@@ -1,4 +1,4 @@
-"""etcd's JSON gateway: posts requests, signs in, and says what a refusal means."""
+"""etcd's JSON gateway: sends requests, signs in, and maps refusals to exceptions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _is(kind: type) -> Callable[[Any], bool]:
 
 
 def _is_ttl(value: object) -> bool:
-    """Of a lease that is over, etcd says -1."""
+    """etcd reports -1 for a lease that has ended."""
     return value == "-1" or is_digits(value)
 
 
@@ -58,15 +58,15 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "value": is_base64,
     "version": _is(str),
 }
-"""What etcd's answers have in the fields that are read here, whatever they answer."""
+"""Type checks by field name, the same for all of etcd's replies."""
 
 
 class SessionGone(Exception):
-    """The lease that a request was for has ended; nothing was changed."""
+    """The lease of a request has ended; the request changed nothing."""
 
 
 class NoSpace(BackendUnavailable):
-    """The database is full, and takes no writes but deletions; nothing was changed."""
+    """The database is full and accepts only deletes; the request changed nothing."""
 
 
 class Credentials:
@@ -74,15 +74,16 @@ class Credentials:
 
     def __init__(self, user: str | None, password: str | None) -> None:
         self.user, self.password = user, password
-        self.tries = 0
-        """How often somebody signed in: who meets a refusal after that just asks again."""
+        self.sign_ins = 0
+        """Number of sign-ins so far. A refused request that was sent before the latest sign-in is
+        repeated without another one."""
 
     def __repr__(self) -> str:
         return f"Credentials({self.user!r})"
 
 
 class Gateway:
-    """One backend's way to the store."""
+    """The connection of one backend to the store."""
 
     def __init__(self, http: Http, credentials: Credentials) -> None:
         self.http, self.credentials = http, credentials
@@ -90,16 +91,16 @@ class Gateway:
         self._reader = JsonReader(self.display, _KINDS)
 
     async def post(self, line: bytes, body: bytes, until: float | None = None) -> dict[str, Any]:
-        """The answer's JSON. Raises ``SessionGone``, ``NoSpace`` or ``Unsupported``, where nothing
-        was changed, and ``BackendUnavailable`` where that is not known."""
-        known = self.credentials.tries
+        """Returns the reply's JSON. Raises ``SessionGone``, ``NoSpace`` or ``Unsupported`` if
+        nothing was changed, and ``BackendUnavailable`` if the outcome is unknown."""
+        known = self.credentials.sign_ins
         if self.credentials.user and not known:
             await self._sign_in(until)
-            known = self.credentials.tries
+            known = self.credentials.sign_ins
         reply = await self.http.ask(line, body, until)
         if reply.status != 200:
             if self._wants_sign_in(reply):
-                if known == self.credentials.tries:
+                if known == self.credentials.sign_ins:
                     await self._sign_in(until)
                 reply = await self.http.ask(line, body, until)
             if reply.status != 200:
@@ -107,14 +108,14 @@ class Gateway:
         return self._read(line, reply)
 
     def number(self, fields: dict[str, Any], name: str) -> int:
-        """A number in a field that is a text elsewhere."""
+        """Reads a number from a field that holds a text in other replies."""
         if not is_digits(fields[name]):
-            raise self._reader.damaged(f"the field {name!r} is no number")
+            raise self._reader.damaged(f"the field {name!r} is not a number")
         return int(fields[name])
 
     def _read(self, line: bytes, reply: Reply) -> dict[str, Any]:
         answer = self._reader.read_as(dict, reply.body)
-        if "error" in answer:  # a stream answers 200 before it knows
+        if "error" in answer:  # a streaming reply has status 200 even if it fails
             raise self._refusal(line, reply)
         return answer
 
@@ -125,19 +126,19 @@ class Gateway:
 
     async def _sign_in(self, until: float | None) -> None:
         credentials = self.credentials
-        words = {"name": credentials.user, "password": credentials.password or ""}
-        self.http.servers.headers = b""  # with an old token even this would be refused
-        reply = await self.http.ask(_SIGN_IN, json.dumps(words).encode(), until)
+        fields = {"name": credentials.user, "password": credentials.password or ""}
+        self.http.servers.headers = b""  # an expired token would be refused even here
+        reply = await self.http.ask(_SIGN_IN, json.dumps(fields).encode(), until)
         if reply.status != 200:
             if b"authentication is not enabled" in reply.body:
-                credentials.tries += 1
+                credentials.sign_ins += 1
                 return
             raise self._refusal(_SIGN_IN, reply)
         token: str = self._read(_SIGN_IN, reply)["token"]
         if not token.isascii() or not token.isprintable():
-            raise self._reader.damaged("its token can't be sent back")
+            raise self._reader.damaged("its token is not a valid header value")
         self.http.servers.headers = b"Authorization: %b\r\n" % token.encode()
-        credentials.tries += 1
+        credentials.sign_ins += 1
 
     def _refusal(self, line: bytes, reply: Reply) -> Exception:
         text = _message(reply)
@@ -145,32 +146,32 @@ class Gateway:
             return SessionGone()
         if reply.status in (404, 405, 501):
             return Unsupported(
-                f"{self.display} answers HTTP but not etcd's JSON gateway: it is switched off "
-                "(start etcd with --enable-grpc-gateway), older than 3.4, or not etcd"
+                f"{self.display} answers HTTP but has no JSON gateway of etcd: the gateway is off "
+                "(start etcd with --enable-grpc-gateway), etcd is older than 3.4, or it is not etcd"
             )
         denial = self._denial(line, text)
-        if denial:  # not worth another try, unlike a store that can't be reached
+        if denial:  # final: a retry would not help
             return Unsupported(f"{self.display} {denial}")
         if reply.status in _SERVER_TROUBLE or text:
             kind = NoSpace if "database space exceeded" in text else BackendUnavailable
-            return kind(f"{self.display}: {_said(line)}: {text or reply.status}")
-        return self._strange(line, reply)
+            return kind(f"{self.display}: {_path(line)}: {text or reply.status}")
+        return self._unexpected(line, reply)
 
     def _denial(self, line: bytes, text: str) -> str:
         user = self.credentials.user
         if "user name is empty" in text or "invalid user ID or password" in text:
             return f"refused the password of {user!r}" if user else "needs a user and a password"
         if "permission denied" in text:
-            return f"does not let {user!r} do this ({_said(line)}): its role is too small"
+            return f"refuses {_path(line)} to the user {user!r}: its role lacks the permission"
         return ""
 
-    def _strange(self, line: bytes, reply: Reply) -> Exception:
+    def _unexpected(self, line: bytes, reply: Reply) -> Exception:
         return BackendUnavailable(
-            f"{self.display}: {_said(line)}: status {reply.status}, with a text that is not etcd's"
+            f"{self.display}: {_path(line)}: status {reply.status}, with a body that is not etcd's"
         )
 
 
-def _said(line: bytes) -> str:
+def _path(line: bytes) -> str:
     return line.decode().partition(" ")[2]
 
 

@@ -1,4 +1,4 @@
-"""What ``etcd://`` shows: pages of a survey, and which versions are sound. No network here."""
+"""The pure parts of ``survey`` and ``probe`` on ``etcd://``: pages, and sound versions."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ from holdfast.stores.etcd.requests import Names
 __all__ = ["groups_of", "survey_range", "version_finding"]
 
 ENTRIES_PER_PAGE = 1000
-# Below these, an old leader that was stuck could revoke leases that were kept alive elsewhere.
 SOUND_PATCH = {(3, 4): 31, (3, 5): 13}
+"""First patch releases in which a replaced leader that was stuck cannot revoke leases that the new
+leader keeps alive."""
 
 
 def survey_range(names: Names, prefix: str, cursor: str | None) -> bytes:
+    """The request for the entries of one page. ``cursor`` is the last name of the page before it,
+    as it is stored."""
     low = names.root + escape(prefix)
     high = low + "\U0010ffff"
     if cursor is not None:
-        low = f"{names.root}{cursor}0"  # behind the slash that ends a name
+        low = f"{names.root}{cursor}0"  # "0" follows the slash that ends a name
     return b'{%b,"limit":"%d"}' % (requests.between(low, high), ENTRIES_PER_PAGE)
 
 
 def groups_of(
     found: dict[str, Any], names: Names, limit: int
 ) -> tuple[list[tuple[str, list[dict[str, Any]] | None]], str | None]:
-    """The entries of each name, or ``None`` if not all of them were read; and the next cursor."""
+    """Returns the stored names of a page, each with its entries, or with None if the page does not
+    have all of them; and the cursor of the next page, None at the end."""
     kvs = found.get("kvs", [])
     by_name = groupby(kvs, lambda kv: names.segment_of(requests.decoded(kv["key"])))
     groups = [(segment, list(some)) for segment, some in by_name]
     whole_page = not found.get("more")
     if not whole_page and len(groups) > 1:
-        groups.pop()  # it may go on in the next page
+        groups.pop()  # the next page may have more of its entries
     known = whole_page or len(groups) > 1
     shown = [(segment, some if known else None) for segment, some in islice(groups, limit)]
     more = not whole_page or len(groups) > limit
@@ -44,6 +48,7 @@ def groups_of(
 
 
 def version_finding(body: bytes) -> Finding:
+    """What ``check()`` says about the version of an etcd. ``body`` is its reply to GET /version."""
     try:
         text = str(json.loads(body).get("etcdserver", ""))
     except (ValueError, AttributeError, RecursionError):
@@ -56,6 +61,6 @@ def version_finding(body: bytes) -> Finding:
         return Finding("version", f"etcd {text} is too old: 3.4 or newer is needed", "broken")
     sound = SOUND_PATCH.get((major, minor), 0)
     if patch < sound:
-        words = f"etcd {text}: a leader that was stuck may end leases that are alive; "
-        return Finding("version", f"{words}{major}.{minor}.{sound} fixes it", "warning")
+        detail = f"etcd {text}: a leader that was stuck may end leases that are alive; "
+        return Finding("version", f"{detail}{major}.{minor}.{sound} fixes it", "warning")
     return Finding("version", f"etcd {text}")

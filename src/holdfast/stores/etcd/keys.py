@@ -1,9 +1,11 @@
-"""What the entries of a client are called in etcd: few names, used again and again.
+"""The pool of keys that one client uses for its entries in etcd: few keys, used again and again.
 
-etcd steps over every key that ever was in a range until it is compacted, which many never are. If
-each claim had a key of its own, a name would become slower with every hold. So the key of a claim
-that has ended is used again, by a later claim of the same client, but only if nothing that was
-asked on behalf of the first can still arrive.
+etcd steps over every key that ever existed in a range until the range is compacted, and many
+clusters never compact. If each claim had a new key, a name would become slower with every hold. So
+the key of an ended claim is recycled for a later claim of the same client, but only if no request
+on behalf of the first claim can still arrive.
+
+What the pool hands out is the key's last segment, the key id.
 """
 
 from __future__ import annotations
@@ -13,85 +15,91 @@ from collections import deque
 
 from holdfast.claim import Claim
 
-__all__ = ["Tags"]
+__all__ = ["KeyPool"]
 
-TAG_BYTES = 16
-MOST_SPARE = 1024
-MOST_RETIRED = 4096
+KEY_ID_BYTES = 16
+MOST_RECYCLED = 1024
+MOST_QUARANTINED = 4096
 
 
-class Tags:
-    """The tags of one client. Every step is one atomic operation, so it needs no mutex."""
+class KeyPool:
+    """The key ids of one client. Every step is one atomic operation, so there is no mutex."""
 
     def __init__(self) -> None:
-        self._tags: dict[str, str] = {}
-        """By owner: of the claims that may have an entry."""
-        self._spare: list[str] = []
-        self._lent: set[str] = set()
-        self._retired: dict[str, str] = {}
-        """By owner: tags that are not used again, for whoever undoes a claim once more."""
-        self._order: deque[str] = deque()
+        self._allocated: dict[str, str] = {}
+        """By owner: key ids of claims that may have an entry."""
+        self._recycled: list[str] = []
+        self._pinned: set[str] = set()
+        """Owners for which another thread or task sends requests."""
+        self._quarantined: dict[str, str] = {}
+        """By owner: key ids that are never used again. A second undo of the claim needs them."""
+        self._quarantine_order: deque[str] = deque()
 
-    def given(self, claim: Claim) -> str:
-        """The tag of a claim that is about to get an entry."""
+    def allocate(self, claim: Claim) -> str:
+        """Returns the key id of a claim that is about to get an entry; a new one if it has none."""
         owner = claim.owner
-        tag = self._tags.get(owner)
-        if tag is None:
-            tag = self._tags.setdefault(owner, self._take())
-        return tag
+        key_id = self._allocated.get(owner)
+        if key_id is None:
+            key_id = self._allocated.setdefault(owner, self._unused())
+        return key_id
 
-    def _take(self) -> str:
+    def _unused(self) -> str:
         try:
-            return self._spare.pop()
+            return self._recycled.pop()
         except IndexError:
-            return os.urandom(TAG_BYTES).hex()  # not the owner: who undoes it must meet nobody
+            # Random, and not the owner: `of` returns the owner for a claim without a key, and an
+            # undo of such a claim must not delete an entry.
+            return os.urandom(KEY_ID_BYTES).hex()
 
-    def has(self, claim: Claim) -> bool:
-        """Whether its key is its own: nothing has ended it yet that was answered."""
-        return claim.owner in self._tags
+    def is_allocated(self, claim: Claim) -> bool:
+        """True until an answered request has ended the claim: the key is the claim's own."""
+        return claim.owner in self._allocated
 
-    def knows(self, claim: Claim) -> bool:
-        """Whether it has or had one: of those that ended since they were lent, for sure."""
-        return claim.owner in self._tags or claim.owner in self._retired
+    def is_known(self, claim: Claim) -> bool:
+        """True if the claim has or had a key. Reliable for claims that ended while pinned; a
+        recycled key is forgotten."""
+        return claim.owner in self._allocated or claim.owner in self._quarantined
 
     def of(self, claim: Claim) -> str:
-        """The tag that a claim has or had; one that nobody has, if it had none."""
+        """Returns the key id that a claim has or had; without one, an id that no entry has."""
         owner = claim.owner
-        return self._tags.get(owner) or self._retired.get(owner, owner)
+        return self._allocated.get(owner) or self._quarantined.get(owner, owner)
 
-    def lend(self, claim: Claim) -> None:
-        """Another thread or task is about to ask on its behalf, which may outlast the claim."""
-        self._lent.add(claim.owner)
+    def pin(self, claim: Claim) -> None:
+        """Keeps the key from being recycled: another thread or task is about to send a request on
+        behalf of the claim, and that request may outlast the claim."""
+        self._pinned.add(claim.owner)
 
-    def give_back(self, claim: Claim) -> None:
-        """What was asked on its behalf has been answered."""
-        self._lent.discard(claim.owner)
+    def unpin(self, claim: Claim) -> None:
+        """Every request that was sent on behalf of the claim is answered."""
+        self._pinned.discard(claim.owner)
 
-    def free(self, claim: Claim) -> None:
-        """Its entry is gone and all that was asked for it is answered: another may have its tag."""
-        # Whoever else asks on its behalf has said so before it looked the tag up.
-        tag = self._tags.pop(claim.owner, None)
-        if tag is None:
+    def recycle(self, claim: Claim) -> None:
+        """Frees the key for another claim: the entry is gone and every request is answered."""
+        # A thread that sends on behalf of the claim has pinned it before it looked up the key id.
+        key_id = self._allocated.pop(claim.owner, None)
+        if key_id is None:
             return
-        if claim.owner in self._lent:
-            self._keep(claim.owner, tag)
-        elif len(self._spare) < MOST_SPARE:
-            self._spare.append(tag)
+        if claim.owner in self._pinned:
+            self._quarantine(claim.owner, key_id)
+        elif len(self._recycled) < MOST_RECYCLED:
+            self._recycled.append(key_id)
 
-    def retire(self, claim: Claim) -> None:
-        """Its entry is gone, but something may still arrive: nobody else gets its tag."""
-        tag = self._tags.pop(claim.owner, None)  # of two who end it, one has it to give away
-        if tag is not None:
-            self._keep(claim.owner, tag)
+    def quarantine(self, claim: Claim) -> None:
+        """Withdraws the key for good: the entry is gone, but a request may still arrive."""
+        # The pop is atomic: of two threads that end the claim, one gets the key id.
+        key_id = self._allocated.pop(claim.owner, None)
+        if key_id is not None:
+            self._quarantine(claim.owner, key_id)
 
-    def _keep(self, owner: str, tag: str) -> None:
-        self._retired[owner] = tag
-        self._lent.discard(owner)  # whatever becomes of that, the tag is nobody's any more
-        self._order.append(owner)
-        if len(self._order) > MOST_RETIRED:
-            self._retired.pop(self._order.popleft(), None)
+    def _quarantine(self, owner: str, key_id: str) -> None:
+        self._quarantined[owner] = key_id
+        self._pinned.discard(owner)  # a quarantined key needs no pin
+        self._quarantine_order.append(owner)
+        if len(self._quarantine_order) > MOST_QUARANTINED:
+            self._quarantined.pop(self._quarantine_order.popleft(), None)
 
     def clear(self) -> None:
-        """In a forked child, where they are the parent's."""
-        self._tags, self._spare, self._lent = {}, [], set()
-        self._retired, self._order = {}, deque()
+        """Forgets all keys: in a forked child they belong to the parent."""
+        self._allocated, self._recycled, self._pinned = {}, [], set()
+        self._quarantined, self._quarantine_order = {}, deque()

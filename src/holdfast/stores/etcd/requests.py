@@ -1,10 +1,10 @@
-"""The requests of ``etcd://`` as bytes, and the entries of its answers. No network here.
+"""The requests of ``etcd://`` as bytes, and the entries in its replies. No network here.
 
-Under ``<namespace>/locks/<name>/`` every claim has one key, bound to its client's etcd lease:
-``l/w/<tag>`` for a writer, ``l/r/<tag>`` for a reader, ``s/<limit>/<tag>`` for slots. The
-kinds are ranges of their own, so one transaction can tell what it is about to join. The order
-of arrival is the key's create_revision, which is also the token. Slots may be taken in another
-order than they were asked for, so their token is the revision of the grant.
+Under ``<namespace>/locks/<name>/`` every claim has one key, its entry, bound to the client's etcd
+lease: ``l/w/<key id>`` for a writer, ``l/r/<key id>`` for a reader, ``s/<limit>/<key id>`` for
+slots. Each kind is a range of its own, so one transaction can check what it is about to join. The
+order of arrival is the key's create_revision, which is also the token. Slots may be granted in
+another order than they were requested, so their token is the revision of the grant.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from holdfast.stores._consensus.strict import (
     whole_number,
 )
 
-__all__ = ["NameKeys", "Names", "behind", "entry_value", "line_of", "put"]
+__all__ = ["NameKeys", "Names", "change_behind", "entries_of", "entry_value", "put"]
 
 PROTOCOL = 1
 _VERSION = b"[%d" % PROTOCOL
-"""How the entries of this protocol begin."""
+"""The first bytes of every entry's value."""
 
 
 def span(prefix: str) -> bytes:
-    """A range of all keys with a prefix that ends in a slash."""
+    """The range of all keys with a prefix that ends in a slash."""
     return between(prefix, prefix[:-1] + "0")  # "0" follows "/"
 
 
@@ -51,9 +51,9 @@ def decoded(key: str) -> str:
     return a2b_base64(key).decode(errors="replace")
 
 
-WAITING, HELD, HANDED = range(3)
-"""What an entry can be. One that was handed over counts as a hold until others lose patience:
-its owner says by then that it came, or is skipped."""
+WAITING, HELD, GRANTED = range(3)
+"""The states of an entry, as stored. GRANTED is a direct grant that its owner has not confirmed
+yet: it counts as a hold until its grace is over, and is skipped then."""
 
 
 def entry_value(
@@ -65,38 +65,39 @@ def entry_value(
     behind: int = 0,
     token: int = 0,
 ) -> bytes:
-    """What stands in an entry: version, weight, state, behind, since, slots, token, label.
+    """The value of an entry: version, weight, state, behind, since, slots, token, label.
 
-    The token is 0 until slots are written again after their grant: before that it is the revision
-    of their last change."""
+    The token is 0 until an entry of slots is written again after its grant: before that, the token
+    is the revision of the entry's last change.
+    """
     numbers, state = ",".join(map(str, slots)), HELD if held else WAITING
     head = f"[{PROTOCOL},{claim.weight},{state},{behind},{since:.3f},[{numbers}],{token},"
     return encoded(f"{head}{quoted(claim.label)}]")
 
 
-def told_value(value: str, token: int) -> bytes:
-    """What an entry of slots says that is written again: the same, and its token. Raises
-    ``ValueError`` for one that somebody else has overwritten."""
+def value_with_token(value: str, token: int) -> bytes:
+    """The value of an entry of slots with its token filled in. Raises ``ValueError`` if another
+    program has overwritten the entry."""
     fields = list(stored_fields(value))
     *fields, _, label = fields
     return encoded(json.dumps([*fields, token, label], separators=(",", ":")))
 
 
-def handed_value(value: str) -> bytes:
-    """What a waiter's entry says once it has been handed over. Raises ``ValueError`` for one that
-    is of another version."""
+def granted_value(value: str) -> bytes:
+    """The value of a waiter's entry after a direct grant. Raises ``ValueError`` for an entry of
+    another protocol version."""
     version, weight, _, rest = a2b_base64(value).split(b",", 3)
     if version != _VERSION:
         raise ValueError(f"version {version!r}")
-    return b2a_base64(b"%b,%b,%d,%b" % (version, weight, HANDED, rest), newline=False)
+    return b2a_base64(b"%b,%b,%d,%b" % (version, weight, GRANTED, rest), newline=False)
 
 
 def state_of(kv: dict[str, str], prefix: str) -> int:
-    """What an entry is, read no further than that."""
+    """Reads only the state of an entry. Raises ``Incompatible``."""
     try:
         version, _, state, _ = a2b_base64(kv.get("value", "")).split(b",", 3)
         if version == _VERSION:
-            return digits(state.decode(), HANDED)
+            return digits(state.decode(), GRANTED)
     except ValueError:
         pass
     raise _foreign(prefix)
@@ -104,7 +105,7 @@ def state_of(kv: dict[str, str], prefix: str) -> int:
 
 @lru_cache(1024)
 def quoted(label: str) -> str:
-    """A client has few labels and many claims."""
+    """The label as JSON. Cached: a client has few labels and many claims."""
     return json.dumps(label)
 
 
@@ -117,12 +118,12 @@ def empty(keys: bytes) -> bytes:
 
 
 def created_at(key: bytes, revision: int) -> bytes:
-    """The key was created at this revision; 0: it does not exist."""
+    """Compares: the key was created at this revision; 0: it does not exist."""
     return b'{"key":"%b","target":"CREATE","create_revision":"%d"}' % (key, revision)
 
 
 def never(key: bytes) -> bytes:
-    """Does not hold, whatever becomes of the key."""
+    """A comparison that is false for every state of the key."""
     return b'{"key":"%b","target":"CREATE","result":"LESS","create_revision":"0"}' % key
 
 
@@ -149,8 +150,8 @@ def nested(compare: Iterable[bytes], success: Iterable[bytes]) -> bytes:
     return b'{"request_txn":%b}' % txn(compare, success)
 
 
-def tag_of(key: str) -> str:
-    """The tag in a stored key."""
+def key_id_of(key: str) -> str:
+    """The key id in a stored key."""
     return decoded(key).rpartition("/")[2]
 
 
@@ -159,12 +160,12 @@ def is_writer(key: str) -> bool:
 
 
 def change(key: bytes, value: bytes) -> bytes:
-    """Writes an entry anew, bound to the lease it has."""
+    """Writes the value of an entry and keeps its lease."""
     return b'{"request_put":{"key":"%b","value":"%b","ignore_lease":true}}' % (key, value)
 
 
 def bind(key: bytes, lease: str) -> bytes:
-    """Binds an entry to another lease, and changes nothing else."""
+    """Binds an entry to another lease and keeps its value."""
     return b'{"request_put":{"key":"%b","ignore_value":true,"lease":"%b"}}' % (key, lease.encode())
 
 
@@ -173,20 +174,21 @@ def read(key: bytes) -> bytes:
 
 
 def changed_at(key: bytes, revision: int) -> bytes:
-    """The key was last written at this revision."""
+    """Compares: the last write of the key was at this revision."""
     return b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, revision)
 
 
-def wake(subscription: bytes, tag: str, session: str) -> bytes:
-    return put(subscription, encoded(tag), session)
+def wake(wakeup_key: bytes, key_id: str, session: str) -> bytes:
+    """Writes a wake-up key, which wakes the waiter with that key id."""
+    return put(wakeup_key, encoded(key_id), session)
 
 
 def delete(key: bytes) -> bytes:
     return b'{"request_delete_range":{"key":"%b"}}' % key
 
 
-def ending(entry: Entry) -> bytes:
-    """Deletes an entry unless it has ended already: its key may be another's by now."""
+def delete_if_same(entry: Entry) -> bytes:
+    """Deletes an entry unless it has ended: its key may be recycled for another claim by now."""
     key = entry.key.encode()
     return nested([created_at(key, entry.order)], [delete(key)])
 
@@ -195,43 +197,47 @@ _BY_ARRIVAL = b'"sort_order":"%b","sort_target":"CREATE"'
 
 
 class NameKeys:
-    """The keys of one name."""
+    """The keys and requests of one name."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self.crowded = False
-        """Whether somebody was in the way when it was last asked for."""
+        self.contended = False
+        """True if other entries were there at the last attempt."""
         self.all = span(prefix)
         self.writers = span(prefix + "l/w/")
         self.locks = span(prefix + "l/")
         self.slots = span(prefix + "s/")
         self.listing = b'{"request_range":{%b}}' % self.all
         last = b'{"request_range":{%b,"limit":"1",%b}}' % (self.all, _BY_ARRIVAL % b"DESCEND")
-        line = nested([b"%b", created_at(b"%b", 0), empty(self.slots)], [put(b"%b", b"%b", "%b")])
-        self.lined_until = 0.0
-        """Until when it may be taken for granted that others are in line, for now."""
-        self._taking = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")])
-        self._joining = txn(
+        join = nested([b"%b", created_at(b"%b", 0), empty(self.slots)], [put(b"%b", b"%b", "%b")])
+        self.queue_expected_until = 0.0
+        """Until this time an attempt joins without trying to take: entries are surely there."""
+        self._take = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")])
+        self._join = txn(
             [b"%b", created_at(b"%b", 0), empty(self.slots)], [last, put(b"%b", b"%b", "%b")]
         )
-        self._entering = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")], [last, line])
+        self._take_or_join = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")], [last, join])
 
-    def taking(self, guard: bytes, key: bytes, lease: str, held: bytes) -> bytes:
-        """Takes the name for a writer if nobody is there."""
-        return self._taking % (guard, key, held, lease.encode())
+    def take(self, guard: bytes, key: bytes, lease: str, held: bytes) -> bytes:
+        """Takes the name for a writer if it has no entries."""
+        return self._take % (guard, key, held, lease.encode())
 
-    def entering(self, guard: bytes, key: bytes, lease: str, held: bytes, waiting: bytes) -> bytes:
-        """Takes the name for a writer if nobody is there, and else reads who is last in line and
-        joins behind that one."""
+    def take_or_join(
+        self, guard: bytes, key: bytes, lease: str, held: bytes, waiting: bytes
+    ) -> bytes:
+        """Takes the name for a writer if it has no entries. Otherwise reads the last entry of the
+        queue and joins behind it."""
         session = lease.encode()
-        return self._entering % (guard, key, held, session, guard, key, key, waiting, session)
+        return self._take_or_join % (guard, key, held, session, guard, key, key, waiting, session)
 
-    def joining(self, guard: bytes, key: bytes, lease: str, waiting: bytes) -> bytes:
-        """Joins the line in any case: shorter, where somebody is there for sure."""
-        return self._joining % (guard, key, key, waiting, lease.encode())
+    def join(self, guard: bytes, key: bytes, lease: str, waiting: bytes) -> bytes:
+        """Joins the queue in any case. Shorter than ``take_or_join``, for a name that surely has
+        entries."""
+        return self._join % (guard, key, key, waiting, lease.encode())
 
     def from_on(self, order: int, count: int) -> bytes:
-        """The first entries of those who stand there since ``order`` or later."""
+        """The range of the first ``count`` entries that were created at revision ``order`` or
+        later."""
         return b'%b,"min_create_revision":"%d","limit":"%d",%b' % (
             self.all,
             order,
@@ -240,27 +246,28 @@ class NameKeys:
         )
 
     def next_after(self, order: int) -> bytes:
-        """Reads who comes after one who stands there since ``order``; 0: who is first."""
+        """Reads the first entry that was created after revision ``order``; 0: the first of all."""
         return b'{"request_range":{%b}}' % self.from_on(order + 1, 1)
 
-    def entry(self, claim: Claim, tag: str) -> bytes:
-        """The claim's own key."""
-        return encoded(self.prefix + _kind(claim) + tag)
+    def entry(self, claim: Claim, key_id: str) -> bytes:
+        """The key of a claim's entry."""
+        return encoded(self.prefix + _kind(claim) + key_id)
 
     def free_for(self, claim: Claim, key: bytes) -> list[bytes]:
-        """Holds if a newcomer can be granted at once."""
+        """Compares: a claim without an entry can be granted at once."""
         if claim.mode is Mode.SHARED:
             return [empty(self.writers), empty(self.slots), created_at(key, 0)]
         return [empty(self.all)]
 
     def first_for(self, claim: Claim, key: bytes, order: int) -> list[bytes]:
-        """Holds if one who stands in line since ``order`` can be granted."""
+        """Compares: the claim whose entry was created at revision ``order`` can be granted."""
         if claim.mode is Mode.SHARED:
             return [empty(self.writers), empty(self.slots), created_at(key, order)]
         return [none_before(self.all, order), created_at(key, order)]
 
     def joinable(self, claim: Claim, key: bytes) -> list[bytes]:
-        """Holds if the claim is not in line yet and nobody uses the name as something else."""
+        """Compares: the claim has no entry yet, and the name is not in use as another kind of
+        lock."""
         if claim.mode is not Mode.SLOTS:
             return [created_at(key, 0), empty(self.slots)]
         same, after = self.prefix + _kind(claim), self.prefix + _kind(claim)[:-1] + "0"
@@ -281,10 +288,10 @@ class Names:
         space = escape(namespace)
         self.root = f"{space}/locks/"
         self._records, self._guards = f"{space}/records/", f"{space}/guards/"
-        self._subscriptions = f"{space}/bells/"
+        self._wakeup_keys = f"{space}/bells/"  # the stored spelling, kept for compatibility
         self.of = lru_cache(2048)(self._of)
         self.guard = lru_cache(64)(self._guard)
-        self.subscription = lru_cache(64)(self._subscription)
+        self.wakeup_key = lru_cache(64)(self._wakeup_key)
 
     def _of(self, name: str) -> NameKeys:
         return NameKeys(f"{self.root}{escape(name)}/")
@@ -293,28 +300,30 @@ class Names:
         return encoded(self._records + escape(name))
 
     def _guard(self, session: str) -> bytes:
-        """The key whose version a session's requests must know; see ``etcd_leave``."""
+        """The guard of a session: an attempt counts only if it knows the guard's version (see
+        ``EtcdBackend._undo``)."""
         return encoded(self._guards + session)
 
-    def _subscription(self, session: str) -> bytes:
-        """The key that is written to call a waiter whose entry is bound to that session."""
-        return encoded(self._subscriptions + session)
+    def _wakeup_key(self, session: str) -> bytes:
+        """The key that is written to wake a waiter whose entry is bound to the session."""
+        return encoded(self._wakeup_keys + session)
 
     def segment_of(self, key: str) -> str:
         """The name that a stored key belongs to, as it is stored."""
         return key[len(self.root) :].partition("/")[0]
 
 
-def place_of(entry: Entry | None) -> tuple[str, int]:
-    """Which entry it is: its key alone may be used again."""
+def identity_of(entry: Entry | None) -> tuple[str, int]:
+    """Key and create revision of an entry: a recycled key alone does not identify it. ``("", 0)``
+    for no entry."""
     return ("", 0) if entry is None else (entry.key, entry.order)
 
 
-def line_of(found: dict[str, Any], prefix: str) -> list[Entry]:
-    """The entries of a range's answer, in order of arrival."""
-    line = [_entry(kv, prefix) for kv in found.get("kvs", ())]
-    line.sort(key=lambda entry: entry.order)
-    return line
+def entries_of(found: dict[str, Any], prefix: str) -> list[Entry]:
+    """The entries in the reply to a range request, in order of arrival. Raises ``Incompatible``."""
+    entries = [_entry(kv, prefix) for kv in found.get("kvs", ())]
+    entries.sort(key=lambda entry: entry.order)
+    return entries
 
 
 def _entry(kv: dict[str, str], prefix: str) -> Entry:
@@ -340,20 +349,20 @@ def _details(kv: dict[str, str], revision: int, prefix: str) -> Details:
 
 
 def stored_fields(value: str) -> tuple[int, int, int, int, float, list[int], int, str]:
-    """What an entry says, in the order of ``entry_value``. The one place where it is read; raises
-    ``ValueError`` for what no version of this protocol writes."""
+    """Reads the fields of an entry, in the order of ``entry_value``. Raises ``ValueError`` for a
+    value that no version of this protocol writes. All of an entry is read only here."""
     fields = stored_json(a2b_base64(value))
     if not isinstance(fields, list) or len(fields) != _FIELDS:
-        raise ValueError("it is of another form")
+        raise ValueError("not a list of eight fields")
     version, weight, state, behind, since, slots, token, label = fields
     if whole_number(version) != PROTOCOL:
         raise ValueError(f"version {version}")
     if not isinstance(slots, list) or len(slots) > MOST_SLOTS:
-        raise ValueError("its slots are missing or too many")
+        raise ValueError("the slots are missing or too many")
     return (
         version,
         whole_number(weight),
-        whole_number(state, HANDED),
+        whole_number(state, GRANTED),
         whole_number(behind),
         moment(since),
         [whole_number(slot) for slot in slots],
@@ -370,7 +379,7 @@ _MODES = {"lw": Mode.EXCLUSIVE, "lr": Mode.SHARED}
 _FIELDS = 8
 
 
-def behind(key: bytes, old: bytes, new: bytes) -> bytes:
-    """Writes how many wait behind an entry that was not granted meanwhile."""
+def change_behind(key: bytes, old: bytes, new: bytes) -> bytes:
+    """Writes how many waiters are behind an entry, if its value is still ``old``."""
     compare = b'{"key":"%b","target":"VALUE","value":"%b"}' % (key, old)
     return txn([compare], [change(key, new)])

@@ -1,10 +1,10 @@
-"""The etcd leases of one client, opened when needed, and what claims know of theirs.
+"""The etcd leases of one client: opened when needed, kept alive, renewed with what they hold.
 
-A lease that is kept alive lists its keys, so however many holds it has, they are two requests. That
-list may be old, and a hold whose ttl was changed may be bound to another lease, even to one that
-nobody remembers: an answer got lost, or two changed it at a time. So a hold that is not on the
-list is looked for by a linearizable read before it is given up, and bound to the lease of its
-ttl wherever it is found.
+A session is an etcd lease. A keep-alive and a list of the lease's keys renew any number of holds.
+That list may be old. A hold whose ttl was changed may be bound to another lease, even to a lease
+that this client does not know: a reply was lost, or two threads changed the ttl at once. So a hold
+that is not on the list is looked up by a linearizable read before it counts as lost, and is bound
+to the lease of its ttl wherever it is found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.stores.etcd.gateway import Gateway, SessionGone
 if TYPE_CHECKING:
     from holdfast.stores.etcd.backend import EtcdStore
 
-__all__ = ["SOMEBODY", "Heir", "Leases", "Place", "Ref", "RenewalBatch"]
+__all__ = ["UNKNOWN_WAITER", "Leases", "NextWaiter", "Ref", "RenewalBatch", "WaitingEntry"]
 
 GRANT = b"POST /v3/lease/grant"
 KEEP_ALIVE = b"POST /v3/lease/keepalive"
@@ -32,13 +32,16 @@ RANGE = b"POST /v3/kv/range"
 TXN = b"POST /v3/kv/txn"
 PARTS_PER_REQUEST = 100
 """etcd allows 128 operations in one transaction."""
+REVOKE_SECONDS = 1.0
+"""How long a revoke may take when the client is closed."""
 BROKEN = "its entry in etcd is gone: the hold was broken"
 OVERWRITTEN = "its entry in etcd was overwritten by something else"
 RAN_OUT = "its etcd lease ran out or was revoked"
 
 
-class Heir(NamedTuple):
-    """Who stood next in line when a waiter was granted, and relies on being called."""
+class NextWaiter(NamedTuple):
+    """The entry next in the queue when a waiter was granted. It relies on a wake-up by the
+    release."""
 
     key: str
     value: str
@@ -46,65 +49,67 @@ class Heir(NamedTuple):
     session: str
 
 
-SOMEBODY = Heir("", "", 0, "")
-"""Somebody may rely on being called, but who is not known."""
+UNKNOWN_WAITER = NextWaiter("", "", 0, "")
+"""A waiter may rely on a wake-up by the release, but which one is not known."""
 
 
 class Ref(NamedTuple):
-    """Where a hold is: its key, since which revision that is its own, and the lease it was bound
-    to when it was granted."""
+    """Where a hold is stored: its key, the key's create revision, and the lease at the grant."""
 
     key: str
     order: int
     session: str
-    heir: Heir | None = None
-    """Whom its release calls. Nobody, if all who came behind it saw that it is a hold."""
+    next_waiter: NextWaiter | None = None
+    """The waiter that the release wakes. None if every waiter behind saw a hold, and watches it."""
 
-    def stands(self) -> bytes:
-        """Holds as long as the hold is there."""
+    def exists(self) -> bytes:
+        """Compares: the entry of the hold is still there."""
         return requests.created_at(self.key.encode(), self.order)
 
 
-class Place(NamedTuple):
-    """A place in a line that this client has."""
+class WaitingEntry(NamedTuple):
+    """An entry of this client that waits in a queue."""
 
     order: int
     value: bytes
-    """What stands in its entry."""
+    """The stored value of the entry."""
     since: float
     behind: int
-    front: str | None
-    """The one entry that it had to wait for when it was last looked at; empty: none was there;
-    ``None``: several. None is ever added."""
+    only_ahead: str | None
+    """Key of the only entry ahead at the last read; "" if there was none; None if several. Entries
+    ahead can only disappear."""
 
 
 class Leases:
-    """One backend's view of its store's sessions."""
+    """The sessions of the store, as one backend opens them and keeps them alive."""
 
     def __init__(self, store: EtcdStore, gateway: Gateway, runtime: Runtime) -> None:
         self.store, self.gateway, self.runtime = store, gateway, runtime
         self.sessions = store.sessions
-        self._opening = RuntimeLock(runtime)
+        self._lock = RuntimeLock(runtime)
 
     def fresh(self, ttl: float) -> Session | None:
-        """The current session of a ttl, if it has enough certain time."""
+        """Returns the current session of a ttl if it has enough certain time left."""
         session = self.sessions.current(ttl)
         return session if session is not None and session.fresh(self.runtime.now()) else None
 
     async def session(self, ttl: float, until: float | None = None) -> Session:
-        """The same, opened or asked for if need be."""
+        """Returns the current session of a ttl; keeps it alive first, or opens one, if needed.
+        Raises ``BackendUnavailable``."""
         session = self.fresh(ttl)
         if session is not None:
             return session
         ends = self.runtime.now() + self.store.settings.request_seconds
         until = ends if until is None or ends < until else until
         try:
-            async with self._opening.turn(until):
-                return await self._freshen(ttl, until)
+            async with self._lock.turn(until):
+                return await self._refresh(ttl, until)
         except TimeoutError:
-            raise BackendUnavailable(f"{self.store.display}: no lease was opened in time") from None
+            raise BackendUnavailable(
+                f"{self.store.display}: no lease could be opened in time"
+            ) from None
 
-    async def _freshen(self, ttl: float, until: float) -> Session:
+    async def _refresh(self, ttl: float, until: float) -> Session:
         session = self.sessions.current(ttl)
         if session is not None and (
             session.fresh(self.runtime.now())
@@ -116,28 +121,31 @@ class Leases:
         return self.sessions.install(Session(answer["ID"], whole(ttl), sent))
 
     async def longer(self, session_id: str, ttl: float, until: float | None) -> Session | None:
-        """A session of a longer ttl, with enough certain time for a hold of this one."""
+        """Returns the session with this id if its ttl is longer than ``ttl``, kept alive if needed.
+        None if it is not, or has ended."""
         session = self.sessions.longer(session_id, ttl)
         if session is None or session.fresh(self.runtime.now(), ttl):
             return session
         return None if await self.keep_alive(session_id, until) is None else session
 
     async def keep_alive(self, session_id: str, until: float | None = None) -> float | None:
-        """When the answered request was sent, or ``None`` if the session is gone."""
+        """Sends a keep-alive. Returns the time just before it was sent; None if the session has
+        ended."""
         sent = self.runtime.now()
         answer = await self.gateway.post(KEEP_ALIVE, b'{"ID":"%b"}' % session_id.encode(), until)
         result = answer["result"]
         if int(result.get("TTL", 0)) <= 0:
             self.sessions.ended(session_id)
             return None
-        await self._confirm(session_id, result["header"]["raft_term"], until)
+        await self._confirm_leader(session_id, result["header"]["raft_term"], until)
         self.sessions.answered(session_id, sent)
         return sent
 
-    async def _confirm(self, session_id: str, term: str, until: float | None) -> None:
-        """Proves that who kept a session alive leads a majority: a leader that was replaced and
-        has not heard of it answers that by itself. For a read it must ask the others. If that was
-        answered in the same term, other leaders come later, and give the session its whole ttl."""
+    async def _confirm_leader(self, session_id: str, term: str, until: float | None) -> None:
+        """Proves that the node that answered a keep-alive leads a majority. A replaced leader that
+        does not know it yet answers keep-alives by itself, but a read needs the other nodes. If the
+        read is answered in the same term, every other leader comes later and gives the session its
+        whole ttl again. Raises ``BackendUnavailable`` if the term changed."""
         body = b'{"key":"%b","keys_only":true}' % self.store.names.guard(session_id)
         found = await self.gateway.post(RANGE, body, until)
         if found["header"]["raft_term"] != term:
@@ -146,62 +154,67 @@ class Leases:
     async def time_to_live(
         self, session_id: str, until: float | None = None
     ) -> tuple[float, frozenset[str]]:
-        """Seconds that the store would still wait, and the keys that are bound to it."""
+        """Returns the seconds until etcd ends the lease, and the keys that are bound to it."""
         body = b'{"ID":"%b","keys":true}' % session_id.encode()
         answer = await self.gateway.post(TIME_TO_LIVE, body, until)
         return float(answer.get("TTL", 0)), frozenset(answer.get("keys") or ())
 
     async def end_all(self) -> None:
-        """Revokes what this client opened; what does not answer ends by itself."""
+        """Revokes all sessions of this client. A session whose revoke is not answered ends by
+        itself."""
         for session in self.sessions.all():
             try:
                 body = b'{"ID":"%b"}' % session.id.encode()
-                await self.gateway.post(REVOKE, body, self.runtime.now() + 1.0)
+                await self.gateway.post(REVOKE, body, self.runtime.now() + REVOKE_SECONDS)
             except (HoldfastError, SessionGone):
                 continue
         self.sessions.forget()
 
     def forget(self) -> None:
-        self._opening.forget()
+        self._lock.forget()
 
 
-class _Kept(NamedTuple):
+class _KeptLease(NamedTuple):
+    """A lease that was kept alive: when that was sent, and its keys."""
+
     since: float
     keys: frozenset[str]
 
 
 class RenewalBatch:
-    """One batch: a confirmed keep-alive and a list of keys per session, however many holds."""
+    """One renewal of many holds and waiters: a confirmed keep-alive and a list of keys per session,
+    whatever their number."""
 
     def __init__(self, leases: Leases, until: float, shorten: bool) -> None:
         self._leases, self._until, self._shorten = leases, until, shorten
-        self._kept: dict[str, _Kept | str | None] = {}
+        self._kept: dict[str, _KeptLease | str | None] = {}
         self._lost: dict[str, str] = {}
         self._unknown: dict[str, str] = {}
         self._forgotten: set[str] = set()
         self._since: float | None = None
         self._missing: list[Grant] = []
-        self._elsewhere: list[tuple[Grant, bytes]] = []
-        self._unsettled: list[Grant] = []
+        self._to_move: list[tuple[Grant, bytes]] = []
+        self._to_confirm: list[Grant] = []
 
     async def run(self, grants: Sequence[Grant], waits: Sequence[Waiting]) -> Renewal:
-        """Keeps what is still there, and says what is not."""
+        """Renews what is still there and reports what is not."""
         for grant in grants:
-            await self._grant(grant)
-        await self._find()
-        await self._move()
-        await self._settle()
+            await self._check_grant(grant)
+        await self._find_missing()
+        await self._move_to_leases()
+        await self._confirm_direct_grants()
         for waiting in waits:
-            await self._waiting(waiting)
+            await self._refresh_waiting(waiting)
         return Renewal(self._lost, self._unknown, frozenset(self._forgotten), self._since)
 
-    async def _keep(self, session_id: str) -> _Kept | str | None:
-        """What a session holds once it was kept alive; the cause if unknown; None if gone."""
+    async def _kept_lease(self, session_id: str) -> _KeptLease | str | None:
+        """Keeps a session alive once per batch. Returns its keys; the error's text if the outcome
+        is unknown; None if the session has ended."""
         if session_id not in self._kept:
-            self._kept[session_id] = await self._ask(session_id)
+            self._kept[session_id] = await self._keep_alive(session_id)
         return self._kept[session_id]
 
-    async def _ask(self, session_id: str) -> _Kept | str | None:
+    async def _keep_alive(self, session_id: str) -> _KeptLease | str | None:
         try:
             since = await self._leases.keep_alive(session_id, self._until)
             if since is None:
@@ -210,39 +223,41 @@ class RenewalBatch:
         except (BackendUnavailable, Unsupported) as error:
             return str(error)
         self._counts_from(since)
-        return _Kept(since, keys)
+        return _KeptLease(since, keys)
 
     def _counts_from(self, since: float) -> None:
         self._since = since if self._since is None else min(self._since, since)
 
-    async def _grant(self, grant: Grant) -> None:
-        """Looks for a hold among the keys of the session that it should be bound to."""
-        if not self._leases.store.tags.has(grant.claim):  # its key may be another's by now
+    async def _check_grant(self, grant: Grant) -> None:
+        """Looks for a hold among the keys of the session of its ttl."""
+        # Without an allocated key: the hold's key may be recycled for another claim by now.
+        if not self._leases.store.key_pool.is_allocated(grant.claim):
             self._lose(grant.claim, "it was released")
             return
         session = self._leases.sessions.current(grant.claim.ttl)
-        kept = None if session is None else await self._keep(session.id)
+        kept = None if session is None else await self._kept_lease(session.id)
         if isinstance(kept, str):
             self._unknown[grant.claim.owner] = kept
         elif kept is not None and Ref(*grant.ref).key in kept.keys:
-            self._found(grant)
+            self._renewed(grant)
         else:
             self._missing.append(grant)
 
-    def _found(self, grant: Grant) -> None:
-        if grant.claim.owner in self._leases.store.handed:
-            self._unsettled.append(grant)
+    def _renewed(self, grant: Grant) -> None:
+        """The entry of a hold is there. A direct grant is confirmed by its first renewal."""
+        if grant.claim.owner in self._leases.store.direct_grants:
+            self._to_confirm.append(grant)
 
-    async def _find(self) -> None:
-        """Reads the entries of holds that are not where they should be."""
-        asked = [(g, requests.read(Ref(*g.ref).key.encode())) for g in self._missing]
-        for grant, reply in await self._each(asked):
+    async def _find_missing(self) -> None:
+        """Reads the entries of holds that are not on the key list of their session."""
+        parts = [(g, requests.read(Ref(*g.ref).key.encode())) for g in self._missing]
+        for grant, reply in await self._transact(parts):
             kvs = reply["response_range"].get("kvs")
             if not kvs or int(kvs[0]["create_revision"]) != Ref(*grant.ref).order:
-                self._lose(grant.claim, await self._why(grant))
+                self._lose(grant.claim, await self._loss_reason(grant))
                 continue
             if not self._shorten and await self._stays(kvs[0].get("lease", ""), grant.claim.ttl):
-                self._found(grant)
+                self._renewed(grant)
                 continue
             try:
                 session = await self._leases.session(grant.claim.ttl, self._until)
@@ -251,51 +266,52 @@ class RenewalBatch:
                 continue
             self._counts_from(session.since)
             if kvs[0].get("lease") == session.id:
-                self._found(grant)
+                self._renewed(grant)
                 continue
             try:
-                self._elsewhere.append((grant, _moving(grant, session, kvs[0])))
+                self._to_move.append((grant, _move_request(grant, session, kvs[0])))
             except ValueError:
                 self._lose(grant.claim, OVERWRITTEN)
 
     async def _stays(self, session_id: str, ttl: float) -> bool:
-        """Keeps a hold where it is if that is a session of a longer ttl; whether it was. Only an
-        owner who asks for it gets the shorter one: this request may arrive after later ones."""
+        """Leaves a hold on a session of a longer ttl, and keeps that alive; True if so. Only the
+        owner's own ``extend`` moves a hold to a shorter ttl: this renewal may arrive after later
+        requests."""
         longer = self._leases.sessions.longer(session_id, ttl)
-        return longer is not None and isinstance(await self._keep(session_id), _Kept)
+        return longer is not None and isinstance(await self._kept_lease(session_id), _KeptLease)
 
-    async def _why(self, grant: Grant) -> str:
-        """The reason for which an entry must have ended."""
+    async def _loss_reason(self, grant: Grant) -> str:
+        """Returns why the entry of a hold must have ended."""
         current = self._leases.sessions.current(grant.claim.ttl)
         granted = Ref(*grant.ref).session
-        kept = [await self._keep(granted if current is None else current.id)]
-        kept.append(await self._keep(granted))
+        kept = [await self._kept_lease(granted if current is None else current.id)]
+        kept.append(await self._kept_lease(granted))
         return RAN_OUT if None in kept else BROKEN
 
-    async def _move(self) -> None:
+    async def _move_to_leases(self) -> None:
         """Binds holds whose ttl was changed to the sessions of their new ttls."""
-        for grant, reply in await self._each(self._elsewhere):
+        for grant, reply in await self._transact(self._to_move):
             if reply["response_txn"].get("succeeded"):
-                self._found(grant)
+                self._renewed(grant)
             else:
                 self._lose(grant.claim, BROKEN)
 
-    async def _settle(self) -> None:
-        """Says in their entries that what was handed over is held."""
+    async def _confirm_direct_grants(self) -> None:
+        """Writes into the entries of direct grants that they are held."""
         store = self._leases.store
-        asked = [(grant, self._settling(grant)) for grant in self._unsettled]
-        for grant, reply in await self._each(asked):
+        parts = [(grant, self._confirm_request(grant)) for grant in self._to_confirm]
+        for grant, reply in await self._transact(parts):
             if reply["response_txn"].get("succeeded"):
-                store.places.pop(grant.claim.owner, None)
-                store.handed.discard(grant.claim.owner)
+                store.waiting.pop(grant.claim.owner, None)
+                store.direct_grants.discard(grant.claim.owner)
             else:
                 self._lose(grant.claim, BROKEN)
 
-    async def _each(
+    async def _transact(
         self, asked: Sequence[tuple[Grant, bytes]]
     ) -> list[tuple[Grant, dict[str, Any]]]:
-        """What was answered to each, asked in as few transactions as etcd allows; where nothing
-        was, the outcome is unknown."""
+        """Sends all requests in as few transactions as etcd allows. Returns the replies; holds
+        without a reply are added to the unknown ones."""
         answered: list[tuple[Grant, dict[str, Any]]] = []
         for start in range(0, len(asked), PARTS_PER_REQUEST):
             grants, parts = zip(*asked[start : start + PARTS_PER_REQUEST], strict=True)
@@ -309,46 +325,50 @@ class RenewalBatch:
             answered += zip(grants, answer["responses"].exactly(len(grants)), strict=True)
         return answered
 
-    def _settling(self, grant: Grant) -> bytes:
+    def _confirm_request(self, grant: Grant) -> bytes:
         ref = Ref(*grant.ref)
         value = requests.entry_value(grant.claim, self._leases.runtime.wall(), held=True)
-        return requests.nested([ref.stands()], [requests.change(ref.key.encode(), value)])
+        return requests.nested([ref.exists()], [requests.change(ref.key.encode(), value)])
 
     def _lose(self, claim: Claim, reason: str) -> None:
         store, owner = self._leases.store, claim.owner
-        store.places.pop(owner, None)
-        store.handed.discard(owner)
-        store.tags.retire(claim)
+        store.waiting.pop(owner, None)
+        store.direct_grants.discard(owner)
+        store.key_pool.quarantine(claim)
         self._lost[owner] = reason
 
-    async def _waiting(self, waiting: Waiting) -> None:
+    async def _refresh_waiting(self, waiting: Waiting) -> None:
+        """Keeps a waiter's lease alive and writes how many local waiters are behind it."""
         claim, store = waiting.claim, self._leases.store
         session = self._leases.sessions.current(claim.ttl)
-        kept = None if session is None else await self._keep(session.id)
+        kept = None if session is None else await self._kept_lease(session.id)
         if isinstance(kept, str):
             return
         key = store.key(claim)
         if kept is None or key.decode() not in kept.keys:
             self._forgotten.add(claim.owner)
             return
-        place = store.places.get(claim.owner)
-        if place is not None and place.behind != waiting.behind:
-            new = requests.entry_value(claim, place.since, held=False, behind=waiting.behind)
-            body = requests.behind(key, place.value, new)
+        entry = store.waiting.get(claim.owner)
+        if entry is not None and entry.behind != waiting.behind:
+            new = requests.entry_value(claim, entry.since, held=False, behind=waiting.behind)
+            body = requests.change_behind(key, entry.value, new)
             try:
                 await self._leases.gateway.post(TXN, body, self._until)
             except BackendUnavailable:
-                return  # told again with the next refresh
-            if store.places.get(claim.owner) is place:  # neither granted nor gone meanwhile
-                store.places[claim.owner] = place._replace(behind=waiting.behind, value=new)
+                return  # the next refresh writes it
+            if store.waiting.get(claim.owner) is entry:  # not granted or abandoned since
+                store.waiting[claim.owner] = entry._replace(behind=waiting.behind, value=new)
 
 
-def _moving(grant: Grant, session: Session, kv: dict[str, str]) -> bytes:
-    """Binds a hold to another session; slots say their token then, as it was a revision so far."""
+def _move_request(grant: Grant, session: Session, kv: dict[str, str]) -> bytes:
+    """Binds a hold to another session. An entry of slots then has to store its token, which was the
+    revision of its last write until now."""
     ref = Ref(*grant.ref)
     key = ref.key.encode()
     if grant.claim.mode is Mode.SLOTS:
-        moved = requests.put(key, requests.told_value(kv.get("value", ""), grant.token), session.id)
+        moved = requests.put(
+            key, requests.value_with_token(kv.get("value", ""), grant.token), session.id
+        )
     else:
         moved = requests.bind(key, session.id)
-    return requests.nested([ref.stands()], [moved])
+    return requests.nested([ref.exists()], [moved])

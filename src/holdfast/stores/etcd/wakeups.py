@@ -1,15 +1,17 @@
-"""Waiting on ``etcd://``: a watch of the one entry in front, and a read behind its beginning.
+"""How waiters of ``etcd://`` wait: for a wake-up by a release, or by a watch of the entry ahead.
 
-All waits of a backend share one WebSocket; without WebSockets each has a stream of its own. Who
-waits behind another waiter is called by it (see ``backend``) and watches it only if that takes
-longer: where turns are short, nothing is asked of etcd but to join, to take and to let go.
+All watches of a backend share one WebSocket. Without WebSockets each watch has an HTTP stream of
+its own. That is so where etcd requires a password, because its gateway does not pass credentials
+on from a WebSocket, and behind proxies without WebSocket support.
 
-A watch begins now, not at an old revision: one that others have passed is served by etcd's slow
-sync loop. So a watch tells at which revision it began, and who finds that later than what it
-had read reads again. Nothing of a watch outlives the wait that made it, but for the subscriptions.
+A waiter behind another waiter is woken by that waiter's release (see ``backend``). It watches the
+entry ahead itself only if the wake-up takes longer than ``WAKEUP_TRUST_SECONDS``. So a queue with
+short holds sends etcd nothing but joins, reads and releases.
 
-Streams are needed where etcd asks for a password, since its gateway passes no credentials from a
-WebSocket on, and behind proxies that know no WebSockets.
+A watch starts at the current revision, not at an old one: etcd serves a watch of past revisions
+by its slow sync loop. So a watch has a start revision, and a waiter whose last read is older than
+that reads again. A watch ends with the wait that made it. Only the watch of a session's wake-up
+key, the subscription, stays.
 """
 
 from __future__ import annotations
@@ -35,15 +37,18 @@ from holdfast.stores.etcd.websocket import BlockingWebSocket, NoWebSocket, open_
 if TYPE_CHECKING:
     from holdfast.stores.etcd.backend import EtcdStore
 
-__all__ = ["PATH", "BlockingWatches", "Book", "StreamWatches", "Waits", "Watch", "Watches"]
+__all__ = ["PATH", "BlockingWatches", "StreamWatches", "Waits", "Watch", "WatchTable", "Watches"]
 
 PATH = "/v3/watch"
 WATCH = b"POST /v3/watch"
-CALLED_SECONDS = 0.5
-"""How long a waiter relies on being called before it watches the entry in front itself."""
+WAKEUP_TRUST_SECONDS = 0.5
+"""How long a waiter relies on the wake-up by a release before it watches the entry ahead."""
 PAUSE_SECONDS = (0.05, 0.25)
+"""Bounds of the jittered pause after an error."""
+CANCEL_SECONDS = 1.0
+"""How long sending the end of a watch may take."""
 MOST_UNREAD_BYTES = 16 * 2**20
-"""How much of a text may come before its end does."""
+"""Size limit of one JSON text in a stream."""
 
 
 class Waits:
@@ -54,101 +59,111 @@ class Waits:
         self.watches = _watches(store, runtime)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> bool:
-        """Whether it was called, so that the name may have been handed over."""
+        """Waits until another attempt is worth it or the time is over. Returns True if a release
+        woke the claim: then the name may be granted to it directly."""
         if busy.ref is None:
             await self.pause(until)
             return False
-        front, revision, subscription = busy.ref
-        if subscription and await self._called(claim, subscription, revision, until):
+        ahead, revision, session = busy.ref
+        if session and await self._woken_by_release(claim, session, revision, until):
             return True
-        await self._watch(claim, front, revision, until)
+        await self._watch(claim, ahead, revision, until)
         return False
 
     async def _watch(
-        self, claim: Claim, front: tuple[str, int], revision: int, until: float
+        self, claim: Claim, ahead: tuple[str, int], revision: int, until: float
     ) -> None:
-        target, _ = front
+        """Watches the entry ahead, or all keys of the name if no single entry is ahead."""
+        target, _ = ahead
         keys = self.store.names.of(claim.name).all.decode() if not target else f'"key":"{target}"'
-        # A slot's predecessor moves on by being granted, which is a change and no end.
+        # A claim of slots also waits for the grant of the waiter ahead, which is a put, no delete.
         ends_only = claim.mode is not Mode.SLOTS or not target
         try:
-            watch = await self.confirmed(self.store.tags.of(claim), keys, ends_only, until)
+            watch = await self.start_watch(self.store.key_pool.of(claim), keys, ends_only, until)
             if watch is None:
                 return
             try:
-                if watch.began > revision and await self._changed(claim, front):
+                if watch.start_revision > revision and await self._changed(claim, ahead):
                     return
-                await self.fired(watch, until)
+                await self.wait_for_event(watch, until)
             finally:
                 await self.watches.end(watch)
         except BackendUnavailable as error:
             if isinstance(error.__cause__, NoWebSocket):
-                useless, self.watches = self.watches, _streams(self.store, self.runtime)
-                useless.close()
+                unusable, self.watches = self.watches, _streams(self.store, self.runtime)
+                unusable.close()
             await self.pause(until)
 
-    async def _called(self, claim: Claim, session: str, revision: int, until: float) -> bool:
-        """Whether it was called by who stands in front of it."""
+    async def _woken_by_release(
+        self, claim: Claim, session: str, revision: int, until: float
+    ) -> bool:
+        """Waits for a write to the session's wake-up key that names the claim. False if none came
+        in time, or if one may have been missed: the subscription is younger than the claim's last
+        read, or broken."""
         now = self.runtime.now()
-        if until - now < CALLED_SECONDS:
+        if until - now < WAKEUP_TRUST_SECONDS:
             return False
-        subscription = self.watches.hung(session) or await self._attach(session, now, until)
+        subscription = self.watches.subscribed(session) or await self._subscribe(
+            session, now, until
+        )
         if (
             subscription is None
-            or subscription.began is None
-            or subscription.began > revision
+            or subscription.start_revision is None
+            or subscription.start_revision > revision
             or subscription.broken
         ):
             return False
-        woken = await self.watches.woken(self.store.tags.of(claim), now + CALLED_SECONDS)
+        woken = await self.watches.woken(self.store.key_pool.of(claim), now + WAKEUP_TRUST_SECONDS)
         return woken and not subscription.broken
 
-    async def _attach(self, session: str, now: float, until: float) -> Watch | None:
+    async def _subscribe(self, session: str, now: float, until: float) -> Watch | None:
+        """Opens the subscription of a session; None if that fails. Ends those of past sessions."""
         live = [each.id for each in self.store.sessions.all()]
-        keys = f'"key":"{self.store.names.subscription(session).decode()}"'
+        keys = f'"key":"{self.store.names.wakeup_key(session).decode()}"'
         limit = min(until, now + self.store.settings.request_seconds)
         try:
-            return await self.watches.subscription(session, keys, live, limit)
-        except BackendUnavailable:  # told, or mended, by the watch that is tried next
+            return await self.watches.subscribe(session, keys, live, limit)
+        except BackendUnavailable:  # the watch that is tried next reports it, or reconnects
             return None
 
-    async def confirmed(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
-        """A watch that has begun; ``None`` if the wait is over before."""
+    async def start_watch(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
+        """Returns a watch that etcd has confirmed; None if it ended, fired or was not confirmed in
+        time. The caller must end the watch."""
         limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
         watch = await self.watches.begin(owner, keys, ends_only, limit)
         try:
             woken = await self.watches.woken(owner, limit)
-        except BaseException:  # cancelled or interrupted: nobody else knows of the watch
+        except BaseException:  # cancelled or interrupted: no other reference to the watch exists
             await self.watches.end(watch)
             raise
-        if watch.began is not None and not watch.broken and not watch.fired:
+        if watch.start_revision is not None and not watch.broken and not watch.fired:
             return watch
         await self.watches.end(watch)
-        if not woken and limit < until:  # nothing comes any more, and nobody said so
-            self.watches.distrust()
+        if not woken and limit < until:  # the connection is silent, although not closed
+            self.watches.reset_connection()
         if watch.broken or not woken:
             await self.pause(until)
         return None
 
-    async def fired(self, watch: Any, until: float) -> None:
-        """Returns when the watch has something to tell, or is broken, or was nudged."""
+    async def wait_for_event(self, watch: Any, until: float) -> None:
+        """Returns when the watch has an event or is broken, at a nudge, or at ``until``."""
         await self.watches.woken(watch.owner, until)
         if watch.broken:
             await self.pause(until)
 
-    async def _changed(self, claim: Claim, front: tuple[str, int]) -> bool:
-        """Whether another attempt is worth it, by a linearizable read."""
-        keys, (target, order) = self.store.names.of(claim.name), front
-        if target and claim.mode is not Mode.SLOTS:  # it waits for one end, and reads no line
+    async def _changed(self, claim: Claim, ahead: tuple[str, int]) -> bool:
+        """True if another attempt is worth it, by a linearizable read."""
+        keys, (target, order) = self.store.names.of(claim.name), ahead
+        if target and claim.mode is not Mode.SLOTS:  # one entry decides: read only that one
             body = b'{"key":"%b","keys_only":true}' % target.encode()
             found = (await self.gateway.post(RANGE, body)).get("kvs")
             return not found or int(found[0]["create_revision"]) != order
         found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
-        verdict = self.store.judge(claim, requests.line_of(found, keys.prefix))
-        return verdict.fits or verdict.own is None or requests.place_of(verdict.front) != front
+        verdict = self.store.judge(claim, requests.entries_of(found, keys.prefix))
+        return verdict.fits or verdict.own is None or requests.identity_of(verdict.front) != ahead
 
     async def pause(self, until: float) -> None:
-        """Something is in the way: a short, jittered rest before the next attempt."""
+        """Sleeps for a short, jittered time: after an error, before the next attempt."""
         now = self.runtime.now()
         await self.runtime.sleep(max(0.0, min(until - now, self.runtime.between(*PAUSE_SECONDS))))
 
@@ -174,128 +189,129 @@ def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
 
 
 class Watch:
-    """One watch of one waiter."""
+    """One watch of one waiter, or a subscription (owner ``EVERYBODY``)."""
 
-    __slots__ = ("began", "broken", "fired", "number", "owner")
+    __slots__ = ("broken", "fired", "number", "owner", "start_revision")
 
     def __init__(self, number: int, owner: str) -> None:
         self.number, self.owner = number, owner
-        self.began: int | None = None
-        """The revision up to which nothing is told."""
+        self.start_revision: int | None = None
+        """Events after this revision are reported; None until etcd has confirmed the watch."""
         self.fired = False
         self.broken = False
 
-    def learn(self, result: dict[str, Any]) -> None:
-        """Takes in one answer of etcd's about it."""
+    def update(self, result: dict[str, Any]) -> None:
+        """Applies one message of etcd about this watch."""
         if result.get("canceled"):  # compaction, or no permission
             self.broken = True
         elif result.get("created"):
-            self.began = int(result["header"]["revision"])
+            self.start_revision = int(result["header"]["revision"])
         if result.get("events"):
             self.fired = True
 
 
-class Book:
-    """The watches on one connection: requests out, answers in."""
+class WatchTable:
+    """The watches on one connection, without the connection: requests out, messages in."""
 
     def __init__(self) -> None:
         self._next = 0
         self._watches: dict[int, Watch] = {}
         self._subscriptions: dict[str, Watch] = {}
-        """By session: watches that stay, and whose events name whom they call."""
+        """By session: watches of wake-up keys, whose events name the claim to wake."""
 
     def create(self, owner: str, keys: str, ends_only: bool) -> tuple[Watch, str]:
-        """``keys`` is the JSON of a key or range."""
+        """Returns a new watch and the request that starts it. ``keys`` is the JSON of a key or
+        range."""
         self._next += 1
         watch = self._watches[self._next] = Watch(self._next, owner)
         filters = ',"filters":["NOPUT"]' if ends_only else ""
         return watch, f'{{"create_request":{{{keys},"watch_id":"{watch.number}"{filters}}}}}'
 
-    def hung(self, session: str) -> Watch | None:
-        """The watch of a session's subscription, if there is one."""
+    def subscribed(self, session: str) -> Watch | None:
+        """Returns the subscription of a session; None if there is none or it is broken."""
         subscription = self._subscriptions.get(session)
         return None if subscription is None or subscription.broken else subscription
 
-    def subscription(
-        self, session: str, keys: str, live: Collection[str]
-    ) -> tuple[Watch, list[str]]:
-        """The watch of a session's subscription, and what is to be sent before it is one."""
-        known = self.hung(session)
+    def subscribe(self, session: str, keys: str, live: Collection[str]) -> tuple[Watch, list[str]]:
+        """Returns the subscription of a session, and the requests to send if it is new: they end
+        the subscriptions of sessions that are not in ``live``."""
+        known = self.subscribed(session)
         if known is not None:
             return known, []
-        over = [old for old in self._subscriptions if old not in live]
-        requests = [self.cancel(self._subscriptions.pop(old)) for old in over]
+        ended = [old for old in self._subscriptions if old not in live]
+        requests = [self.cancel(self._subscriptions.pop(old)) for old in ended]
         watch, request = self.create(EVERYBODY, keys, ends_only=False)
         self._subscriptions[session] = watch
         return watch, [*filter(None, requests), request]
 
     def cancel(self, watch: Watch) -> str:
-        """What is to be sent, if anything: on another connection its number may be another's."""
+        """Returns the request that ends a watch; "" if the watch is of another connection, where
+        its number may be another watch's."""
         if self._watches.get(watch.number) is not watch:
             return ""
         self._watches.pop(watch.number, None)
         return f'{{"cancel_request":{{"watch_id":"{watch.number}"}}}}'
 
-    def heard(self, message: str) -> list[str]:
-        """Whom an answer concerns. Raises ``OSError`` for one that is not etcd's."""
+    def received(self, message: str) -> list[str]:
+        """Applies a message; returns the owners to wake. Raises ``OSError`` if it is not etcd's."""
         try:
-            return self._heard(json.loads(message))
+            return self._received(json.loads(message))
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
             raise ConnectionResetError(0, "a message that is not etcd's") from None
 
-    def _heard(self, answer: dict[str, Any]) -> list[str]:
+    def _received(self, answer: dict[str, Any]) -> list[str]:
         result = answer.get("result") or {}
         watch = self._watches.get(int(result.get("watch_id", 0)))
         if watch is None:
             return []
-        watch.learn(result)
+        watch.update(result)
         if watch.broken:
             self._watches.pop(watch.number, None)
         if watch.owner != EVERYBODY:
             return [watch.owner]
         if watch.broken:
             return [EVERYBODY]
-        return [_called(event) for event in result.get("events", ()) if "type" not in event]
+        return [_woken_id(event) for event in result.get("events", ()) if "type" not in event]
 
-    def broke(self) -> list[str]:
-        """The connection is over: whom that concerns."""
+    def fail_all(self) -> list[str]:
+        """The connection is over: marks all watches as broken and returns their owners."""
         watches, self._watches = list(self._watches.values()), {}
         for watch in watches:
             watch.broken = True
         return [watch.owner for watch in watches]
 
 
-def _called(event: dict[str, Any]) -> str:
-    """Who is named by a subscription that was written."""
+def _woken_id(event: dict[str, Any]) -> str:
+    """The key id in a write to a wake-up key."""
     return b64decode(event["kv"]["value"]).decode()
 
 
 class Watches(Protocol):
-    """What a backend's waits use."""
+    """What ``Waits`` needs of watches, blocking or asyncio, over a WebSocket or streams."""
 
     async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
-        """Asks for a watch; raises ``BackendUnavailable``."""
+        """Requests a watch. Raises ``BackendUnavailable``."""
         ...
 
-    def hung(self, session: str) -> Watch | None:
-        """The watch that stays on a session's subscription and wakes whom it names, if there is
-        one."""
+    def subscribed(self, session: str) -> Watch | None:
+        """Returns the subscription of a session, if there is one. It wakes the owners that events
+        name."""
         ...
 
-    async def subscription(
+    async def subscribe(
         self, session: str, keys: str, live: Collection[str], until: float
     ) -> Watch | None:
-        """The same, made if need be; ``None`` if it can't be."""
+        """Returns the subscription of a session, opened if need be; None if there is no way to."""
         ...
 
     async def woken(self, owner: str, until: float) -> bool:
-        """Whether anything happened to the owner's watch, or it was called or nudged, by then."""
+        """True if the owner's watch changed, or the owner was woken or nudged, before ``until``."""
         ...
 
     async def end(self, watch: Watch) -> None: ...
 
-    def distrust(self) -> None:
-        """What was asked was not answered in time: starts over with a new connection."""
+    def reset_connection(self) -> None:
+        """Ends a connection on which no reply came in time; the next watch opens a new one."""
         ...
 
     def nudge(self, owner: str) -> None: ...
@@ -306,135 +322,139 @@ class Watches(Protocol):
 
 
 class BlockingWatches:
-    """For threads. The WebSocket is their wake-up hub's subscription."""
+    """Watches for threads. The WebSocket is the subscription of their wake-up hub."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._hub = BlockingWakeupHub()
-        self._opening = threading.Lock()
-        self._line: _Line | None = None
+        self._lock = threading.Lock()
+        self._connection: _WatchConnection | None = None
         self._closed = False
 
     async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
-        with self._opening:
-            line = self._open(until)
-            watch, request = line.book.create(owner, keys, ends_only)
-        self._send(line, request, until)
+        with self._lock:
+            connection = self._open(until)
+            watch, request = connection.table.create(owner, keys, ends_only)
+        self._send(connection, request, until)
         return watch
 
-    def hung(self, session: str) -> Watch | None:
-        line = self._line
-        if line is None or self._hub.subscription is not line:
+    def subscribed(self, session: str) -> Watch | None:
+        connection = self._connection
+        if connection is None or self._hub.subscription is not connection:
             return None
-        return line.book.hung(session)
+        return connection.table.subscribed(session)
 
-    async def subscription(
+    async def subscribe(
         self, session: str, keys: str, live: Collection[str], until: float
     ) -> Watch:
-        with self._opening:
-            line = self._open(until)
-            watch, requests = line.book.subscription(session, keys, live)
+        with self._lock:
+            connection = self._open(until)
+            watch, requests = connection.table.subscribe(session, keys, live)
         for request in requests:
-            self._send(line, request, until)
+            self._send(connection, request, until)
         return watch
 
-    def _open(self, until: float) -> _Line:
+    def _open(self, until: float) -> _WatchConnection:
         if self._closed:
             raise self._servers.closed()
-        line = self._line
-        if line is None or self._hub.subscription is not line:
+        connection = self._connection
+        if connection is None or self._hub.subscription is not connection:
             self._drop()
-            line = self._line = _Line(open_blocking(self._servers, PATH, until))
-            self._hub.attach(line)
-        return line
+            connection = self._connection = _WatchConnection(
+                open_blocking(self._servers, PATH, until)
+            )
+            self._hub.attach(connection)
+        return connection
 
     def _drop(self) -> None:
-        """Gives up a connection that is over. Under the mutex: before another one is opened, those
-        who wait on this one must know, or nobody would tell them."""
-        line, self._line = self._line, None
-        if line is not None:
-            self._tell(line)
+        """Gives up a connection that is over. Call with the lock held: waiters on this connection
+        must be woken before another one is opened, since nothing wakes them after that."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._wake_watches_of(connection)
 
-    def _tell(self, line: _Line) -> None:
-        for owner in line.book.broke():
+    def _wake_watches_of(self, connection: _WatchConnection) -> None:
+        """Wakes every waiter on a connection that is over."""
+        for owner in connection.table.fail_all():
             self._hub.wake(owner)
 
-    def _send(self, line: _Line, request: str, until: float) -> None:
+    def _send(self, connection: _WatchConnection, request: str, until: float) -> None:
         try:
-            line.web.send(request, until)
+            connection.web.send(request, until)
         except OSError as error:
-            self._broke(line)
+            self._failed(connection)
             raise BackendUnavailable(f"{self._servers.display}: {PATH}: {error}") from error
 
     async def woken(self, owner: str, until: float) -> bool:
         try:
             return self._hub.wait(owner, until)
         except (OSError, BackendUnavailable):
-            # Told to one thread only; the others' watches ended with the same connection, which
-            # somebody else may have replaced by now.
-            if self._line is not None and self._hub.subscription is not self._line:
-                with self._opening:
-                    if self._hub.subscription is not self._line:
+            # The hub raises the error in one thread only. The other threads' watches ended with
+            # the same connection, and another thread may have opened a new one by now.
+            if self._connection is not None and self._hub.subscription is not self._connection:
+                with self._lock:
+                    if self._hub.subscription is not self._connection:
                         self._drop()
             return True
 
-    def _broke(self, line: _Line) -> None:
-        with self._opening:
-            if self._line is line:
-                self._line = None
-        self._tell(line)
+    def _failed(self, connection: _WatchConnection) -> None:
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+        self._wake_watches_of(connection)
 
     async def end(self, watch: Watch) -> None:
-        line = self._line
-        request = "" if line is None or watch.broken else line.book.cancel(watch)
-        if line is None or not request:
+        connection = self._connection
+        request = "" if connection is None or watch.broken else connection.table.cancel(watch)
+        if connection is None or not request:
             return
         try:
-            line.web.send(request, now() + 1.0)
+            connection.web.send(request, now() + CANCEL_SECONDS)
         except OSError:
-            self._broke(line)
+            self._failed(connection)
 
-    def distrust(self) -> None:
-        line = self._line
-        if line is not None:
-            line.web.hang_up()  # which whoever listens hears as the connection's end
+    def reset_connection(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.web.shut_down()  # the listening thread reads the end of the connection
 
     def nudge(self, owner: str) -> None:
         self._hub.wake(owner)
 
     def forget(self) -> None:
-        line, self._line = self._line, None
+        connection, self._connection = self._connection, None
         hub, self._hub = self._hub, BlockingWakeupHub()
-        self._opening = threading.Lock()
-        hub.discard()  # not ``close``: a thread of the parent's may hold its mutex for ever
-        if line is not None:
-            line.close()
+        self._lock = threading.Lock()
+        hub.discard()  # not ``close``: a thread of the parent may hold its mutex forever
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
-        with self._opening:
+        with self._lock:
             self._closed = True
-            self._line = None
+            self._connection = None
         self._hub.close()
 
 
-class _Line:
-    """One WebSocket and the watches on it, as a subscription."""
+class _WatchConnection:
+    """One WebSocket and the watches on it, as a subscription of the wake-up hub."""
 
     def __init__(self, web: BlockingWebSocket) -> None:
-        self.web, self.book = web, Book()
+        self.web, self.table = web, WatchTable()
 
     def fileno(self) -> int:
         return self.web.fileno()
 
     def read(self) -> list[str]:
-        return [owner for message in self.web.messages() for owner in self.book.heard(message)]
+        return [owner for message in self.web.messages() for owner in self.table.received(message)]
 
     def close(self) -> None:
         self.web.close()
 
 
 class StreamWatches:
-    """As many watches as there is room for streams; the others are told to look again."""
+    """One HTTP stream per watch, as many as the connection limit allows; further watches are broken
+    from the start, so that their waiters poll."""
 
     def __init__(self, listening: Listening) -> None:
         self._listening = listening
@@ -451,13 +471,13 @@ class StreamWatches:
             self._streams[owner] = watch, call, bytearray()
         return watch
 
-    def hung(self, session: str) -> Watch | None:
+    def subscribed(self, session: str) -> Watch | None:
         return None
 
-    async def subscription(
+    async def subscribe(
         self, session: str, keys: str, live: Collection[str], until: float
     ) -> Watch | None:
-        """None: it would take up a stream for good."""
+        """Always None: a subscription would occupy a stream for good."""
         return None
 
     async def woken(self, owner: str, until: float) -> bool:
@@ -465,7 +485,7 @@ class StreamWatches:
         if stream is None:
             return True
         woken = await self._listening.woken(owner, until)
-        _read(*stream)
+        _read_stream(*stream)
         return woken
 
     async def end(self, watch: Watch) -> None:
@@ -473,8 +493,8 @@ class StreamWatches:
         if stream is not None:
             self._listening.end(stream[1])
 
-    def distrust(self) -> None:
-        """Every stream has a connection of its own, which ends with it."""
+    def reset_connection(self) -> None:
+        """Nothing to do: a stream's connection ends with the stream."""
 
     def nudge(self, owner: str) -> None:
         self._listening.nudge(owner)
@@ -487,8 +507,8 @@ class StreamWatches:
         self._listening.close()
 
 
-def _read(watch: Watch, call: Call, rest: bytearray) -> None:
-    """Takes in what came: one JSON text per line."""
+def _read_stream(watch: Watch, call: Call, rest: bytearray) -> None:
+    """Reads what has arrived on a stream: one JSON text per line."""
     pieces, call.pieces = call.pieces, []
     rest += b"".join(pieces)
     *lines, tail = rest.split(b"\n")
@@ -496,8 +516,8 @@ def _read(watch: Watch, call: Call, rest: bytearray) -> None:
     try:
         for line in lines:
             if line:
-                watch.learn(json.loads(line).get("result") or {"canceled": True})
+                watch.update(json.loads(line).get("result") or {"canceled": True})
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        watch.broken = True  # it is not etcd that speaks
+        watch.broken = True  # the peer is not etcd
     if call.broken or call.reply is not None or len(rest) > MOST_UNREAD_BYTES:
         watch.broken = True

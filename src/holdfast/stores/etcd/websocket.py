@@ -1,6 +1,7 @@
-"""A client's WebSocket to one of a store's hosts, blocking: text in, text out.
+"""The WebSocket to one host of an etcd store: its frames, and the blocking connection.
 
-The blocking one is read without waiting by whoever listens for everybody (see ``hub``).
+One of the waiting threads reads the blocking WebSocket for all of them (see ``io.wakeups``). The
+asyncio connection is in ``aio``.
 """
 
 from __future__ import annotations
@@ -29,24 +30,26 @@ __all__ = ["BlockingWebSocket", "Frames", "NoWebSocket", "open_blocking"]
 
 
 class NoWebSocket(ConnectionRefusedError):
-    """The server, or something before it, speaks HTTP but no WebSocket."""
+    """The server, or a proxy in between, speaks HTTP but does not support WebSockets."""
 
 
 GREETING_END = b"\r\n\r\n"
 WHOLE_TEXT = 0x81
-"""The first byte of a frame that is a whole message."""
+"""The first byte of a frame that holds a complete text message."""
 MASKED = 0x80
 _HEADS = {126: 4, 127: 10}
-"""How long the head of a longer frame is, by its second byte."""
+"""Length of the head of a longer frame, by the frame's second byte."""
 MOST_MESSAGE_BYTES = 16 * 2**20
 PART_BYTES = 64
-"""What a part of a message counts for, even if there is nothing in it."""
+"""What each part of a message adds to the counted size, so that empty parts count too."""
 _DAMAGED = (ProtocolError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What wsproto makes of bytes that are no WebSocket's."""
+"""What wsproto raises for bytes that are not valid WebSocket data."""
+PONG_SECONDS = 1.0
+"""How long sending the replies to pings may take."""
 
 
 def _frame_end(data: bytes | bytearray) -> int:
-    """Where the first frame ends, or at least how much more there must be to tell."""
+    """Where the first frame ends; or how many bytes are needed to know that."""
     if len(data) < 2:
         return 2
     size = data[1] & ~MASKED
@@ -62,43 +65,45 @@ def _text(data: bytes | bytearray) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ConnectionResetError(0, "not a WebSocket (its text is none)") from None
+        raise ConnectionResetError(0, "not a WebSocket (its text is not UTF-8)") from None
 
 
 class Frames:
     """The protocol of one connection, without its socket."""
 
     def __init__(self, servers: Servers, host: int, path: str) -> None:
-        self._wire = WSConnection(ConnectionType.CLIENT)
-        self.hello = self._wire.send(Request(host=servers.name(host), target=path))
+        self._protocol = WSConnection(ConnectionType.CLIENT)
+        self.hello = self._protocol.send(Request(host=servers.name(host), target=path))
         self.open = False
         self.replies = b""
-        """What has to be sent because of what was read."""
+        """Replies to pings, to be sent."""
         self._parts: list[str] = []
         self._parts_size = 0
         self._greeted = 0
-        """How many bytes of the greeting there are so far."""
+        """Bytes of the greeting received so far."""
         self._rest = bytearray()
-        """The beginning of a frame; before, the last bytes of the greeting."""
+        """The start of an incomplete frame; during the handshake, the greeting's last bytes."""
 
     def text(self, message: str) -> bytes:
-        """Raises ``OSError`` once the connection's end was read, which another thread may do."""
+        """Encodes a message. Raises ``OSError`` if the end of the connection was read, possibly by
+        another thread."""
         try:
-            return self._wire.send(TextMessage(data=message))
+            return self._protocol.send(TextMessage(data=message))
         except ProtocolError:
             raise ConnectionResetError(0, "the WebSocket is over") from None
 
     def feed(self, data: bytes) -> list[str]:
-        """The messages that are whole now. Raises ``OSError`` at the connection's end."""
+        """Takes received bytes; returns the complete messages. Raises ``OSError`` at the end of the
+        connection."""
         if not data:
             return self._feed(b"")
         if not self.open:
-            data = self._greet(data)
+            data = self._read_greeting(data)
         messages: list[str] = []
         rest = self._rest
         rest += data
         while (end := _frame_end(rest)) <= len(rest):
-            # Nearly all that comes is whole messages in a frame each: they need no machine.
+            # Nearly all messages are one frame each: those do not need wsproto.
             if rest[0] == WHOLE_TEXT and rest[1] < MASKED and not self._parts:
                 messages.append(_text(rest[_HEADS.get(rest[1], 2) : end]))
             else:
@@ -108,8 +113,8 @@ class Frames:
             raise ConnectionResetError(0, "a WebSocket message that is too long")
         return messages
 
-    def _greet(self, data: bytes) -> bytes:
-        """Takes in the server's greeting, and gives back what came behind it."""
+    def _read_greeting(self, data: bytes) -> bytes:
+        """Takes bytes of the server's greeting; returns those that follow it."""
         known = len(self._rest)
         self._greeted += len(data)
         found = (self._rest + data).find(GREETING_END)
@@ -127,8 +132,8 @@ class Frames:
     def _feed(self, data: bytes) -> list[str]:
         messages: list[str] = []
         try:
-            self._wire.receive_data(data or None)
-            for event in self._wire.events():
+            self._protocol.receive_data(data or None)
+            for event in self._protocol.events():
                 if isinstance(event, TextMessage):
                     self._add(event.data)
                     if event.message_finished:
@@ -137,7 +142,7 @@ class Frames:
                 elif isinstance(event, AcceptConnection):
                     self.open = True
                 elif isinstance(event, Ping):
-                    self.replies += self._wire.send(event.response())
+                    self.replies += self._protocol.send(event.response())
                 elif isinstance(event, RejectConnection):
                     raise NoWebSocket(0, f"no WebSocket (status {event.status_code})")
                 elif isinstance(event, CloseConnection):
@@ -154,17 +159,17 @@ class Frames:
 
 
 class BlockingWebSocket:
-    """Sends from any thread; ``messages`` never waits."""
+    """Any thread may send; ``messages`` does not block."""
 
     def __init__(self, connection: http.Connection, servers: Servers, path: str) -> None:
         self._connection, self._socket = connection, connection.socket
         self._tls = isinstance(connection.socket, ssl.SSLSocket)
         self._frames = Frames(servers, connection.host, path)
-        # One at a time also for TLS, whose sockets can't be read and written at once.
+        # For reads and writes: a TLS socket does not allow both at once.
         self._mutex = threading.Lock()
 
-    def greet(self, until: float) -> None:
-        """The handshake. Raises ``TimeoutError`` if it takes longer."""
+    def open(self, until: float) -> None:
+        """Does the handshake. Raises ``TimeoutError`` if it is not done by ``until``."""
         self._socket.settimeout(max(0.001, until - now()))
         self._socket.sendall(self._frames.hello)
         while not self._frames.open:
@@ -193,23 +198,24 @@ class BlockingWebSocket:
                     raise TimeoutError from None
 
     def messages(self) -> list[str]:
-        """What has come since. Raises ``OSError`` when the connection is over."""
+        """Returns the messages received since the last call. Raises ``OSError`` if the connection
+        is over."""
         messages: list[str] = []
         with self._mutex:
             try:
                 messages += self._frames.feed(self._socket.recv(READ_BYTES))
-                # Whoever polls is told of what a plain socket still has; TLS may have read it.
+                # A poll reports what is left in a plain socket; TLS may have buffered it.
                 while self._tls:
                     messages += self._frames.feed(self._socket.recv(READ_BYTES))
             except (BlockingIOError, ssl.SSLWantReadError):
                 pass
             if self._frames.replies:
                 replies, self._frames.replies = self._frames.replies, b""
-                self._send(replies, now() + 1.0)
+                self._send(replies, now() + PONG_SECONDS)
         return messages
 
-    def hang_up(self) -> None:
-        """Ends the connection from any thread; ``messages`` will say so."""
+    def shut_down(self) -> None:
+        """Ends the connection, from any thread; ``messages`` raises then."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -218,11 +224,11 @@ class BlockingWebSocket:
 
 
 def open_blocking(servers: Servers, path: str, until: float) -> BlockingWebSocket:
-    """Connects and greets; raises ``BackendUnavailable``."""
+    """Connects and opens a WebSocket. Raises ``BackendUnavailable``."""
     connection = http.connect(servers, until)
     try:
         web = BlockingWebSocket(connection, servers, path)
-        web.greet(until)
+        web.open(until)
     except OSError as error:
         connection.close()
         servers.failed(connection.host)

@@ -13,14 +13,14 @@ from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Reply
-from holdfast.stores.etcd.keys import Tags
+from holdfast.stores.etcd.keys import KeyPool
 from stores.claims import claim_of
-from stores.etcd import bench as etcd_bench
+from stores.etcd import helpers
 from stores.http_peer import Peer
 
 SOON = 20.0
 LATER = 3 * SOON
-server, peer = etcd_bench.server, etcd_bench.peer
+server, peer = helpers.server, helpers.peer
 
 
 def _release(one: Peer, grant: Grant) -> str:
@@ -153,18 +153,18 @@ def test_a_hold_is_not_broken_for_one_before_it(
 
 def test_a_tag_is_lent_until_it_is_given_back() -> None:
     """What is asked on behalf of a claim may outlast it."""
-    tags, first, second, third = Tags(), claim_of(), claim_of(), claim_of()
-    tag = tags.given(first)
-    tags.lend(first)
-    tags.free(first)
-    assert tags.given(second) != tag
-    assert tags.of(first) == tag  # for whoever undoes it
-    tag = tags.given(second)
-    tags.lend(second)
-    tags.give_back(second)
-    tags.free(second)
-    assert tags.given(third) == tag
-    assert tags.of(second) != tag
+    pool, first, second, third = KeyPool(), claim_of(), claim_of(), claim_of()
+    tag = pool.allocate(first)
+    pool.pin(first)
+    pool.recycle(first)
+    assert pool.allocate(second) != tag
+    assert pool.of(first) == tag  # for whoever undoes it
+    tag = pool.allocate(second)
+    pool.pin(second)
+    pool.unpin(second)
+    pool.recycle(second)
+    assert pool.allocate(third) == tag
+    assert pool.of(second) != tag
 
 
 class Meddled(dict[str, str]):
@@ -190,13 +190,13 @@ class Meddled(dict[str, str]):
         return found
 
 
-@pytest.mark.parametrize("first", ["free", "retire"])
+@pytest.mark.parametrize("first", ["recycle", "quarantine"])
 def test_a_tag_that_two_end_at_a_time_is_nobody_s_or_another_s(first: str) -> None:
     """Never both: whoever undoes the claim once more would meet another's entry."""
-    tags, claim, other = Tags(), claim_of(), claim_of()
-    tag = tags.given(claim)
-    second = {"free": tags.retire, "retire": tags.free}[first]
-    tags._tags = Meddled(lambda: second(claim))
-    dict.__setitem__(tags._tags, claim.owner, tag)
-    getattr(tags, first)(claim)
-    assert (tags.given(other) == tag) != (tags.of(claim) == tag)
+    pool, claim, other = KeyPool(), claim_of(), claim_of()
+    tag = pool.allocate(claim)
+    second = {"recycle": pool.quarantine, "quarantine": pool.recycle}[first]
+    pool._allocated = Meddled(lambda: second(claim))
+    dict.__setitem__(pool._allocated, claim.owner, tag)
+    getattr(pool, first)(claim)
+    assert (pool.allocate(other) == tag) != (pool.of(claim) == tag)

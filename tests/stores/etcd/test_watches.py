@@ -13,17 +13,17 @@ import pytest
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
-from holdfast.stores.etcd import wakeups as etcd_wait
-from holdfast.stores.etcd.wakeups import Book
+from holdfast.stores.etcd import wakeups
+from holdfast.stores.etcd.wakeups import WatchTable
 from holdfast.testing import Flavour
 from servers.process import wait_until
 from stores.claims import claim_of
-from stores.etcd import bench as etcd_bench
+from stores.etcd import helpers
 from stores.http_peer import Peer
 
 SOON = 20.0
 LATER = 3 * SOON
-server, peer = etcd_bench.server, etcd_bench.peer
+server, peer = helpers.server, helpers.peer
 Peers = Callable[..., Peer]
 
 
@@ -32,8 +32,8 @@ def _open(watches: Any) -> Sized:
     if hasattr(watches, "_streams"):
         streams: Sized = watches._streams
         return streams
-    book = watches._book if hasattr(watches, "_book") else watches._line.book
-    found: Sized = book._watches
+    table = watches._table if hasattr(watches, "_table") else watches._connection.table
+    found: Sized = table._watches
     return found
 
 
@@ -51,7 +51,7 @@ def test_a_wait_that_is_cancelled_early_leaves_no_watch(
     waits = theirs.backend.waits
     if streams:
         waits.watches.close()
-        waits.watches = etcd_wait._streams(theirs.store, theirs.backend.runtime)
+        waits.watches = wakeups._streams(theirs.store, theirs.backend.runtime)
     watches = waits.watches
     woken = watches.woken
     asked: list[int] = []
@@ -84,7 +84,7 @@ class Crowd:
 
     def wait(self, number: int) -> threading.Thread:
         """Begins a wait, and returns once it is under way."""
-        owner = self.one.store.tags.of(self.claims[number])
+        owner = self.one.store.key_pool.of(self.claims[number])
         work = self.one.backend.wait(self.claims[number], self.busies[number], now() + LATER)
         thread = threading.Thread(target=run_now, args=(work,))
         thread.start()
@@ -93,9 +93,9 @@ class Crowd:
 
     def _waiting(self) -> set[str]:
         """Who waits on a watch that has begun."""
-        line = self.watches._line
-        watches = [] if line is None else list(line.book._watches.values())
-        begun = {watch.owner for watch in watches if watch.began is not None}
+        connection = self.watches._connection
+        watches = [] if connection is None else list(connection.table._watches.values())
+        begun = {watch.owner for watch in watches if watch.start_revision is not None}
         return begun & set(self.watches._hub._waiting)
 
 
@@ -120,14 +120,14 @@ def test_a_connection_that_ends_ends_its_own_watches(
 
     monkeypatch.setattr(hub, "wait", held_up)
     first, second = crowd.wait(0), crowd.wait(1)
-    crowd.watches.distrust()
+    crowd.watches.reset_connection()
     assert ended.wait(SOON)
     third = crowd.wait(2)
     late.set()
     for thread in (first, second):
         thread.join(SOON)
         assert not thread.is_alive()
-    assert not any(watch.broken for watch in crowd.watches._line.book._watches.values())
+    assert not any(watch.broken for watch in crowd.watches._connection.table._watches.values())
     assert third.is_alive()
     assert run_now(crowd.holder.backend.release(crowd.held[2]))
     third.join(SOON)
@@ -136,13 +136,13 @@ def test_a_connection_that_ends_ends_its_own_watches(
 
 def test_a_watch_is_cancelled_on_its_own_connection() -> None:
     """Numbers begin anew with every connection."""
-    old, new = Book(), Book()
-    (left, _), (kept, _) = (book.create("owner", '"key":"YQ=="', True) for book in (old, new))
+    old, new = WatchTable(), WatchTable()
+    (left, _), (kept, _) = (table.create("owner", '"key":"YQ=="', True) for table in (old, new))
     assert left.number == kept.number
     assert not new.cancel(left)
     created = (
         f'{{"result":{{"created":true,"header":{{"revision":"7"}},"watch_id":"{kept.number}"}}}}'
     )
-    assert new.heard(created) == ["owner"]
+    assert new.received(created) == ["owner"]
     assert new.cancel(kept)
-    assert new.heard(created) == []
+    assert new.received(created) == []

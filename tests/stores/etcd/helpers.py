@@ -1,6 +1,6 @@
 """What the tests of the etcd store share.
 
-Fixtures are taken over by name: ``server, peer = etcd_bench.server, etcd_bench.peer``.
+Fixtures are taken over by name: ``server, peer = helpers.server, helpers.peer``.
 """
 
 from __future__ import annotations

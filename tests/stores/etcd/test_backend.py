@@ -18,12 +18,12 @@ from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.proxy import Proxy
 from stores.claims import claim_of
-from stores.etcd import bench as etcd_bench
+from stores.etcd import helpers
 from stores.http_peer import Peer
 from stores.waiting import waited_for
 
 SOON = 60.0
-server, peer = etcd_bench.server, etcd_bench.peer
+server, peer = helpers.server, helpers.peer
 
 
 def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
