@@ -20,7 +20,7 @@ from holdfast.io.http import BlockingHttp, IndexedResponses, Reply, Responses, S
 from holdfast.io.http_aio import AsyncHttp
 from holdfast.io.long_poll import Call
 from holdfast.stores.etcd.aio import open_async
-from holdfast.stores.etcd.wakeups import Book, StreamWatches
+from holdfast.stores.etcd.wakeups import StreamWatches, WatchTable
 from holdfast.stores.etcd.websocket import open_blocking
 from holdfast.testing import Flavour
 from servers.consul import ConsulServer
@@ -297,10 +297,10 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
 def test_a_message_that_is_not_etcd_s_ends_the_connection(message: str) -> None:
-    book = Book()
-    book.subscription("session", '"key":"YQ=="', ["session"])
+    table = WatchTable()
+    table.subscribe("session", '"key":"YQ=="', ["session"])
     with pytest.raises(ConnectionResetError, match="not etcd's"):
-        book.heard(message)
+        table.received(message)
 
 
 @pytest.mark.parametrize(
