@@ -1,6 +1,6 @@
-"""What the tests of the etcd store share.
+"""Fixtures that the tests of the etcd store share.
 
-Fixtures are taken over by name: ``server, peer = helpers.server, helpers.peer``.
+A test module takes them over by name: ``server, peer = helpers.server, helpers.peer``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["peer", "server"]
 
 @pytest.fixture
 def server(servers: Servers) -> EtcdServer:
-    """The server that most tests use together, each in a namespace of its own."""
+    """The server that most tests share, each with a namespace of its own."""
     return servers.of(EtcdServer)
 
 
 @pytest.fixture
 def peer(server: EtcdServer, namespace: str) -> Iterator[Callable[..., Peer]]:
-    """Makes peers on it."""
+    """Returns a function that makes peers on the server."""
     with peers(server.url, namespace) as make:
         yield make

@@ -1,4 +1,4 @@
-"""What is peculiar to etcd: leases, watches, the gateway, and letters that arrive late."""
+"""What is special to etcd: leases, watches, the gateway, and requests that arrive late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ server, peer = helpers.server, helpers.peer
 
 
 def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
-    """Once the client has its lease, taking and releasing are one request each, in every mode."""
+    """Once the client has its lease, acquire and release are one request each, in every mode."""
     one = peer()
     run_now(one.backend.release(one.take(claim_of())))
     for claim in (
@@ -41,15 +41,15 @@ def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
 
 
 def test_joining_is_one_request(peer: Callable[[], Peer]) -> None:
-    """Who does not get a name that is in demand joins its line and learns in the same trip whom
-    to wait for; only the first surprise costs a request more."""
+    """An attempt at a contended name joins its queue and learns in the same request which entry to
+    wait for. Only the first contended attempt costs one request more."""
     ours, theirs = peer(), peer()
     grant = ours.take(claim_of())
     theirs.post.asked.clear()
-    surprised = claim_of()
-    assert isinstance(theirs.attempt(surprised), Busy)
-    assert len(theirs.post.asked) == 3  # and the lease
-    run_now(theirs.backend.abandon(surprised))
+    first = claim_of()
+    assert isinstance(theirs.attempt(first), Busy)
+    assert len(theirs.post.asked) == 3  # one more is for the lease
+    run_now(theirs.backend.abandon(first))
     theirs.post.asked.clear()
     claim = claim_of()
     busy = theirs.attempt(claim)
@@ -61,13 +61,13 @@ def test_joining_is_one_request(peer: Callable[[], Peer]) -> None:
     assert len(theirs.post.asked) == 2
 
 
-def test_joining_reads_one_entry_of_a_long_line(peer: Callable[[], Peer]) -> None:
-    """Whoever is last in it; how many there are is told as a number."""
+def test_joining_reads_one_entry_of_a_long_queue(peer: Callable[[], Peer]) -> None:
+    """It reads the last entry, and the number of entries."""
     ours, theirs = peer(), peer()
     ours.take(claim_of())
-    line = [claim_of() for _ in range(4)]
-    found = [theirs.attempt(claim) for claim in line]
-    keys = [theirs.store.key(claim).decode() for claim in line]
+    queue = [claim_of() for _ in range(4)]
+    found = [theirs.attempt(claim) for claim in queue]
+    keys = [theirs.store.key(claim).decode() for claim in queue]
     for place, busy in enumerate(found):
         assert isinstance(busy, Busy)
         assert (busy.place, busy.retry_seconds) == (place, None)
@@ -85,7 +85,7 @@ def test_joining_reads_one_entry_of_a_long_line(peer: Callable[[], Peer]) -> Non
 
 
 def test_any_number_of_holds_is_renewed_in_three_requests(peer: Callable[[], Peer]) -> None:
-    """One keep-alive, its confirmation by a majority, and a look at the keys of the lease."""
+    """One keep-alive, its confirmation by a majority, and the list of the lease's keys."""
     one = peer()
     grants = one.take_many(1000)
     one.post.asked.clear()
@@ -96,7 +96,7 @@ def test_any_number_of_holds_is_renewed_in_three_requests(peer: Callable[[], Pee
 
 
 def test_a_short_lease_is_kept_alive_while_its_claim_waits(peer: Callable[[], Peer]) -> None:
-    """The renewer looks after waiters every five seconds, which is too late for some."""
+    """The renewer refreshes waiters every five seconds, which is too rare for a short ttl."""
     ours, theirs = peer(), peer()
     ours.take(claim_of())
     claim = claim_of(ttl=4.0)
@@ -107,7 +107,7 @@ def test_a_short_lease_is_kept_alive_while_its_claim_waits(peer: Callable[[], Pe
     )
     wait.start()
     wait.join(SOON)
-    assert not wait.is_alive()  # although nothing has happened
+    assert not wait.is_alive()  # although the holder did nothing
     theirs.post.asked.clear()
     theirs.attempt(claim)
     assert b"POST /v3/lease/keepalive" in theirs.post.asked
@@ -116,14 +116,14 @@ def test_a_short_lease_is_kept_alive_while_its_claim_waits(peer: Callable[[], Pe
 @pytest.mark.usefixtures("no_recheck")
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_a_wait_outlives_compaction(server: EtcdServer, namespace: str, flavour: Flavour) -> None:
-    """Compaction while somebody waits costs no wake-up."""
+    """Compaction during a wait costs no wake-up."""
     with waited_for(server.url, namespace, flavour):
         puts = [server.ask("/v3/kv/put", {"key": "YQ==", "value": "YQ=="}) for _ in range(5)]
         server.ask("/v3/kv/compaction", {"revision": puts[-1]["header"]["revision"]})
 
 
 def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: EtcdServer) -> None:
-    """What another protocol has stored is neither ignored nor overwritten."""
+    """An entry of another protocol version is neither ignored nor overwritten."""
     one = peer()
     grant = one.take(claim_of())
     server.ask("/v3/kv/put", {"key": grant.ref.key, "value": "WzJd", "ignore_lease": True})
@@ -131,15 +131,15 @@ def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: EtcdServ
         with pytest.raises(Incompatible, match="name"):
             one.attempt(claim_of())
     found = server.ask("/v3/kv/range", {"key": grant.ref.key, "range_end": "AA=="})
-    line = b64decode(grant.ref.key).rpartition(b"/")[0]  # behind it are keys of other tests
-    keys = [kv["key"] for kv in found["kvs"] if b64decode(kv["key"]).startswith(line)]
-    assert keys == [grant.ref.key]  # and nobody has joined it
+    prefix = b64decode(grant.ref.key).rpartition(b"/")[0]  # keys of other tests follow
+    keys = [kv["key"] for kv in found["kvs"] if b64decode(kv["key"]).startswith(prefix)]
+    assert keys == [grant.ref.key]  # no claim has joined
 
 
-def test_a_line_of_a_foreign_version_is_not_joined(
+def test_a_queue_of_a_foreign_version_is_not_joined(
     peer: Callable[[], Peer], server: EtcdServer
 ) -> None:
-    """However long it is."""
+    """Whatever the length of the queue."""
     ours, theirs = peer(), peer()
     ours.take(claim_of())
     last = claim_of()
@@ -155,12 +155,12 @@ def test_a_line_of_a_foreign_version_is_not_joined(
 
 
 def test_many_waiters_share_one_socket(server: EtcdServer, namespace: str) -> None:
-    """Two hundred tasks that wait for twenty names have three connections."""
+    """Two hundred tasks that wait for twenty names use three connections."""
     with Proxy(server) as proxy:
-        asyncio.run(_crowd(server.url, proxy, namespace))
+        asyncio.run(_wait_in_many_tasks(server.url, proxy, namespace))
 
 
-async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
+async def _wait_in_many_tasks(url: str, proxy: Proxy, namespace: str) -> None:
     async with (
         holdfast.connect_async(url, namespace=namespace) as ours,
         holdfast.connect_async(proxy.url, namespace=namespace, connections=1) as theirs,
@@ -171,10 +171,10 @@ async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
             for number in range(200)
         ]
         deadline = now() + SOON
-        while sum(len(standing.waiters) for standing in await ours.list()) < 20:
+        while sum(len(info.waiters) for info in await ours.list()) < 20:
             assert now() < deadline
             await asyncio.sleep(0.05)
-        assert proxy.open_connections <= 3  # requests, watches, the renewer
+        assert proxy.open_connections <= 3  # for requests, watches and the renewer
         for lease in held:
             assert lease
             await lease.release()
@@ -188,7 +188,7 @@ async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
 
 
 def test_the_gateway_may_be_off(namespace: str) -> None:
-    """Then it says so, at once, and how to switch it on."""
+    """The error comes at once and names the option that turns the gateway on."""
     with EtcdServer(version="3.5") as server:
         server.stop()
         server.arguments.append("--enable-grpc-gateway=false")
@@ -206,7 +206,7 @@ def test_the_gateway_may_be_off(namespace: str) -> None:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[EtcdServer]:
-    """An etcd that asks for a password, and forgets tokens that were not used for a second."""
+    """An etcd that requires a password, and drops tokens that were not used for a second."""
     server = EtcdServer(arguments=["--auth-token-ttl", "1"])
     with server:
         for path, body in (
@@ -230,7 +230,8 @@ def guarded() -> Iterator[EtcdServer]:
 
 
 def test_passwords(guarded: EtcdServer, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the URL or the environment; refused or missing ones are told without being shown."""
+    """They come from the URL or the environment. The error for a missing or wrong password does not
+    show it."""
     host = f"{guarded.host}:{guarded.port}"
     with (
         holdfast.connect(f"etcd://{host}", namespace=namespace) as locks,
@@ -252,10 +253,10 @@ def test_passwords(guarded: EtcdServer, namespace: str, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("no_recheck")
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_waiting_with_a_password(guarded: EtcdServer, namespace: str, flavour: Flavour) -> None:
-    """Tokens that ran out are replaced, and waiters are woken without a WebSocket."""
+    """Expired tokens are replaced, and waiters are woken without a WebSocket."""
     url = f"etcd://worker:secret-1@{guarded.host}:{guarded.port}"
     with holdfast.connect(url, namespace=namespace) as locks:
         assert not any(finding.level == "broken" for finding in locks.check())
     with waited_for(url, namespace, flavour) as waited:
-        threading.Event().wait(2.5)  # etcd looks for old tokens once a second
+        threading.Event().wait(2.5)  # etcd checks for old tokens once a second
         waited.held.extend()

@@ -1,11 +1,11 @@
-"""Every schedule of a small direct grant on etcd: no two are ever certain to hold the name.
+"""Every schedule of a small direct grant on etcd: never are two clients certain to hold the name.
 
-One holds, one waits behind it and is named by the holder's release, and one waits behind that one.
-Requests land in any order and at any moment, their answers come at any later one, a release may get
-lost, and then the lease of who sent it runs out. The one that was granted the name directly counts
-its time from its own last attempt; the one behind it loses patience with an entry that could hold,
-and does not say that somebody came. Variants that are known to be wrong must be caught, or the
-check is worth nothing.
+Three clients: the first holds, the second waits and is the next waiter of the holder's release, and
+the third waits behind the second. Requests arrive in any order and at any time, and so do their
+replies. A release may get lost; then the lease of the first client runs out. The second client
+counts the time of a direct grant from its own last attempt. The third client skips an entry that
+could hold and is not confirmed within its grace. Variants that are known to be wrong must be
+caught, or the check proves nothing.
 """
 
 from __future__ import annotations
@@ -17,64 +17,65 @@ import pytest
 
 LAST = 7
 """When the model ends."""
-HANDED = 3
-"""For how long a direct grant lasts, and for how long others have patience with it."""
+DIRECT = 3
+"""How long a direct grant lasts without confirmation, and its grace."""
 GRACE = 1
 LEASE = 2
-"""When the lease of the holder runs out, if nothing else ends its entry."""
+"""When the lease of the first client runs out, if nothing else ends its entry."""
 FOREVER = LAST + 1
 
 WAITING, GRANTED, HELD, GONE = range(4)
-"""What the entry of the second one says."""
+"""States of the second client's entry."""
 NOT, SENT, DONE, FAILED = range(4)
-"""What became of a request: it was not sent, it was, and its answer is on its way."""
+"""States of a request: not sent, sent, and succeeded or failed with the reply under way."""
 
 
 class State(NamedTuple):
-    """The store, what is on its way, and what each of the three knows."""
+    """The store, the requests and replies under way, and what each client knows."""
 
     time: int = 0
     first: bool = True
-    """Whether the entry of the holder is there."""
+    """Whether the first client's entry exists."""
     second: int = WAITING
     change: int = 0
-    """Counts the changes of the second one's entry."""
+    """Counts the changes of the second client's entry."""
     third: bool = False
-    """Whether the third one holds."""
+    """Whether the third client holds."""
     release: int = NOT
-    told: int = NOT
+    wakeup: int = NOT
     """The wake-up that follows a direct grant."""
     asked: int = 0
-    """When the second one sent its last attempt that was answered with a place in line."""
+    """When the second client sent the last attempt whose reply was that it still waits."""
     attempt: tuple[int, int] = (NOT, 0)
-    """What became of its next one, and when that was sent."""
+    """State of its next attempt, and when that was sent."""
     read: int = NOT
     ends: int = -1
-    """Until when the second one holds for certain."""
+    """Until when the second client is certain to hold."""
     confirm: int = NOT
     seen: tuple[int, int] = (-1, 0)
-    """Which change of the entry in front the third one saw first, and when."""
+    """Which change of the entry ahead the third client has seen, and when it first did."""
     skip: tuple[int, int] = (NOT, 0)
     take: int = NOT
 
     @property
     def certain(self) -> list[str]:
-        """Those who are certain to hold."""
+        """The clients that are certain to hold."""
         holds = {
             "first": self.release == NOT,
             "second": self.time < self.ends,
             "third": self.third,
         }
-        return [who for who, so in holds.items() if so]
+        return [client for client, holds_it in holds.items() if holds_it]
 
 
 class Protocol:
-    """The rules; variants override one of them."""
+    """The rules; each variant overrides one of them."""
 
     def released(self, state: State) -> State:
-        """A release lands: it grants the name to the one it knows, in the same transaction."""
+        """A release arrives: it grants the name to the waiter that it knows, in the same
+        transaction."""
         if state.second == WAITING and state.change == 0:
-            return state._replace(first=False, second=GRANTED, change=1, told=SENT)
+            return state._replace(first=False, second=GRANTED, change=1, wakeup=SENT)
         return state._replace(first=False)
 
     def sent(self, state: State) -> State:
@@ -82,30 +83,29 @@ class Protocol:
         return state
 
     def found(self, state: State) -> State:
-        """The second one has read, after it was woken, that it was granted the name."""
-        return state._replace(ends=state.asked + HANDED)
+        """The second client has read, after its wake-up, that the name is granted to it."""
+        return state._replace(ends=state.asked + DIRECT)
 
-    def placed(self, state: State, when: int) -> State:
-        """The second one learns that it stands in line, by an attempt that was sent then."""
+    def queued(self, state: State, when: int) -> State:
+        """The second client learns that it still waits, by an attempt that was sent at ``when``."""
         return state._replace(asked=when)
 
     def confirmed(self, state: State) -> State:
-        """The second one says in its entry that it came."""
+        """The second client confirms the grant in its entry."""
         if state.second == GONE:
             return state._replace(confirm=FAILED)
         return state._replace(second=HELD, change=state.change + 1, confirm=DONE)
 
     def skipped(self, state: State) -> State:
-        """The third one takes the place of one that did not come."""
+        """The third client deletes an entry that was not confirmed in time."""
         if state.second in (WAITING, GRANTED) and state.change == state.skip[1]:
             return state._replace(second=GONE)
         return state
 
-    patience = HANDED
-
-    # What can happen next.
+    grace = DIRECT
 
     def steps(self, state: State) -> Iterator[State]:
+        """All states that can follow."""
         if state.time < LAST:
             yield state._replace(time=state.time + 1)
         yield from self._of_first(state)
@@ -126,8 +126,8 @@ class Protocol:
         what, when = state.attempt
         if idle and what == NOT and state.read == NOT:
             yield state._replace(attempt=(SENT, state.time))
-            if state.told == SENT:
-                yield state._replace(told=DONE, read=SENT)
+            if state.wakeup == SENT:
+                yield state._replace(wakeup=DONE, read=SENT)
         if what == SENT and state.first:
             yield state._replace(attempt=(FAILED, when))
         elif what == SENT and state.second != GONE:
@@ -136,7 +136,7 @@ class Protocol:
         elif what == DONE:
             yield state._replace(attempt=(NOT, 0), ends=FOREVER)
         elif what == FAILED:
-            yield self.placed(state._replace(attempt=(NOT, 0)), when)
+            yield self.queued(state._replace(attempt=(NOT, 0)), when)
         yield from self._granted(state)
 
     def _granted(self, state: State) -> Iterator[State]:
@@ -160,8 +160,8 @@ class Protocol:
         if late and state.seen[0] != state.change:
             yield state._replace(seen=(state.change, state.time))
         change, since = state.seen
-        patience = self.patience if state.second == GRANTED else GRACE
-        if late and change == state.change and state.time >= since + patience:
+        grace = self.grace if state.second == GRANTED else GRACE
+        if late and change == state.change and state.time >= since + grace:
             yield state._replace(skip=(SENT, change))
         if state.skip[0] == SENT:
             yield self.skipped(state)._replace(skip=(NOT, 0))
@@ -170,7 +170,7 @@ class Protocol:
 
 
 def _overlap(protocol: Protocol) -> State | None:
-    """A state in which two are certain to hold, if any can be reached."""
+    """A reachable state in which two clients are certain to hold; None if there is none."""
     seen, left = {State()}, [State()]
     while left:
         for state in protocol.steps(left.pop()):
@@ -189,40 +189,40 @@ def test_a_direct_grant_never_overlaps() -> None:
     assert _overlap(Protocol()) is None
 
 
-class ToldBeforeWritten(Protocol):
-    """The second one is woken as the release is sent, and relies on that."""
+class WokenBeforeWritten(Protocol):
+    """The second client is woken when the release is sent, and relies on that."""
 
     def sent(self, state: State) -> State:
-        return state._replace(told=SENT, read=DONE if state.second == WAITING else NOT)
+        return state._replace(wakeup=SENT, read=DONE if state.second == WAITING else NOT)
 
 
 class CountedFromTheWakeUp(Protocol):
     def found(self, state: State) -> State:
-        return state._replace(ends=state.time + HANDED)
+        return state._replace(ends=state.time + DIRECT)
 
 
 class CountedFromTheAnswer(Protocol):
-    def placed(self, state: State, when: int) -> State:
+    def queued(self, state: State, when: int) -> State:
         return state._replace(asked=state.time)
 
 
-class SkippedWithoutALook(Protocol):
+class SkippedWithoutCompare(Protocol):
     def skipped(self, state: State) -> State:
         return state._replace(second=GONE)
 
 
-class Impatient(Protocol):
-    patience = HANDED - 2
+class SkippedTooEarly(Protocol):
+    grace = DIRECT - 2
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        ToldBeforeWritten,
+        WokenBeforeWritten,
         CountedFromTheWakeUp,
         CountedFromTheAnswer,
-        SkippedWithoutALook,
-        Impatient,
+        SkippedWithoutCompare,
+        SkippedTooEarly,
     ],
 )
 def test_what_is_known_to_be_wrong_is_caught(wrong: type[Protocol]) -> None:

@@ -1,4 +1,4 @@
-"""Three etcd nodes, and what happens to them and to their watches alone."""
+"""Faults of three etcd nodes, and of their watches alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trio(servers: Servers) -> Iterator[LinkedEtcdTrio]:
 
 @pytest.mark.usefixtures("no_recheck")
 def test_a_wait_outlives_compaction_and_its_leader(trio: LinkedEtcdTrio, namespace: str) -> None:
-    """History is thrown away and the leader killed while somebody waits: it is woken after."""
+    """The history is compacted and the leader killed during a wait: the waiter is still woken."""
     with waits_across(trio, namespace, KINDS["etcd"].longest) as leader:
         node = trio.follower()
         puts = [node.ask("/v3/kv/put", {"key": "YQ==", "value": "YQ=="}) for _ in range(5)]
@@ -55,11 +55,11 @@ def test_one_node_after_the_other_is_restarted(trio: LinkedEtcdTrio, namespace: 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_a_silent_socket_is_replaced(servers: Servers, namespace: str, flavour: Flavour) -> None:
-    """A WebSocket on which nothing comes any more is given up, and waiters are woken again."""
+    """A WebSocket that delivers nothing is given up, and waiters are woken again."""
     server = servers.of(EtcdServer)
     with Proxy(server) as proxy, waited_for(server.url, namespace, flavour, proxy.url) as waited:
         proxy.stall()
         assert not waited.got(within=7)
-        proxy.cut()  # what was sent meanwhile never arrives
+        proxy.cut()  # what was sent during the stall never arrives
         proxy.resume()
         assert not waited.got(within=4)

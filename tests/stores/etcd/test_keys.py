@@ -1,4 +1,4 @@
-"""Keys on etcd are used again, but never while anything of the claim before may still arrive."""
+"""Keys on etcd are recycled, but never while a request of the earlier claim may still arrive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ server, peer = helpers.server, helpers.peer
 
 
 def _release(one: Peer, grant: Grant) -> str:
-    """Releases a hold and says which key it had."""
+    """Releases a hold and returns its key."""
     assert run_now(one.backend.release(grant))
     key: str = grant.ref.key
     return key
@@ -32,7 +32,7 @@ def _release(one: Peer, grant: Grant) -> str:
 
 @pytest.mark.parametrize(("mode", "limit"), [(Mode.EXCLUSIVE, 0), (Mode.SLOTS, 1)])
 def test_holds_of_a_client_use_one_key(peer: Callable[[], Peer], mode: Mode, limit: int) -> None:
-    """However often a name is taken, or asked for in vain, in line or not."""
+    """However often a name is acquired or refused, with or without joining the queue."""
     ours, theirs = peer(), peer()
     keys, tokens = set(), []
     for _ in range(5):
@@ -49,7 +49,7 @@ def test_holds_of_a_client_use_one_key(peer: Callable[[], Peer], mode: Mode, lim
     assert tokens == sorted(set(tokens))
 
 
-def test_what_may_still_arrive_keeps_its_key(peer: Callable[[], Peer]) -> None:
+def test_a_claim_whose_request_may_still_arrive_keeps_its_key(peer: Callable[[], Peer]) -> None:
     one = peer()
     used = _release(one, one.take(claim_of()))
     lost = claim_of()
@@ -60,9 +60,9 @@ def test_what_may_still_arrive_keeps_its_key(peer: Callable[[], Peer]) -> None:
     grant = one.take(claim_of())
     assert grant.ref.key != used
     assert one.post.lost is not None
-    run_now(one.post.http.ask(*one.post.lost))  # it arrives after all
+    run_now(one.post.http.ask(*one.post.lost))  # the request arrives late
     assert run_now(one.backend.renew([grant], [], until=now() + SOON)).lost == {}
-    run_now(one.backend.abandon(lost))  # once more
+    run_now(one.backend.abandon(lost))  # a second time
     assert _release(one, grant)
 
 
@@ -73,7 +73,7 @@ def _lose(one: Peer, claim: Claim, *, join: bool) -> None:
 
 
 def test_a_hold_with_an_unanswered_request_keeps_its_key(peer: Callable[[], Peer]) -> None:
-    """It was granted by a second request, and the first one is still on its way."""
+    """A second request was granted, and the first one may still arrive."""
     one = peer()
     one.take(claim_of("warm"))
     claim = claim_of()
@@ -82,10 +82,10 @@ def test_a_hold_with_an_unanswered_request_keeps_its_key(peer: Callable[[], Peer
     assert one.take(claim_of()).ref.key != used
 
 
-def test_who_was_refused_with_an_unanswered_request_keeps_its_key(
+def test_a_refused_claim_with_an_unanswered_request_keeps_its_key(
     peer: Callable[[], Peer],
 ) -> None:
-    """It stands nowhere; but the request before may still put it there."""
+    """The claim has no entry; but its earlier request may still create one."""
     ours, theirs = peer(), peer()
     ours.take(claim_of("warm"))
     held, claim = theirs.take(claim_of()), claim_of()
@@ -96,8 +96,8 @@ def test_who_was_refused_with_an_unanswered_request_keeps_its_key(
     assert ours.take(claim_of()).ref.key != used
 
 
-def test_who_is_undone_after_its_end_harms_nobody(peer: Callable[[], Peer]) -> None:
-    """An interrupt may come right behind the answer to a release."""
+def test_undoing_an_ended_claim_changes_nothing(peer: Callable[[], Peer]) -> None:
+    """An interrupt may come right after the reply to a release."""
     one = peer()
     first = one.take(claim_of())
     used = _release(one, first)
@@ -110,10 +110,10 @@ def test_who_is_undone_after_its_end_harms_nobody(peer: Callable[[], Peer]) -> N
 
 
 @pytest.mark.parametrize(("mode", "limit"), [(Mode.EXCLUSIVE, 0), (Mode.SLOTS, 1)])
-def test_a_key_that_is_used_again_fools_no_waiter(
+def test_a_recycled_key_misleads_no_waiter(
     peer: Callable[[], Peer], mode: Mode, limit: int
 ) -> None:
-    """The one in front has left, and stands behind it when the wait begins."""
+    """The claim ahead ended, and its key is behind the waiter when the wait starts."""
     ours, theirs = peer(), peer()
     held = ours.take(claim_of("name", mode, limit=limit))
     waiting = claim_of("name", mode, limit=limit)
@@ -131,19 +131,19 @@ def test_a_key_that_is_used_again_fools_no_waiter(
     assert isinstance(theirs.attempt(waiting), Grant)
 
 
-def test_a_hold_is_not_broken_for_one_before_it(
+def test_a_revoke_does_not_end_the_next_hold_with_the_same_key(
     peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who breaks a hold that ends in the same moment does not meet the next with its key."""
+    """The hold ends while it is being revoked, and its key is recycled."""
     ours, theirs = peer(), peer()
     grants = [ours.take(claim_of())]
     ask = theirs.post.ask
 
-    async def late(words: bytes, body: bytes = b"", until: float | None = None) -> Reply:
-        if b"txn" in words and len(grants) == 1:
+    async def late(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        if b"txn" in line and len(grants) == 1:
             _release(ours, grants[0])
             grants.append(ours.take(claim_of()))
-        return await ask(words, body, until)
+        return await ask(line, body, until)
 
     monkeypatch.setattr(theirs.post, "ask", late)
     assert run_now(theirs.backend.revoke("name")) == []
@@ -151,24 +151,24 @@ def test_a_hold_is_not_broken_for_one_before_it(
     assert _release(ours, grants[1])
 
 
-def test_a_tag_is_lent_until_it_is_given_back() -> None:
-    """What is asked on behalf of a claim may outlast it."""
+def test_a_pinned_key_is_not_recycled() -> None:
+    """A request on behalf of a claim may outlast it."""
     pool, first, second, third = KeyPool(), claim_of(), claim_of(), claim_of()
-    tag = pool.allocate(first)
+    key_id = pool.allocate(first)
     pool.pin(first)
     pool.recycle(first)
-    assert pool.allocate(second) != tag
-    assert pool.of(first) == tag  # for whoever undoes it
-    tag = pool.allocate(second)
+    assert pool.allocate(second) != key_id
+    assert pool.of(first) == key_id  # for a second undo
+    key_id = pool.allocate(second)
     pool.pin(second)
     pool.unpin(second)
     pool.recycle(second)
-    assert pool.allocate(third) == tag
-    assert pool.of(second) != tag
+    assert pool.allocate(third) == key_id
+    assert pool.of(second) != key_id
 
 
-class Meddled(dict[str, str]):
-    """Has something done right after the first look at it."""
+class Interleaved(dict[str, str]):
+    """Runs a function right after the first access."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         super().__init__()
@@ -191,12 +191,12 @@ class Meddled(dict[str, str]):
 
 
 @pytest.mark.parametrize("first", ["recycle", "quarantine"])
-def test_a_tag_that_two_end_at_a_time_is_nobody_s_or_another_s(first: str) -> None:
-    """Never both: whoever undoes the claim once more would meet another's entry."""
+def test_a_key_that_two_threads_end_at_once_is_recycled_or_quarantined(first: str) -> None:
+    """Never both: a second undo of the claim would delete another claim's entry."""
     pool, claim, other = KeyPool(), claim_of(), claim_of()
-    tag = pool.allocate(claim)
+    key_id = pool.allocate(claim)
     second = {"recycle": pool.quarantine, "quarantine": pool.recycle}[first]
-    pool._allocated = Meddled(lambda: second(claim))
-    dict.__setitem__(pool._allocated, claim.owner, tag)
+    pool._allocated = Interleaved(lambda: second(claim))
+    dict.__setitem__(pool._allocated, claim.owner, key_id)
     getattr(pool, first)(claim)
-    assert (pool.allocate(other) == tag) != (pool.of(claim) == tag)
+    assert (pool.allocate(other) == key_id) != (pool.of(claim) == key_id)

@@ -1,4 +1,4 @@
-"""Leases of etcd that end while a claim has doubts, or are changed under a hold, and renewals."""
+"""Leases of etcd that end while a request is unanswered, or change under a hold; renewals."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ every_flavour = pytest.mark.parametrize("flavour", list(Flavour))
 def test_an_outage_that_ends_a_lease_leaves_nothing_behind(
     peer: Peers, server: EtcdServer, flavour: Flavour, waits: bool
 ) -> None:
-    """A request went unanswered and its lease ran out before the claim asked again: what that
-    one got, under another lease, is given back like any other."""
+    """A request is unanswered and its lease runs out before the claim's next attempt. What that
+    attempt gets, under another lease, is released like any other hold."""
     ours, theirs = peer(flavour), peer(flavour)
     ours.run(ours.backend.release(ours.take(claim_of("warm"))))
     held = theirs.take(claim_of()) if waits else None
@@ -50,8 +50,8 @@ def test_an_outage_that_ends_a_lease_leaves_nothing_behind(
     else:
         ours.run(ours.backend.abandon(claim))
     assert isinstance(answer, Busy) is waits
-    standing = theirs.run(theirs.backend.look("name"))
-    assert ([each.token for each in standing.holders], standing.waiters) == (
+    info = theirs.run(theirs.backend.look("name"))
+    assert ([each.token for each in info.holders], info.waiters) == (
         [] if held is None else [held.token],
         (),
     )
@@ -64,7 +64,8 @@ def _renew(one: Peer, *grants: Grant) -> Renewal:
 
 
 def _kept(one: Peer, grant: Grant, ttl: float | None = None) -> None:
-    """It is renewed, bound to the lease of its ttl or of that one, and nothing else came of it."""
+    """The hold is renewed, bound to the lease of its ttl (or of ``ttl``), and nothing else
+    changed."""
     renewal = _renew(one, grant)
     assert (renewal.lost, renewal.unknown) == ({}, {})
     assert [each.token for each in one.run(one.backend.look("name")).holders] == [grant.token]
@@ -82,7 +83,8 @@ def _with_ttl(grant: Grant, ttl: float) -> Grant:
 def test_an_unanswered_change_of_the_ttl_costs_no_hold(
     peer: Peers, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was carried out, and the next renewal has the old ttl: the longer one stays."""
+    """etcd executed the change, and the next renewal has the old ttl: the hold keeps the longer
+    one."""
     one = peer(flavour)
     grant = one.take(claim_of(ttl=30.0))
     ask = one.post.ask
@@ -103,7 +105,7 @@ def test_an_unanswered_change_of_the_ttl_costs_no_hold(
 def test_a_renewal_that_crosses_a_change_of_the_ttl_costs_no_hold(
     peer: Peers, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease of the old ttl was kept alive, and lists its keys when the hold has moved on."""
+    """The keys of the old lease are listed after the hold has moved to another lease."""
     one = peer(flavour)
     grant = one.take(claim_of(ttl=30.0))
     extended = _with_ttl(grant, 60.0)
@@ -126,7 +128,7 @@ def test_a_renewal_that_crosses_a_change_of_the_ttl_costs_no_hold(
 def test_an_old_list_of_keys_costs_no_hold(
     peer: Peers, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that has not heard of the latest changes may tell what keys a lease has."""
+    """The list of a lease's keys may come from a node that does not have the latest changes."""
     one = peer(flavour)
     grant = one.take(claim_of())
 
@@ -142,10 +144,10 @@ def test_an_old_list_of_keys_costs_no_hold(
 
 
 @every_flavour
-def test_who_lined_up_anew_is_refreshed_like_any_other(
+def test_a_waiter_that_joined_again_is_refreshed_like_any_other(
     peer: Peers, server: EtcdServer, flavour: Flavour
 ) -> None:
-    """Others lost patience with it and took its place; it came back, as the last."""
+    """Other clients skipped the waiter; it joined again at the end of the queue."""
     ours, theirs = peer(flavour), peer(flavour)
     ours.take(claim_of())
     claim = claim_of()
@@ -160,17 +162,18 @@ def test_who_lined_up_anew_is_refreshed_like_any_other(
 
 
 def test_many_ttls_are_changed_in_few_requests(peer: Peers) -> None:
-    """A hundred holds are looked for in one request and moved in another."""
+    """A hundred holds are looked up in one request and moved in another."""
     one = peer(Flavour.BLOCKING)
     grants = [one.take(claim_of(f"name {number}", ttl=30.0)) for number in range(120)]
     one.post.asked.clear()
     renewal = _renew(one, *(_with_ttl(grant, 60.0) for grant in grants))
     assert (renewal.lost, renewal.unknown) == ({}, {})
-    assert len(one.post.asked) == 5  # and the lease
+    assert len(one.post.asked) == 5  # one more is for the lease
 
 
-def test_a_lost_hold_leaves_no_doubt(server: EtcdServer, namespace: str) -> None:
-    """A request of it may still arrive, long after it was granted by another and broken."""
+def test_a_lost_hold_leaves_no_pending_undo(server: EtcdServer, namespace: str) -> None:
+    """The first request of a hold may still arrive after a second one was granted and the hold was
+    broken."""
     with holdfast.connect(server.url, namespace=namespace) as locks:
         with locks.lock("warm"):
             pass
@@ -184,7 +187,7 @@ def test_a_lost_hold_leaves_no_doubt(server: EtcdServer, namespace: str) -> None
         assert locks.break_lock("name", reason="a test") == lease.token
         with pytest.raises(LockLost):
             lease.extend()
-        wait_until("it is undone", lambda: not doubts, SOON)
+        wait_until("the request is undone", lambda: not doubts, SOON)
         assert post.lost is not None
         run_now(post.http.ask(*post.lost))
         assert locks.inspect("name").holders == ()

@@ -1,4 +1,5 @@
-"""The line that etcd and Consul share: who fits, who waits for whom, who is skipped."""
+"""The rules that etcd and Consul share: which claim fits, which entry to wait for, which to
+skip."""
 
 from __future__ import annotations
 
@@ -39,39 +40,39 @@ def _claim(order: int, mode: Mode = WRITER, *, weight: int = 1, limit: int = 0) 
     return Claim("name", mode, weight, limit, 30.0, f"owner {order}", "[]")
 
 
-def test_a_writer_waits_for_the_last_in_front() -> None:
-    line = [_entry(1, READER, held=True), _entry(2, READER, held=True), _entry(3), _entry(4)]
-    verdict = judge(_claim(4), line, "store")
+def test_a_writer_waits_for_the_last_entry_ahead() -> None:
+    entries = [_entry(1, READER, held=True), _entry(2, READER, held=True), _entry(3), _entry(4)]
+    verdict = judge(_claim(4), entries, "store")
     assert (verdict.fits, verdict.place, verdict.target) == (False, 1, "key 3")
     assert verdict.absent == ()
 
 
-def test_a_reader_waits_for_the_last_writer_in_front() -> None:
-    line = [_entry(1, held=True), _entry(2, READER), _entry(3), _entry(4, READER), _entry(5)]
-    assert judge(_claim(4, READER), line, "store").target == "key 3"
-    assert judge(_claim(2, READER), line, "store").target == "key 1"
+def test_a_reader_waits_for_the_last_writer_ahead() -> None:
+    entries = [_entry(1, held=True), _entry(2, READER), _entry(3), _entry(4, READER), _entry(5)]
+    assert judge(_claim(4, READER), entries, "store").target == "key 3"
+    assert judge(_claim(2, READER), entries, "store").target == "key 1"
 
 
-def test_readers_come_in_together() -> None:
-    line = [_entry(1, READER, held=True), _entry(2, READER), _entry(3, READER), _entry(4)]
-    assert judge(_claim(3, READER), line, "store").fits
-    assert not judge(_claim(4), line, "store").fits
-    assert not judge(_claim(5, READER), line, "store").fits
+def test_readers_fit_together() -> None:
+    entries = [_entry(1, READER, held=True), _entry(2, READER), _entry(3, READER), _entry(4)]
+    assert judge(_claim(3, READER), entries, "store").fits
+    assert not judge(_claim(4), entries, "store").fits
+    assert not judge(_claim(5, READER), entries, "store").fits
 
 
-def test_slots_are_the_lowest_that_nobody_has() -> None:
-    line = [_entry(1, SLOTS, held=True, slots=(1,)), _entry(2, SLOTS, weight=2)]
-    assert judge(_claim(2, SLOTS, weight=2), line, "store").slots == (0, 2)
+def test_slots_are_the_lowest_free_ones() -> None:
+    entries = [_entry(1, SLOTS, held=True, slots=(1,)), _entry(2, SLOTS, weight=2)]
+    assert judge(_claim(2, SLOTS, weight=2), entries, "store").slots == (0, 2)
 
 
-def test_who_waits_for_slots_waits_for_the_waiter_in_front_or_for_any_holder() -> None:
-    line = [
+def test_a_claim_of_slots_waits_for_the_waiter_ahead_or_for_any_holder() -> None:
+    entries = [
         _entry(1, SLOTS, held=True, weight=2, slots=(0, 1)),
         _entry(2, SLOTS, weight=2),
         _entry(3, SLOTS),
     ]
-    assert judge(_claim(2, SLOTS, weight=2), line, "store").target == ""
-    assert judge(_claim(3, SLOTS), line, "store").target == "key 2"
+    assert judge(_claim(2, SLOTS, weight=2), entries, "store").target == ""
+    assert judge(_claim(3, SLOTS), entries, "store").target == "key 2"
 
 
 def test_another_kind_or_limit_is_refused() -> None:
@@ -81,7 +82,7 @@ def test_another_kind_or_limit_is_refused() -> None:
         judge(_claim(9, SLOTS, limit=4), [_entry(1, SLOTS, held=True)], "store")
 
 
-def test_only_the_front_of_a_long_line_is_read() -> None:
+def test_only_the_first_entries_of_a_long_queue_are_read() -> None:
     read: list[int] = []
 
     def lazy(order: int) -> Entry:
@@ -99,26 +100,27 @@ def test_only_the_front_of_a_long_line_is_read() -> None:
     assert read == [0, 1]
 
 
-def test_grace_is_given_once_and_only_to_whom_it_is_due() -> None:
-    patience, first, second = Patience(), _entry(1), _entry(2)
-    assert patience.judge([first], 100.0) == (None, GRACE_SECONDS)
-    assert patience.judge([second], 101.0) == (None, GRACE_SECONDS)
-    assert patience.judge([first], 100.0 + GRACE_SECONDS) == (first, None)
-    assert patience.judge([], 200.0) == (None, None)
+def test_each_absent_waiter_has_one_grace() -> None:
+    absent, first, second = Patience(), _entry(1), _entry(2)
+    assert absent.judge([first], 100.0) == (None, GRACE_SECONDS)
+    assert absent.judge([second], 101.0) == (None, GRACE_SECONDS)
+    assert absent.judge([first], 100.0 + GRACE_SECONDS) == (first, None)
+    assert absent.judge([], 200.0) == (None, None)
 
 
-def test_a_crowd_that_came_costs_nobody_its_grace() -> None:
-    """What is forgotten of those who were waited for is the oldest, and no more than need be."""
-    patience, last = Patience(), _entry(0)
-    crowd = [_entry(order) for order in range(1, REMEMBERED + 2)]
-    patience.judge(crowd, 100.0)
-    patience.judge([last], 100.0)
-    assert patience.judge([last], 100.0 + GRACE_SECONDS) == (last, None)
-    assert patience.judge([crowd[0]], 200.0) == (None, GRACE_SECONDS)
-    assert patience.judge([crowd[-1]], 200.0) == (crowd[-1], None)
+def test_entries_that_were_granted_cost_no_other_its_grace() -> None:
+    """Of the absent waiters that are remembered, only the oldest are forgotten, and no more than
+    needed."""
+    absent, last = Patience(), _entry(0)
+    many = [_entry(order) for order in range(1, REMEMBERED + 2)]
+    absent.judge(many, 100.0)
+    absent.judge([last], 100.0)
+    assert absent.judge([last], 100.0 + GRACE_SECONDS) == (last, None)
+    assert absent.judge([many[0]], 200.0) == (None, GRACE_SECONDS)
+    assert absent.judge([many[-1]], 200.0) == (many[-1], None)
 
 
-def test_every_name_is_one_segment_and_comes_back() -> None:
+def test_every_name_is_one_segment_and_is_read_back() -> None:
     segments = {escape(name) for name in DISTINCT_NAMES}
     assert len(segments) == len(DISTINCT_NAMES)
     for name in DISTINCT_NAMES:

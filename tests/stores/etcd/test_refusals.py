@@ -1,4 +1,4 @@
-"""What etcd refuses to do: nothing was changed then, so there is nothing to doubt or to undo."""
+"""Requests that etcd refuses: nothing was changed, so there is nothing to undo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ every_flavour = pytest.mark.parametrize("flavour", list(Flavour))
 
 
 class Guarded(EtcdServer):
-    """Lets a user read, and only that."""
+    """An etcd whose user may only read."""
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> None:
         super().wait_ready(seconds)
@@ -43,7 +43,7 @@ class Guarded(EtcdServer):
 
 
 @every_flavour
-def test_what_is_not_allowed_leaves_no_doubt(namespace: str, flavour: Flavour) -> None:
+def test_a_denied_request_leaves_no_pending_undo(namespace: str, flavour: Flavour) -> None:
     with Guarded() as server:
         url = server.url.replace("etcd://", "etcd://reader:secret-1@")
         with peers(url, namespace) as peer:
@@ -65,9 +65,9 @@ def _refused(server: EtcdServer, piece: dict[str, str]) -> bool:
 
 @contextmanager
 def _full(server: EtcdServer) -> Iterator[None]:
-    """Fills the database, and makes room again."""
+    """Fills the database, and makes space again at the end."""
     piece = {"key": "YQ==", "value": b64encode(bytes(PIECE_BYTES)).decode()}
-    # etcd keeps what was there before, too, and looks at its size ten times a second.
+    # etcd keeps old versions too, and checks its size ten times a second.
     assert any(_refused(server, piece) for _ in range(MOST_PIECES))
     yield
     header = server.ask("/v3/kv/deleterange", {"key": piece["key"]})["header"]
@@ -79,15 +79,18 @@ def _full(server: EtcdServer) -> Iterator[None]:
 
 @every_flavour
 def test_a_full_database(namespace: str, flavour: Flavour) -> None:
-    """Nobody gets in, whoever holds gets out, and what was unsure before is undone in the end."""
+    """No claim is admitted, a hold can be released, and an unanswered request is undone in the
+    end."""
     with (
         EtcdServer(arguments=["--quota-backend-bytes", str(QUOTA_BYTES)]) as server,
         peers(server.url, namespace) as peer,
     ):
-        _live_through(server, peer, flavour)
+        _survive_full_database(server, peer, flavour)
 
 
-def _live_through(server: EtcdServer, peer: Callable[[Flavour], Peer], flavour: Flavour) -> None:
+def _survive_full_database(
+    server: EtcdServer, peer: Callable[[Flavour], Peer], flavour: Flavour
+) -> None:
     ours, theirs = peer(flavour), peer(flavour)
     unsure, waiting, behind = claim_of("unsure"), claim_of(), claim_of()
     ours.post.lose = b"txn"
@@ -98,12 +101,12 @@ def _live_through(server: EtcdServer, peer: Callable[[Flavour], Peer], flavour: 
     assert isinstance(ours.attempt(waiting), Busy)
     assert isinstance(theirs.attempt(behind), Busy)
     assert theirs.run(theirs.backend.release(first))
-    held = ours.take(waiting)  # and will call who is behind it
+    held = ours.take(waiting)  # its release will wake the waiter behind it
     with _full(server):
         with pytest.raises(BackendUnavailable, match="space exceeded"):
             ours.attempt(claim_of("late"))
         with pytest.raises(BackendUnavailable, match="space exceeded"):
-            ours.run(ours.backend.release(granted))  # later requests of it are not kept out yet
+            ours.run(ours.backend.release(granted))  # its first request is not void yet
         assert list(ours.store.sessions.doubts) == [unsure.owner]
         assert theirs.run(theirs.backend.look("unsure")).holders == ()
         assert ours.run(ours.backend.release(held)) is True

@@ -1,4 +1,4 @@
-"""What ``check()`` says of the version of an etcd: real ones, and what others would answer."""
+"""What ``check()`` says about the version of an etcd: for real servers, and for made-up replies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STUCK = "a leader that was stuck may end leases that are alive"
 def test_the_servers_of_these_tests(
     servers: Servers, namespace: str, version: Version, sound: str, flavour: Flavour
 ) -> None:
-    """Both work, and have the bug that they are warned of."""
+    """Both work, and both have the bug that the finding warns of."""
     server = servers.of(EtcdServer, version=version)
     (found,) = drive(flavour, _check(server.url, flavour, namespace))
     assert found.detail.startswith(f"etcd {version}.")
@@ -42,7 +42,7 @@ def test_the_servers_of_these_tests(
 
 
 async def _check(url: str, flavour: Flavour, namespace: str) -> list[Finding]:
-    """What is said of the version, where all else is well."""
+    """The findings about the version; the other findings are not broken."""
     async with client(url, flavour, namespace) as locks:
         findings = await locks.check()
     assert not any(finding.level == "broken" for finding in findings)
@@ -66,7 +66,7 @@ async def _check(url: str, flavour: Flavour, namespace: str) -> list[Finding]:
     ],
 )
 def test_other_versions(peer: Callable[[], Peer], version: str, level: str, says: str) -> None:
-    """Where leases that are alive may end it warns; where all is well it just names the version."""
+    """A warning where leases that are alive may end; otherwise just the version."""
     findings = _probe(peer(), json.dumps({"etcdserver": version}).encode())
     (found,) = [finding for finding in findings if finding.subject == "version"]
     assert found.level == level
@@ -75,13 +75,13 @@ def test_other_versions(peer: Callable[[], Peer], version: str, level: str, says
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]"])
 def test_an_answer_that_is_no_version(peer: Callable[[], Peer], body: bytes) -> None:
-    """A proxy may be in between."""
+    """A proxy may have sent it."""
     (found,) = [each for each in _probe(peer(), body) if each.subject == "version"]
     assert (found.level, found.detail) == ("warning", "the server does not say its version")
 
 
 def _probe(one: Peer, version: bytes) -> list[Finding]:
-    """What is found, if the server answers this when it is asked for its version."""
+    """The findings if the server replies this to the request for its version."""
     ask = one.post.ask
 
     async def answer(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
@@ -92,7 +92,7 @@ def _probe(one: Peer, version: bytes) -> list[Finding]:
 
 
 class Old(http.server.BaseHTTPRequestHandler):
-    """An etcd of 3.3, whose gateway is elsewhere."""
+    """An etcd 3.3, whose gateway has another path."""
 
     def do_GET(self) -> None:
         self._answer(200, {"etcdserver": "3.3.27", "etcdcluster": "3.3.0"})
@@ -124,7 +124,7 @@ def _old() -> Iterator[str]:
 
 
 def test_a_version_that_is_too_old() -> None:
-    """It is named, although nothing else can be asked there; and nobody gets a lock from it."""
+    """The finding names it, although no other request is possible; and no lock is granted there."""
     with _old() as url, holdfast.connect(url) as locks:
         with pytest.raises(GuaranteeNotMet, match=r"etcd 3\.3\.27 is too old: 3\.4 or newer"):
             locks.check()

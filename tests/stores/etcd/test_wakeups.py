@@ -1,4 +1,4 @@
-"""Waiters behind waiters on etcd: given the name by the one in front, and watching if not."""
+"""Waiters behind waiters on etcd: granted directly by a release, with a watch as the fallback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.core import ordered as lines
+from holdfast.core import ordered
 from holdfast.core.contract import DIRECT_GRANT_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
@@ -35,36 +35,37 @@ def _busy(one: Peer, claim: Claim) -> Busy:
 
 
 def _listening(one: Peer) -> None:
-    """Its subscription is live: what is asked from now on can't be called too early."""
-    subscription = one.store.names.wakeup_key
+    """Opens the peer's subscription and waits until etcd has confirmed it: no wake-up of a later
+    attempt can come too early."""
+    wakeup_key = one.store.names.wakeup_key
     session = one.store.sessions.all()[0].id
     watches: Any = one.backend.waits.watches
-    keys = f'"key":"{subscription(session).decode()}"'
+    keys = f'"key":"{wakeup_key(session).decode()}"'
     watch = run_now(watches.subscribe(session, keys, [session], now() + SOON))
     deadline = now() + SOON
     while watch.start_revision is None and now() < deadline:
-        run_now(watches.woken("nobody", now() + 0.05))
+        run_now(watches.woken("no owner", now() + 0.05))
 
 
 class Waiting(threading.Thread):
-    """One claim's wait, and what it brought."""
+    """The wait of one claim in a thread, and its result."""
 
     def __init__(self, one: Peer, claim: Claim, busy: Busy) -> None:
         super().__init__()
         self._work = one.backend.wait(claim, busy, now() + LATER)
-        self.brought: Grant | None = None
+        self.grant: Grant | None = None
         self.start()
 
     def run(self) -> None:
-        self.brought = run_now(self._work)
+        self.grant = run_now(self._work)
 
     def ended(self) -> bool:
         self.join(SOON)
         return not self.is_alive()
 
 
-class Line:
-    """One who holds, one who waits for it, and one behind that one, each in a client of its own."""
+class Queue:
+    """A holder, a waiter, and a last waiter behind that one, each in a client of its own."""
 
     def __init__(self, peer: Callable[[], Peer], name: str = "name") -> None:
         self.first, self.second, self.third = peer(), peer(), peer()
@@ -77,194 +78,196 @@ class Line:
         self.busy = _busy(self.third, self.last)
 
     def wait(self) -> Waiting:
-        """The last one's wait."""
+        """Starts the last waiter's wait."""
         return Waiting(self.third, self.last, self.busy)
 
-    def turn(self) -> Grant:
-        """The first lets go and the second takes over."""
+    def advance(self) -> Grant:
+        """The first claim is released and the second one takes the name."""
         run_now(self.first.backend.release(self.held))
         return self.second.take(self.waiting)
 
-    def handed(self) -> Grant:
-        """What the second's release brings to the last one, who waits."""
+    def direct_grant(self) -> Grant:
+        """The grant that the second claim's release gives to the last waiter."""
         waiting = self.wait()
-        run_now(self.second.backend.release(self.turn()))
+        run_now(self.second.backend.release(self.advance()))
         assert waiting.ended()
-        assert waiting.brought is not None
-        return waiting.brought
+        assert waiting.grant is not None
+        return waiting.grant
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who relies on being called does so for good."""
+def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter relies on the wake-up for the whole test."""
     monkeypatch.setattr(wakeups, "WAKEUP_TRUST_SECONDS", 2 * SOON)
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_release_hands_the_name_over(peer: Callable[[], Peer]) -> None:
-    """One request lets go and grants; one, which writes nothing, makes sure of it."""
-    line = Line(peer)
-    assert line.busy.ref[2]
-    line.third.post.asked.clear()
-    waiting = line.wait()
-    grant = line.turn()
-    line.second.post.asked.clear()
-    assert run_now(line.second.backend.release(grant))
-    assert len(line.second.post.asked) == 1
+@pytest.mark.usefixtures("no_fallback")
+def test_a_release_grants_directly(peer: Callable[[], Peer]) -> None:
+    """One request releases and grants; another one, which writes nothing, confirms it to the new
+    holder."""
+    queue = Queue(peer)
+    assert queue.busy.ref[2]
+    queue.third.post.asked.clear()
+    waiting = queue.wait()
+    grant = queue.advance()
+    queue.second.post.asked.clear()
+    assert run_now(queue.second.backend.release(grant))
+    assert len(queue.second.post.asked) == 1
     assert waiting.ended()
-    assert len(line.third.post.asked) == 1
-    assert waiting.brought is not None
-    assert waiting.brought.token > grant.token
-    assert waiting.brought.seconds == DIRECT_GRANT_SECONDS
-    holder = run_now(line.first.backend.look("name")).holders[0]
-    assert holder.token == waiting.brought.token
+    assert len(queue.third.post.asked) == 1
+    assert waiting.grant is not None
+    assert waiting.grant.token > grant.token
+    assert waiting.grant.seconds == DIRECT_GRANT_SECONDS
+    holder = run_now(queue.first.backend.look("name")).holders[0]
+    assert holder.token == waiting.grant.token
 
 
-@pytest.mark.usefixtures("patient")
-def test_what_was_handed_over_is_kept_by_its_first_renewal(peer: Callable[[], Peer]) -> None:
-    """Which says in the entry that somebody came. Later ones write nothing."""
-    line = Line(peer)
-    handed = line.handed()
+@pytest.mark.usefixtures("no_fallback")
+def test_the_first_renewal_confirms_a_direct_grant(peer: Callable[[], Peer]) -> None:
+    """It writes the entry. Later renewals write nothing."""
+    queue = Queue(peer)
+    granted = queue.direct_grant()
     for requests in (4, 3):
-        line.third.post.asked.clear()
-        renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))
+        queue.third.post.asked.clear()
+        renewal = run_now(queue.third.backend.renew([granted], [], until=now() + SOON))
         assert (renewal.lost, renewal.unknown) == ({}, {})
-        assert len(line.third.post.asked) == requests
+        assert len(queue.third.post.asked) == requests
     behind = claim_of()
-    busy = _busy(line.first, behind)
-    assert busy.retry_seconds is None  # nobody thinks of skipping it any more
-    assert run_now(line.third.backend.release(handed))
-    assert line.first.take(behind).token > handed.token
+    busy = _busy(queue.first, behind)
+    assert busy.retry_seconds is None  # no client will skip it
+    assert run_now(queue.third.backend.release(granted))
+    assert queue.first.take(behind).token > granted.token
 
 
-@pytest.mark.usefixtures("patient")
-def test_an_answer_that_comes_late_takes_nothing_back(
+@pytest.mark.usefixtures("no_fallback")
+def test_a_late_reply_does_not_undo_a_direct_grant(
     peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that asked on behalf of another, before that one was handed the name."""
-    line = Line(peer)
+    """The reply to an attempt that another thread sent on the waiter's behalf, before the direct
+    grant."""
+    queue = Queue(peer)
     answered, late = threading.Event(), threading.Event()
-    ask = line.third.post.ask
+    ask = queue.third.post.ask
 
-    async def held_back(words: bytes, body: bytes = b"", until: float | None = None) -> Reply:
-        reply = await ask(words, body, until)
+    async def held_back(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        reply = await ask(line, body, until)
         if threading.current_thread() is asking:
             answered.set()
             late.wait(LATER)
         return reply
 
-    monkeypatch.setattr(line.third.post, "ask", held_back)
-    asking = threading.Thread(target=line.third.attempt, args=(line.last,))
+    monkeypatch.setattr(queue.third.post, "ask", held_back)
+    asking = threading.Thread(target=queue.third.attempt, args=(queue.last,))
     asking.start()
     assert answered.wait(SOON)
-    handed = line.handed()
+    granted = queue.direct_grant()
     late.set()
     asking.join(SOON)
-    renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))
+    renewal = run_now(queue.third.backend.renew([granted], [], until=now() + SOON))
     assert (renewal.lost, renewal.unknown) == ({}, {})
-    assert _busy(line.first, claim_of()).retry_seconds is None  # nobody would skip it
+    assert _busy(queue.first, claim_of()).retry_seconds is None  # no client will skip it
 
 
-@pytest.mark.usefixtures("patient")
-def test_all_that_was_handed_over_is_confirmed_at_once(peer: Callable[[], Peer]) -> None:
-    """They last for a moment only, and a slow store must not be asked for one after the other."""
+@pytest.mark.usefixtures("no_fallback")
+def test_all_direct_grants_are_confirmed_in_one_request(peer: Callable[[], Peer]) -> None:
+    """Direct grants are short, and a slow store must not confirm them one after the other."""
     peers = [peer() for _ in range(3)]
-    lines = (Line(partial(next, iter(peers)), str(number)) for number in range(5))
-    handed = [line.handed() for line in lines]
+    queues = (Queue(partial(next, iter(peers)), str(number)) for number in range(5))
+    granted = [queue.direct_grant() for queue in queues]
     last = peers[-1]
     last.post.asked.clear()
-    renewal = run_now(last.backend.renew(handed, [], until=now() + SOON))
+    renewal = run_now(last.backend.renew(granted, [], until=now() + SOON))
     assert (renewal.lost, renewal.unknown) == ({}, {})
     assert len(last.post.asked) == 4
 
 
-def test_a_release_is_done_although_nobody_can_be_called(
+def test_a_release_succeeds_although_the_wake_up_fails(
     peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was answered is known; the next one looks by itself in a moment."""
-    line = Line(peer)
-    grant = line.turn()
-    run_now(line.third.backend.abandon(line.last))  # so that it calls whoever is there instead
+    """The release was answered; the next waiter finds out by itself in a moment."""
+    queue = Queue(peer)
+    grant = queue.advance()
+    run_now(queue.third.backend.abandon(queue.last))  # so that it wakes another waiter instead
     behind = claim_of()
-    _busy(line.first, behind)
-    post = line.second.post
+    _busy(queue.first, behind)
+    post = queue.second.post
     ask = post.ask
 
-    async def all_but_the_call(
-        words: bytes, body: bytes = b"", until: float | None = None
+    async def all_but_the_wake_up(
+        line: bytes, body: bytes = b"", until: float | None = None
     ) -> Reply:
-        if len(post.asked) == 2:  # it could not hand over, and has left
+        if len(post.asked) == 2:  # the direct grant failed, and the entry is deleted
             raise BackendUnavailable("cut")
-        return await ask(words, body, until)
+        return await ask(line, body, until)
 
     post.asked.clear()
-    monkeypatch.setattr(post, "ask", all_but_the_call)
-    assert run_now(line.second.backend.release(grant))
-    assert line.first.take(behind).token > grant.token
+    monkeypatch.setattr(post, "ask", all_but_the_wake_up)
+    assert run_now(queue.second.backend.release(grant))
+    assert queue.first.take(behind).token > grant.token
 
 
-@pytest.mark.usefixtures("patient")
-def test_who_does_not_come_for_it_loses_it(
+@pytest.mark.usefixtures("no_fallback")
+def test_an_unconfirmed_direct_grant_is_skipped(
     peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its place is taken after the grace, and it learns so when it is renewed."""
-    line = Line(peer)
-    handed = line.handed()
+    """Its entry is deleted after the grace, and its renewal reports the loss."""
+    queue = Queue(peer)
+    granted = queue.direct_grant()
     behind = claim_of()
-    assert _busy(line.first, behind).retry_seconds is not None
-    monkeypatch.setattr(lines, "DIRECT_GRANT_SECONDS", 0.0)
-    taken = line.first.take(behind)
-    assert taken.token > handed.token
-    renewal = run_now(line.third.backend.renew([handed], [], until=now() + SOON))
-    assert list(renewal.lost) == [handed.claim.owner]
+    assert _busy(queue.first, behind).retry_seconds is not None
+    monkeypatch.setattr(ordered, "DIRECT_GRANT_SECONDS", 0.0)
+    taken = queue.first.take(behind)
+    assert taken.token > granted.token
+    renewal = run_now(queue.third.backend.renew([granted], [], until=now() + SOON))
+    assert list(renewal.lost) == [granted.claim.owner]
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_hold_that_was_broken_hands_nothing_over(peer: Callable[[], Peer]) -> None:
-    """Its late release must not make a holder of the next while another one holds."""
-    line = Line(peer)
-    grant = line.turn()
-    assert run_now(line.first.backend.revoke("name"))
-    taken = line.third.take(line.last)
+@pytest.mark.usefixtures("no_fallback")
+def test_a_broken_hold_grants_nothing_directly(peer: Callable[[], Peer]) -> None:
+    """Its late release must not grant the name to the next waiter while another client holds it."""
+    queue = Queue(peer)
+    grant = queue.advance()
+    assert run_now(queue.first.backend.revoke("name"))
+    taken = queue.third.take(queue.last)
     behind = claim_of()
-    _busy(line.first, behind)
-    assert not run_now(line.second.backend.release(grant))
-    tokens = [each.token for each in run_now(line.first.backend.look("name")).holders]
+    _busy(queue.first, behind)
+    assert not run_now(queue.second.backend.release(grant))
+    tokens = [each.token for each in run_now(queue.first.backend.look("name")).holders]
     assert tokens == [taken.token]
-    assert run_now(line.third.backend.renew([taken], [], until=now() + SOON)).lost == {}
+    assert run_now(queue.third.backend.renew([taken], [], until=now() + SOON)).lost == {}
 
 
-@pytest.mark.usefixtures("patient")
-def test_what_was_handed_to_another_lease_is_not_taken(peer: Callable[[], Peer]) -> None:
-    """Its time would be counted by a lease that the entry does not end with."""
-    line = Line(peer)
-    run_now(line.second.backend.release(line.turn()))
-    heir = line.third
-    assert run_now(heir.backend._direct_grant(line.last, now() + SOON)) is not None
-    heir.store.sessions.ended(heir.store.sessions.current(line.last.ttl).id)
-    assert run_now(heir.backend.leases.session(line.last.ttl))
-    assert run_now(heir.backend._direct_grant(line.last, now() + SOON)) is None
-    taken = heir.take(line.last)  # its own attempt binds it to the new one
-    assert taken.ref.session == heir.store.sessions.current(line.last.ttl).id
+@pytest.mark.usefixtures("no_fallback")
+def test_a_direct_grant_of_another_lease_is_not_taken(peer: Callable[[], Peer]) -> None:
+    """Its time would be counted by a lease that the entry is not bound to."""
+    queue = Queue(peer)
+    run_now(queue.second.backend.release(queue.advance()))
+    waiter = queue.third
+    assert run_now(waiter.backend._direct_grant(queue.last, now() + SOON)) is not None
+    waiter.store.sessions.ended(waiter.store.sessions.current(queue.last.ttl).id)
+    assert run_now(waiter.backend.leases.session(queue.last.ttl))
+    assert run_now(waiter.backend._direct_grant(queue.last, now() + SOON)) is None
+    taken = waiter.take(queue.last)  # its own attempt binds the entry to the new lease
+    assert taken.ref.session == waiter.store.sessions.current(queue.last.ttl).id
 
 
-@pytest.mark.usefixtures("patient")
-def test_who_gives_up_calls_who_stood_behind_it(peer: Callable[[], Peer]) -> None:
-    """It is the first's turn to be waited for then, and the first knows nothing of it."""
-    line = Line(peer)
-    waiting = line.wait()
-    run_now(line.second.backend.abandon(line.waiting))
+@pytest.mark.usefixtures("no_fallback")
+def test_an_abandoned_waiter_wakes_the_one_behind_it(peer: Callable[[], Peer]) -> None:
+    """That one has to wait for the holder then, and the holder does not know it."""
+    queue = Queue(peer)
+    waiting = queue.wait()
+    run_now(queue.second.backend.abandon(queue.waiting))
     assert waiting.ended()
-    busy = _busy(line.third, line.last)
-    assert busy.ref[0] == (line.held.ref.key, line.held.token)
+    busy = _busy(queue.third, queue.last)
+    assert busy.ref[0] == (queue.held.ref.key, queue.held.token)
     assert not busy.ref[2]  # so it watches
 
 
-@pytest.mark.usefixtures("patient")
-def test_who_came_between_is_no_longer_there(peer: Callable[[], Peer]) -> None:
-    """A release whose heir has left calls whoever is next instead."""
-    line = Line(peer)
-    grant = line.turn()
+@pytest.mark.usefixtures("no_fallback")
+def test_a_release_whose_next_waiter_is_gone_wakes_another(peer: Callable[[], Peer]) -> None:
+    """The waiter that the release would grant to has left the queue."""
+    queue = Queue(peer)
+    grant = queue.advance()
     fourth = peer()
     behind = claim_of()
     _busy(fourth, behind)
@@ -273,37 +276,37 @@ def test_who_came_between_is_no_longer_there(peer: Callable[[], Peer]) -> None:
     busy = _busy(fourth, behind)
     assert busy.ref[2]
     waiting = Waiting(fourth, behind, busy)
-    _leave_silently(line.third, line.last)
-    run_now(line.second.backend.release(grant))
+    _delete_entry(queue.third, queue.last)
+    run_now(queue.second.backend.release(grant))
     assert waiting.ended()
     assert fourth.take(behind).token > grant.token
 
 
-def _leave_silently(one: Peer, claim: Claim) -> None:
+def _delete_entry(one: Peer, claim: Claim) -> None:
     key = one.store.key(claim)
     run_now(one.backend.gateway.post(b"POST /v3/kv/deleterange", b'{"key":"%b"}' % key))
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_broken_hold_calls_the_next(peer: Callable[[], Peer]) -> None:
-    line = Line(peer)
-    waiting = line.wait()
-    line.turn()
-    assert run_now(line.first.backend.revoke("name"))
+@pytest.mark.usefixtures("no_fallback")
+def test_a_broken_hold_wakes_the_next_waiter(peer: Callable[[], Peer]) -> None:
+    queue = Queue(peer)
+    waiting = queue.wait()
+    queue.advance()
+    assert run_now(queue.first.backend.revoke("name"))
     assert waiting.ended()
-    assert isinstance(line.third.attempt(line.last), Grant)
+    assert isinstance(queue.third.attempt(queue.last), Grant)
 
 
-def test_nobody_calls_and_it_is_noticed(peer: Callable[[], Peer]) -> None:
-    """A lease that runs out calls nobody: a watch is begun in time."""
-    line = Line(peer)
-    waiting = line.wait()
-    _leave_silently(line.second, line.waiting)
+def test_a_missing_wake_up_is_noticed(peer: Callable[[], Peer]) -> None:
+    """A lease that runs out wakes no waiter: the watch that starts after a moment does."""
+    queue = Queue(peer)
+    waiting = queue.wait()
+    _delete_entry(queue.second, queue.waiting)
     assert waiting.ended()
 
 
 def test_readers_and_slots_watch_from_the_start(peer: Callable[[], Peer]) -> None:
-    """They don't wait for the one in front alone."""
+    """They do not wait for the entry ahead alone."""
     first, second = peer(), peer()
     first.take(claim_of("read"))
     _busy(second, claim_of("read"))
@@ -313,19 +316,19 @@ def test_readers_and_slots_watch_from_the_start(peer: Callable[[], Peer]) -> Non
     assert not _busy(second, claim_of("slots", Mode.SLOTS, limit=1)).ref[2]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("no_fallback")
 def test_a_lost_connection_ends_the_wait(peer: Callable[[], Peer]) -> None:
-    """Whoever relied on the subscription starts over with another."""
-    line = Line(peer)
-    waiting = line.wait()
-    watches: Any = line.third.backend.waits.watches
+    """A waiter that relied on the subscription opens a new one."""
+    queue = Queue(peer)
+    waiting = queue.wait()
+    watches: Any = queue.third.backend.waits.watches
     watches.reset_connection()
-    _leave_silently(line.second, line.waiting)
+    _delete_entry(queue.second, queue.waiting)
     assert waiting.ended()
 
 
-def test_a_subscription_that_etcd_cancelled_is_hung_anew() -> None:
-    """Whoever relied on it is told, and nothing of it is left."""
+def test_a_cancelled_subscription_is_opened_again() -> None:
+    """Its waiters are woken, and the cancelled watch is forgotten."""
     table = WatchTable()
     first, _ = table.subscribe("session", '"key":"YQ=="', ["session"])
     assert table.subscribed("session") is first
@@ -336,4 +339,4 @@ def test_a_subscription_that_etcd_cancelled_is_hung_anew() -> None:
     second, requests = table.subscribe("session", '"key":"YQ=="', ["session"])
     assert second.number != first.number
     assert any("create_request" in request for request in requests)
-    assert table.fail_all() == [EVERYBODY]  # once: the first is forgotten
+    assert table.fail_all() == [EVERYBODY]  # once: the first watch is forgotten

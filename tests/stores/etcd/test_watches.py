@@ -1,5 +1,4 @@
-"""The watches of a client on etcd: none outlives its wait, and each ends with its own
-connection."""
+"""The watches of a client on etcd: each ends with its wait, and with its own connection."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ Peers = Callable[..., Peer]
 
 
 def _open(watches: Any) -> Sized:
-    """Watches that somebody could be told of."""
+    """Watches that are not ended."""
     if hasattr(watches, "_streams"):
         streams: Sized = watches._streams
         return streams
@@ -42,7 +41,7 @@ def _open(watches: Any) -> Sized:
 def test_a_wait_that_is_cancelled_early_leaves_no_watch(
     peer: Peers, flavour: Flavour, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cancelled or interrupted when its watch was asked for and had not begun yet."""
+    """Cancelled or interrupted after the watch was requested and before etcd has confirmed it."""
     ours, theirs = peer(), peer(flavour)
     ours.take(claim_of())
     claim = claim_of()
@@ -72,8 +71,8 @@ def test_a_wait_that_is_cancelled_early_leaves_no_watch(
     assert len(_open(watches)) == 0
 
 
-class Crowd:
-    """Threads of one client that wait for a name each, which another holds."""
+class ManyWaits:
+    """Threads of one client, each of which waits for a name that another client holds."""
 
     def __init__(self, peer: Peers) -> None:
         self.holder, self.one = peer(), peer()
@@ -83,7 +82,7 @@ class Crowd:
         self.busies = [self.one.attempt(claim) for claim in self.claims]
 
     def wait(self, number: int) -> threading.Thread:
-        """Begins a wait, and returns once it is under way."""
+        """Starts a wait; returns once its watch is confirmed."""
         owner = self.one.store.key_pool.of(self.claims[number])
         work = self.one.backend.wait(self.claims[number], self.busies[number], now() + LATER)
         thread = threading.Thread(target=run_now, args=(work,))
@@ -92,7 +91,7 @@ class Crowd:
         return thread
 
     def _waiting(self) -> set[str]:
-        """Who waits on a watch that has begun."""
+        """Owners that wait on a confirmed watch."""
         connection = self.watches._connection
         watches = [] if connection is None else list(connection.table._watches.values())
         begun = {watch.owner for watch in watches if watch.start_revision is not None}
@@ -102,10 +101,10 @@ class Crowd:
 def test_a_connection_that_ends_ends_its_own_watches(
     peer: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is told of the end comes so late that others have opened another: nobody on the old one
-    is forgotten, and nobody on the new one disturbed."""
-    crowd = Crowd(peer)
-    hub = crowd.watches._hub
+    """The thread that gets the error is so late that another thread has opened a new connection:
+    every waiter on the old one is woken, and none on the new one."""
+    waits = ManyWaits(peer)
+    hub = waits.watches._hub
     wait = hub.wait
     ended, late = threading.Event(), threading.Event()
 
@@ -119,23 +118,23 @@ def test_a_connection_that_ends_ends_its_own_watches(
         return woken
 
     monkeypatch.setattr(hub, "wait", held_up)
-    first, second = crowd.wait(0), crowd.wait(1)
-    crowd.watches.reset_connection()
+    first, second = waits.wait(0), waits.wait(1)
+    waits.watches.reset_connection()
     assert ended.wait(SOON)
-    third = crowd.wait(2)
+    third = waits.wait(2)
     late.set()
     for thread in (first, second):
         thread.join(SOON)
         assert not thread.is_alive()
-    assert not any(watch.broken for watch in crowd.watches._connection.table._watches.values())
+    assert not any(watch.broken for watch in waits.watches._connection.table._watches.values())
     assert third.is_alive()
-    assert run_now(crowd.holder.backend.release(crowd.held[2]))
+    assert run_now(waits.holder.backend.release(waits.held[2]))
     third.join(SOON)
     assert not third.is_alive()
 
 
 def test_a_watch_is_cancelled_on_its_own_connection() -> None:
-    """Numbers begin anew with every connection."""
+    """Every connection numbers its watches from one."""
     old, new = WatchTable(), WatchTable()
     (left, _), (kept, _) = (table.create("owner", '"key":"YQ=="', True) for table in (old, new))
     assert left.number == kept.number

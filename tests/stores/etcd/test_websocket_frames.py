@@ -1,4 +1,4 @@
-"""The frames of a WebSocket, in whatever pieces they come."""
+"""The frames of a WebSocket, received in pieces of any size."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TEXTS = ["", "a", "ä" * 60, "b" * 125, "c" * 126, "d" * 70_000, "e"]
 
 
 class Server:
-    """The other side."""
+    """The server's side of the protocol."""
 
     def __init__(self, frames: Frames) -> None:
-        self._wire = WSConnection(ConnectionType.SERVER)
-        self._wire.receive_data(frames.hello)
-        list(self._wire.events())
-        self.greeting = self._wire.send(AcceptConnection())
+        self._protocol = WSConnection(ConnectionType.SERVER)
+        self._protocol.receive_data(frames.hello)
+        list(self._protocol.events())
+        self.greeting = self._protocol.send(AcceptConnection())
 
-    def say(self, *events: TextMessage | Ping) -> bytes:
-        return b"".join(self._wire.send(event) for event in events)
+    def send(self, *events: TextMessage | Ping) -> bytes:
+        return b"".join(self._protocol.send(event) for event in events)
 
 
 @pytest.fixture
@@ -45,44 +45,44 @@ def _pieces(data: bytes, size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("size", [1, 3, 4096, 1_000_000])
 def test_messages_come_whole_and_in_order(frames: Frames, size: int) -> None:
-    """Also those that come right behind the greeting."""
+    """Also those that follow the greeting at once."""
     server = Server(frames)
-    said = server.greeting + server.say(*(TextMessage(data=text) for text in TEXTS))
-    heard = itertools.chain.from_iterable(map(frames.feed, _pieces(said, size)))
-    assert list(heard) == TEXTS
+    sent = server.greeting + server.send(*(TextMessage(data=text) for text in TEXTS))
+    received = itertools.chain.from_iterable(map(frames.feed, _pieces(sent, size)))
+    assert list(received) == TEXTS
     assert frames.open
 
 
 @pytest.mark.parametrize("size", [1, 7, 1_000_000])
 def test_parts_and_pings_between_them(frames: Frames, size: int) -> None:
-    """A message in parts is one message; a ping is answered wherever it comes."""
+    """A message in parts is one message; a ping between the parts is answered."""
     server = Server(frames)
     frames.feed(server.greeting)
-    said = server.say(
+    sent = server.send(
         TextMessage(data="one "),
         TextMessage(data="two ", message_finished=False),
         Ping(payload=b"?"),
         TextMessage(data="three", message_finished=True),
         TextMessage(data="four"),
     )
-    heard = itertools.chain.from_iterable(map(frames.feed, _pieces(said, size)))
-    assert list(heard) == ["one ", "two three", "four"]
+    received = itertools.chain.from_iterable(map(frames.feed, _pieces(sent, size)))
+    assert list(received) == ["one ", "two three", "four"]
     assert frames.replies
 
 
 @pytest.mark.parametrize(
-    "said", [b"\x81\x81abcde", b"\x81\x01\xff", b"\xf1\x01a", b"\x88\x00", b""]
+    "sent", [b"\x81\x81abcde", b"\x81\x01\xff", b"\xf1\x01a", b"\x88\x00", b""]
 )
-def test_what_is_no_message_ends_the_connection(frames: Frames, said: bytes) -> None:
-    """A frame that is masked, no text, or of a kind that was not agreed on; a goodbye; an end."""
+def test_data_that_is_no_message_ends_the_connection(frames: Frames, sent: bytes) -> None:
+    """A masked frame, invalid text, an extension that was not agreed on, a close frame, the end."""
     server = Server(frames)
     frames.feed(server.greeting)
     with pytest.raises(ConnectionResetError):
-        frames.feed(said)
+        frames.feed(sent)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"\x81\x7f" + (2**40).to_bytes(8, "big"),
         b"\x81\x7f" + (2**63 + 1).to_bytes(8, "big"),
@@ -90,10 +90,10 @@ def test_what_is_no_message_ends_the_connection(frames: Frames, said: bytes) -> 
     ],
     ids=["a terabyte", "more than there is", "a long ping"],
 )
-def test_a_message_that_is_too_long_is_not_waited_for(frames: Frames, said: bytes) -> None:
+def test_a_message_that_is_too_long_is_not_waited_for(frames: Frames, sent: bytes) -> None:
     frames.feed(Server(frames).greeting)
     with pytest.raises(ConnectionResetError):
-        frames.feed(said)
+        frames.feed(sent)
 
 
 def test_parts_that_are_too_long_together_end_the_connection(frames: Frames) -> None:
@@ -109,7 +109,7 @@ def test_parts_that_are_too_long_together_end_the_connection(frames: Frames) -> 
 def test_parts_without_anything_in_them_have_an_end(
     frames: Frames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them takes memory, for as long as the message is not whole."""
+    """Each part takes memory until the message is complete."""
     monkeypatch.setattr(websocket, "MOST_MESSAGE_BYTES", 10_000)
     frames.feed(Server(frames).greeting)
     frames.feed(b"\x01\x00")
@@ -118,7 +118,7 @@ def test_parts_without_anything_in_them_have_an_end(
 
 
 def test_a_server_that_reads_no_answers_to_its_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not kept for it without end."""
+    """The buffered replies are bounded."""
     monkeypatch.setattr(aio, "MOST_MESSAGE_BYTES", 100_000)
     asyncio.run(_ping_without_end())
 
@@ -140,13 +140,13 @@ async def _ping_without_end() -> None:
 
 
 def test_a_long_message_takes_time_for_its_length(frames: Frames) -> None:
-    """Not for its square: nothing that has come is copied again for every piece."""
+    """Not quadratic: received data is not copied again for every piece."""
     frames.feed(Server(frames).greeting)
     size, piece = 4 * 2**20, 1024
     frames.feed(b"\x81\x7f" + size.to_bytes(8, "big"))
     begun = time.process_time()
-    heard = [message for _ in range(size // piece) for message in frames.feed(b"x" * piece)]
-    assert [len(message) for message in heard] == [size]
+    received = [message for _ in range(size // piece) for message in frames.feed(b"x" * piece)]
+    assert [len(message) for message in received] == [size]
     assert time.process_time() - begun < 2.0
 
 
@@ -163,12 +163,10 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize("said", DAMAGED, ids=range(len(DAMAGED)))
+@pytest.mark.parametrize("sent", DAMAGED, ids=range(len(DAMAGED)))
 @pytest.mark.parametrize("size", [7, 1_000_000])
-def test_a_greeting_that_is_none_ends_the_connection(
-    frames: Frames, said: bytes, size: int
-) -> None:
-    pieces = _pieces(said, size)
+def test_an_invalid_greeting_ends_the_connection(frames: Frames, sent: bytes, size: int) -> None:
+    pieces = _pieces(sent, size)
     with pytest.raises(OSError, match="WebSocket"):
         list(map(frames.feed, pieces))
     assert not frames.open
@@ -176,13 +174,13 @@ def test_a_greeting_that_is_none_ends_the_connection(
 
 def test_a_message_inside_another_ends_the_connection(frames: Frames) -> None:
     server = Server(frames)
-    frames.feed(server.greeting + server.say(TextMessage(data="half", message_finished=False)))
+    frames.feed(server.greeting + server.send(TextMessage(data="half", message_finished=False)))
     with pytest.raises(ConnectionResetError):
         frames.feed(b"\x81\x01a")
 
 
-def test_nothing_is_said_after_the_end(frames: Frames) -> None:
-    """One thread reads that it is over, and another still has something to say."""
+def test_nothing_is_sent_after_the_end(frames: Frames) -> None:
+    """One thread reads the end of the connection while another one still sends."""
     frames.feed(Server(frames).greeting)
     assert frames.text("before")
     with pytest.raises(OSError, match="closed"):
