@@ -6,7 +6,7 @@ from harnesses.served import EnsembleHarness
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.stores.redlock.backend import initialise, open_store
+from holdfast.stores.redlock import open_store
 from holdfast.url import parse_url
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer
@@ -18,7 +18,7 @@ def mark_as_new(url: str) -> None:
     """What an operator does with ``holdfast init``."""
     backend = open_store(parse_url(url), Settings()).backend(BlockingRuntime())
     try:
-        run_now(initialise(backend))
+        run_now(backend.initialise())
     finally:
         run_now(backend.close())
 

@@ -22,7 +22,6 @@ from holdfast.stores.postgres import store as postgres
 from holdfast.stores.postgres import wakeups as postgres_listen
 from holdfast.stores.redis import wire as redis_wire
 from holdfast.stores.redlock import wakeups as redlock_subscription
-from holdfast.stores.redlock import wakeups_aio as redlock_aio_subscription
 from holdfast.stores.sqlite import datagram
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
@@ -40,7 +39,7 @@ OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
     "redis": ((redis_wire.BlockingWire, "subscription"), (redis_wire.AsyncWire, "subscription")),
     "redlock": (
         (redlock_subscription.NameSubscription, "__init__"),
-        (redlock_aio_subscription.AsyncNameSubscription, "wire"),
+        (redlock_subscription.AsyncNameSubscription, "wire"),
     ),
     "sqlite": ((datagram.Folder, "bind"),) * 2,
 }

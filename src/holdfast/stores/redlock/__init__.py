@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from holdfast.core.contract import Settings, Store
+from typing import TYPE_CHECKING
+
+from holdfast.core.contract import Settings
 from holdfast.url import Url
+
+if TYPE_CHECKING:
+    from holdfast.stores.redlock.backend import RedlockStore
 
 __all__ = ["open_store"]
 
 
-def open_store(url: Url, settings: Settings) -> Store:
-    """Opens the store of a URL; nothing touches the network yet."""
-    from holdfast.stores.redlock import backend
+def open_store(url: Url, settings: Settings) -> RedlockStore:
+    """``redlock://host1,host2,host3``: opens nothing yet; raises ``ValueError`` for a bad URL."""
+    from holdfast.stores.redlock.backend import RedlockStore
+    from holdfast.stores.redlock.url import read_options
 
-    return backend.open_store(url, settings)
+    return RedlockStore(read_options(url, settings), settings)

@@ -12,37 +12,38 @@ import random
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from holdfast.claim import Busy, Claim, Grant, Mode, Record
-from holdfast.core.contract import Guarantee, Runtime, Settings
-from holdfast.errors import HoldfastError, Incompatible, Unsupported
-from holdfast.stores.redis.connection import bulk, pack
-from holdfast.stores.redis.replies import Excuses, milliseconds
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
+from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
+from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
+from holdfast.stores.redis.connection import Refused, bulk, pack
+from holdfast.stores.redis.inspect import read_scan
+from holdfast.stores.redis.replies import Excuses, milliseconds, refusal
 from holdfast.stores.redis.scripts import Script
 from holdfast.stores.redlock.broadcast_aio import AsyncFan
 from holdfast.stores.redlock.broadcast_blocking import BlockingFan
-from holdfast.stores.redlock.inspect import Looking
-from holdfast.stores.redlock.nodes import Fleet, Request, Round, heard
-from holdfast.stores.redlock.renew import Keeping
-from holdfast.stores.redlock.replies import SPLIT_SECONDS, busy, check_round, rearranged
-from holdfast.stores.redlock.retry import Patience
+from holdfast.stores.redlock.inspect import findings, has_something, read_cursor, read_lock_info
+from holdfast.stores.redlock.nodes import PING, Fleet, Request, Round
 from holdfast.stores.redlock.scripts import RedlockKeys, RedlockScripts
-from holdfast.stores.redlock.url import RedlockOptions, read_options
+from holdfast.stores.redlock.url import RedlockOptions
 from holdfast.stores.redlock.votes import (
+    SPLIT_SECONDS,
     Ballot,
     Verdict,
+    busy,
+    check_round,
     count,
     enough_acks,
     enough_ends,
     enough_grants,
+    heard,
+    rearranged,
     wait_for_all,
 )
-from holdfast.stores.redlock.wakeups import BlockingNameWakeups
-from holdfast.stores.redlock.wakeups_aio import AsyncNameWakeups
-from holdfast.url import Url
+from holdfast.stores.redlock.wakeups import AsyncNameWakeups, BlockingNameWakeups
 
-__all__ = ["RedlockBackend", "RedlockStore", "initialise", "open_store"]
+__all__ = ["RedlockBackend", "RedlockStore"]
 
 _MODES = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 SPLIT_TRIES = 3
@@ -52,10 +53,63 @@ COURTESY_SECONDS = 0.02
 OVER, HELD = 0, 1
 """What a node says of a hold that is released; anything else is that it does not know it."""
 KEPT_NAMES = 4096
+LOOK_CAP = 1000
+"""How many holders of one name are shown."""
+SCAN_ROUNDS = 16
+"""A page is given up after so many steps of SCAN, however little they found."""
+BATCH = 256
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 
 
-class RedlockBackend(Keeping, Looking):
+FIRST_LOOK_SECONDS = 0.02
+MOST_LOOKS = 9
+"""Each after twice the time of the one before: the last comes later than a re-check would."""
+KEPT_WAITERS = 4096
+
+
+class _Look(NamedTuple):
+    holder: bytes
+    """Who was seen to hold a majority; empty if nobody was."""
+    calls: int
+    """How often the name had been called when this was first seen."""
+    looks: int
+    """How often it was looked at again since; ``MOST_LOOKS`` if nothing is strange about it."""
+
+
+class Patience:
+    """What the waiters of a backend saw last."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._last: dict[str, _Look] = {}
+
+    def tempered(self, owner: str, ballot: Ballot, answer: Busy, calls: int) -> Busy:
+        """The answer, with an earlier moment to look again where that is wise. ``calls`` is how
+        often the name had been called before these votes were asked for."""
+        look = self._next(self._last.get(owner), ballot.holder(), calls)
+        if len(self._last) >= KEPT_WAITERS:
+            self._last.clear()
+        self._last[owner] = look
+        if look.looks >= MOST_LOOKS:
+            return answer
+        pause = FIRST_LOOK_SECONDS * 2**look.looks * self._runtime.between(0.5, 1.0)
+        if answer.retry_seconds is not None and answer.retry_seconds < pause:
+            return answer
+        return answer._replace(retry_seconds=pause)
+
+    def _next(self, last: _Look | None, holder: bytes, calls: int) -> _Look:
+        if last is None or holder != last.holder:
+            return _Look(holder, calls, MOST_LOOKS if holder else 0)
+        if calls != last.calls:  # and yet it is the same as before
+            return _Look(holder, calls, 0)
+        return last._replace(looks=min(MOST_LOOKS, last.looks + 1))
+
+    def forget(self, owner: str) -> None:
+        """It waits no more."""
+        self._last.pop(owner, None)
+
+
+class RedlockBackend:
     """Admits claims by the votes of the nodes."""
 
     def __init__(self, store: RedlockStore, runtime: Runtime) -> None:
@@ -321,6 +375,193 @@ class RedlockBackend(Keeping, Looking):
     def _half(self, answers: list[Any]) -> bool:
         return heard(answers) >= self._quorum
 
+    # ---- renewing
+
+    async def renew(
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
+    ) -> Renewal:
+        # The end is never shortened: when a quorum has answered, some nodes have yet to hear of it,
+        # and what reaches them late would undo an extend that came after it.
+        lost: dict[str, str] = {}
+        unknown: dict[str, str] = {}
+        for at in range(0, len(grants), BATCH):
+            batch = grants[at : at + BATCH]
+            await self._renew(batch, until, lost, unknown)
+        writers = [waiting.claim for waiting in waits if waiting.claim.mode is Mode.EXCLUSIVE]
+        if writers:
+            await self._intend(writers, until)
+        return Renewal(lost, unknown)
+
+    async def _renew(
+        self,
+        grants: Sequence[Grant],
+        until: float,
+        lost: dict[str, str],
+        unknown: dict[str, str],
+    ) -> None:
+        script = self._scripts.renew
+        commands = [self._renewal(grant) for grant in grants]
+        request = Request(commands, lambda at: script.in_full(commands[at]), self._all_renewed)
+        asked: Round = await self._fan.ask(request, until)
+        answers = [answer for answer in asked.answers if type(answer) is list]
+        most_lost = len(self._fleet.nodes) - self._quorum
+        for at, grant in enumerate(grants):
+            replies = [answer[at] for answer in answers]
+            owner = grant.claim.owner
+            if replies.count(1) >= self._quorum:
+                continue
+            if replies.count(0) > most_lost:
+                lost[owner] = "it ran out or was broken, and most nodes no longer have it"
+            else:
+                held = replies.count(1)
+                cause = self._fleet.unavailable(asked.answers)
+                unknown[owner] = f"{held} nodes renewed it; {cause}"
+
+    def _all_renewed(self, answers: list[Any]) -> bool:
+        whole = [answer for answer in answers if type(answer) is list]
+        if len(whole) < self._quorum:
+            return False
+        return all(votes.count(1) >= self._quorum for votes in zip(*whole, strict=True))
+
+    def _renewal(self, grant: Grant) -> bytes:
+        claim, script = grant.claim, self._scripts.renew
+        slots = ",".join(map(str, grant.slots)) or "-"
+        shape = f"{_MODES[claim.mode]} {claim.limit} {slots}"
+        # The whole milliseconds of the ttl: never longer than its holder believes.
+        ttl = str(max(1, int(claim.ttl * 1000)))
+        words = (claim.owner, claim.label, ttl, str(grant.token), shape)
+        return self._packed(script, claim.name, *words)
+
+    async def _intend(self, claims: Sequence[Claim], until: float) -> None:
+        """Waiting writers keep new readers out; nobody needs the answers."""
+        script = self._scripts.intend
+        for at in range(0, len(claims), BATCH):
+            batch = claims[at : at + BATCH]
+            commands = [self._packed(script, claim.name, claim.owner) for claim in batch]
+            in_full = [script.in_full(command) for command in commands]
+            await self._fan.post(Request(commands, in_full.__getitem__, wait_for_all), until)
+
+    async def initialise(self) -> str:
+        """Marks the nodes' data as whole, so that loss protection does not wait."""
+        script = self._scripts.begin
+        packed = self._packed(script, "")
+        request = Request([packed], lambda at: script.in_full(packed), wait_for_all)
+        asked: Round = await self._fan.ask(request)
+        marked = [
+            node.address
+            for node, answer in zip(self._fleet.nodes, asked.answers, strict=True)
+            if type(answer) is list and type(answer[0]) is bytes
+        ]
+        if len(marked) < len(self._fleet.nodes):
+            done = ", ".join(map(str, marked)) or "none"
+            raise BackendUnavailable(
+                f"marked as new: {done}; {self._fleet.unavailable(asked.answers)}"
+            )
+        return f"{self.display}: {len(marked)} nodes are marked as new"
+
+    # ---- looking
+
+    async def look(self, name: str) -> LockInfo:
+        (replies,) = await self._replies([name])
+        return read_lock_info(name, replies, self._fleet)
+
+    async def _standings(self, names: Sequence[str], node: int) -> list[LockInfo]:
+        """What a majority holds of each name of which a node is the first to have anything. One
+        that can't be read says so, and the others are told as always."""
+        standings = []
+        for name, replies in zip(names, await self._replies(names), strict=True):
+            if next((i for i, r in replies.items() if has_something(r)), None) != node:
+                continue
+            try:
+                standing = read_lock_info(name, replies, self._fleet)
+            except Incompatible as error:
+                why = f"what is stored under this name can't be read: {error}"
+                standing = LockInfo(name, 0, (), (), why)
+            if standing.holders or standing.notice:
+                standings.append(standing)
+        return standings
+
+    async def _replies(self, names: Sequence[str]) -> list[dict[int, Any]]:
+        """What each node tells about each name."""
+        if not names:
+            return []
+        script = self._scripts.look
+        commands = [self._packed(script, name, str(LOOK_CAP)) for name in names]
+        request = Request(commands, lambda at: script.in_full(commands[at]), wait_for_all)
+        asked: Round = await self._fan.ask(request)
+        if sum(type(answer) is list for answer in asked.answers) < self._quorum:
+            raise self._fleet.unavailable(asked.answers)
+        return [
+            {
+                index: answer[at]
+                for index, answer in enumerate(asked.answers)
+                if type(answer) is list
+            }
+            for at in range(len(names))
+        ]
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        """A cursor is ``node.scan.name``: the name up to which that step was already given. A name
+        that several nodes have is given where the first of them is walked."""
+        node, scan, after = read_cursor(cursor)
+        total = len(self._fleet.nodes)
+        for _ in range(SCAN_ROUNDS):
+            if node >= total:
+                return Page([], None)
+            following, names = await self._step(node, prefix, scan, limit)
+            fresh = [name for name in sorted(set(names)) if name > after]
+            used = await self._standings(fresh, node)
+            if len(used) > limit:
+                return Page(used[:limit], f"{node}.{scan}.{used[limit - 1].name}")
+            after, scan = "", following
+            if scan == "0":
+                node += 1
+            if used:
+                return Page(used, None if node >= total else f"{node}.{scan}.")
+        return Page([], f"{node}.{scan}.")
+
+    async def _step(self, node: int, prefix: str, scan: str, limit: int) -> tuple[str, list[str]]:
+        amount = max(10, min(limit, 1000))
+        command = pack("SCAN", scan, "MATCH", self._keys.pattern(prefix), "COUNT", amount)
+        request = Request([command], lambda at: command, wait_for_all, [node])
+        asked: Round = await self._fan.ask(request)
+        answer = asked.answers[node]
+        if type(answer) is not list:
+            return "0", []  # it is down: what a majority holds is on another one too
+        if isinstance(answer[0], Refused):
+            raise refusal(answer[0], str(self._fleet.nodes[node].address), prefix)
+        return read_scan(answer[0], self._keys, str(self._fleet.nodes[node].address))
+
+    async def revoke(self, name: str) -> list[int]:
+        script = self._scripts.revoke
+        packed = self._packed(script, name, self.channel(name))
+        request = Request([packed], lambda at: script.in_full(packed), wait_for_all)
+        asked: Round = await self._fan.ask(request)
+        check_round(asked.answers, self._quorum, self.display, name)
+        if heard(asked.answers) < self._quorum:
+            raise self._fleet.unavailable(asked.answers)
+        tokens: dict[bytes, list[int]] = {}
+        answers = [a[0] for a in asked.answers if type(a) is list and type(a[0]) is list]
+        for rows in answers:
+            for row in rows:
+                if type(row) is list and [type(word) for word in row] == [bytes, int]:
+                    tokens.setdefault(row[0], []).append(row[1])
+        unseen = len(self._fleet.nodes) - len(answers)
+        held = [told for told in tokens.values() if len(told) + unseen >= self._quorum]
+        return sorted(max(told, key=lambda t: (told.count(t), t)) for told in held)
+
+    async def probe(self) -> list[Finding]:
+        request = Request([PING], lambda at: PING, lambda answers: False)
+        asked: Round = await self._fan.ask(request)
+        if sum(type(answer) is list for answer in asked.answers) < self._quorum:
+            raise self._fleet.unavailable(asked.answers)
+        return findings(self._fleet, asked.answers, self.store.options)
+
     # ---- what there is not
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
@@ -386,13 +627,3 @@ class RedlockStore:
         for backend in list(self._backends):
             if backend is caller or backend.runtime.blocking:
                 backend._wakeups.leave(channel, key)
-
-
-def open_store(url: Url, settings: Settings) -> RedlockStore:
-    """``redlock://host1,host2,host3``: 3, 5 or 7 independent masters."""
-    return RedlockStore(read_options(url, settings), settings)
-
-
-async def initialise(backend: RedlockBackend) -> str:
-    """What ``holdfast init`` does here; says what it did."""
-    return await backend.initialise()

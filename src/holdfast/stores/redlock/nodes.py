@@ -16,8 +16,9 @@ from typing import Any
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet
 from holdfast.io.clock import now
 from holdfast.stores.redis.connection import Address, Refused, pack
+from holdfast.stores.redlock.votes import heard
 
-__all__ = ["HUNG_SECONDS", "PING", "Fleet", "Node", "Request", "Round", "heard"]
+__all__ = ["HUNG_SECONDS", "PING", "Fleet", "Node", "Request", "Round"]
 
 STRAGGLER_SECONDS = 0.1
 """How much longer the others may take once a quorum has answered and nothing is decided."""
@@ -136,14 +137,6 @@ class Fleet:
         return BackendUnavailable(
             f"{self.display} needs {self.quorum} of {len(self.nodes)} nodes: {'; '.join(causes)}"
         )
-
-
-def heard(answers: Sequence[Any]) -> int:
-    """How many nodes answered, and not with errors alone: those decide nothing."""
-    return sum(
-        type(answer) is list and not all(isinstance(reply, Refused) for reply in answer)
-        for answer in answers
-    )
 
 
 class Request:
