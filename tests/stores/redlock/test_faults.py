@@ -200,7 +200,7 @@ def test_two_wiped_nodes_of_three_let_nobody_in(three: Nodes, flavour: Flavour) 
 def test_tokens_grow_under_contention_and_faults(five: Nodes, tmp_path: Path) -> None:
     """Four processes, two of each kind, and one node after the other that goes and comes back."""
     path, enough = tmp_path / "tokens", tmp_path / "enough"
-    script = Path(__file__).with_name("redlock_contender.py")
+    script = Path(__file__).with_name("contender.py")
     words = [sys.executable, str(script), five.url, str(path), str(enough)]
     workers = [subprocess.Popen([*words, flavour]) for flavour in Flavour for _ in range(2)]
     try:
