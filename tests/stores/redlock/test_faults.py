@@ -62,7 +62,7 @@ def test_a_stopped_node_is_left_out_and_comes_back(five: Nodes, flavour: Flavour
     async def body(client: Any) -> None:
         async with client.lock("name"):
             pass
-        node = client._engine.store.fleet.nodes[0]
+        node = client._engine.store.nodes.members[0]
         stopped.pause()
         await _hold_until(client, lambda: bool(node.down))
         stopped.resume()
@@ -95,7 +95,7 @@ def test_a_node_comes_back_although_its_reviver_was_interrupted(
     with holdfast.connect(five.url, ttl=TTL) as locks:
         with locks.lock("name"):
             pass
-        node = locks._engine.store.fleet.nodes[0]  # type: ignore[attr-defined]
+        node = locks._engine.store.nodes.members[0]  # type: ignore[attr-defined]
         stopped.pause()
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", torn)

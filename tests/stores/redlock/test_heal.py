@@ -86,7 +86,7 @@ def test_what_was_released_is_not_brought_back(three: Nodes, flavour: Flavour, k
         renewal = await peer.renew([grant, *others])
         assert list(renewal.lost) == [grant.claim.owner]
         # The votes of the last node may still be on their way: another round is behind them.
-        await peer.renewer.run(peer.renewer.backend._ask(*_look(peer)))  # type: ignore[attr-defined]
+        await peer.renewer.run(peer.renewer.backend._call(*_look(peer)))  # type: ignore[attr-defined]
         assert not any(_holds(node, bench, grant.claim) for node in three.nodes)
 
     over(three.url, flavour, body)
@@ -121,7 +121,7 @@ def test_what_was_broken_is_not_brought_back(three: Nodes, flavour: Flavour, kin
 
 @every_kind
 @blocking_and_asyncio
-def test_a_healed_vote_outlasts_the_undoing_of_an_earlier_attempt(
+def test_a_healed_vote_outlasts_the_undo_command_of_an_earlier_attempt(
     three: Nodes, flavour: Flavour, kind: str
 ) -> None:
     """Which may reach a node long after a later attempt has won."""
@@ -129,15 +129,15 @@ def test_a_healed_vote_outlasts_the_undoing_of_an_earlier_attempt(
     async def body(bench: Bench) -> None:
         peer = bench.peer()
         backend: Any = peer.backend
-        earlier = backend._stamp()
+        earlier = backend._next_stamp()
         grant = await peer.take(KINDS[kind](bench))
         for node in three.nodes[1:]:
             await _all_hold(three, bench, grant.claim)
             node.ask("DEL", _key(bench))
             await peer.renew([grant])
         await _all_hold(three, bench, grant.claim)
-        undo = backend._undoing(grant.claim, earlier, "-")
-        await peer.run(backend._ask(backend._scripts.undo, undo, wait_for_all))
+        undo = backend._undo_command(grant.claim, earlier, "-")
+        await peer.run(backend._call(backend._scripts.undo, undo, wait_for_all))
         assert all(_holds(node, bench, grant.claim) for node in three.nodes)
 
     over(three.url, flavour, body)
@@ -170,7 +170,7 @@ def test_who_holds_and_asks_again_in_vain_holds_on(three: Nodes, flavour: Flavou
         backend: Any = peer.backend
         backend._scripts.raises = Script("return 0", ("state",), 2)
         assert isinstance(await peer.attempt(grant.claim), Busy)
-        await peer.run(backend._ask(*_look(peer)))  # behind whatever was undone
+        await peer.run(backend._call(*_look(peer)))  # behind whatever was undone
         assert all(_holds(node, bench, grant.claim) for node in three.nodes)
 
     over(three.url, flavour, body)
@@ -184,7 +184,7 @@ def test_a_node_that_became_a_replica_is_left_out(three: Nodes, flavour: Flavour
     async def body(bench: Bench) -> None:
         peer = bench.peer(proxied=True)
         await peer.look("name")  # opens the connections
-        node = peer.store.fleet.nodes[0]  # type: ignore[attr-defined]
+        node = peer.store.nodes.members[0]  # type: ignore[attr-defined]
         three.nodes[0].ask("REPLICAOF", master.host, str(master.port))
         three.proxies[0].drop_next_reply()
         three.proxies[2].hold_replies()

@@ -197,13 +197,13 @@ class Explorer:
                 floor = max((a.token for a in attempts if a.phase == DONE), default=0)
                 yield columns, _with(attempts, who, Attempt(ASKING, 0, floor))
                 continue
-            yield from self._ask(columns, attempts, who)
+            yield from self._call(columns, attempts, who)
             if attempt.phase == RAISING:
                 yield from self._lift(columns, attempts, who)
             elif attempt.phase == FAILED and self.late:
                 yield from self._undo(columns, attempts, who)
 
-    def _ask(
+    def _call(
         self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...], who: int
     ) -> Iterator[State]:
         """A request lands, on time or too late to count."""

@@ -15,7 +15,7 @@ from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.stores.redlock.broadcast_blocking import BlockingFan
+from holdfast.stores.redlock.broadcast_blocking import BlockingBroadcast
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from holdfast.url import open_store
@@ -61,11 +61,11 @@ def test_nodes_that_are_back_are_known_to_all_backends_of_a_client(
     store = open_store(three.url, Settings(request_seconds=2 * SECONDS))
     ours, renewer = (store.backend(BlockingRuntime()) for _ in range(2))
     waits = threading.Event()
-    wait_for_some = BlockingFan._wait_for_some
+    wait_for_nodes = BlockingBroadcast._wait_for_nodes
 
-    def noted(fan: BlockingFan, until: float | None) -> None:
+    def noted(broadcast: BlockingBroadcast, until: float | None) -> None:
         waits.set()
-        wait_for_some(fan, until)
+        wait_for_nodes(broadcast, until)
 
     for backend in (ours, renewer):
         run_now(backend.look("name"))  # opens the connections
@@ -73,7 +73,7 @@ def test_nodes_that_are_back_are_known_to_all_backends_of_a_client(
     for _ in range(2):  # the first finds out that they hang, the second tries them
         with pytest.raises(BackendUnavailable):
             run_now(ours.attempt(claim_of(), join=True, until=now() + 0.2))
-    monkeypatch.setattr(BlockingFan, "_wait_for_some", noted)
+    monkeypatch.setattr(BlockingBroadcast, "_wait_for_nodes", noted)
     with ThreadPoolExecutor() as pool:
         abandoning = pool.submit(run_now, renewer.abandon(claim_of()))
         assert waits.wait(SECONDS)

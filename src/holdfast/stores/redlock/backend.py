@@ -1,8 +1,9 @@
-"""``redlock://``: a majority of independent Redis masters, asked all at once.
+"""The Redlock backend: sends every request to all nodes and acts on the votes of a majority.
 
-Each node votes by a script (``lua/redlock_*``); ``redlock_votes`` counts; ``wires/redlock*`` ask.
-A grant is one round trip while the nodes' counters agree, and two when they don't. There is no
-line: who waits listens on the name's channel, and comes again when somebody lets go.
+Each node votes by a script (``lua/``). ``votes`` counts the votes. ``broadcast_blocking`` and
+``broadcast_aio`` send the requests. A grant takes one round trip while the counters of the nodes
+agree, and two when they differ. There is no queue: a waiter subscribes to the channel of the name
+and attempts again after each release.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from holdfast.stores.redis.connection import Refused, bulk, pack
 from holdfast.stores.redis.inspect import read_scan
 from holdfast.stores.redis.replies import Excuses, milliseconds, refusal
 from holdfast.stores.redis.scripts import Script
-from holdfast.stores.redlock.broadcast_aio import AsyncFan
-from holdfast.stores.redlock.broadcast_blocking import BlockingFan
-from holdfast.stores.redlock.inspect import findings, has_something, read_cursor, read_lock_info
-from holdfast.stores.redlock.nodes import PING, Fleet, Request, Round
+from holdfast.stores.redlock.broadcast_aio import AsyncBroadcast
+from holdfast.stores.redlock.broadcast_blocking import BlockingBroadcast
+from holdfast.stores.redlock.inspect import findings, has_entry, read_cursor, read_lock_info
+from holdfast.stores.redlock.nodes import INFO, Nodes, Round, RoundRequest
 from holdfast.stores.redlock.scripts import RedlockKeys, RedlockScripts
 from holdfast.stores.redlock.url import RedlockOptions
 from holdfast.stores.redlock.votes import (
     SPLIT_SECONDS,
     Ballot,
     Verdict,
-    busy,
+    acknowledged_count,
+    answered_count,
+    busy_answer,
     check_round,
-    count,
+    choose_slots,
     enough_acks,
     enough_ends,
     enough_grants,
-    heard,
-    rearranged,
     wait_for_all,
 )
 from holdfast.stores.redlock.wakeups import AsyncNameWakeups, BlockingNameWakeups
@@ -47,101 +48,120 @@ __all__ = ["RedlockBackend", "RedlockStore"]
 
 _MODES = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 SPLIT_TRIES = 3
-"""How often an attempt is repeated at once when several contended and none of them won."""
-COURTESY_SECONDS = 0.02
-"""How long one who let go leaves the name to those who listened."""
+"""How often an attempt is repeated at once after a split vote: several contend, none has won."""
+YIELD_SECONDS = 0.02
+"""How long after a release this backend leaves the name to waiters of other clients."""
+YIELD_RETRY_SECONDS = (0.001, 0.01)
+"""The pause before the next attempt of a waiter that yields the name."""
+WATCH_SECONDS = (0.5, 1.0)
+"""The polling interval of ``watch``."""
 OVER, HELD = 0, 1
-"""What a node says of a hold that is released; anything else is that it does not know it."""
+"""The replies of ``release.lua`` for a hold that had ended, and for a hold that this node had. Any
+other reply: the node does not know the hold."""
 KEPT_NAMES = 4096
 LOOK_CAP = 1000
 """How many holders of one name are shown."""
 SCAN_ROUNDS = 16
-"""A page is given up after so many steps of SCAN, however little they found."""
+"""A page ends after this many SCAN steps, even if they found little."""
 BATCH = 256
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 
-
-FIRST_LOOK_SECONDS = 0.02
-MOST_LOOKS = 9
-"""Each after twice the time of the one before: the last comes later than a re-check would."""
+FIRST_RETRY_SECONDS = 0.02
+RETRY_JITTER = (0.5, 1.0)
+MOST_RETRIES = 9
+"""Each pause is twice the one before. The last one is longer than the interval of the re-check
+that every waiter does anyway."""
 KEPT_WAITERS = 4096
 
 
-class _Look(NamedTuple):
+class _LastVotes(NamedTuple):
+    """What the last votes on a waiter's claim showed."""
+
     holder: bytes
-    """Who was seen to hold a majority; empty if nobody was."""
-    calls: int
-    """How often the name had been called when this was first seen."""
-    looks: int
-    """How often it was looked at again since; ``MOST_LOOKS`` if nothing is strange about it."""
+    """Digest of the owner that holds a majority; empty if none is visible."""
+    wakeups: int
+    """The wake-up count of the name when this holder was first seen."""
+    retries: int
+    """Retries since then; ``MOST_RETRIES`` if the waiter can rely on the next wake-up."""
 
 
-class Patience:
-    """What the waiters of a backend saw last."""
+class RetrySchedule:
+    """Polling schedule for waiters that can't rely on the next wake-up.
+
+    One node publishes a release before the other nodes have applied it, so a woken waiter may
+    still see the previous holder. A failed attempt of another client is never published at all.
+    In both cases no further wake-up comes. So a waiter that sees no majority holder, or that was
+    woken and still sees the same holder, retries soon, with exponential back-off. Any other waiter
+    waits for the next wake-up.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._last: dict[str, _Look] = {}
+        self._last: dict[str, _LastVotes] = {}
 
-    def tempered(self, owner: str, ballot: Ballot, answer: Busy, calls: int) -> Busy:
-        """The answer, with an earlier moment to look again where that is wise. ``calls`` is how
-        often the name had been called before these votes were asked for."""
-        look = self._next(self._last.get(owner), ballot.holder(), calls)
+    def adjust(self, owner: str, ballot: Ballot, answer: Busy, wakeups: int) -> Busy:
+        """Return the answer, with an earlier retry if the waiter can't rely on a wake-up.
+        ``wakeups`` is the wake-up count of the name before the votes were requested."""
+        seen = self._next(self._last.get(owner), ballot.holder(), wakeups)
         if len(self._last) >= KEPT_WAITERS:
             self._last.clear()
-        self._last[owner] = look
-        if look.looks >= MOST_LOOKS:
+        self._last[owner] = seen
+        if seen.retries >= MOST_RETRIES:
             return answer
-        pause = FIRST_LOOK_SECONDS * 2**look.looks * self._runtime.between(0.5, 1.0)
+        pause = FIRST_RETRY_SECONDS * 2**seen.retries * self._runtime.between(*RETRY_JITTER)
         if answer.retry_seconds is not None and answer.retry_seconds < pause:
             return answer
         return answer._replace(retry_seconds=pause)
 
-    def _next(self, last: _Look | None, holder: bytes, calls: int) -> _Look:
+    def _next(self, last: _LastVotes | None, holder: bytes, wakeups: int) -> _LastVotes:
         if last is None or holder != last.holder:
-            return _Look(holder, calls, MOST_LOOKS if holder else 0)
-        if calls != last.calls:  # and yet it is the same as before
-            return _Look(holder, calls, 0)
-        return last._replace(looks=min(MOST_LOOKS, last.looks + 1))
+            return _LastVotes(holder, wakeups, MOST_RETRIES if holder else 0)
+        if wakeups != last.wakeups:  # woken, and the holder is still the same
+            return _LastVotes(holder, wakeups, 0)
+        return last._replace(retries=min(MOST_RETRIES, last.retries + 1))
 
     def forget(self, owner: str) -> None:
-        """It waits no more."""
+        """Remove an owner that no longer waits."""
         self._last.pop(owner, None)
 
 
 class RedlockBackend:
-    """Admits claims by the votes of the nodes."""
+    """Grants claims by the votes of a majority of the nodes."""
 
     def __init__(self, store: RedlockStore, runtime: Runtime) -> None:
         self.store, self.runtime, self.display = store, runtime, store.display
-        self._keys, self._scripts, self._fleet = store.keys, store.scripts, store.fleet
+        self._keys, self._scripts, self._nodes = store.keys, store.scripts, store.nodes
         self._quorum = store.options.quorum
         access, limit = store.options.access, store.connections
-        self._fan: Any = (BlockingFan if runtime.blocking else AsyncFan)(access, self._fleet, limit)
+        self._broadcast: Any = (BlockingBroadcast if runtime.blocking else AsyncBroadcast)(
+            access, self._nodes, limit
+        )
         self._wakeups: Any = self._new_wakeups()
         self._enough = enough_grants(self._quorum, slots=False)
         self._enough_slots = enough_grants(self._quorum, slots=True)
         self._ended = enough_ends(self._quorum)
         self._sent = 0
-        self._asking: dict[str, object] = {}
+        self._in_flight: dict[str, object] = {}
+        """Owners with an attempt in progress."""
         self._won: dict[str, None] = {}
-        """Owners that hold: an attempt of theirs that fails undoes nothing."""
+        """Owners that hold: if another attempt of theirs fails, nothing is undone."""
         self._seen: dict[str, int] = {}
-        self._courtesy: dict[str, float] = {}
-        self._patience, self._excuses = Patience(runtime), Excuses()
+        """Counters of names that are ahead of our clock."""
+        self._yield_until: dict[str, float] = {}
+        self._retries, self._reason_log = RetrySchedule(runtime), Excuses()
         self._channels: dict[str, str] = {}
 
     def _new_wakeups(self) -> Any:
         maker = BlockingNameWakeups if self.runtime.blocking else AsyncNameWakeups
-        return maker(self.store.options.access, self._fleet)
+        return maker(self.store.options.access, self._nodes)
 
-    # ---- asking
+    # ---- requests
 
     def _packed(self, script: Script, name: str, *words: str) -> bytes:
         start, _ = self._keys.start(script, name)
         return f"{start}{''.join(map(bulk, words))}".encode()
 
-    async def _ask(
+    async def _call(
         self,
         script: Script,
         packed: bytes,
@@ -149,43 +169,43 @@ class RedlockBackend:
         only: Sequence[int] | None = None,
         until: float | None = None,
     ) -> Round:
-        request = Request([packed], lambda at: script.in_full(packed), enough, only)
-        asked: Round = await self._fan.ask(request, until)
-        return asked
+        request = RoundRequest([packed], lambda at: script.in_full(packed), enough, only)
+        round_: Round = await self._broadcast.call(request, until)
+        return round_
 
-    # ---- taking
+    # ---- acquire
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        if join and self._courtesy and self._gives_way(claim.name):
-            return Busy(0, self.runtime.between(0.001, 0.01))
+        if join and self._yield_until and self._yields(claim.name):
+            return Busy(0, self.runtime.between(*YIELD_RETRY_SECONDS))
         mark = object()
-        if self._asking.setdefault(claim.owner, mark) is not mark:
-            # Another thread asks for the same claim: the end of one must not undo the other.
+        if self._in_flight.setdefault(claim.owner, mark) is not mark:
+            # Another thread attempts the same claim: the end of one must not undo the other.
             return Busy(0, self.runtime.between(*SPLIT_SECONDS))
         try:
-            return await self._take(claim, join, until)
-        except Incompatible:  # told by one node; others may have granted it
+            return await self._acquire(claim, join, until)
+        except Incompatible:  # the reply of one node; others may have granted the claim
             with suppress(HoldfastError):
                 await self.abandon(claim)
             raise
         finally:
-            self._asking.pop(claim.owner, None)
+            self._in_flight.pop(claim.owner, None)
 
-    async def _take(self, claim: Claim, join: bool, until: float | None = None) -> Grant | Busy:
+    async def _acquire(self, claim: Claim, join: bool, until: float | None = None) -> Grant | Busy:
         answer = await self._attempt(claim, join, until)
         if isinstance(answer, Grant):
             self._won[claim.owner] = None
             if len(self._won) > KEPT_NAMES:
                 self._won.pop(next(iter(self._won)), None)
-            self._patience.forget(claim.owner)
+            self._retries.forget(claim.owner)
             self._wakeups.leave(self.channel(claim.name), _subscription_key(claim.owner))
         return answer
 
     async def _attempt(self, claim: Claim, join: bool, until: float | None) -> Grant | Busy:
         for _ in range(SPLIT_TRIES):
-            calls: int = self._wakeups.calls(self.channel(claim.name)) if join else 0
+            wakeups: int = self._wakeups.wakeup_count(self.channel(claim.name)) if join else 0
             ballot = await self._election(claim, join, until)
             verdict = ballot.verdict()
             if verdict is not None:
@@ -195,25 +215,25 @@ class RedlockBackend:
                 if grant is not None:
                     return grant
             elif not ballot.split():
-                answer = busy(ballot, claim, self.display, self.runtime)
-                return self._patience.tempered(claim.owner, ballot, answer, calls)
+                answer = busy_answer(ballot, claim, self.display, self.runtime)
+                return self._retries.adjust(claim.owner, ballot, answer, wakeups)
             await self.runtime.sleep(self.runtime.between(*SPLIT_SECONDS))
         return Busy(0, self.runtime.between(*SPLIT_SECONDS))
 
     async def _election(self, claim: Claim, join: bool, until: float | None) -> Ballot:
-        """The votes on a claim; for slots, once more where the nodes chose different ones."""
+        """Return the votes on a claim. If the nodes chose different slots, vote a second time."""
         if claim.mode is not Mode.SLOTS:
             return await self._vote(claim, join, "-", until)
         start = f"@{random.randrange(claim.limit)}"
         ballot = await self._vote(claim, join, start, until)
-        choice = "" if ballot.verdict() else rearranged(ballot, claim)
+        choice = "" if ballot.verdict() else choose_slots(ballot, claim)
         if not choice:
             return ballot
         return await self._vote(claim, join, choice, until)
 
     async def _vote(self, claim: Claim, join: bool, choice: str, until: float | None) -> Ballot:
         script = self._scripts.grant
-        sent = self._stamp()
+        sent = self._next_stamp()
         proposal = max(sent, self._seen.get(claim.name, 0) + 1) if self._seen else sent
         max_ttl = milliseconds(self.store.options.max_ttl)
         _, mode, weight, limit, ttl, owner, label = claim
@@ -224,33 +244,33 @@ class RedlockBackend:
         ballot = Ballot((), self._quorum)
 
         def undo(answers: list[Any]) -> tuple[bytes, list[int]] | None:
-            """What some nodes granted in vain is given back, in order behind the request."""
+            """Undo the grants of a minority, on the same connections, after the request."""
             nonlocal ballot
             ballot = Ballot(answers, self._quorum, sent)
             if ballot.verdict() is not None or owner in self._won:
                 return None
-            return self._undoing(claim, sent, "-"), ballot.unless_refused()
+            return self._undo_command(claim, sent, "-"), ballot.may_hold()
 
         enough = self._enough if choice == "-" else self._enough_slots
-        request = Request([packed], lambda at: script.in_full(packed), enough, None, undo)
-        asked: Round = await self._fan.ask(request, until)
+        request = RoundRequest([packed], lambda at: script.in_full(packed), enough, None, undo)
+        round_: Round = await self._broadcast.call(request, until)
         self._remember(claim.name, ballot, sent)
         if ballot.answered < self._quorum:
-            check_round(asked.answers, self._quorum, self.display, claim.name)
-            raise self._fleet.unavailable(asked.answers)
+            check_round(round_.answers, self._quorum, self.display, claim.name)
+            raise self._nodes.unavailable(round_.answers)
         return ballot
 
-    def _stamp(self) -> int:
-        """When an attempt is sent, in µs; later ones of this backend have higher ones."""
+    def _next_stamp(self) -> int:
+        """Return the send time of an attempt in µs, higher than any before in this backend."""
         sent = int(self.runtime.wall() * 1_000_000)
         self._sent = sent = max(sent, self._sent + 1)
         return sent
 
-    def _undoing(self, claim: Claim, sent: int, channel: str) -> bytes:
+    def _undo_command(self, claim: Claim, sent: int, channel: str) -> bytes:
         return self._packed(self._scripts.undo, claim.name, claim.owner, str(sent), channel)
 
     def _remember(self, name: str, ballot: Ballot, sent: int) -> None:
-        """A counter that runs before our clock is proposed beyond the next time."""
+        """Note a counter that is ahead of our clock: the next proposal must be above it."""
         highest = ballot.counter()
         if highest >= sent:
             if len(self._seen) >= KEPT_NAMES:
@@ -262,29 +282,31 @@ class RedlockBackend:
     async def _raise(
         self, claim: Claim, verdict: Verdict, sent: int, until: float | None
     ) -> Grant | None:
-        """The second round: a quorum granted under several tokens, and agrees on the highest."""
+        """Run the second round: a quorum granted under several tokens; raise all to the highest.
+        Return ``None`` if fewer nodes than a quorum confirm it."""
         assert verdict.raise_to is not None
         script, raised = self._scripts.raises, verdict.raised
         packed = self._packed(script, claim.name, claim.owner, str(verdict.raise_to))
-        nodes = range(len(self._fleet.nodes))
+        nodes = range(len(self._nodes.members))
 
         def undo(answers: list[Any]) -> tuple[bytes, Sequence[int]] | None:
-            if count(answers) + len(raised) >= self._quorum or claim.owner in self._won:
+            confirmed = acknowledged_count(answers) + len(raised)
+            if confirmed >= self._quorum or claim.owner in self._won:
                 return None
-            return self._undoing(claim, sent, self.channel(claim.name)), nodes
+            return self._undo_command(claim, sent, self.channel(claim.name)), nodes
 
         only = [index for index in nodes if index not in raised]
         enough = enough_acks(self._quorum, len(raised))
-        request = Request([packed], lambda at: script.in_full(packed), enough, only, undo)
-        asked: Round = await self._fan.ask(request, until)
-        if count(asked.answers) + len(raised) < self._quorum:
+        request = RoundRequest([packed], lambda at: script.in_full(packed), enough, only, undo)
+        round_: Round = await self._broadcast.call(request, until)
+        if acknowledged_count(round_.answers) + len(raised) < self._quorum:
             return None
         return _grant(claim, verdict.raise_to, verdict.slots)
 
-    # ---- waiting
+    # ---- wait
 
     def channel(self, name: str) -> str:
-        """Where a release of the name is told."""
+        """Return the pub/sub channel on which releases of the name are published."""
         channel = self._channels.get(name)
         if channel is None:
             if len(self._channels) >= KEPT_NAMES:
@@ -294,88 +316,91 @@ class RedlockBackend:
         return channel
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        self._excuses.tell(claim, busy)
+        self._reason_log.tell(claim, busy)
         await self._wakeups.wait(self.channel(claim.name), _subscription_key(claim.owner), until)
 
     def nudge(self, claim: Claim) -> None:
         self._wakeups.wake(_subscription_key(claim.owner))
 
-    def _gives_way(self, name: str) -> bool:
-        until = self._courtesy.pop(name, 0.0)
+    def _yields(self, name: str) -> bool:
+        """Whether this backend has just released the name while other clients wait for it."""
+        until = self._yield_until.pop(name, 0.0)
         return self.runtime.now() < until
 
-    # ---- ending
+    # ---- release
 
     async def release(self, grant: Grant) -> bool:
-        was_ours, listening = await self._release(grant, self._ended)
-        if listening:
-            if len(self._courtesy) >= KEPT_NAMES:
-                self._courtesy.clear()
-            self._courtesy[grant.claim.name] = self.runtime.now() + COURTESY_SECONDS
+        was_ours, subscribed = await self._release(grant, self._ended)
+        if subscribed:
+            if len(self._yield_until) >= KEPT_NAMES:
+                self._yield_until.clear()
+            self._yield_until[grant.claim.name] = self.runtime.now() + YIELD_SECONDS
         return was_ours
 
     async def _release(self, grant: Grant, enough: Any) -> tuple[bool, bool]:
-        """Whether it was still ours, and whether others listen for it."""
+        """Return whether the hold was still ours, and whether other clients wait for the name."""
         claim, script = grant.claim, self._scripts.release
         self._won.pop(claim.owner, None)
         channel = self.channel(claim.name)
         shape = f"{_MODES[claim.mode]} {','.join(map(str, grant.slots)) or '-'}"
         packed = self._packed(script, claim.name, claim.owner, str(grant.token), channel, shape)
-        asked = await self._ask(script, packed, enough)
+        round_ = await self._call(script, packed, enough)
         ones = zeros = others = 0
-        for index, answer in enumerate(asked.answers):
+        for index, answer in enumerate(round_.answers):
             if type(answer) is list and type(answer[0]) is int:
-                listening, was = divmod(answer[0], 4)
+                subscribed, was = divmod(answer[0], 4)
                 ones += was == HELD
-                # A reply to a request that was sent again may be the second answer.
-                zeros += was == OVER and index not in asked.resent
-                others = max(others, listening - self._wakeups.listens(channel, index))
-        check_round(asked.answers, self._quorum, self.display, claim.name)
-        if heard(asked.answers) < self._quorum:
-            raise self._fleet.unavailable(asked.answers)
-        # Nodes that never heard of it, or forgot it, let nobody in and so say nothing against it.
-        lost = zeros > len(self._fleet.nodes) - self._quorum
+                # A request that was sent twice may have ended the hold the first time.
+                zeros += was == OVER and index not in round_.resent
+                others = max(others, subscribed - self._wakeups.listens(channel, index))
+        check_round(round_.answers, self._quorum, self.display, claim.name)
+        if answered_count(round_.answers) < self._quorum:
+            raise self._nodes.unavailable(round_.answers)
+        # A node that does not know the hold has granted no other: it is no sign of a loss.
+        lost = zeros > len(self._nodes.members) - self._quorum
         return ones >= self._quorum or not lost, others > 0
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        """Two round trips; and where others listen, the next of this client takes its chance with
-        them: without a line nothing else keeps a busy client from keeping the name."""
+        """Release, then attempt: two round trips. If other clients wait, the attempt is left out:
+        there is no queue, and a busy client would otherwise keep the name to itself."""
         mark = object()
-        alone = self._asking.setdefault(claim.owner, mark) is mark
+        alone = self._in_flight.setdefault(claim.owner, mark) is mark
         try:
-            was_ours, listening = await self._release(grant, wait_for_all)
-            if alone and not listening:
-                return was_ours, await self._take(claim, join=True)
+            was_ours, subscribed = await self._release(grant, wait_for_all)
+            if alone and not subscribed:
+                return was_ours, await self._acquire(claim, join=True)
         finally:
             if alone:
-                self._asking.pop(claim.owner, None)
+                self._in_flight.pop(claim.owner, None)
         return was_ours, Busy(0, self.runtime.between(*SPLIT_SECONDS))
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         script, channel = self._scripts.abandon, self.channel(claim.name)
         self._won.pop(claim.owner, None)
-        self._patience.forget(claim.owner)
+        self._retries.forget(claim.owner)
         self.store.leave(channel, _subscription_key(claim.owner), self)
         sent = str(int(self.runtime.wall() * 1_000_000))
         packed = self._packed(script, claim.name, claim.owner, sent, channel)
-        asked = await self._ask(script, packed, self._half, until=until)
-        check_round(asked.answers, self._quorum, self.display, claim.name)
-        if heard(asked.answers) < self._quorum:
-            raise self._fleet.unavailable(asked.answers)
-        if count(asked.answers):
-            await self._tell(channel, asked.answers)
+        round_ = await self._call(script, packed, self._quorum_answered, until=until)
+        check_round(round_.answers, self._quorum, self.display, claim.name)
+        if answered_count(round_.answers) < self._quorum:
+            raise self._nodes.unavailable(round_.answers)
+        if acknowledged_count(round_.answers):
+            await self._publish_release(channel, round_.answers)
 
-    async def _tell(self, channel: str, answers: list[Any]) -> None:
-        """Nodes that had no vote in a hold that ended tell those who listen there, too."""
-        silent = [index for index, answer in enumerate(answers) if answer != [1]]
-        if silent:
-            told = pack("PUBLISH", channel, len(self._fleet.nodes))
-            await self._fan.post(Request([told], lambda at: told, wait_for_all, silent))
+    async def _publish_release(self, channel: str, answers: list[Any]) -> None:
+        """Publish the end of a hold on the nodes that had no vote in it: waiters of other clients
+        may be subscribed there."""
+        others = [index for index, answer in enumerate(answers) if answer != [1]]
+        if others:
+            command = pack("PUBLISH", channel, len(self._nodes.members))
+            request = RoundRequest([command], lambda at: command, wait_for_all, others)
+            await self._broadcast.post(request)
 
-    def _half(self, answers: list[Any]) -> bool:
-        return heard(answers) >= self._quorum
+    def _quorum_answered(self, answers: list[Any]) -> bool:
+        return answered_count(answers) >= self._quorum
 
-    # ---- renewing
+    # ---- renew
 
     async def renew(
         self,
@@ -385,8 +410,8 @@ class RedlockBackend:
         until: float,
         shorten: bool = False,
     ) -> Renewal:
-        # The end is never shortened: when a quorum has answered, some nodes have yet to hear of it,
-        # and what reaches them late would undo an extend that came after it.
+        # The expiry is never shortened. A quorum has answered before all nodes have the request; on
+        # a slow node a late request would undo an extend that was sent after it.
         lost: dict[str, str] = {}
         unknown: dict[str, str] = {}
         for at in range(0, len(grants), BATCH):
@@ -394,7 +419,7 @@ class RedlockBackend:
             await self._renew(batch, until, lost, unknown)
         writers = [waiting.claim for waiting in waits if waiting.claim.mode is Mode.EXCLUSIVE]
         if writers:
-            await self._intend(writers, until)
+            await self._renew_intents(writers, until)
         return Renewal(lost, unknown)
 
     async def _renew(
@@ -405,11 +430,11 @@ class RedlockBackend:
         unknown: dict[str, str],
     ) -> None:
         script = self._scripts.renew
-        commands = [self._renewal(grant) for grant in grants]
-        request = Request(commands, lambda at: script.in_full(commands[at]), self._all_renewed)
-        asked: Round = await self._fan.ask(request, until)
-        answers = [answer for answer in asked.answers if type(answer) is list]
-        most_lost = len(self._fleet.nodes) - self._quorum
+        commands = [self._renew_command(grant) for grant in grants]
+        request = RoundRequest(commands, lambda at: script.in_full(commands[at]), self._all_renewed)
+        round_: Round = await self._broadcast.call(request, until)
+        answers = [answer for answer in round_.answers if type(answer) is list]
+        most_lost = len(self._nodes.members) - self._quorum
         for at, grant in enumerate(grants):
             replies = [answer[at] for answer in answers]
             owner = grant.claim.owner
@@ -419,7 +444,7 @@ class RedlockBackend:
                 lost[owner] = "it ran out or was broken, and most nodes no longer have it"
             else:
                 held = replies.count(1)
-                cause = self._fleet.unavailable(asked.answers)
+                cause = self._nodes.unavailable(round_.answers)
                 unknown[owner] = f"{held} nodes renewed it; {cause}"
 
     def _all_renewed(self, answers: list[Any]) -> bool:
@@ -428,94 +453,96 @@ class RedlockBackend:
             return False
         return all(votes.count(1) >= self._quorum for votes in zip(*whole, strict=True))
 
-    def _renewal(self, grant: Grant) -> bytes:
+    def _renew_command(self, grant: Grant) -> bytes:
         claim, script = grant.claim, self._scripts.renew
         slots = ",".join(map(str, grant.slots)) or "-"
         shape = f"{_MODES[claim.mode]} {claim.limit} {slots}"
-        # The whole milliseconds of the ttl: never longer than its holder believes.
+        # Rounded down: a node must not keep the hold longer than its holder counts on.
         ttl = str(max(1, int(claim.ttl * 1000)))
         words = (claim.owner, claim.label, ttl, str(grant.token), shape)
         return self._packed(script, claim.name, *words)
 
-    async def _intend(self, claims: Sequence[Claim], until: float) -> None:
-        """Waiting writers keep new readers out; nobody needs the answers."""
+    async def _renew_intents(self, claims: Sequence[Claim], until: float) -> None:
+        """Renew the intents of waiting writers, which keep new readers out. No reply is needed."""
         script = self._scripts.intend
         for at in range(0, len(claims), BATCH):
             batch = claims[at : at + BATCH]
             commands = [self._packed(script, claim.name, claim.owner) for claim in batch]
             in_full = [script.in_full(command) for command in commands]
-            await self._fan.post(Request(commands, in_full.__getitem__, wait_for_all), until)
+            request = RoundRequest(commands, in_full.__getitem__, wait_for_all)
+            await self._broadcast.post(request, until)
 
     async def initialise(self) -> str:
-        """Marks the nodes' data as whole, so that loss protection does not wait."""
+        """Mark the data of all nodes as complete: loss protection then does not delay grants.
+        Raises ``BackendUnavailable`` if one node does not confirm it."""
         script = self._scripts.begin
         packed = self._packed(script, "")
-        request = Request([packed], lambda at: script.in_full(packed), wait_for_all)
-        asked: Round = await self._fan.ask(request)
+        request = RoundRequest([packed], lambda at: script.in_full(packed), wait_for_all)
+        round_: Round = await self._broadcast.call(request)
         marked = [
             node.address
-            for node, answer in zip(self._fleet.nodes, asked.answers, strict=True)
+            for node, answer in zip(self._nodes.members, round_.answers, strict=True)
             if type(answer) is list and type(answer[0]) is bytes
         ]
-        if len(marked) < len(self._fleet.nodes):
+        if len(marked) < len(self._nodes.members):
             done = ", ".join(map(str, marked)) or "none"
             raise BackendUnavailable(
-                f"marked as new: {done}; {self._fleet.unavailable(asked.answers)}"
+                f"marked as new: {done}; {self._nodes.unavailable(round_.answers)}"
             )
         return f"{self.display}: {len(marked)} nodes are marked as new"
 
-    # ---- looking
+    # ---- inspect
 
     async def look(self, name: str) -> LockInfo:
         (replies,) = await self._replies([name])
-        return read_lock_info(name, replies, self._fleet)
+        return read_lock_info(name, replies, self._nodes)
 
-    async def _standings(self, names: Sequence[str], node: int) -> list[LockInfo]:
-        """What a majority holds of each name of which a node is the first to have anything. One
-        that can't be read says so, and the others are told as always."""
-        standings = []
+    async def _lock_infos(self, names: Sequence[str], node: int) -> list[LockInfo]:
+        """Return what a majority holds of each name, for names whose first node with an entry is
+        ``node``. A name that can't be read is returned with a notice."""
+        infos = []
         for name, replies in zip(names, await self._replies(names), strict=True):
-            if next((i for i, r in replies.items() if has_something(r)), None) != node:
+            if next((i for i, r in replies.items() if has_entry(r)), None) != node:
                 continue
             try:
-                standing = read_lock_info(name, replies, self._fleet)
+                info = read_lock_info(name, replies, self._nodes)
             except Incompatible as error:
                 why = f"what is stored under this name can't be read: {error}"
-                standing = LockInfo(name, 0, (), (), why)
-            if standing.holders or standing.notice:
-                standings.append(standing)
-        return standings
+                info = LockInfo(name, 0, (), (), why)
+            if info.holders or info.notice:
+                infos.append(info)
+        return infos
 
     async def _replies(self, names: Sequence[str]) -> list[dict[int, Any]]:
-        """What each node tells about each name."""
+        """Return the reply of each node about each name."""
         if not names:
             return []
         script = self._scripts.look
         commands = [self._packed(script, name, str(LOOK_CAP)) for name in names]
-        request = Request(commands, lambda at: script.in_full(commands[at]), wait_for_all)
-        asked: Round = await self._fan.ask(request)
-        if sum(type(answer) is list for answer in asked.answers) < self._quorum:
-            raise self._fleet.unavailable(asked.answers)
+        request = RoundRequest(commands, lambda at: script.in_full(commands[at]), wait_for_all)
+        round_: Round = await self._broadcast.call(request)
+        if sum(type(answer) is list for answer in round_.answers) < self._quorum:
+            raise self._nodes.unavailable(round_.answers)
         return [
             {
                 index: answer[at]
-                for index, answer in enumerate(asked.answers)
+                for index, answer in enumerate(round_.answers)
                 if type(answer) is list
             }
             for at in range(len(names))
         ]
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
-        """A cursor is ``node.scan.name``: the name up to which that step was already given. A name
-        that several nodes have is given where the first of them is walked."""
+        """Return one page of names. The cursor is ``node.scan.name``; names up to ``name`` of that
+        SCAN step have been returned. A name on several nodes is returned with the first node."""
         node, scan, after = read_cursor(cursor)
-        total = len(self._fleet.nodes)
+        total = len(self._nodes.members)
         for _ in range(SCAN_ROUNDS):
             if node >= total:
                 return Page([], None)
-            following, names = await self._step(node, prefix, scan, limit)
+            following, names = await self._scan(node, prefix, scan, limit)
             fresh = [name for name in sorted(set(names)) if name > after]
-            used = await self._standings(fresh, node)
+            used = await self._lock_infos(fresh, node)
             if len(used) > limit:
                 return Page(used[:limit], f"{node}.{scan}.{used[limit - 1].name}")
             after, scan = "", following
@@ -525,44 +552,44 @@ class RedlockBackend:
                 return Page(used, None if node >= total else f"{node}.{scan}.")
         return Page([], f"{node}.{scan}.")
 
-    async def _step(self, node: int, prefix: str, scan: str, limit: int) -> tuple[str, list[str]]:
+    async def _scan(self, node: int, prefix: str, scan: str, limit: int) -> tuple[str, list[str]]:
         amount = max(10, min(limit, 1000))
         command = pack("SCAN", scan, "MATCH", self._keys.pattern(prefix), "COUNT", amount)
-        request = Request([command], lambda at: command, wait_for_all, [node])
-        asked: Round = await self._fan.ask(request)
-        answer = asked.answers[node]
+        request = RoundRequest([command], lambda at: command, wait_for_all, [node])
+        round_: Round = await self._broadcast.call(request)
+        answer = round_.answers[node]
         if type(answer) is not list:
-            return "0", []  # it is down: what a majority holds is on another one too
+            return "0", []  # the node is down: what a majority holds is on another node too
         if isinstance(answer[0], Refused):
-            raise refusal(answer[0], str(self._fleet.nodes[node].address), prefix)
-        return read_scan(answer[0], self._keys, str(self._fleet.nodes[node].address))
+            raise refusal(answer[0], str(self._nodes.members[node].address), prefix)
+        return read_scan(answer[0], self._keys, str(self._nodes.members[node].address))
 
     async def revoke(self, name: str) -> list[int]:
         script = self._scripts.revoke
         packed = self._packed(script, name, self.channel(name))
-        request = Request([packed], lambda at: script.in_full(packed), wait_for_all)
-        asked: Round = await self._fan.ask(request)
-        check_round(asked.answers, self._quorum, self.display, name)
-        if heard(asked.answers) < self._quorum:
-            raise self._fleet.unavailable(asked.answers)
+        request = RoundRequest([packed], lambda at: script.in_full(packed), wait_for_all)
+        round_: Round = await self._broadcast.call(request)
+        check_round(round_.answers, self._quorum, self.display, name)
+        if answered_count(round_.answers) < self._quorum:
+            raise self._nodes.unavailable(round_.answers)
         tokens: dict[bytes, list[int]] = {}
-        answers = [a[0] for a in asked.answers if type(a) is list and type(a[0]) is list]
+        answers = [a[0] for a in round_.answers if type(a) is list and type(a[0]) is list]
         for rows in answers:
             for row in rows:
                 if type(row) is list and [type(word) for word in row] == [bytes, int]:
                     tokens.setdefault(row[0], []).append(row[1])
-        unseen = len(self._fleet.nodes) - len(answers)
-        held = [told for told in tokens.values() if len(told) + unseen >= self._quorum]
-        return sorted(max(told, key=lambda t: (told.count(t), t)) for told in held)
+        unseen = len(self._nodes.members) - len(answers)
+        held = [votes for votes in tokens.values() if len(votes) + unseen >= self._quorum]
+        return sorted(max(votes, key=lambda t: (votes.count(t), t)) for votes in held)
 
     async def probe(self) -> list[Finding]:
-        request = Request([PING], lambda at: PING, lambda answers: False)
-        asked: Round = await self._fan.ask(request)
-        if sum(type(answer) is list for answer in asked.answers) < self._quorum:
-            raise self._fleet.unavailable(asked.answers)
-        return findings(self._fleet, asked.answers, self.store.options)
+        request = RoundRequest([INFO], lambda at: INFO, lambda answers: False)
+        round_: Round = await self._broadcast.call(request)
+        if sum(type(answer) is list for answer in round_.answers) < self._quorum:
+            raise self._nodes.unavailable(round_.answers)
+        return findings(self._nodes, round_.answers, self.store.options)
 
-    # ---- what there is not
+    # ---- not supported
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         raise Unsupported(f"{self.display} keeps no records")
@@ -571,19 +598,20 @@ class RedlockBackend:
         raise Unsupported(f"{self.display} keeps no records")
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
+        # Without WATCH in the guarantees this only paces the polling of the caller.
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
         await self.runtime.sleep(max(0.0, pause))
 
-    # ---- the end
+    # ---- close
 
     def forget(self) -> None:
-        self._fan.forget()
+        self._broadcast.forget()
         self._wakeups.forget()
         self._wakeups = self._new_wakeups()
 
     async def close(self) -> None:
         await self._wakeups.close()
-        await self._fan.close()
+        await self._broadcast.close()
 
 
 def _grant(claim: Claim, token: int, slots: str) -> Grant:
@@ -592,12 +620,12 @@ def _grant(claim: Claim, token: int, slots: str) -> Grant:
 
 
 def _subscription_key(owner: str) -> str:
-    """By what a waiter is woken: not its owner, which nobody else is to learn."""
+    """Return the key under which a waiter is woken. It is a digest: the owner stays secret."""
     return hashlib.sha1(owner.encode(), usedforsecurity=False).hexdigest()[:16]
 
 
 class RedlockStore:
-    """Independent masters, as a URL lists them."""
+    """The independent masters that a URL lists."""
 
     shortest_ttl = 0.05
     whole_seconds = False
@@ -609,7 +637,7 @@ class RedlockStore:
         self.longest_ttl = options.max_ttl if options.loss_protection else LONGEST_TTL_SECONDS
         self.keys = RedlockKeys(settings.namespace)
         self.scripts = RedlockScripts(loss_protection=options.loss_protection)
-        self.fleet = Fleet(
+        self.nodes = Nodes(
             options.nodes,
             display=self.display,
             allow_eviction=options.allow_eviction,
@@ -623,7 +651,8 @@ class RedlockStore:
         return backend
 
     def leave(self, channel: str, key: str, caller: RedlockBackend) -> None:
-        """A claim waits no more, whichever of the client's backends hears of it first."""
+        """End the wait of a claim in every backend of the client that may know it. An asyncio
+        backend is changed only by its own calls, so others than the caller are left out."""
         for backend in list(self._backends):
             if backend is caller or backend.runtime.blocking:
                 backend._wakeups.leave(channel, key)

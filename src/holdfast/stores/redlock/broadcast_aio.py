@@ -1,7 +1,7 @@
-"""The asyncio Redlock wire: one pipelined connection per node for all tasks.
+"""The asyncio broadcast: one pipelined connection per node for all tasks.
 
-Replies are matched to requests in order, so a reply that nobody waits for any more costs nothing
-and what is sent next is ordered behind it.
+Replies are matched to requests in order. So a reply that is no longer needed costs nothing, and a
+later request to the same node is executed after the earlier one.
 """
 
 from __future__ import annotations
@@ -14,25 +14,31 @@ from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.io.clock import now
 from holdfast.stores.redis.aio import AsyncLink
 from holdfast.stores.redis.connection import Access, LinkBroken
-from holdfast.stores.redlock.nodes import CONNECT_SECONDS, HUNG_SECONDS, Fleet, Request, Round
+from holdfast.stores.redlock.nodes import (
+    CONNECT_SECONDS,
+    UNRESPONSIVE_SECONDS,
+    Nodes,
+    Round,
+    RoundRequest,
+)
 
-__all__ = ["AsyncFan"]
+__all__ = ["AsyncBroadcast"]
 
 
-class _Lane:
+class _NodeConnection:
     """The connection to one node."""
 
-    __slots__ = ("link", "opening", "owing")
+    __slots__ = ("connecting", "link", "unread_since")
 
     def __init__(self) -> None:
         self.link: AsyncLink | None = None
-        self.opening: asyncio.Task[None] | None = None
-        self.owing: float | None = None
-        """Since when it owes an answer that nobody waited for."""
+        self.connecting: asyncio.Task[None] | None = None
+        self.unread_since: float | None = None
+        """Since when a reply is pending that no call waits for; ``None`` if there is none."""
 
 
 class _Pending:
-    """A round on its way, and who waits for it."""
+    """A round in progress, and the future that its call waits for."""
 
     __slots__ = ("done", "round")
 
@@ -40,7 +46,7 @@ class _Pending:
         self.round = round_
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def look(self) -> None:
+    def check(self) -> None:
         if not self.done.done() and self.round.decided():
             self.done.set_result(None)
 
@@ -49,33 +55,34 @@ class _Pending:
             self.done.set_result(None)
 
 
-class AsyncFan:
-    """Asks all nodes at once."""
+class AsyncBroadcast:
+    """Sends requests to all nodes at once."""
 
-    def __init__(self, access: Access, fleet: Fleet, limit: int) -> None:
-        self.access, self.fleet = access, fleet
-        self._lanes = [_Lane() for _ in fleet.nodes]
+    def __init__(self, access: Access, nodes: Nodes, limit: int) -> None:
+        self.access, self.nodes = access, nodes
+        self._connections = [_NodeConnection() for _ in nodes.members]
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def ask(self, request: Request, until: float | None = None) -> Round:
-        """Sends it to all nodes; returns when their answers are enough, or no more will come."""
-        round_ = Round(request, len(self._lanes))
+    async def call(self, request: RoundRequest, until: float | None = None) -> Round:
+        """Send a request to all nodes. Returns when their answers are enough, when every node has
+        answered or failed, or at the deadline."""
+        round_ = Round(request, len(self._connections))
         deadline = now() + self.access.seconds_until(until)
-        await self._ready(round_, deadline)
+        await self._prepare(round_, deadline)
         pending = _Pending(round_)
         for index in round_.waiting.copy():
             self._send(index, pending, request.commands)
-        pending.look()
+        pending.check()
         answered = -1
         ends = deadline
         while not pending.done.done():
-            if answered != (answered := round_.answered()):
-                ends = round_.until(deadline, self.fleet.quorum)
+            if answered != (answered := round_.answered_count()):
+                ends = round_.until(deadline, self.nodes.quorum)
             if ends <= now():
                 break
             await self._step(pending, ends)
-        self._leave(round_, hung=now() >= deadline)
+        self._leave_unread(round_, timed_out=now() >= deadline)
         follow = request.follow and request.follow(round_.answers)
         if follow:
             self._follow(*follow)
@@ -83,61 +90,61 @@ class AsyncFan:
 
     def _follow(self, packed: bytes, only: Sequence[int]) -> None:
         for index in only:
-            link = self._lanes[index].link
+            link = self._connections[index].link
             if link is not None and link.broken is None:
-                link.request(packed).add_done_callback(_heard)
+                link.request(packed).add_done_callback(_read_exception)
 
     async def _step(self, pending: _Pending, ends: float) -> None:
-        """Returns when it is decided, when a quorum has answered, or when the time is over."""
-        quorum = self.fleet.quorum
+        """Wait until the round is decided, a quorum has answered, or the time is over."""
+        quorum = self.nodes.quorum
         timer = asyncio.get_running_loop().call_later(ends - now(), pending.stop)
         try:
             await pending.done
         finally:
             timer.cancel()
         round_ = pending.round
-        if not round_.decided() and round_.answered() >= quorum and ends > now():
+        if not round_.decided() and round_.answered_count() >= quorum and ends > now():
             pending.done = asyncio.get_running_loop().create_future()
 
-    async def post(self, request: Request, until: float | None = None) -> None:
-        """Sends it to all nodes that can be reached, and waits for no answer."""
-        round_ = Round(request, len(self._lanes))
-        await self._ready(round_, now() + self.access.seconds_until(until))
+    async def post(self, request: RoundRequest, until: float | None = None) -> None:
+        """Send a request to all reachable nodes. Waits for no answer."""
+        round_ = Round(request, len(self._connections))
+        await self._prepare(round_, now() + self.access.seconds_until(until))
         pending = _Pending(round_)
         pending.stop()
         for index in round_.waiting.copy():
             self._send(index, pending, request.commands)
-        self._leave(round_, hung=False)
+        self._leave_unread(round_, timed_out=False)
 
     # ---- one node
 
     def _send(self, index: int, pending: _Pending, commands: Any) -> None:
-        lane = self._lanes[index]
-        link = lane.link
+        connection = self._connections[index]
+        link = connection.link
         assert link is not None
 
         def arrived(future: asyncio.Future[Any]) -> None:
             error = None if future.cancelled() else future.exception()
             if error is not None:
-                self._broke(index, pending, link, error)
+                self._link_broke(index, pending, link, error)
             elif not future.cancelled() and index in pending.round.waiting:
                 more = pending.round.take(index, future.result())
                 if more is not None and pending.round.over:
                     pending.round.waiting.discard(index)
-                    self._teach(link)
+                    self._load_scripts(link)
                 elif more is not None:
                     self._send_more(index, pending, arrived)
-            self._answered(index, pending)
+            self._reply_read(index, pending)
 
         try:
             for command in commands:
                 link.request(command).add_done_callback(arrived)
         except LinkBroken as error:
-            self._broke(index, pending, link, error)
+            self._link_broke(index, pending, link, error)
 
     def _send_more(self, index: int, pending: _Pending, arrived: Any) -> None:
-        """What the node did not know, with the scripts' text."""
-        link, round_ = self._lanes[index].link, pending.round
+        """Send the commands again, with the text of the scripts that the node did not know."""
+        link, round_ = self._connections[index].link, pending.round
         try:
             if link is None:
                 raise LinkBroken("it was closed", closed=True)
@@ -146,87 +153,95 @@ class AsyncFan:
         except LinkBroken as error:
             round_.failed(index, error)
 
-    def _teach(self, link: AsyncLink) -> None:
-        """The others have decided without a node that forgot its scripts: what it was asked would
-        come out of order now, behind what was asked since. The next request finds it ready."""
+    def _load_scripts(self, link: AsyncLink) -> None:
+        """Load the scripts on a node that forgot them, after the other nodes have decided the
+        round. The old command is not sent again: it would come out of order, after later requests.
+        The next request finds the scripts loaded."""
         if link.broken is None:
-            for command in self.fleet.greeting[1:]:
-                link.request(command).add_done_callback(_heard)
+            for command in self.nodes.greeting[1:]:
+                link.request(command).add_done_callback(_read_exception)
 
-    def _answered(self, index: int, pending: _Pending) -> None:
+    def _reply_read(self, index: int, pending: _Pending) -> None:
         if index not in pending.round.waiting:
-            self._lanes[index].owing = None
+            self._connections[index].unread_since = None
         round_ = pending.round
         if round_.decided():
             pending.stop()
-        elif round_.answered() == self.fleet.quorum and index not in round_.waiting:
-            pending.stop()  # from here on the others have little time
+        elif round_.answered_count() == self.nodes.quorum and index not in round_.waiting:
+            pending.stop()  # from here on the other nodes have STRAGGLER_SECONDS
 
-    def _broke(self, index: int, pending: _Pending, link: AsyncLink, error: BaseException) -> None:
-        lane, round_ = self._lanes[index], pending.round
-        if lane.link is link:
-            lane.link = lane.owing = None
+    def _link_broke(
+        self, index: int, pending: _Pending, link: AsyncLink, error: BaseException
+    ) -> None:
+        connection, round_ = self._connections[index], pending.round
+        if connection.link is link:
+            connection.link = connection.unread_since = None
             link.close()
         if index not in round_.waiting:
             return
         closed = isinstance(error, LinkBroken) and error.closed
         if closed and index not in round_.resent and not pending.done.done():
-            round_.again(index)
-            self._background(self._again(index, pending, error))
+            round_.restart(index)
+            self._background(self._resend(index, pending, error))
             return
         cause = error if isinstance(error, Exception) else LinkBroken(str(error), closed=False)
         round_.failed(index, cause)
-        self.fleet.nodes[index].failed(error)
+        self.nodes.members[index].failed(error)
 
-    async def _again(self, index: int, pending: _Pending, error: BaseException) -> None:
-        """A connection that the server closed is replaced once, and asked again."""
-        await self._reach(index)
-        if self._lanes[index].link is not None:
+    async def _resend(self, index: int, pending: _Pending, error: BaseException) -> None:
+        """Replace a connection that the server closed and send the request again, once."""
+        await self._connect(index)
+        if self._connections[index].link is not None:
             self._send(index, pending, pending.round.request.commands)
         else:
             pending.round.failed(index, LinkBroken(str(error), closed=True))
-        pending.look()
+        pending.check()
 
-    # ---- who is there
+    # ---- connections
 
-    async def _ready(self, round_: Round, deadline: float) -> None:
-        """Drops what hangs and opens what is missing; whoever is known to be down is tried in
-        the background."""
-        wanted = range(len(self._lanes)) if round_.request.only is None else round_.request.only
+    async def _prepare(self, round_: Round, deadline: float) -> None:
+        """Close unresponsive connections and open missing ones. Nodes that are known to be down
+        are tried in the background."""
+        wanted = (
+            range(len(self._connections)) if round_.request.only is None else round_.request.only
+        )
         missing = [index for index in wanted if not self._usable(index)]
         if missing:
             await self._open_missing(missing, deadline)
         for index in wanted:
-            lane = self._lanes[index]
-            if lane.link is not None and lane.link.broken is None:
+            connection = self._connections[index]
+            if connection.link is not None and connection.link.broken is None:
                 round_.waiting.add(index)
-                if lane.owing is not None:
+                if connection.unread_since is not None:
                     round_.slow.add(index)
 
     def _usable(self, index: int) -> bool:
-        lane, node = self._lanes[index], self.fleet.nodes[index]
-        link = lane.link
+        connection, node = self._connections[index], self.nodes.members[index]
+        link = connection.link
         if link is None or link.broken is not None:
-            lane.link = lane.owing = None
+            connection.link = connection.unread_since = None
             if link is not None:
                 link.close()
             return False
-        if lane.owing is not None and now() - lane.owing > HUNG_SECONDS:
-            lane.link = lane.owing = None
+        if (
+            connection.unread_since is not None
+            and now() - connection.unread_since > UNRESPONSIVE_SECONDS
+        ):
+            connection.link = connection.unread_since = None
             node.failed(f"redis at {node.address} does not answer")
             link.close()
             return False
         return True
 
     async def _open_missing(self, missing: list[int], deadline: float) -> None:
-        nodes = self.fleet.nodes
-        short = self.fleet.up() < self.fleet.quorum
+        nodes = self.nodes.members
+        short = self.nodes.up() < self.nodes.quorum
         needed: dict[asyncio.Task[None], int] = {}
         for index in missing:
             if short or not nodes[index].down:
-                needed[self._opening(index)] = index
+                needed[self._connecting(index)] = index
             elif now() >= nodes[index].retry_at:
-                self._opening(index)
+                self._connecting(index)
         soon = now() + CONNECT_SECONDS
         while needed and now() < (ends := min(deadline, soon) if self._enough() else deadline):
             done, _ = await asyncio.wait(
@@ -234,33 +249,36 @@ class AsyncFan:
             )
             for task in done:
                 del needed[task]
-                task.result()  # what can't be mended by another try
+                task.result()  # raises what another try can't mend
             if short and self._enough():
                 return
-        for index in needed.values():  # from now on they are opened in the background
+        for index in needed.values():  # from now on they are tried in the background
             nodes[index].failed(f"redis at {nodes[index].address} does not answer")
 
     def _enough(self) -> bool:
-        """Whether there is a majority of connections."""
-        open_ = sum(lane.link is not None and lane.link.broken is None for lane in self._lanes)
-        return open_ >= self.fleet.quorum
+        """Whether a quorum of connections is open."""
+        open_ = sum(
+            connection.link is not None and connection.link.broken is None
+            for connection in self._connections
+        )
+        return open_ >= self.nodes.quorum
 
-    def _opening(self, index: int) -> asyncio.Task[None]:
-        lane = self._lanes[index]
-        if lane.opening is None or lane.opening.done():
-            lane.opening = self._background(self._reach(index))
-        return lane.opening
+    def _connecting(self, index: int) -> asyncio.Task[None]:
+        connection = self._connections[index]
+        if connection.connecting is None or connection.connecting.done():
+            connection.connecting = self._background(self._connect(index))
+        return connection.connecting
 
-    async def _reach(self, index: int) -> None:
-        lane, node = self._lanes[index], self.fleet.nodes[index]
-        if lane.link is not None and lane.link.broken is None:
+    async def _connect(self, index: int) -> None:
+        connection, node = self._connections[index], self.nodes.members[index]
+        if connection.link is not None and connection.link.broken is None:
             return
         link: AsyncLink | None = None
         try:
             async with asyncio.timeout(self.access.request_seconds):
                 link = await AsyncLink.open(self.access, node.address)
-                replies = [link.request(command) for command in self.fleet.greeting]
-                self.fleet.judge(node, (await asyncio.gather(*replies))[0])
+                replies = [link.request(command) for command in self.nodes.greeting]
+                self.nodes.check_info(node, (await asyncio.gather(*replies))[0])
         except (HoldfastError, TimeoutError) as error:
             known = node.fit or node.down
             if not (known or isinstance(error, BackendUnavailable | TimeoutError)):
@@ -268,9 +286,9 @@ class AsyncFan:
             node.failed(error if str(error) else f"redis at {node.address} does not answer")
         else:
             node.worked()
-            # Else another task was faster, or it comes after the end.
-            if not self._closed and (lane.link is None or lane.link.broken is not None):
-                lane.link, link = link, lane.link
+            # Otherwise another task was faster, or the broadcast is closed: close ours below.
+            if not self._closed and (connection.link is None or connection.link.broken is not None):
+                connection.link, link = link, connection.link
         finally:
             if link is not None:
                 link.close()
@@ -278,31 +296,31 @@ class AsyncFan:
     def _background(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # it stands in the node's cause
+            task.exception()  # marked as retrieved; the node's cause has it
 
-    def _leave(self, round_: Round, *, hung: bool) -> None:
+    def _leave_unread(self, round_: Round, *, timed_out: bool) -> None:
         round_.over = True
         for index in round_.waiting:
-            lane, node = self._lanes[index], self.fleet.nodes[index]
-            if hung:
-                link, lane.link, lane.owing = lane.link, None, None
+            connection, node = self._connections[index], self.nodes.members[index]
+            if timed_out:
+                link, connection.link, connection.unread_since = connection.link, None, None
                 node.failed(f"redis at {node.address} does not answer")
                 if link is not None:
                     link.close()
-            elif lane.owing is None:
-                lane.owing = now()
+            elif connection.unread_since is None:
+                connection.unread_since = now()
 
     def forget(self) -> None:
-        for lane in self._lanes:
-            if lane.link is not None:
-                lane.link.forget()
-            lane.link = lane.owing = lane.opening = None
+        for connection in self._connections:
+            if connection.link is not None:
+                connection.link.forget()
+            connection.link = connection.unread_since = connection.connecting = None
         self._tasks.clear()
 
     async def close(self) -> None:
@@ -310,13 +328,13 @@ class AsyncFan:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # they close what they opened
-        for lane in self._lanes:
-            if lane.link is not None:
-                lane.link.close()
-            lane.link = None
+        await asyncio.gather(*tasks, return_exceptions=True)  # they close their own connections
+        for connection in self._connections:
+            if connection.link is not None:
+                connection.link.close()
+            connection.link = None
 
 
-def _heard(future: asyncio.Future[Any]) -> None:
+def _read_exception(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
-        future.exception()  # nobody waits for it
+        future.exception()  # marked as retrieved; no call waits for it

@@ -1,6 +1,6 @@
-"""The blocking Redlock wire: a bundle of connections, one per node, for each thread that asks.
+"""The blocking broadcast: each calling thread has one connection per node to itself.
 
-A request is sent to all nodes, then all of their sockets are polled until the votes decide it.
+A request is sent to all nodes, then their sockets are polled until the votes decide it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from holdfast.stores.redis.blocking import BlockingLink
 from holdfast.stores.redis.connection import INCOMPLETE, Access, LinkBroken, Refused, unreachable
 from holdfast.stores.redlock.nodes import (
     CONNECT_SECONDS,
-    HUNG_SECONDS,
-    Fleet,
-    Node,
-    Request,
+    UNRESPONSIVE_SECONDS,
+    Nodes,
+    RedlockNode,
     Round,
+    RoundRequest,
 )
 
-__all__ = ["BlockingFan", "NodeLink"]
+__all__ = ["BlockingBroadcast", "NodeLink"]
 
 READ_SIZE = 65_536
-MOST_OWED = 512
-"""A connection that owes more replies is dropped: what it was sent might fill its buffers."""
+MOST_UNREAD = 512
+"""A connection with more unread replies is closed: more requests might fill its buffers."""
 
 
 class NodeLink(BlockingLink):
-    """A connection that is read when it is readable, and may owe replies of earlier rounds."""
+    """A connection to one node. Replies to earlier rounds may be unread: they come first."""
 
-    __slots__ = ("owed", "since")
+    __slots__ = ("unread", "unread_since")
 
-    def __init__(self, access: Access, node: Node, until: float | None = None) -> None:
+    def __init__(self, access: Access, node: RedlockNode, until: float | None = None) -> None:
         super().__init__(access, node.address, until)
-        self.owed = 0
-        self.since = 0.0
+        self.unread = 0
+        self.unread_since = 0.0
 
     def replies(self) -> list[Any]:
-        """What one read brings, without what was owed."""
+        """Read once from the socket. Returns the replies to the current round and discards those
+        to earlier rounds."""
         found = []
         try:
             data = self._recv(READ_SIZE)
@@ -55,30 +56,31 @@ class NodeLink(BlockingLink):
             while isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
                 self._feed(self._recv(READ_SIZE))
             while (reply := self._gets()) is not INCOMPLETE:
-                if self.owed:
-                    self._settle(reply)
+                if self.unread:
+                    self._discard(reply)
                 else:
                     found.append(reply)
         except (OSError, EOFError) as error:
             raise unreachable(self.address, error, self._seconds) from error
         return found
 
-    def _settle(self, reply: Any) -> None:
-        """A reply that nobody waits for any more."""
-        self.owed -= 1
-        self.since = now()
+    def _discard(self, reply: Any) -> None:
+        """Count a reply to an earlier round as read."""
+        self.unread -= 1
+        self.unread_since = now()
         if type(reply) is Refused and reply.code == "NOSCRIPT":
-            # A new connection teaches it the scripts again; here they would come out of order.
+            # A new connection loads the scripts first; sent here, the command would come out of
+            # order, after later requests.
             raise LinkBroken(f"redis at {self.address} forgot its scripts", closed=True)
 
 
-class Bundle:
+class NodeConnections:
     """One connection per node, for one thread at a time."""
 
-    __slots__ = ("_place", "_poll", "indexes", "links")
+    __slots__ = ("_permit", "_poll", "indexes", "links")
 
     def __init__(self, total: int, permit: Permit | None) -> None:
-        self._place = permit  # kept: it is taken for as long as this is there
+        self._permit = permit  # the permit is free again when this object is gone
         self.links: list[NodeLink | None] = [None] * total
         self.indexes: dict[int, int] = {}
         self._poll = select.poll()
@@ -109,112 +111,124 @@ class Bundle:
             self.drop(index)
 
 
-class BlockingFan:
-    """Asks all nodes at once. Used by many threads; each has a bundle to itself meanwhile."""
+class BlockingBroadcast:
+    """Sends requests to all nodes at once. Used by many threads: each call takes a set of
+    connections for itself and gives it back."""
 
-    def __init__(self, access: Access, fleet: Fleet, limit: int) -> None:
-        self.access, self.fleet, self._limit = access, fleet, limit
-        self._total = len(fleet.nodes)
-        self._idle: list[Bundle] = []
+    def __init__(self, access: Access, nodes: Nodes, limit: int) -> None:
+        self.access, self.nodes, self._limit = access, nodes, limit
+        self._total = len(nodes.members)
+        self._idle: list[NodeConnections] = []
         self._connection_limit = ConnectionLimit(limit)
         self._closed = False
 
-    async def ask(self, request: Request, until: float | None = None) -> Round:
-        """Sends it to all nodes; returns when their answers are enough, or no more will come."""
-        bundle = self._take(until)
+    async def call(self, request: RoundRequest, until: float | None = None) -> Round:
+        """Send a request to all nodes. Returns when their answers are enough, when every node has
+        answered or failed, or at the deadline. Raises ``LinkBroken`` if no connection is free."""
+        connections = self._take(until)
         try:
-            return self._play(bundle, request, until)
+            return self._run_round(connections, request, until)
         except BaseException:
-            bundle.close()  # an interrupt may have come between a reply and its note
+            connections.close()  # an interrupt may have lost a reply that was read
             raise
         finally:
-            self._give(bundle)
+            self._give(connections)
 
-    async def post(self, request: Request, until: float | None = None) -> None:
-        """Sends it to all nodes that can be reached, and waits for no answer and no majority."""
-        bundle = self._take(until)
+    async def post(self, request: RoundRequest, until: float | None = None) -> None:
+        """Send a request to all reachable nodes. Waits neither for answers nor for a majority."""
+        connections = self._take(until)
         try:
             round_ = Round(request, self._total)
             deadline = now() + self.access.seconds_until(until)
-            self._ready(bundle, round_, deadline, decides=False)
+            self._prepare(connections, round_, deadline, decides=False)
             for index in round_.waiting.copy():
-                self._send(bundle, index, round_, request.packed, None)
-            self._owe(bundle, round_)
+                self._send(connections, index, round_, request.packed, None)
+            self._leave_unread(connections, round_)
         except BaseException:
-            bundle.close()
+            connections.close()
             raise
         finally:
-            self._give(bundle)
+            self._give(connections)
 
-    def _play(self, bundle: Bundle, request: Request, until: float | None) -> Round:
+    def _run_round(
+        self, connections: NodeConnections, request: RoundRequest, until: float | None
+    ) -> Round:
         round_ = Round(request, self._total)
         deadline = now() + self.access.seconds_until(until)
-        self._ready(bundle, round_, deadline)
+        self._prepare(connections, round_, deadline)
         for index in round_.waiting.copy():
-            self._send(bundle, index, round_, request.packed, until)
+            self._send(connections, index, round_, request.packed, until)
         ends = deadline
         answered = -1
         while not round_.decided():
-            if answered != (answered := round_.answered()):
-                ends = round_.until(deadline, self.fleet.quorum)
-            ready = bundle.readable(ends - now())
+            if answered != (answered := round_.answered_count()):
+                ends = round_.until(deadline, self.nodes.quorum)
+            ready = connections.readable(ends - now())
             if not ready or now() > deadline:
                 break
             for index in ready:
-                self._read(bundle, index, round_, until)
-        self._owe(bundle, round_, hung=now() >= deadline)
+                self._read(connections, index, round_, until)
+        self._leave_unread(connections, round_, timed_out=now() >= deadline)
         follow = request.follow and request.follow(round_.answers)
         if follow:
-            self._follow(bundle, *follow)
+            self._follow(connections, *follow)
         return round_
 
-    def _follow(self, bundle: Bundle, packed: bytes, only: Sequence[int]) -> None:
+    def _follow(self, connections: NodeConnections, packed: bytes, only: Sequence[int]) -> None:
         for index in only:
-            link = bundle.links[index]
+            link = connections.links[index]
             if link is not None:
                 try:
                     link.send(packed)
                 except LinkBroken:
-                    bundle.drop(index)
+                    connections.drop(index)
                     continue
-                link.since = link.since if link.owed else now()
-                link.owed += 1
+                link.unread_since = link.unread_since if link.unread else now()
+                link.unread += 1
 
-    def _ready(
-        self, bundle: Bundle, round_: Round, until: float | None, *, decides: bool = True
+    def _prepare(
+        self,
+        connections: NodeConnections,
+        round_: Round,
+        until: float | None,
+        *,
+        decides: bool = True,
     ) -> None:
-        """Reads what was owed, drops what broke or hangs, and opens what is missing."""
-        for index in bundle.readable(0):
-            link = bundle.links[index]
+        """Read pending replies, close broken or unresponsive connections, open missing ones."""
+        for index in connections.readable(0):
+            link = connections.links[index]
             try:
                 if link is not None and link.replies():
-                    bundle.drop(index)  # a reply that nobody asked for
+                    connections.drop(index)  # a reply without a request
             except LinkBroken:
-                bundle.drop(index)
-        self._drop_hung(bundle)
+                connections.drop(index)
+        self._drop_unresponsive(connections)
         wanted = range(self._total) if round_.request.only is None else round_.request.only
-        if decides and self.fleet.up() < self.fleet.quorum:
-            self._wait_for_some(until)
+        if decides and self.nodes.up() < self.nodes.quorum:
+            self._wait_for_nodes(until)
         for index in wanted:
-            link = bundle.links[index] or self._reach(bundle, index, round_, until)
+            link = connections.links[index]
+            if link is None:
+                link = self._connect_if_up(connections, index, round_, until)
             if link is not None:
                 round_.waiting.add(index)
-                if link.owed:
+                if link.unread:
                     round_.slow.add(index)
 
-    def _drop_hung(self, bundle: Bundle) -> None:
-        for index, link in enumerate(bundle.links):
-            if link is None or not link.owed:
+    def _drop_unresponsive(self, connections: NodeConnections) -> None:
+        for index, link in enumerate(connections.links):
+            if link is None or not link.unread:
                 continue
-            if link.owed > MOST_OWED or now() - link.since > HUNG_SECONDS:
-                bundle.drop(index)
-                node = self.fleet.nodes[index]
+            if link.unread > MOST_UNREAD or now() - link.unread_since > UNRESPONSIVE_SECONDS:
+                connections.drop(index)
+                node = self.nodes.members[index]
                 node.failed(f"redis at {node.address} does not answer")
 
-    def _reach(
-        self, bundle: Bundle, index: int, round_: Round, until: float | None
+    def _connect_if_up(
+        self, connections: NodeConnections, index: int, round_: Round, until: float | None
     ) -> NodeLink | None:
-        node = self.fleet.nodes[index]
+        """Connect to a node. Returns ``None`` if it is down or the connection fails."""
+        node = self.nodes.members[index]
         if node.down:
             self._revive(node)
             return None
@@ -226,42 +240,42 @@ class BlockingFan:
             node.failed(error)
             round_.answers[index] = error
             return None
-        bundle.add(index, link)
+        connections.add(index, link)
         return link
 
-    def _connect(self, node: Node, until: float | None) -> NodeLink:
+    def _connect(self, node: RedlockNode, until: float | None) -> NodeLink:
         seconds = self.access.seconds_until(until)
-        soon = now() + (min(seconds, CONNECT_SECONDS) if self.fleet.spare(node) else seconds)
+        soon = now() + (min(seconds, CONNECT_SECONDS) if self.nodes.spare(node) else seconds)
         link = NodeLink(self.access, node, soon)
         try:
             link.limit(self.access.seconds_until(soon))
-            link.send(b"".join(self.fleet.greeting))
-            replies = [link.receive(soon) for _ in self.fleet.greeting]
-            self.fleet.judge(node, replies[0])
+            link.send(b"".join(self.nodes.greeting))
+            replies = [link.receive(soon) for _ in self.nodes.greeting]
+            self.nodes.check_info(node, replies[0])
             link.limit(self.access.request_seconds)
         except BaseException:
             link.close()
             raise
         return link
 
-    def _revive(self, node: Node, *, now_: bool = False) -> None:
-        """Tries in the background whether a node is back."""
-        with self.fleet.mutex:
-            if node.reviving or not node.down or (not now_ and now() < node.retry_at):
+    def _revive(self, node: RedlockNode, *, at_once: bool = False) -> None:
+        """Try to connect to a node that is down, in a background thread."""
+        with self.nodes.mutex:
+            if node.reviving or not node.down or (not at_once and now() < node.retry_at):
                 return
             node.reviving = True
         thread = threading.Thread(
-            target=self._try, args=(node,), name="holdfast-redlock-revive", daemon=True
+            target=self._try_node, args=(node,), name="holdfast-redlock-revive", daemon=True
         )
         try:
             thread.start()
         except RuntimeError:  # the interpreter is ending
             node.reviving = False
-        except BaseException:  # an interrupt, perhaps before it was started
+        except BaseException:  # an interrupt, perhaps before the thread was started
             node.reviving = False
             raise
 
-    def _try(self, node: Node) -> None:
+    def _try_node(self, node: RedlockNode) -> None:
         try:
             self._connect(node, None).close()
             node.worked()
@@ -269,123 +283,137 @@ class BlockingFan:
             node.failed(error)
         finally:
             node.reviving = False
-            with self.fleet.mutex:
-                self.fleet.tried.notify_all()
+            with self.nodes.mutex:
+                self.nodes.tried.notify_all()
 
-    def _wait_for_some(self, until: float | None) -> None:
-        """Too few are left to decide anything: all that are down are tried now."""
+    def _wait_for_nodes(self, until: float | None) -> None:
+        """Fewer nodes than a quorum are up: try all others now, and wait for that."""
         ends = time.monotonic() + self.access.seconds_until(until)
-        for node in self.fleet.nodes:
-            self._revive(node, now_=True)
-        with self.fleet.mutex:
-            while self.fleet.up() < self.fleet.quorum and any(
-                node.reviving for node in self.fleet.nodes
+        for node in self.nodes.members:
+            self._revive(node, at_once=True)
+        with self.nodes.mutex:
+            while self.nodes.up() < self.nodes.quorum and any(
+                node.reviving for node in self.nodes.members
             ):
-                if not self.fleet.tried.wait(ends - time.monotonic()):
+                if not self.nodes.tried.wait(ends - time.monotonic()):
                     return
 
     def _send(
-        self, bundle: Bundle, index: int, round_: Round, packed: bytes, until: float | None
+        self,
+        connections: NodeConnections,
+        index: int,
+        round_: Round,
+        packed: bytes,
+        until: float | None,
     ) -> None:
-        link = bundle.links[index]
+        link = connections.links[index]
         assert link is not None
         try:
             link.send(packed)
         except LinkBroken as error:
-            self._broke(bundle, index, round_, error, until)
+            self._link_broke(connections, index, round_, error, until)
 
-    def _read(self, bundle: Bundle, index: int, round_: Round, until: float | None) -> None:
-        link = bundle.links[index]
+    def _read(
+        self, connections: NodeConnections, index: int, round_: Round, until: float | None
+    ) -> None:
+        link = connections.links[index]
         if link is None:
             return
         try:
             replies = link.replies()
             for reply in replies:
                 if index not in round_.waiting:
-                    raise LinkBroken(f"redis at {link.address} said more than asked", closed=False)
+                    raise LinkBroken(f"redis at {link.address} sent an extra reply", closed=False)
                 more = round_.take(index, reply)
                 if more is not None:
                     link.send(more)
         except LinkBroken as error:
-            self._broke(bundle, index, round_, error, until)
+            self._link_broke(connections, index, round_, error, until)
 
-    def _broke(
-        self, bundle: Bundle, index: int, round_: Round, error: LinkBroken, until: float | None
+    def _link_broke(
+        self,
+        connections: NodeConnections,
+        index: int,
+        round_: Round,
+        error: LinkBroken,
+        until: float | None,
     ) -> None:
-        """A connection that the server closed is replaced once, and asked again."""
-        bundle.drop(index)
+        """Replace a connection that the server closed and send the request again, once."""
+        connections.drop(index)
         if index not in round_.waiting:
             return
         if error.closed and index not in round_.resent:
-            round_.again(index)
-            link = self._reach(bundle, index, round_, until)
+            round_.restart(index)
+            link = self._connect_if_up(connections, index, round_, until)
             if link is None:
                 round_.failed(index, error)
                 return
             with contextlib.suppress(LinkBroken):
                 link.send(round_.request.packed)
                 return
-            bundle.drop(index)
+            connections.drop(index)
         round_.failed(index, error)
-        self.fleet.nodes[index].failed(error)
+        self.nodes.members[index].failed(error)
 
-    def _owe(self, bundle: Bundle, round_: Round, *, hung: bool = False) -> None:
-        """What was not waited for is read, or dropped, by the next use of its connection."""
+    def _leave_unread(
+        self, connections: NodeConnections, round_: Round, *, timed_out: bool = False
+    ) -> None:
+        """Leave pending replies to the next use of their connection; after a timeout, close it."""
         for index in round_.waiting:
-            link = bundle.links[index]
+            link = connections.links[index]
             if link is None:
                 continue
-            if hung:
-                bundle.drop(index)
-                node = self.fleet.nodes[index]
+            if timed_out:
+                connections.drop(index)
+                node = self.nodes.members[index]
                 node.failed(unreachable(node.address, TimeoutError(), self.access.request_seconds))
                 continue
-            if not link.owed:
-                link.since = now()
-            link.owed += round_.owed(index)
+            if not link.unread:
+                link.unread_since = now()
+            link.unread += round_.pending_replies(index)
 
-    def _take(self, until: float | None) -> Bundle:
-        bundle = self._pop()
-        if bundle is not None:
-            return bundle
+    def _take(self, until: float | None) -> NodeConnections:
+        connections = self._pop()
+        if connections is not None:
+            return connections
         deadline = time.monotonic() + self.access.seconds_until(until)
         connection_limit, permit = self._connection_limit, None
         with connection_limit.mutex:
-            while not (bundle := self._pop()) and not (permit := connection_limit.take()):
+            while not (connections := self._pop()) and not (permit := connection_limit.take()):
                 if not connection_limit.wait(deadline - time.monotonic()):
                     raise LinkBroken(
-                        f"all {self._limit} connections to {self.fleet.display} are busy",
+                        f"all {self._limit} connections to {self.nodes.display} are busy",
                         closed=False,
                     )
-        return bundle or Bundle(self._total, permit)
+        return connections or NodeConnections(self._total, permit)
 
-    def _pop(self) -> Bundle | None:
+    def _pop(self) -> NodeConnections | None:
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _give(self, bundle: Bundle) -> None:
+    def _give(self, connections: NodeConnections) -> None:
         with self._connection_limit.mutex:
             if self._closed:
-                bundle.close()
-            self._idle.append(bundle)
+                connections.close()
+            self._idle.append(connections)
             self._connection_limit.call()
 
     def forget(self) -> None:
-        for bundle in self._idle:
+        for connections in self._idle:
             for index in range(self._total):
-                link = bundle.remove(index)
+                link = connections.remove(index)
                 if link is not None:
                     link.forget()
         self._idle = []
         self._connection_limit = ConnectionLimit(self._limit)
-        self.fleet.renew_locks()
-        for node in self.fleet.nodes:
+        self.nodes.renew_locks()
+        for node in self.nodes.members:
             node.reviving = False
 
     async def close(self) -> None:
         with self._connection_limit.mutex:
             self._closed = True
-            for bundle in self._idle:
-                bundle.close()
+            for connections in self._idle:
+                connections.close()

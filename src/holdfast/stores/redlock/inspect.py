@@ -1,4 +1,4 @@
-"""Reading what the nodes of a Redlock store hold: one name, all of them, and the nodes' state."""
+"""Reading the replies about stored locks and about the state of the nodes. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,46 +12,48 @@ from holdfast.errors import BackendUnavailable, GuaranteeNotMet
 from holdfast.stores.redis.connection import Refused
 from holdfast.stores.redis.probe import read_info
 from holdfast.stores.redis.replies import damage, refusal
-from holdfast.stores.redlock.nodes import Fleet, Node
+from holdfast.stores.redlock.nodes import Nodes, RedlockNode
 from holdfast.stores.redlock.url import RedlockOptions
 from holdfast.stores.redlock.votes import check_round
 
-__all__ = ["findings", "has_something", "read_cursor", "read_lock_info"]
+__all__ = ["findings", "has_entry", "read_cursor", "read_lock_info"]
 
 _MODES = {b"x": Mode.EXCLUSIVE, b"s": Mode.SHARED, b"n": Mode.SLOTS}
 
 
-def read_lock_info(name: str, replies: dict[int, Any], fleet: Fleet) -> LockInfo:
-    """What a majority holds. A node that has something unreadable counts as one that is down,
-    as long as enough are left."""
+def read_lock_info(name: str, replies: dict[int, Any], nodes: Nodes) -> LockInfo:
+    """Return what a majority holds. Raises ``Incompatible`` or ``BackendUnavailable`` if that can't
+    be known. A node with damaged data counts as down, as long as a quorum is left."""
     answers = [[reply] for reply in replies.values()]
-    check_round(answers, fleet.quorum, fleet.display, name)
+    check_round(answers, nodes.quorum, nodes.display, name)
     for reply in replies.values():
         if isinstance(reply, Refused) and not damage(reply):
-            raise refusal(reply, fleet.display, name)
+            raise refusal(reply, nodes.display, name)
     try:
-        return _agreed(name, [r for r in replies.values() if type(r) is list], fleet)
+        return _agreed(name, [r for r in replies.values() if type(r) is list], nodes)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"a node of {fleet.display} gave an answer that is not understood"
+        why = f"a node of {nodes.display} gave an answer that is not understood"
         raise BackendUnavailable(why) from error
 
 
-def _agreed(name: str, replies: Sequence[Any], fleet: Fleet) -> LockInfo:
+def _agreed(name: str, replies: Sequence[Any], nodes: Nodes) -> LockInfo:
+    """Return the holders that a quorum has, or may have with the nodes that did not answer."""
     seen: dict[bytes, list[tuple[Any, int]]] = {}
     limits: Counter[int] = Counter()
     for limit, now, rows in replies:
         limits[int(limit)] += bool(rows)
         for row in rows:
             seen.setdefault(row[0], []).append((row, now))
-    unseen = len(fleet.nodes) - len(replies)
-    found = [rows for rows in seen.values() if len(rows) + unseen >= fleet.quorum]
-    holders = sorted((_holder(rows, fleet.quorum) for rows in found), key=lambda h: h.token)
+    unseen = len(nodes.members) - len(replies)
+    found = [rows for rows in seen.values() if len(rows) + unseen >= nodes.quorum]
+    holders = sorted((_holder(rows, nodes.quorum) for rows in found), key=lambda h: h.token)
     limit = max(limits, key=lambda each: limits[each], default=0) if holders else 0
     return LockInfo(name, limit, tuple(holders), ())
 
 
 def _holder(rows: list[tuple[Any, int]], quorum: int) -> Holder:
-    """One holder as several nodes tell of it: they may differ in what they missed."""
+    """Return one holder from the entries of several nodes, which may differ: a node may have missed
+    a renewal."""
     tokens = Counter(row[2] for row, _ in rows)
     token = max(tokens, key=lambda each: (tokens[each], each))
     ends = sorted(((row[3] - now) / 1000 for row, now in rows), reverse=True)
@@ -63,40 +65,41 @@ def _holder(rows: list[tuple[Any, int]], quorum: int) -> Holder:
     return Holder(*parts, _MODES[mode], token, numbers, since, max(0.0, remaining))
 
 
-def has_something(reply: Any) -> bool:
-    """Whether a node has holders of a name, or something that can't be read."""
+def has_entry(reply: Any) -> bool:
+    """Whether a node has holders of a name, or an entry that can't be read."""
     if type(reply) is not list or reply[:1] == [b"incompatible"]:
         return True
     return len(reply) == 3 and bool(reply[2])
 
 
 def read_cursor(cursor: str | None) -> tuple[int, str, str]:
+    """Return the node, the SCAN cursor and the last name of a page cursor."""
     if cursor is None:
         return 0, "0", ""
     node, scan, after = cursor.split(".", 2)
     return int(node), scan, after
 
 
-def findings(fleet: Fleet, answers: Sequence[Any], options: RedlockOptions) -> list[Finding]:
-    """What the answers of all nodes to INFO tell."""
+def findings(nodes: Nodes, answers: Sequence[Any], options: RedlockOptions) -> list[Finding]:
+    """Return the findings of ``check()`` from the answers of all nodes to INFO."""
     found: list[Finding] = []
-    for node, answer in zip(fleet.nodes, answers, strict=True):
-        found += _node(fleet, node, answer[0] if type(answer) is list else None, options)
+    for node, answer in zip(nodes.members, answers, strict=True):
+        found += _node(nodes, node, answer[0] if type(answer) is list else None, options)
     found.append(_loss(options))
     if options.access.tls and options.access.options.get("ssl_cert_reqs") == "none":
         found.append(Finding("tls", "certificates are not verified", "warning"))
     return found
 
 
-def _node(fleet: Fleet, node: Node, reply: Any, options: RedlockOptions) -> list[Finding]:
+def _node(nodes: Nodes, node: RedlockNode, reply: Any, options: RedlockOptions) -> list[Finding]:
     where = f"redis at {node.address}"
     if reply is None:
-        detail = f"it does not answer: one failure less is survived ({node.cause or 'no reply'})"
+        detail = f"no answer: the store survives one failure less ({node.cause or 'no reply'})"
         return [Finding(where, detail, "warning")]
     if isinstance(reply, Refused):
         return [Finding(where, f"INFO is refused, nothing can be verified: {reply}", "warning")]
     try:
-        fleet.judge(node, reply)
+        nodes.check_info(node, reply)
     except GuaranteeNotMet as error:
         return [Finding(where, str(error), "broken")]
     info = read_info(reply)
@@ -116,5 +119,5 @@ def _node(fleet: Fleet, node: Node, reply: Any, options: RedlockOptions) -> list
 def _loss(options: RedlockOptions) -> Finding:
     if options.loss_protection:
         return Finding("loss protection", f"on, max_ttl {options.max_ttl:g} s")
-    detail = "off: a node that comes back without its data may let two hold at once"
+    detail = "off: a node that restarts without its data may let two clients hold at once"
     return Finding("loss protection", detail, "warning")

@@ -1,9 +1,8 @@
-"""What both Redlock wires share: the health of the nodes, and one round of asking them all.
+"""What both broadcasts share: the health of the nodes, and the state of one round of requests.
 
 A round goes to every node at once and ends when its votes decide it, not when the slowest node
-has answered. Replies that come later are read and dropped by the next use of their connection. A
-node that does not answer, or can't be reached, is left out until somebody has reached it again in
-the background.
+has answered. Later replies are read and discarded by the next use of their connection. A node that
+does not answer, or can't be reached, is left out until a connection in the background succeeds.
 """
 
 from __future__ import annotations
@@ -16,22 +15,32 @@ from typing import Any
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet
 from holdfast.io.clock import now
 from holdfast.stores.redis.connection import Address, Refused, pack
-from holdfast.stores.redlock.votes import heard
+from holdfast.stores.redlock.votes import answered_count
 
-__all__ = ["HUNG_SECONDS", "PING", "Fleet", "Node", "Request", "Round"]
+__all__ = [
+    "CONNECT_SECONDS",
+    "INFO",
+    "UNRESPONSIVE_SECONDS",
+    "Nodes",
+    "RedlockNode",
+    "Round",
+    "RoundRequest",
+]
 
 STRAGGLER_SECONDS = 0.1
-"""How much longer the others may take once a quorum has answered and nothing is decided."""
-HUNG_SECONDS = 1.0
-"""A node that owes an answer for so long is taken for hung, its connection for lost."""
+"""How long a round waits for the other nodes after a quorum has answered without a decision."""
+UNRESPONSIVE_SECONDS = 1.0
+"""A node with a reply pending for longer counts as down, and its connection is closed."""
 CONNECT_SECONDS = 1.0
-"""How long somebody waits for a connection where there is a majority without it."""
-LONGEST_PAUSE_SECONDS = 1.0
-PING = pack("INFO")
+"""The longest wait for a connection to a node if there is a majority without that node."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
+"""The back-off between two attempts to connect to a node that is down."""
+PAUSE_JITTER = (0.5, 1.0)
+INFO = pack("INFO")
 
 
-class Node:
-    """One master, and what is known of its health; shared by all backends of a client."""
+class RedlockNode:
+    """One master and its health; shared by all backends of a client."""
 
     __slots__ = ("address", "cause", "down", "failures", "fit", "retry_at", "reviving", "run")
 
@@ -39,26 +48,27 @@ class Node:
         self.address = address
         self.down = self.reviving = False
         self.fit = False
-        """Whether it was found fit to vote once. If it is not to begin with, whoever asks is told;
-        if it is no longer, it counts as down: the others go on without."""
+        """Whether the node has ever passed ``check_info``. A node that has not raises the error to
+        the caller; a node that has and no longer passes counts as down."""
         self.cause = ""
         self.failures = 0
         self.retry_at = 0.0
         self.run = ""
 
     def failed(self, cause: object) -> None:
-        """It is left out from now on, until it was reached again."""
+        """Leave the node out until a later connection succeeds."""
         self.down, self.cause = True, str(cause)
-        pause = min(LONGEST_PAUSE_SECONDS, 0.05 * 2 ** min(self.failures, 10))
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self.failures, 10))
         self.failures += 1
-        self.retry_at = now() + pause * random.uniform(0.5, 1.0)
+        self.retry_at = now() + pause * random.uniform(*PAUSE_JITTER)
 
     def worked(self) -> None:
+        """Use the node again: a connection has succeeded."""
         self.down, self.failures, self.cause = False, 0, ""
 
 
-class Fleet:
-    """All nodes of a store, as all backends of a client know them."""
+class Nodes:
+    """All nodes of a store; shared by all backends of a client."""
 
     def __init__(
         self,
@@ -68,31 +78,34 @@ class Fleet:
         allow_eviction: bool,
         prepare: Sequence[bytes] = (),
     ) -> None:
-        self.nodes = [Node(address) for address in addresses]
+        self.members = [RedlockNode(address) for address in addresses]
         self.quorum = len(addresses) // 2 + 1
         self.display, self._allow_eviction = display, allow_eviction
-        self.greeting = (PING, *prepare)
-        """What every new connection is sent; the reply to the first is judged."""
+        self.greeting = (INFO, *prepare)
+        """Commands for every new connection; ``check_info`` reads the reply to the first."""
         self.renew_locks()
 
     def renew_locks(self) -> None:
-        """At first, and in a forked child, where its parent's may be locked for ever."""
-        # Entered directly: the condition's own way in is Python code, and an interrupt in there
-        # leaves it locked for ever.
+        """Create the locks: at the start, and in a forked child, where a lock that another thread
+        of the parent held would never be released."""
+        # ``with`` takes the mutex, not the condition: the condition's ``__enter__`` is Python code,
+        # and an interrupt in there leaves it locked for ever.
         self.mutex = threading.RLock()
         self.tried = threading.Condition(self.mutex)
-        """Told when a node that was down has been tried, whichever backend of the client did so."""
+        """Notified when any backend of the client has tried to connect to a node that was down."""
 
-    def spare(self, node: Node) -> bool:
-        """Whether there is a majority without it: then nobody waits long for it."""
-        others = sum(not other.down for other in self.nodes if other is not node)
+    def spare(self, node: RedlockNode) -> bool:
+        """Whether there is a majority without this node, so that no call has to wait for it."""
+        others = sum(not other.down for other in self.members if other is not node)
         return others >= self.quorum
 
     def up(self) -> int:
-        return sum(not node.down for node in self.nodes)
+        """Count the nodes that are not down."""
+        return sum(not node.down for node in self.members)
 
-    def judge(self, node: Node, reply: Any) -> None:
-        """Looks at what a new connection says of its server; raises where it can't be a vote."""
+    def check_info(self, node: RedlockNode, reply: Any) -> None:
+        """Check the reply to INFO. Raises ``GuaranteeNotMet`` if the node may not vote: a replica,
+        a server that evicts keys, or the same server as another node."""
         if not isinstance(reply, bytes):
             if isinstance(reply, Refused) and reply.code == "NOPERM":
                 node.fit = True
@@ -111,12 +124,12 @@ class Fleet:
                 f"redis at {node.address} may evict locks: its maxmemory-policy is {policy!r}; "
                 "use noeviction, or say ?allow_eviction=on"
             )
-        self._tell_apart(node, info.get("run_id", ""))
+        self._check_distinct(node, info.get("run_id", ""))
         node.fit = True
 
-    def _tell_apart(self, node: Node, run: str) -> None:
-        node.run = ""  # of two that are the same, the other one may vote
-        for other in self.nodes:
+    def _check_distinct(self, node: RedlockNode, run: str) -> None:
+        node.run = ""  # if two addresses are one server, the other address may vote
+        for other in self.members:
             if other is not node and run and other.run == run:
                 raise GuaranteeNotMet(
                     f"{node.address} and {other.address} are the same server: "
@@ -125,9 +138,9 @@ class Fleet:
         node.run = run
 
     def unavailable(self, answers: Sequence[Any]) -> BackendUnavailable:
-        """The error for a round that too few nodes have answered."""
+        """Return the error for a round that too few nodes answered, with the cause per node."""
         causes = []
-        for node, answer in zip(self.nodes, answers, strict=True):
+        for node, answer in zip(self.members, answers, strict=True):
             if isinstance(answer, Exception):
                 causes.append(f"{node.address}: {answer}")
             elif type(answer) is list and isinstance(answer[0], Refused):
@@ -135,14 +148,15 @@ class Fleet:
             elif answer is None:
                 causes.append(node.cause or f"{node.address} did not answer in time")
         return BackendUnavailable(
-            f"{self.display} needs {self.quorum} of {len(self.nodes)} nodes: {'; '.join(causes)}"
+            f"{self.display} needs {self.quorum} of {len(self.members)} nodes: {'; '.join(causes)}"
         )
 
 
-class Request:
-    """Commands for every node (or ``only`` some), and when their answers are enough.
+class RoundRequest:
+    """Commands for every node (or ``only`` some), and a test whether their answers are enough.
 
-    An answer is the list of a node's replies, or an exception, or ``None`` while there is none.
+    An answer is the list of a node's replies, an exception, or ``None`` while there is none.
+    ``in_full`` returns a command with the text of its script, for a node that does not know it.
     """
 
     __slots__ = ("commands", "enough", "follow", "in_full", "only", "packed")
@@ -157,17 +171,17 @@ class Request:
     ) -> None:
         self.commands, self.in_full, self.enough, self.only = commands, in_full, enough, only
         self.follow = follow
-        """What is sent to which nodes behind it, over the same connections, when it is over;
-        nobody waits for the replies."""
+        """Called with the answers at the end of the round. Returns a command and the nodes that get
+        it on the same connections, in order after the request; its replies are not waited for."""
         self.packed = commands[0] if len(commands) == 1 else b"".join(commands)
 
 
 class Round:
-    """One request on its way: what came back so far."""
+    """One request in progress, and the replies so far."""
 
     __slots__ = ("amended", "answers", "got", "over", "request", "resent", "slow", "waiting")
 
-    def __init__(self, request: Request, total: int) -> None:
+    def __init__(self, request: RoundRequest, total: int) -> None:
         self.request = request
         self.answers: list[Any] = [None] * total
         self.got: list[list[Any]] = [[] for _ in range(total)]
@@ -175,12 +189,13 @@ class Round:
         self.amended: dict[int, list[int]] = {}
         self.resent: set[int] = set()
         self.over = False
-        """Whether nobody waits for the rest any more."""
+        """Whether the call has returned: later replies are discarded."""
         self.slow: set[int] = set()
-        """Nodes that still owe an answer to an earlier round: nobody waits for these."""
+        """Nodes with replies to an earlier round pending: this round does not wait for them."""
 
     def take(self, index: int, reply: Any) -> bytes | None:
-        """Notes a reply. Answers what to send again because the node did not know a script."""
+        """Store a reply. Returns the commands to send again, with their text, if the node did not
+        know a script; else ``None``."""
         got = self.got[index]
         got.append(reply)
         amended = self.amended.get(index)
@@ -204,13 +219,13 @@ class Round:
         self.waiting.discard(index)
         return None
 
-    def owed(self, index: int) -> int:
-        """How many replies of a node are still to come."""
+    def pending_replies(self, index: int) -> int:
+        """Count the replies of a node that have not been read."""
         expected = len(self.request.commands) + len(self.amended.get(index, ()))
         return expected - len(self.got[index])
 
-    def again(self, index: int) -> None:
-        """A node is asked once more, over another connection."""
+    def restart(self, index: int) -> None:
+        """Discard a node's replies: the request is sent again on another connection."""
         self.resent.add(index)
         self.got[index] = []
         self.amended.pop(index, None)
@@ -222,12 +237,12 @@ class Round:
     def decided(self) -> bool:
         return not self.waiting or self.request.enough(self.answers)
 
-    def answered(self) -> int:
-        return heard(self.answers)
+    def answered_count(self) -> int:
+        return answered_count(self.answers)
 
     def until(self, deadline: float, quorum: int) -> float:
-        """Until when to wait for what is missing."""
-        if self.answered() < quorum:
+        """Return until when the round waits for the missing replies."""
+        if self.answered_count() < quorum:
             return deadline
         if self.waiting <= self.slow:
             return 0.0

@@ -1,4 +1,8 @@
-"""The scripts that every node of a Redlock store runs, put together from ``lua/``."""
+"""The keys and the Lua scripts of a Redlock store, assembled from ``lua/``.
+
+The spelling of keys, hash fields and script replies is the stored format and the protocol: it
+stays as it is, whatever the names in the code are.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +24,19 @@ from holdfast.stores.redis.scripts import (
 __all__ = ["RedlockKeys", "RedlockScripts"]
 
 PROTOCOL = "redlock 1"
-"""The version of what is stored; versions that differ refuse each other."""
+"""The version of the stored format. A client refuses data of another version."""
 RUN_KEY = "holdfast:redlock:run"
-"""Where a node keeps which run of it holds whole data: one for all namespaces, as a server loses
-all of them together."""
+"""The key where a node notes for which run of the server its data is complete. One key for all
+namespaces: a server loses the data of all of them together."""
 RELEASED_BYTES = 2000
-"""How much is spent on readers that were released: some sixty owners, the newest. A renewal that
-comes later than that brings one back for no longer than its ttl."""
+"""The memory for the owners of released readers: about sixty, the newest. A renewal that arrives
+after its reader was dropped from this list restores the reader for at most its ttl."""
 
 _FOLDER = Path(__file__).with_name("lua")
 
 
 class RedlockKeys(Keys):
-    """The key of a name, ``namespace:redlock:{name}``, and the one beside all names."""
+    """The key of a name, ``namespace:redlock:{name}``, and ``RUN_KEY``, which all names share."""
 
     def __init__(self, namespace: str) -> None:
         super().__init__(f"{namespace}:redlock", cluster=False)
@@ -42,7 +46,7 @@ class RedlockKeys(Keys):
 
 
 class _Script(Script):
-    """A script that can be loaded ahead."""
+    """A script that keeps its text, so that it can be loaded before its first use."""
 
     def __init__(self, text: str, keys: tuple[str, ...], arguments: int) -> None:
         super().__init__(text, keys, arguments)
@@ -68,8 +72,8 @@ class RedlockScripts:
         votes = (self.grant, self.raises, self.renew, self.release, self.undo, self.abandon)
         prepared = (*votes, self.intend)
         self.prepare = tuple(pack("SCRIPT", "LOAD", script.text) for script in prepared)
-        """What every new connection is sent: a node that is not waited for, as the others have
-        decided already, is not asked a second time. It must know the scripts, or has no vote."""
+        """Commands for every new connection. A round may end before a slow node has answered. If
+        that node did not know the script, it would get no second request, and have no vote."""
 
     def _make(self, name: str, keys: tuple[str, ...], arguments: int) -> _Script:
         shared = "".join(map(read_lua, ("reading", "mark")))

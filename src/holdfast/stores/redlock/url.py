@@ -1,4 +1,4 @@
-"""What a ``redlock://`` URL says: which masters, as whom, and for how long a hold may last."""
+"""The options of a ``redlock://`` URL: the masters, the login and the longest ttl."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RedlockOptions:
 
 
 def read_options(url: Url, settings: Settings) -> RedlockOptions:
-    """Raises ``ValueError`` for what can't be, before anything touches the network."""
+    """Return the options of a URL. Raises ``ValueError`` if they are invalid; no network access."""
     url.refuse_unknown(*_OPTIONS)
     nodes = tuple(Address(host, port or PORT) for host, port in url.hosts)
     _check_nodes(nodes)

@@ -1,8 +1,11 @@
-"""Counting the nodes' votes: what a round of answers means. Pure, and all of the client's part of
-the token protocol: the model check runs this very code.
+"""What a round of votes means: a grant, a retry time or an error. Pure functions.
 
-A claim is granted when a quorum of nodes holds it under one token T and none of their counters is
-below T. On any two such quorums some node is in both, so tokens differ and grow in order.
+This is the client's whole part of the token protocol; the model check (``test_model``) runs this
+code. A claim is granted when a quorum of nodes holds it under one token T and none of their
+counters is below T. Any two quorums have a node in common, so tokens differ and grow in order.
+
+An answer is the list of one node's replies, an exception, or ``None`` while there is none. A vote
+is the reply of ``grant.lua``.
 """
 
 from __future__ import annotations
@@ -22,35 +25,38 @@ __all__ = [
     "SPLIT_SECONDS",
     "Ballot",
     "Verdict",
-    "busy",
+    "acknowledged_count",
+    "answered_count",
+    "busy_answer",
     "check_round",
-    "count",
+    "choose_slots",
     "enough_acks",
     "enough_ends",
     "enough_grants",
-    "heard",
-    "rearranged",
     "wait_for_all",
 ]
 
 YES, NO = 1, 0
 YOUNG_MILLISECONDS = 100
+"""A younger hold may be the vote for an attempt that is about to fail."""
 SPLIT_SECONDS = (0.0005, 0.01)
-"""When to come again after nobody won: each at a moment of its own."""
+"""The pause after a split vote; random, so that the contenders do not meet again."""
 YOUNG_SECONDS = (0.02, 0.08)
-"""When to look again at a hold so young that it may not last."""
+"""The pause before the next attempt when a young hold is in the way."""
+EXPIRY_JITTER = (1, 1.02)
+LEAST_RETRY_SECONDS = 0.002
 
 
 class Verdict(NamedTuple):
-    """What a round of votes on a claim came to."""
+    """The result of a round in which a quorum granted the claim."""
 
     token: int | None
-    """The token, once a quorum has it."""
+    """The token, if a quorum has granted the same one."""
     slots: str
     raise_to: int | None
-    """The token to raise the others to, where a quorum granted but under several tokens."""
+    """The highest token, if the quorum granted different ones: the others must be raised to it."""
     raised: frozenset[int]
-    """The nodes that have it already."""
+    """The nodes that have ``raise_to`` already."""
 
 
 _SHAPES: dict[int | bytes, tuple[type, ...]] = {
@@ -62,11 +68,11 @@ _SHAPES: dict[int | bytes, tuple[type, ...]] = {
     b"gone": (),
     b"incompatible": (bytes,),
 }
-"""What stands behind each kind of vote: see ``grant.lua``."""
+"""The types of the values after each kind of vote: see ``grant.lua``."""
 
 
 def _vote(answer: Any) -> list[Any] | None:
-    """A node's vote; ``None`` if it gave none, or something else than one."""
+    """Return the vote in a node's answer, or ``None`` if it holds no valid vote."""
     vote = answer[0] if type(answer) is list and answer else None
     if type(vote) is not list or not vote or type(vote[0]) not in (int, bytes):
         return None
@@ -75,14 +81,14 @@ def _vote(answer: Any) -> list[Any] | None:
 
 
 class Ballot:
-    """The votes of one round. A vote is what ``grant.lua`` answers; others are none."""
+    """The votes of one round. Answers that are no valid vote do not count."""
 
     def __init__(self, answers: Sequence[Any], quorum: int, sent: int = 0) -> None:
         self.total, self.quorum, self.sent = len(answers), quorum, sent
         self.granted: dict[int, tuple[int, str]] = {}
         self.refused: dict[int, Any] = {}
         self.maps: dict[int, bytes] = {}
-        """Which slots each granting node has free, or gave to us."""
+        """Per granting node, a map of its slots: 1 is free or granted to us."""
         for index, answer in enumerate(answers):
             vote = _vote(answer)
             if vote is None:
@@ -98,7 +104,7 @@ class Ballot:
         return len(self.granted) + len(self.refused)
 
     def verdict(self) -> Verdict | None:
-        """The decision, or ``None`` where no quorum granted the same."""
+        """Return the decision, or ``None`` if no quorum granted the same slots."""
         alike = set(self.granted.values())
         if len(alike) == 1 and len(self.granted) >= self.quorum:
             ((token, slots),) = alike  # the usual case
@@ -116,46 +122,46 @@ class Ballot:
             return Verdict(None, slots, highest, raised)
         return None
 
-    def unless_refused(self) -> list[int]:
-        """The nodes that granted, or may have."""
+    def may_hold(self) -> list[int]:
+        """Return the nodes that granted the claim, or may have granted it."""
         return [index for index in range(self.total) if index not in self.refused]
 
-    def kinds(self, kind: bytes) -> list[Any]:
-        """The refusals of one kind: ``limit``, ``barred``, ``gone`` …"""
+    def votes_of(self, kind: bytes) -> list[Any]:
+        """Return the refusals of one kind: ``limit``, ``barred``, ``gone`` …"""
         return [vote for vote in self.refused.values() if vote[0] == kind]
 
     def split(self) -> bool:
-        """Whether nobody can be seen to have a quorum: several contend, and none has won."""
-        held = Counter(vote[3] for vote in self.kinds_of_no() if vote[3])
+        """Whether the vote is split: several contend, and none of them can have a quorum."""
+        held = Counter(vote[3] for vote in self.busy_votes() if vote[3])
         unseen = self.total - self.answered
         most = max(held.values(), default=0)
         return bool(held) and most + unseen < self.quorum
 
     def holder(self) -> bytes:
-        """Who is seen to hold a majority alone; empty where nobody is."""
-        held = Counter(vote[3] for vote in self.kinds_of_no())
+        """Return the digest of the owner that holds a quorum exclusively; empty if none."""
+        held = Counter(vote[3] for vote in self.busy_votes())
         for holder, votes in held.items():
             if votes >= self.quorum:
                 return bytes(holder)
         return b""
 
     def young(self) -> bool:
-        """Whether what is in the way may be an attempt that comes to nothing, and of which nobody
-        would tell."""
-        return any(vote[5] < YOUNG_MILLISECONDS for vote in self.kinds_of_no())
+        """Whether a hold in the way may belong to an attempt that fails. Its end would not be
+        published."""
+        return any(vote[5] < YOUNG_MILLISECONDS for vote in self.busy_votes())
 
-    def kinds_of_no(self) -> list[Any]:
+    def busy_votes(self) -> list[Any]:
         return [vote for vote in self.refused.values() if vote[0] == NO]
 
     def counter(self) -> int:
-        """The highest counter that any node told."""
+        """Return the highest counter in any vote."""
         seen = [token for token, _ in self.granted.values()]
         seen += [vote[1] for vote in self.refused.values() if vote[0] in (NO, b"barred")]
         return max(seen, default=0)
 
 
-def heard(answers: Sequence[Any]) -> int:
-    """How many nodes answered, and not with errors alone: those decide nothing."""
+def answered_count(answers: Sequence[Any]) -> int:
+    """Count the nodes that answered. An answer of errors alone does not count."""
     return sum(
         type(answer) is list and not all(isinstance(reply, Refused) for reply in answer)
         for answer in answers
@@ -163,7 +169,7 @@ def heard(answers: Sequence[Any]) -> int:
 
 
 def ready_after(ballot: Ballot) -> float | None:
-    """In how many seconds a quorum may be had by time alone."""
+    """Return in how many seconds enough holds expire for a quorum; ``None`` if unknown."""
     times = [0.0] * len(ballot.granted)
     for vote in ballot.refused.values():
         if vote[0] in (NO, b"barred"):
@@ -173,7 +179,7 @@ def ready_after(ballot: Ballot) -> float | None:
 
 
 def enough_grants(quorum: int, *, slots: bool) -> Callable[[list[Any]], bool]:
-    """When a round of votes need not go on: granted by a quorum, or impossible."""
+    """Return a test whether a round of votes can end: a quorum granted, or can't grant."""
 
     def enough(answers: list[Any]) -> bool:
         yes = open_ = 0
@@ -183,20 +189,20 @@ def enough_grants(quorum: int, *, slots: bool) -> Callable[[list[Any]], bool]:
             elif (vote := _vote(answer)) is not None and vote[0] == YES:
                 yes += 1
         if yes < quorum:
-            # Whether it is impossible or the store is unavailable takes a quorum of answers too.
-            return yes + open_ < quorum and heard(answers) >= quorum
+            # Telling "refused" from "unavailable" takes a quorum of answers too.
+            return yes + open_ < quorum and answered_count(answers) >= quorum
         return not slots or Ballot(answers, quorum).verdict() is not None
 
     return enough
 
 
-def count(answers: Sequence[Any], value: int = YES) -> int:
-    """How many nodes answered so."""
+def acknowledged_count(answers: Sequence[Any], value: int = YES) -> int:
+    """Count the nodes whose reply is ``value``."""
     return sum(type(answer) is list and answer[0] == value for answer in answers)
 
 
 def enough_acks(quorum: int, already: int = 0) -> Callable[[list[Any]], bool]:
-    """When enough have acknowledged, or too few can."""
+    """Return a test whether a quorum has acknowledged, or no longer can."""
 
     def enough(answers: list[Any]) -> bool:
         yes = already
@@ -212,45 +218,46 @@ def enough_acks(quorum: int, already: int = 0) -> Callable[[list[Any]], bool]:
 
 
 def enough_ends(quorum: int) -> Callable[[list[Any]], bool]:
-    """When enough have ended a hold that was theirs; or, if too few can, when a quorum has told."""
+    """Return a test whether a quorum has ended a hold, or a quorum answered and too few can."""
     ended = enough_acks(quorum)
 
     def enough(answers: list[Any]) -> bool:
-        return ended(answers) and heard(answers) >= quorum
+        return ended(answers) and answered_count(answers) >= quorum
 
     return enough
 
 
 def wait_for_all(answers: Sequence[Any]) -> bool:
-    """Nothing is enough: every node that is there is waited for."""
+    """A test that lets no round end early: every reachable node is waited for."""
     return not answers
 
 
 def check_round(answers: Sequence[Any], quorum: int, store: str, name: str) -> None:
-    """Raises ``Incompatible`` if a node has what another version wrote, or if what is stored can't
-    be read on so many that too few are left."""
+    """Raise ``Incompatible`` if a node holds data of another protocol version, or if damaged data
+    leaves fewer than a quorum of usable nodes."""
     replies = [answer[0] for answer in answers if type(answer) is list and answer]
     for reply in replies:
         if type(reply) is list and reply[:1] == [b"incompatible"]:
             raise refusal(reply, store, name)
     for reply in replies:
-        if damage(reply) and heard(answers) < quorum:
+        if damage(reply) and answered_count(answers) < quorum:
             raise refusal(reply, store, name)
 
 
-def busy(ballot: Ballot, claim: Claim, store: str, runtime: Runtime) -> Busy:
-    """The answer to a claim that no quorum granted; raises where nothing was changed."""
+def busy_answer(ballot: Ballot, claim: Claim, store: str, runtime: Runtime) -> Busy:
+    """Return the answer to a claim that no quorum granted. Raises if the nodes refuse the claim
+    itself: another limit or protocol version, a wrong clock, or an abandoned claim."""
     blocking = ballot.total - ballot.quorum
     check_round([[vote] for vote in ballot.refused.values()], 0, store, claim.name)
-    if ballot.kinds(b"gone"):
+    if ballot.votes_of(b"gone"):
         raise BackendUnavailable(
             f"a request for {claim.name!r} reached {store} after it had been given up"
         )
-    if len(ballot.kinds(b"clock")) > blocking:
+    if len(ballot.votes_of(b"clock")) > blocking:
         raise BackendUnavailable(
             f"{store} refuses {claim.name!r}: this machine's clock is more than a day ahead"
         )
-    limits = [int(vote[1]) for vote in ballot.kinds(b"limit") if vote[1].isdigit()]
+    limits = [int(vote[1]) for vote in ballot.votes_of(b"limit") if vote[1].isdigit()]
     if len(limits) > blocking:
         limit = max(set(limits), key=limits.count)
         admit.check_limit(claim, limit, slots=limit > 0, store=store)
@@ -260,12 +267,16 @@ def busy(ballot: Ballot, claim: Claim, store: str, runtime: Runtime) -> Busy:
         return Busy(0, runtime.between(*YOUNG_SECONDS))
     after = ready_after(ballot)
     reason = _quarantine(ballot, store)
-    retry = runtime.between(*SPLIT_SECONDS) if after is None else after * runtime.between(1, 1.02)
-    return Busy(0, max(retry, 0.002), None, reason)
+    if after is None:
+        retry = runtime.between(*SPLIT_SECONDS)
+    else:
+        retry = after * runtime.between(*EXPIRY_JITTER)
+    return Busy(0, max(retry, LEAST_RETRY_SECONDS), None, reason)
 
 
 def _quarantine(ballot: Ballot, store: str) -> str:
-    barred = ballot.kinds(b"barred")
+    """Return why nodes that may have lost data grant nothing; empty if others are in the way."""
+    barred = ballot.votes_of(b"barred")
     if not barred or len(barred) + len(ballot.granted) < ballot.quorum:
         return ""
     until = clock_time(max(vote[3] for vote in barred))
@@ -276,14 +287,14 @@ def _quarantine(ballot: Ballot, store: str) -> str:
     )
 
 
-def rearranged(ballot: Ballot, claim: Claim) -> str:
-    """Which slots to ask every node for, where the nodes chose different ones; empty if there are
-    not as many as the claim needs."""
+def choose_slots(ballot: Ballot, claim: Claim) -> str:
+    """Return the slots to request from every node after the nodes chose different ones; empty if
+    too few are free."""
     free: dict[int, int] = {}
-    for vote in ballot.kinds_of_no():
-        _add(free, vote[4])
+    for vote in ballot.busy_votes():
+        _count_free(free, vote[4])
     for index in ballot.granted:
-        _add(free, ballot.maps[index])
+        _count_free(free, ballot.maps[index])
     unseen = ballot.total - ballot.answered
     possible = [slot for slot, votes in free.items() if votes + unseen >= ballot.quorum]
     if len(possible) < claim.weight or not ballot.granted:
@@ -293,7 +304,7 @@ def rearranged(ballot: Ballot, claim: Claim) -> str:
     return ",".join(str(slot) for slot in sorted(best[: claim.weight]))
 
 
-def _add(free: dict[int, int], marks: bytes) -> None:
+def _count_free(free: dict[int, int], marks: bytes) -> None:
     for slot, mark in enumerate(marks.decode()):
         if mark == "1":
             free[slot] = free.get(slot, 0) + 1

@@ -1,8 +1,8 @@
-"""Wake-ups for Redlock: a channel per name, over one subscribed connection per backend.
+"""Wake-ups for Redlock: a pub/sub channel per name, one subscribed connection per backend.
 
-Every node tells of a release, so any one of them will do: the first that can be reached. Who
-waits is woken a little later the more clients listen, each at a moment of its own, so that they do
-not take the votes from one another.
+Every node publishes each release, so a subscription on one node is enough: the first that can be
+reached. A woken waiter pauses for a random time, which grows with the number of subscribers, so
+that the waiters do not split the votes among them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores.redis.aio import Wired
 from holdfast.stores.redis.blocking import BlockingLink
 from holdfast.stores.redis.connection import INCOMPLETE, Access, LinkBroken, Reader, pack
-from holdfast.stores.redlock.nodes import CONNECT_SECONDS, Fleet, Node
+from holdfast.stores.redlock.nodes import CONNECT_SECONDS, Nodes, RedlockNode
 
 __all__ = ["AsyncNameWakeups", "BlockingNameWakeups", "Listeners"]
 
 MOST_CHANNELS = 4096
 SPREAD_SECONDS = 0.002
-"""How far apart two listeners come on average."""
+"""The mean time between the attempts of two woken waiters."""
 LONGEST_SPREAD_SECONDS = 0.05
+RECONNECT_SECONDS = (0.01, 0.1)
+"""The pause after a lost subscription, before its waiters attempt again and subscribe again."""
 
 
 def _is_count(word: object) -> bool:
@@ -36,16 +38,16 @@ def _is_count(word: object) -> bool:
 
 
 class Listeners:
-    """Who of a backend waits for which name, and which channels are live."""
+    """The waiting claims of a backend by channel, and the state of each channel's subscription."""
 
     def __init__(self) -> None:
         self._keys: dict[str, dict[str, None]] = {}
         self._live: dict[str, bool] = {}
-        self._others: dict[str, int] = {}
-        self._calls: dict[str, int] = {}
+        self._subscriber_counts: dict[str, int] = {}
+        self._wakeup_counts: dict[str, int] = {}
 
     def join(self, channel: str, key: str) -> bool:
-        """Notes that somebody waits; false if that is known already."""
+        """Add a waiting claim. Returns ``False`` if it was added before."""
         keys = self._keys.setdefault(channel, {})
         if key in keys:
             return False
@@ -55,7 +57,7 @@ class Listeners:
         return True
 
     def leave(self, channel: str, key: str) -> bool:
-        """Answers whether its channel has to be given up, as nobody else waits there."""
+        """Remove a waiting claim. Returns whether to unsubscribe: no other claim waits there."""
         keys = self._keys.get(channel)
         if keys is None:
             return False
@@ -63,61 +65,66 @@ class Listeners:
         if keys:
             return False
         self._keys.pop(channel, None)
-        self._calls.pop(channel, None)
+        self._wakeup_counts.pop(channel, None)
         return self._live.pop(channel, None) is not None
 
-    def asked(self, channel: str) -> bool:
-        """Whether a channel still has to be subscribed to; it counts as asked for then."""
+    def begin_subscribe(self, channel: str) -> bool:
+        """Note that SUBSCRIBE is sent. Returns whether the channel is not active yet and has
+        waiting claims."""
         return self._live.setdefault(channel, False) is False and channel in self._keys
 
     def is_live(self, channel: str) -> bool:
+        """Whether the node has confirmed the subscription."""
         return self._live.get(channel, False)
 
     def is_known(self, channel: str) -> bool:
+        """Whether SUBSCRIBE has been sent."""
         return channel in self._live
 
-    def forget_all(self) -> list[str]:
-        """The subscription is gone: everybody has to ask again."""
+    def reset(self) -> list[str]:
+        """Forget all subscriptions: the connection is lost. Returns the keys of all waiting claims,
+        which have to subscribe again."""
         self._live.clear()
         return [key for keys in list(self._keys.values()) for key in list(keys)]
 
-    def heard(self, message: list[Any]) -> list[str]:
-        """Whom a message is for: a new subscription calls as a release does."""
+    def read_message(self, message: list[Any]) -> list[str]:
+        """Return the keys of the claims to wake for a message: a release, or the confirmation of a
+        subscription."""
         if len(message) != 3 or type(message[1]) is not bytes:
             return []
         kind, channel = message[0], message[1].decode(errors="replace")
         if kind == b"subscribe":
             if channel in self._live:
                 self._live[channel] = True
-            self._others.pop(channel, None)
+            self._subscriber_counts.pop(channel, None)
         elif kind == b"message":
-            told = message[2]
-            self._others[channel] = int(told) if _is_count(told) else 1
+            count = message[2]
+            self._subscriber_counts[channel] = int(count) if _is_count(count) else 1
             if channel in self._keys:
-                self._calls[channel] = self._calls.get(channel, 0) + 1
-            if len(self._others) > MOST_CHANNELS:
-                self._others.pop(next(iter(self._others)), None)
+                self._wakeup_counts[channel] = self._wakeup_counts.get(channel, 0) + 1
+            if len(self._subscriber_counts) > MOST_CHANNELS:
+                self._subscriber_counts.pop(next(iter(self._subscriber_counts)), None)
         else:
             return []
         return list(self._keys.get(channel, ()))
 
-    def calls(self, channel: str) -> int:
-        """How often those who wait there have been called."""
-        return self._calls.get(channel, 0)
+    def wakeup_count(self, channel: str) -> int:
+        """Count the release messages that arrived on a channel while claims waited."""
+        return self._wakeup_counts.get(channel, 0)
 
     def pause(self, channel: str) -> float:
-        """How long to hold back after a call, so that not all come at once."""
-        others = self._others.get(channel, 1) - 1
+        """Return a random pause after a wake-up, so that not all waiters attempt at once."""
+        others = self._subscriber_counts.get(channel, 1) - 1
         return random.uniform(0.0, min(LONGEST_SPREAD_SECONDS, SPREAD_SECONDS * others))
 
 
 class NameSubscription:
-    """A subscribed connection, as the wake-up hub wants it."""
+    """A subscribed connection that a ``BlockingWakeupHub`` reads."""
 
     def __init__(
-        self, access: Access, node: Node, heard: Callable[[list[bytes]], list[str]]
+        self, access: Access, node: RedlockNode, read_message: Callable[[list[bytes]], list[str]]
     ) -> None:
-        self.node, self._heard = node, heard
+        self.node, self._read_message = node, read_message
         self._link = BlockingLink(access, node.address, now() + CONNECT_SECONDS)
         self._link.listen()
 
@@ -130,7 +137,10 @@ class NameSubscription:
     def read(self) -> list[str]:
         messages = self._link.messages()
         return [
-            key for message in messages if type(message) is list for key in self._heard(message)
+            key
+            for message in messages
+            if type(message) is list
+            for key in self._read_message(message)
         ]
 
     def close(self) -> None:
@@ -141,33 +151,33 @@ class NameSubscription:
 
 
 class BlockingNameWakeups:
-    """Waits of many threads for many names."""
+    """Wake-ups for a blocking backend: many threads wait for many names."""
 
-    def __init__(self, access: Access, fleet: Fleet) -> None:
-        self._access, self._fleet = access, fleet
+    def __init__(self, access: Access, nodes: Nodes) -> None:
+        self._access, self._nodes = access, nodes
         self._listeners = Listeners()
         self._hub = BlockingWakeupHub()
-        # Re-entrant: a signal handler may wait, or leave, in the middle of what its thread does.
-        self._changing = threading.RLock()
+        # Re-entrant: a signal handler may wait, or leave, while its own thread holds the mutex.
+        self._mutex = threading.RLock()
         self._single_flight = SingleFlight()
         self._subscription: NameSubscription | None = None
 
     def listens(self, channel: str, index: int) -> bool:
-        """Whether this backend is among those whom that node counts as listening."""
+        """Whether the node counts this backend among the subscribers of the channel."""
         subscription = self._subscription
         return (
             subscription is not None
-            and subscription.node is self._fleet.nodes[index]
+            and subscription.node is self._nodes.members[index]
             and self._listeners.is_known(channel)
         )
 
-    def calls(self, channel: str) -> int:
-        """How often those who wait there have been called."""
-        return self._listeners.calls(channel)
+    def wakeup_count(self, channel: str) -> int:
+        """Count the release messages that arrived on a channel while claims waited."""
+        return self._listeners.wakeup_count(channel)
 
     async def wait(self, channel: str, key: str, until: float) -> None:
-        """Returns when the name may be had, or by ``until``; the first time as soon as nothing
-        can be missed any more."""
+        """Wait for a release, at the latest until ``until``. The first wait of a claim returns as
+        soon as the subscription is active: a release before that moment may have been missed."""
         new = self._join(channel, key, until)
         if new and self._listeners.is_live(channel):
             return
@@ -175,22 +185,24 @@ class BlockingNameWakeups:
             woken = self._hub.wait(key, until if self._subscription is not None else look_by(until))
         except (LinkBroken, OSError):
             self._drop()
-            time.sleep(random.uniform(0.01, 0.1))
+            time.sleep(random.uniform(*RECONNECT_SECONDS))
             return
         if woken:
             time.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
 
     def _join(self, channel: str, key: str, until: float) -> bool:
-        with self._changing:
+        """Add a claim and subscribe to its channel if needed. Returns whether the claim is new, or
+        the subscription was lost."""
+        with self._mutex:
             new = self._listeners.join(channel, key)
             if self._subscription is not None and self._subscription.node.down:
                 self._drop()
         if self._subscription is None:
             self._open(until)
-        with self._changing:
+        with self._mutex:
             try:
                 if self._subscription is not None and not self._listeners.is_known(channel):
-                    self._listeners.asked(channel)
+                    self._listeners.begin_subscribe(channel)
                     self._subscription.send("SUBSCRIBE", channel)
             except LinkBroken:
                 self._drop()
@@ -198,26 +210,26 @@ class BlockingNameWakeups:
         return new
 
     def _open(self, until: float) -> None:
-        """Listens to a node, unless another one is about to."""
-        place = self._single_flight.begin()
-        if place is None:
+        """Open the subscription, unless another call is opening it."""
+        permit = self._single_flight.begin()
+        if permit is None:
             return
         began = now()
         try:
             if self._subscription is None and not self._attach(until):
-                # The next attempt says what is wrong; until then nobody spins.
+                # The next attempt reports the error; the back-off keeps waiters from spinning.
                 self._single_flight.failed(began)
                 return
         finally:
-            self._single_flight.end(place)
-        self._hub.wake(EVERYBODY)  # those who look for themselves need not any more
+            self._single_flight.end(permit)
+        self._hub.wake(EVERYBODY)  # waiters that poll can now rely on the subscription
 
     def _attach(self, until: float) -> bool:
-        for node in self._fleet.nodes:
+        for node in self._nodes.members:
             if node.down or now() >= until:
                 continue
             try:
-                subscription = NameSubscription(self._access, node, self._listeners.heard)
+                subscription = NameSubscription(self._access, node, self._listeners.read_message)
             except BackendUnavailable as error:
                 node.failed(error)
                 continue
@@ -228,12 +240,12 @@ class BlockingNameWakeups:
 
     def _drop(self) -> None:
         self._subscription = None
-        for key in self._listeners.forget_all():
+        for key in self._listeners.reset():
             self._hub.wake(key)
 
     def leave(self, channel: str, key: str) -> None:
-        """The claim waits no more."""
-        with self._changing:
+        """End the wait of a claim; unsubscribe if no other claim waits on the channel."""
+        with self._mutex:
             empty = self._listeners.leave(channel, key)
             self._hub.forget(key)
             subscription = self._subscription
@@ -256,15 +268,15 @@ class BlockingNameWakeups:
 
 
 class AsyncNameSubscription(Wired):
-    """A subscribed connection that calls as messages come in."""
+    """A subscribed connection that passes each message to a callback."""
 
     def __init__(
         self,
-        node: Node,
-        heard: Callable[[Any], None],
+        node: RedlockNode,
+        read_message: Callable[[Any], None],
         lost: Callable[[AsyncNameSubscription], None],
     ) -> None:
-        self.node, self._heard = node, heard
+        self.node, self._read_message = node, read_message
         self._lost: Callable[[AsyncNameSubscription], None] | None = lost
         reader = Reader()
         self._feed, self._gets = reader.feed, reader.gets
@@ -276,7 +288,7 @@ class AsyncNameSubscription(Wired):
         try:
             self._feed(data)
             while (reply := self._gets()) is not INCOMPLETE:
-                self._heard(reply)
+                self._read_message(reply)
         except ConnectionError:
             self._transport.abort()
 
@@ -294,10 +306,10 @@ class AsyncNameSubscription(Wired):
 
 
 class AsyncNameWakeups:
-    """Waits of many tasks for many names."""
+    """Wake-ups for an asyncio backend: many tasks wait for many names."""
 
-    def __init__(self, access: Access, fleet: Fleet) -> None:
-        self._access, self._fleet = access, fleet
+    def __init__(self, access: Access, nodes: Nodes) -> None:
+        self._access, self._nodes = access, nodes
         self._listeners = Listeners()
         self._hub = AsyncWakeupHub()
         self._single_flight = SingleFlight()
@@ -305,21 +317,21 @@ class AsyncNameWakeups:
         self._closed = False
 
     def listens(self, channel: str, index: int) -> bool:
-        """Whether this backend is among those whom that node counts as listening."""
+        """Whether the node counts this backend among the subscribers of the channel."""
         subscription = self._subscription
         return (
             subscription is not None
-            and subscription.node is self._fleet.nodes[index]
+            and subscription.node is self._nodes.members[index]
             and self._listeners.is_known(channel)
         )
 
-    def calls(self, channel: str) -> int:
-        """How often those who wait there have been called."""
-        return self._listeners.calls(channel)
+    def wakeup_count(self, channel: str) -> int:
+        """Count the release messages that arrived on a channel while claims waited."""
+        return self._listeners.wakeup_count(channel)
 
     async def wait(self, channel: str, key: str, until: float) -> None:
-        """Returns when the name may be had, or by ``until``; the first time as soon as nothing
-        can be missed any more."""
+        """Wait for a release, at the latest until ``until``. The first wait of a claim returns as
+        soon as the subscription is active: a release before that moment may have been missed."""
         new = self._listeners.join(channel, key)
         subscription = self._subscription
         if subscription is not None and subscription.node.down:
@@ -328,7 +340,7 @@ class AsyncNameWakeups:
             await self._open(until)
         subscription = self._subscription
         if subscription is not None and not self._listeners.is_known(channel):
-            self._listeners.asked(channel)
+            self._listeners.begin_subscribe(channel)
             subscription.send("SUBSCRIBE", channel)
         if new and self._listeners.is_live(channel):
             return
@@ -336,25 +348,25 @@ class AsyncNameWakeups:
             await asyncio.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
 
     async def _open(self, until: float) -> None:
-        """Listens to a node, unless another one is about to."""
-        place = self._single_flight.begin()
-        if place is None:
+        """Open the subscription, unless another call is opening it."""
+        permit = self._single_flight.begin()
+        if permit is None:
             return
         began = now()
         try:
             if not await self._attach(until):
-                # The next attempt says what is wrong; until then nobody spins.
+                # The next attempt reports the error; the back-off keeps waiters from spinning.
                 self._single_flight.failed(began)
                 return
         finally:
-            self._single_flight.end(place)
-        self._hub.wake_all()  # those who look for themselves need not any more
+            self._single_flight.end(permit)
+        self._hub.wake_all()  # waiters that poll can now rely on the subscription
 
     async def _attach(self, until: float) -> bool:
-        for node in self._fleet.nodes:
+        for node in self._nodes.members:
             if node.down or now() >= until:
                 continue
-            subscription = AsyncNameSubscription(node, self._heard, self._lost)
+            subscription = AsyncNameSubscription(node, self._read_message, self._lost)
             try:
                 await subscription.wire(self._access, node.address, now() + CONNECT_SECONDS)
             except BackendUnavailable as error:
@@ -368,16 +380,19 @@ class AsyncNameWakeups:
                 return True
         return False
 
-    def _heard(self, message: Any) -> None:
+    def _read_message(self, message: Any) -> None:
         if type(message) is list:
-            for key in self._listeners.heard(message):
+            for key in self._listeners.read_message(message):
                 self._hub.wake(key)
 
     def _lost(self, subscription: AsyncNameSubscription) -> None:
         if self._subscription is subscription:
-            # Everybody attempts again and subscribes anew, a moment later: the node may be back.
-            self._subscription, keys = None, self._listeners.forget_all()
-            asyncio.get_running_loop().call_later(random.uniform(0.01, 0.1), self._wake, keys)
+            # Wake all waiters, so that they attempt and subscribe again. The pause gives a node
+            # that restarts time to come back.
+            self._subscription, keys = None, self._listeners.reset()
+            asyncio.get_running_loop().call_later(
+                random.uniform(*RECONNECT_SECONDS), self._wake, keys
+            )
 
     def _wake(self, keys: list[str]) -> None:
         for key in keys:
@@ -387,10 +402,10 @@ class AsyncNameWakeups:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             subscription.close()
-        self._wake(self._listeners.forget_all())
+        self._wake(self._listeners.reset())
 
     def leave(self, channel: str, key: str) -> None:
-        """The claim waits no more."""
+        """End the wait of a claim; unsubscribe if no other claim waits on the channel."""
         empty = self._listeners.leave(channel, key)
         self._hub.forget(key)
         if empty and self._subscription is not None and not self._subscription.closing:
