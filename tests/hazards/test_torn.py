@@ -15,8 +15,8 @@ from holdfast.io.connection_limit import ConnectionLimit
 from holdfast.io.wakeups import BlockingWakeupHub
 from holdfast.stores.redis.connection import Access, LinkBroken
 from holdfast.stores.redis.wakeups import BlockingWakeups
-from holdfast.stores.redlock.broadcast_blocking import BlockingFan
-from holdfast.stores.redlock.nodes import Fleet
+from holdfast.stores.redlock.broadcast_blocking import BlockingBroadcast
+from holdfast.stores.redlock.nodes import Nodes
 
 SOON = 30.0
 
@@ -213,22 +213,22 @@ def test_a_room_loses_no_place(name: str, line: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [*lines_of(BlockingFan._take), *lines_of(BlockingFan._give)]
+    ("name", "line"), [*lines_of(BlockingBroadcast._take), *lines_of(BlockingBroadcast._give)]
 )
-def test_a_fan_loses_no_bundle(name: str, line: int) -> None:
+def test_a_broadcast_loses_no_connections(name: str, line: int) -> None:
     """Whoever is torn as it takes the connections of Redlock, or gives them back, leaves room."""
     access = Access(tls=False, options={}, request_seconds=SOON)
-    fan = BlockingFan(access, Fleet([], display="nowhere", allow_eviction=True), 1)
+    broadcast = BlockingBroadcast(access, Nodes([], display="nowhere", allow_eviction=True), 1)
 
     def use() -> None:
-        fan._give(fan._take(None))
+        broadcast._give(broadcast._take(None))
 
-    torn_at(getattr(BlockingFan, name).__code__, line, use)
+    torn_at(getattr(BlockingBroadcast, name).__code__, line, use)
     gc.collect()  # what the interrupt has kept alive
     taken: list[object] = []
-    thread = threading.Thread(target=lambda: taken.append(fan._take(None)))
+    thread = threading.Thread(target=lambda: taken.append(broadcast._take(None)))
     thread.start()
     thread.join(2 * SOON)
     assert taken
     with pytest.raises(LinkBroken, match="busy"):
-        fan._take(now())
+        broadcast._take(now())

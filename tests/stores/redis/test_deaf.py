@@ -52,13 +52,13 @@ class Store(Ensemble[RedisServer]):
 
 
 def _swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = Listeners.heard
+    read_message = Listeners.read_message
 
     def hear_subscriptions(listeners: Listeners, message: list[bytes]) -> list[str]:
-        return [] if message[0] == b"message" else heard(listeners, message)
+        return [] if message[0] == b"message" else read_message(listeners, message)
 
     swallow_messages(monkeypatch)
-    monkeypatch.setattr(Listeners, "heard", hear_subscriptions)
+    monkeypatch.setattr(Listeners, "read_message", hear_subscriptions)
 
 
 def test_a_deaf_waiter_finds_out(store: Store) -> None:

@@ -276,5 +276,5 @@ def test_messages_of_another_shape_are_no_wake_up() -> None:
     for _ in range(5000):
         message = [chance.choice(words) for _ in range(chance.choice((0, 1, 2, 3, 3, 3)))]
         take_down([message, chance.choice(words)], tokens)
-        Listeners().heard(message)
+        Listeners().read_message(message)
     assert tokens == {"k": 12}
