@@ -1,6 +1,6 @@
--- Leaves no trace of an owner, and remembers it for a while: an attempt of its that was sent
--- before and arrives after this one finds nothing to take. ARGV: owner, sent µs, channel.
--- Answers 1 if it held.
+-- Removes all entries of an owner, and remembers the owner for a while: an attempt that was sent
+-- before this request and arrives after it is refused.
+-- ARGV: owner, sent µs, channel. Returns 1 if the owner held here, else 0.
 local owner = ARGV[1]
 local was = drop(owner, 0)
 if s[10] == owner then call('HDEL', key, 'i', 'ie') end

@@ -1,7 +1,7 @@
 -- One node's vote on a claim.
 -- KEYS: name, run   ARGV: owner, label, sent µs, ttl ms, proposal,
 --   shape: mode, weight, limit, join, max ttl ms, choice of slots (@start, or exactly these)
--- Answers {1, token, slots, free} or {0, counter, retry ms, holder, free, age ms} or {'limit', in use}
+-- Returns {1, token, slots, free} or {0, counter, retry ms, holder, free, age ms} or {'limit', in use}
 -- or {'barred', counter, retry ms, until ms} or {'clock', counter} or {'gone'}.
 local owner, label, sent, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local proposal = tonumber(ARGV[5])
@@ -9,7 +9,7 @@ local mode, weight, want, join, max_ttl, choice =
   string.match(ARGV[6], '^(%a) (%d+) (%d+) (%d) (%d+) (%S+)$')
 local start = string.match(choice, '^@(%d+)$')
 
--- Until when nothing is granted: this node may have lost holds that their owners believe in.
+-- Returns until when this node grants nothing, because it may have lost holds; nil if it may grant.
 local function barred_until()
   local mark = server_mark()
   local seen = call('HMGET', KEYS[2], 'mark', 'marked')
@@ -72,7 +72,7 @@ local function busy()
 end
 
 if abandoned(owner, sent) then return {'gone'} end
--- A repeated attempt may arrive late, after others that set a later end: that stays.
+-- A repeated attempt may arrive late, after requests that set a later expiry: the later one stays.
 if x == owner and mode == 'x' then
   call('HSET', key, 'xe', math.max(ends, now + ttl), 'xs', math.max(sent, tonumber(s[13] or 0)))
   keep(ttl)
@@ -86,7 +86,8 @@ if mine and (start or mode == 's') then
   keep(ttl)
   return {1, mine.token, mine.slots, map}
 end
--- Unless it goes on from this node's own counter, which may be ahead for good.
+-- Refuses a proposal that is more than a day ahead, unless this node's own counter is that far
+-- ahead already.
 if proposal > math.max(time[1] * 1000000 + time[2] + DAY * 1000, c + 1) then return {'clock', c} end
 if (x or count > (mine and 1 or 0)) and limit ~= want then return {'limit', limit} end
 local barred = LOSS and barred_until()

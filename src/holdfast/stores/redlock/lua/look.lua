@@ -1,5 +1,5 @@
--- Reads who holds. ARGV: how many are shown at most.
--- Answers {limit, now ms, {digest, mode, token, end ms, slots, label}…}.
+-- Reads the holders. ARGV: the largest number of holders to return.
+-- Returns {limit, now ms, {digest, mode, token, end ms, slots, label}…}.
 local found, most = {}, tonumber(ARGV[1])
 if x then
   found[1] = {digest(x), 'x', token, ends, '-', shown(call('HGET', key, 'xl') or '')}

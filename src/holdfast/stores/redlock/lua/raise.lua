@@ -1,6 +1,6 @@
--- Raises the counter to the token that the holder chose, if it still holds here and was not
--- granted a higher one that it did not hear of: the second round of a grant whose votes differ.
--- ARGV: owner, token. Answers 1 or 0.
+-- The second round of a grant whose votes have different tokens: raises the counter to the token
+-- that the holder chose. Refused if the owner does not hold here, or if this node granted a higher
+-- token (the holder may not have received that vote). ARGV: owner, token. Returns 1 or 0.
 local to = tonumber(ARGV[2])
 if x == ARGV[1] and token <= to then
   raise(to)

@@ -1,8 +1,8 @@
 -- Ends a hold. ARGV: owner, token, channel, shape: mode, slots.
--- Answers 1 if it was still held here, 2 if this node never heard of it, or forgot it, and admitted
--- nobody instead, and 0 if it is over here; and 4 for every client that listens for the name. These
--- are told also by a node that had no vote in it or gave its vote to another since: it may be the
--- one they listen to. Only a reader that leaves others behind lets nobody in.
+-- Returns 1 if this node had the hold; 2 if it does not know the hold and has granted no other
+-- instead; 0 if the hold is over here. Adds 4 for every subscriber of the channel.
+-- A node without a vote in the hold publishes the release too: waiters may be subscribed there.
+-- A reader that leaves other readers behind is not published: no waiter could be granted.
 local owner, to = ARGV[1], tonumber(ARGV[2])
 local mode, slots = string.match(ARGV[4], '^(%a) (%S+)$')
 
@@ -19,14 +19,14 @@ local function is_over()
   return false
 end
 
--- A renewal of it that is still under way must not bring it back here.
-local function pass_by()
+-- A renewal of the hold that is still in flight must not restore it here.
+local function reject_renewals()
   raise(to + 1)
   for slot in string.gmatch(slots, '%d+') do call('HSET', key, 't:' .. slot, to + 1) end
   keep(0)
 end
 
--- Where readers were in its way to the last, it got its quorum without this node.
+-- Removes the intent: a writer may have got its quorum without this node, where readers hold.
 if s[10] == owner then call('HDEL', key, 'i', 'ie') end
 local reader = holds[owner] and limit == '0'
 local was = 0
@@ -35,10 +35,10 @@ if drop(owner, to) then
 else
   if not is_over() then
     was = 2
-    pass_by()
+    reject_renewals()
   end
-  -- Its attempt may still be under way to this node, over another connection, and would be a vote
-  -- that nobody takes back. No attempt of its owner's was sent later than its token says.
+  -- The attempt may still be in flight to this node, on another connection: its vote would never be
+  -- undone. No attempt of this owner was sent later than its token says.
   remember(owner, ARGV[2])
 end
 if mode == 's' then

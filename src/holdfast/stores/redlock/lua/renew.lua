@@ -1,9 +1,9 @@
--- Extends a hold, or takes it back where this node forgot it or never had it, unless somebody was
--- admitted here since. ARGV: owner, label, ttl ms, token, shape: mode, limit, slots.
--- Answers 1, or 0 if it is another's or superseded.
--- An end that is later stays: this may arrive long after its holder has heard a quorum and asked again.
--- Its token is no lower than the stamp of the attempt that won, so it serves as one: an earlier
--- attempt of the owner's may still be undone here.
+-- Extends a hold. Restores it if this node forgot it or never had it, unless this node has granted
+-- another claim since. ARGV: owner, label, ttl ms, token, shape: mode, limit, slots.
+-- Returns 1, or 0 if another owner holds or the hold is superseded.
+-- A later expiry stays: this request may arrive after a newer one of the same holder.
+-- The token replaces the time stamp of the attempt (it is never lower), so an undo of an earlier
+-- attempt that arrives later does not end the hold.
 local owner, label, ttl, to = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local mode, want, slots = string.match(ARGV[5], '^(%a) (%d+) (%S+)$')
 

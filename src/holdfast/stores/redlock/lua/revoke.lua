@@ -1,4 +1,4 @@
--- Ends all holds. ARGV: channel. Answers {digest, token} of each.
+-- Ends all holds. ARGV: channel. Returns {digest, token} of each.
 local found, owners, last = {}, {}, c
 if x then
   found[1], owners[1] = {digest(x), token}, x
@@ -7,6 +7,6 @@ for owner, hold in pairs(holds) do
   found[#found + 1], owners[#owners + 1] = {digest(owner), hold.token}, owner
 end
 for _, owner in ipairs(owners) do drop(owner, last) end
-if #owners > 0 then call('HSET', key, 'q', c) end  -- as if by a writer: no reader goes on
+if #owners > 0 then call('HSET', key, 'q', c) end  -- as a writer would: no reader can be renewed
 wake(ARGV[1])
 return found

@@ -1,14 +1,15 @@
--- What one node of a Redlock store knows about a name: one hash.
---   v protocol version   c counter: no token from here was higher   e when the key runs out
---   q below this a reader is superseded, by a writer   k limit (0: a lock)
---   x xe xt xl   the exclusive holder: owner, end, token, label
---   xs xa        which attempt of its it was, and since when
---   n            how many other holds there are
---   h:<owner>    one of them: mode, end, token, attempt, since, slots, label
---   t:<slot>     a slot's last token
---   i ie         a waiting writer, and until when it keeps new readers out
---   g d          owners that were abandoned, and until when they are remembered
---   o            readers that were released, the newest of them
+-- The state of a name on one node: one hash. Times are ms, attempts are their send time in µs.
+-- The field names are the stored format and must not change.
+--   v protocol version   c counter: this node granted no higher token   e when the key expires
+--   q a reader with a lower token is superseded by a writer   k limit (0: a lock)
+--   x xe xt xl   the exclusive holder: owner, expiry, token, label
+--   xs xa        the attempt that was granted, and when
+--   n            the number of other holds
+--   h:<owner>    one other hold: mode, expiry, token, attempt, since, slots, label
+--   t:<slot>     the last token of a slot
+--   i ie         intent: a waiting writer, and until when it keeps new readers out
+--   g d          abandoned owners, and until when they are remembered
+--   o            released readers, the newest ones
 local call = redis.call
 local key, time = KEYS[1], call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
@@ -44,7 +45,8 @@ if s[6] then
   end
 end
 
--- The key outlives its last use by a week: then the clock in every proposal takes over.
+-- Sets the expiry of the key: a week after its last use. After that the clock in every proposal
+-- keeps tokens growing.
 local function keep(ttl)
   local last = now + math.max(ttl, KEEP)
   if not s[8] or last > tonumber(s[8]) then
@@ -60,8 +62,8 @@ local function raise(to)
   end
 end
 
--- Writes what changed among the other holds.
-local function settle()
+-- Deletes expired holds and writes the number of other holds.
+local function write_count()
   if #over > 0 then call('HDEL', key, unpack(over, 1, math.min(#over, 1000))) end
   if count > 0 then
     call('HSET', key, 'n', count)
@@ -82,7 +84,7 @@ local function take(owner, hold)
   if not holds[owner] then count = count + 1 end
   holds[owner] = hold
   write(owner, hold)
-  settle()
+  write_count()
 end
 
 local function take_alone(owner, its_end, its_token, sent, label)
@@ -91,8 +93,9 @@ local function take_alone(owner, its_end, its_token, sent, label)
   if s[10] == owner then call('HDEL', key, 'i', 'ie') end
 end
 
--- Ends a hold for good: a renewal of it that is still under way finds a higher counter. Readers
--- share theirs, so of them it has to be remembered who is gone: others go on, and are healed.
+-- Ends a hold for good: a renewal that is still in flight finds a higher counter and is refused.
+-- Readers share the counter, so released readers are remembered one by one: the others can still
+-- be renewed, and restored where a node forgot them. Returns whether the owner held here.
 local function drop(owner, its_token)
   if s[3] == owner then
     raise(math.max(token, its_token) + 1)
@@ -109,12 +112,12 @@ local function drop(owner, its_token)
   call('HDEL', key, 'h:' .. owner)
   holds[owner] = nil
   count = count - 1
-  settle()
+  write_count()
   return true
 end
 
--- Wakes who waits, if there is anything to get. Answers how many clients listen. One who may not
--- publish has told nobody, and they look by themselves.
+-- Publishes a release to the subscribers of the channel. Returns their number. Without the right to
+-- publish no waiter is woken; waiters poll now and then anyway.
 local function wake(channel)
   local listening = call('PUBSUB', 'NUMSUB', channel)[2]
   if listening > 0 then redis.pcall('PUBLISH', channel, listening) end
@@ -128,14 +131,14 @@ local function abandoned(owner, sent)
   return at and sent <= number(string.match(known, '^%d*', at + #mark), 'g')
 end
 
--- An attempt of this owner's that was sent by then, and arrives later, finds nothing to take.
+-- Remembers an owner: an attempt that was sent until then and arrives later is refused.
 local function remember(owner, sent)
   local known = s[9] and tonumber(s[9]) > now and call('HGET', key, 'g') or ''
   local remembered = ' ' .. owner .. '@' .. sent .. string.sub(known, 1, REMEMBER_BYTES)
   call('HSET', key, 'v', VERSION, 'g', remembered, 'd', now + REMEMBER)
 end
 
--- Whether a reader was released here. As many are known as a renewal may be late behind.
+-- Whether a reader was released here. Only the newest are known (RELEASED_BYTES).
 local function released(owner)
   return string.find(call('HGET', key, 'o') or '', ' ' .. owner .. ' ', 1, true)
 end
