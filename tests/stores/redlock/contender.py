@@ -1,6 +1,6 @@
-"""One of several processes that contend for a name: writes each hold's token while it holds.
+"""A process that contends for a name in a loop and appends the token of each hold to a file.
 
-It goes on until a file says that it is enough."""
+The loop ends when the file ``enough`` exists."""
 
 from __future__ import annotations
 

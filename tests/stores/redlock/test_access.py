@@ -1,4 +1,4 @@
-"""Redlock over TLS, with a password, and as a user with no more rights than the docs list."""
+"""Redlock over TLS, with a password, and with only the ACL rights that the docs list."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ QUOTED = "p%40ss%2Fw%3Ard"
 
 @pytest.fixture(scope="module")
 def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Three masters with TLS and a password, as a URL that trusts them."""
+    """The URL of three masters with TLS and a password, with their certificates as trusted."""
     masters = [RedisServer(tls=True, password=PASSWORD) for _ in range(3)]
     with Ensemble(masters) as nodes:
-        bundle = _trust(nodes, tmp_path_factory.mktemp("trust") / "all.pem")
-        url = f"redlock://:{QUOTED}@{nodes.hosts}?tls=on&ssl_ca_certs={bundle}"
+        trusted = _trust(nodes, tmp_path_factory.mktemp("trust") / "all.pem")
+        url = f"redlock://:{QUOTED}@{nodes.hosts}?tls=on&ssl_ca_certs={trusted}"
         mark_as_new(url)
         yield url
 
 
-def _trust(nodes: Ensemble[RedisServer], bundle: Path) -> Path:
+def _trust(nodes: Ensemble[RedisServer], path: Path) -> Path:
     certificates = [node.tls.certificate.read_text() for node in nodes.nodes if node.tls]
-    bundle.write_text("".join(certificates))
-    return bundle
+    path.write_text("".join(certificates))
+    return path
 
 
 async def _everything(bench: Bench) -> None:
-    """Every script once, and a wake-up between two peers."""
+    """Run every script once, and one wake-up between two clients."""
     ours, theirs = bench.peer(), bench.peer()
     grant = await ours.take(bench.claim())
     getting = asyncio.create_task(theirs.get(bench.claim()))
@@ -61,13 +61,13 @@ async def _everything(bench: Bench) -> None:
 
 @blocking_and_asyncio
 def test_tls_with_a_password(trusted: str, flavour: Flavour) -> None:
-    """All nodes by the same settings."""
+    """The same settings are used for all nodes."""
     over(trusted, flavour, _everything)
 
 
 @blocking_and_asyncio
 def test_certificates_that_can_t_be_verified_are_refused(trusted: str, flavour: Flavour) -> None:
-    """No node counts whose certificate nobody vouches for."""
+    """A node whose certificate is not trusted has no vote."""
 
     async def body(bench: Bench) -> None:
         with pytest.raises(BackendUnavailable, match="certificate verify failed"):
@@ -77,8 +77,8 @@ def test_certificates_that_can_t_be_verified_are_refused(trusted: str, flavour: 
 
 
 @blocking_and_asyncio
-def test_a_wrong_password_is_told_without_it(trusted: str, flavour: Flavour) -> None:
-    """Neither in the error nor in what is shown of the store."""
+def test_the_error_for_a_wrong_password_does_not_show_it(trusted: str, flavour: Flavour) -> None:
+    """Neither the error nor the displayed URL contains the password."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -100,7 +100,7 @@ ALLOWED = (
 
 @blocking_and_asyncio
 def test_a_user_with_only_the_rights_of_the_documentation(flavour: Flavour) -> None:
-    """Nothing else is asked of a node, not even when it is marked as new."""
+    """No other command is sent to a node, not even by ``holdfast init``."""
     users = [f"worker on >secret resetchannels {ALLOWED}"]
     with Ensemble([RedisServer(users=users) for _ in range(3)]) as nodes:
         url = f"redlock://worker:secret@{nodes.hosts}"

@@ -1,4 +1,4 @@
-"""One of five nodes is killed, stopped or wiped: nothing is lost, and it comes back by itself."""
+"""One of five nodes is killed, stopped or wiped: no hold is lost, and it is used again later."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from servers.process import wait_until
 from servers.redis import RedisServer
 from stores.clients import through
 from stores.redis.bench import blocking_and_asyncio, until
-from stores.redlock import bench as redlock_bench
-from stores.redlock.bench import KEY, Nodes, held_by
+from stores.redlock import helpers
+from stores.redlock.helpers import KEY, Nodes, held_by
 
 pytestmark = pytest.mark.faults
 
-three, five = redlock_bench.three, redlock_bench.five
+three, five = helpers.three, helpers.five
 SOON = 60.0
 TTL = 10.0
 
@@ -37,8 +37,8 @@ FAULTS: dict[str, Callable[[RedisServer], None]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @blocking_and_asyncio
-def test_one_of_five_is_not_missed(five: Nodes, flavour: Flavour, fault: str) -> None:
-    """A hold stays held, others stay out, tokens go on growing."""
+def test_one_of_five_nodes_may_fail(five: Nodes, flavour: Flavour, fault: str) -> None:
+    """The hold stays, other claims are refused, and tokens keep growing."""
 
     async def body(ours: Any, theirs: Any) -> None:
         async with ours.lock("name") as held:
@@ -55,8 +55,8 @@ def test_one_of_five_is_not_missed(five: Nodes, flavour: Flavour, fault: str) ->
 
 
 @blocking_and_asyncio
-def test_a_stopped_node_is_left_out_and_comes_back(five: Nodes, flavour: Flavour) -> None:
-    """Once it is known to hang nothing is sent there; afterwards it votes again."""
+def test_a_stopped_node_is_left_out_and_used_again(five: Nodes, flavour: Flavour) -> None:
+    """A node that does not answer gets no more requests; when it answers, it votes again."""
     stopped = five.nodes[0]
 
     async def body(client: Any) -> None:
@@ -73,10 +73,10 @@ def test_a_stopped_node_is_left_out_and_comes_back(five: Nodes, flavour: Flavour
     through(flavour, body, five.url, ttl=TTL)
 
 
-def test_a_node_comes_back_although_its_reviver_was_interrupted(
+def test_a_node_is_used_again_although_its_reconnection_was_interrupted(
     five: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in the start of the thread that tries it: somebody else tries it later."""
+    """Ctrl-C interrupts the start of the thread that reconnects: a later call starts another."""
     stopped = five.nodes[0]
     start = threading.Thread.start
 
@@ -106,7 +106,8 @@ def test_a_node_comes_back_although_its_reviver_was_interrupted(
 
 
 async def _hold_until(client: Any, condition: Callable[[], bool]) -> None:
-    """Takes the name and gives it back, over and over: it is bounded by the test's own time."""
+    """Acquire and release the name in a loop until the condition holds. The test's own timeout
+    bounds the loop."""
     over = False
     while not over:
         async with client.lock("name", timeout=10):
@@ -114,8 +115,8 @@ async def _hold_until(client: Any, condition: Callable[[], bool]) -> None:
 
 
 @blocking_and_asyncio
-def test_a_renewal_heals_a_wiped_node(five: Nodes, flavour: Flavour) -> None:
-    """A node that forgot a hold gets it back; who was superseded does not."""
+def test_a_renewal_restores_a_hold_on_a_wiped_node(five: Nodes, flavour: Flavour) -> None:
+    """A hold is restored where a node lost it, but not where the node has a higher counter."""
     wiped = five.nodes[0]
 
     async def body(client: Any) -> None:
@@ -132,7 +133,7 @@ def test_a_renewal_heals_a_wiped_node(five: Nodes, flavour: Flavour) -> None:
 
 
 async def _extended(lease: Any) -> None:
-    """On a busy machine a majority may be late once; as long as it is held, it is tried again."""
+    """Extend a hold. Try again while it is held: on a busy machine a majority may be late."""
     while True:
         try:
             await lease.extend()
@@ -144,7 +145,7 @@ async def _extended(lease: Any) -> None:
 
 @blocking_and_asyncio
 def test_readers_and_slots_survive_a_wiped_node(five: Nodes, flavour: Flavour) -> None:
-    """What a majority holds is held: no writer gets in, no slot is given twice."""
+    """What a majority holds stays held: no writer is granted, no slot is granted twice."""
 
     async def body(ours: Any, theirs: Any) -> None:
         async with ours.rwlock("name").read(), ours.semaphore("slots", 2) as mine:
@@ -159,8 +160,8 @@ def test_readers_and_slots_survive_a_wiped_node(five: Nodes, flavour: Flavour) -
 
 
 @blocking_and_asyncio
-def test_the_wish_of_a_killed_writer_ends(five: Nodes, flavour: Flavour) -> None:
-    """It keeps readers out for a writer's sake, and must not outlive one that is gone."""
+def test_the_intent_of_a_killed_writer_expires(five: Nodes, flavour: Flavour) -> None:
+    """An intent keeps readers out while its writer waits, and ends soon after the writer died."""
     writer = Process(five.url, flavour, ttl=TTL)
     try:
         with (
@@ -169,7 +170,7 @@ def test_the_wish_of_a_killed_writer_ends(five: Nodes, flavour: Flavour) -> None
             ours.rwlock("name").read() as first,
         ):
             writer.send("acquire", name="name")
-            wait_until("the wish", lambda: all(map(_wished_for, five.nodes)))
+            wait_until("the intent", lambda: all(map(_has_intent, five.nodes)))
             assert theirs.rwlock("name").read().acquire(blocking=False) is None
             writer.kill()
             with theirs.rwlock("name", timeout=SOON).read():
@@ -178,13 +179,13 @@ def test_the_wish_of_a_killed_writer_ends(five: Nodes, flavour: Flavour) -> None
         writer.close()
 
 
-def _wished_for(node: RedisServer) -> bool:
+def _has_intent(node: RedisServer) -> bool:
     return node.ask("HEXISTS", KEY, "i") == 1
 
 
 @blocking_and_asyncio
-def test_two_wiped_nodes_of_three_let_nobody_in(three: Nodes, flavour: Flavour) -> None:
-    """The quarantine keeps a majority that forgot from electing a second holder."""
+def test_two_wiped_nodes_of_three_grant_nothing(three: Nodes, flavour: Flavour) -> None:
+    """The quarantine keeps a majority that lost its data from granting a second hold."""
 
     async def body(ours: Any, theirs: Any) -> None:
         lease = await ours.lock("name", renew=False).acquire()
@@ -198,7 +199,7 @@ def test_two_wiped_nodes_of_three_let_nobody_in(three: Nodes, flavour: Flavour) 
 
 
 def test_tokens_grow_under_contention_and_faults(five: Nodes, tmp_path: Path) -> None:
-    """Four processes, two of each kind, and one node after the other that goes and comes back."""
+    """Four processes (two blocking, two asyncio) while one node after the other fails."""
     path, enough = tmp_path / "tokens", tmp_path / "enough"
     script = Path(__file__).with_name("contender.py")
     words = [sys.executable, str(script), five.url, str(path), str(enough)]

@@ -1,10 +1,10 @@
-"""Every schedule of a small Redlock: tokens are distinct and grow, whatever is late or runs out.
+"""Model check of the token protocol: in every schedule tokens are distinct and grow.
 
-Three nodes, and attempts with all proposals of a small range. Requests land in any order or never;
-a hold may run out on any node at any moment. With two attempts also: counters that differ to begin
-with, requests that land after their attempt is over, and undoings. With three: all of them on equal
-counters. Votes are counted by the code that ships. Variants that are known to be wrong must be
-caught, or the check is worth nothing.
+There are three nodes, and attempts with all proposals of a small range. Requests arrive in any
+order or never; a hold may expire on any node at any moment. With two attempts the check also covers
+counters that differ at the start, requests that arrive after the end of their attempt, and undo
+requests. With three attempts the counters are equal at the start. The votes are counted by the
+shipped code. Protocol variants that are known to be wrong must be detected: this checks the check.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PROPOSALS = (1, 2)
 COUNTERS = ((0, 0, 0), (0, 1, 2))
 NOBODY = -1
 
-IDLE, ASKING, RAISING, DONE, FAILED = range(5)
-UNASKED, REFUSED, LANDED, RAISED = 0, -1, -2, -3
-"""What became of one attempt's request to one node; a token where a grant was heard."""
+IDLE, VOTING, RAISING, DONE, FAILED = range(5)
+NOT_ARRIVED, REFUSED, ARRIVED, RAISED = 0, -1, -2, -3
+"""The state of one attempt's request to one node; a positive number is the granted token."""
 
 
-class Node(NamedTuple):
-    """What a node knows: who holds, under which token, and the highest it ever gave."""
+class ModelNode(NamedTuple):
+    """The state of a node: holder, its token, and the highest token that was ever granted."""
 
     owner: int
     token: int
@@ -37,12 +37,12 @@ class Node(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """What a client made of its votes."""
+    """The state of one attempt."""
 
     phase: int
     token: int = 0
     floor: int = 0
-    """The highest token of those who were done before this one began."""
+    """The highest token of the attempts that were done before this one began."""
 
 
 class Decision(NamedTuple):
@@ -54,35 +54,35 @@ class Decision(NamedTuple):
 
 
 Column = tuple[int, ...]
-"""A node, and what became of each attempt's request to it: nothing else tells nodes apart, so a
-state is the same whatever their order."""
+"""A node, and the state of each attempt's request to it. Nodes have no other difference, so the
+order of the nodes does not matter."""
 State = tuple[tuple[Column, ...], tuple[Attempt, ...]]
 
 
 class Protocol:
-    """The rules; variants override one of them."""
+    """The rules of the protocol; each variant overrides one of them."""
 
-    def grant(self, node: Node, owner: int, proposal: int) -> tuple[Node, int]:
+    def grant(self, node: ModelNode, owner: int, proposal: int) -> tuple[ModelNode, int]:
         if node.owner == owner:
             return node, node.token
         if node.owner != NOBODY:
             return node, REFUSED
         token = max(proposal, node.counter + 1)
-        return Node(owner, token, token), token
+        return ModelNode(owner, token, token), token
 
-    def lift(self, node: Node, owner: int, token: int) -> Node | None:
+    def lift(self, node: ModelNode, owner: int, token: int) -> ModelNode | None:
         if node.owner != owner or node.token > token:
             return None
-        return Node(owner, token, max(node.counter, token))
+        return ModelNode(owner, token, max(node.counter, token))
 
-    def run_out(self, node: Node) -> Node:
-        return Node(NOBODY, 0, node.counter)
+    def expire(self, node: ModelNode) -> ModelNode:
+        return ModelNode(NOBODY, 0, node.counter)
 
     def decide(self, marks: tuple[int, ...]) -> Decision | None:
         ballot = Ballot([_vote(mark) for mark in marks], QUORUM)
         verdict = ballot.verdict()
         if verdict is None:
-            if len(ballot.granted) + marks.count(UNASKED) >= QUORUM:
+            if len(ballot.granted) + marks.count(NOT_ARRIVED) >= QUORUM:
                 return None
             return Decision(FAILED)
         if verdict.token is not None:
@@ -92,13 +92,13 @@ class Protocol:
 
 
 def _vote(mark: int) -> Any:
-    if mark == UNASKED:
+    if mark == NOT_ARRIVED:
         return None
     return [[1, mark, b"-", b""]] if mark > 0 else [[0, 0, 1, b"other", b"", 0]]
 
 
 class NoWriteBack(Protocol):
-    """The highest vote is the token, and nobody is told."""
+    """The highest vote is the token, and the other nodes are not raised to it."""
 
     def decide(self, marks: tuple[int, ...]) -> Decision | None:
         granted = [mark for mark in marks if mark > 0]
@@ -108,34 +108,34 @@ class NoWriteBack(Protocol):
 
 
 class RaiseForAnybody(Protocol):
-    """A counter is raised whoever holds by then."""
+    """A counter is raised even if another owner holds by then."""
 
-    def lift(self, node: Node, owner: int, token: int) -> Node | None:
+    def lift(self, node: ModelNode, owner: int, token: int) -> ModelNode | None:
         return node._replace(counter=max(node.counter, token))
 
 
-class RaiseUnheard(Protocol):
-    """A node is counted although its own, higher vote never arrived."""
+class RaiseDespiteHigherVote(Protocol):
+    """A node counts as raised although its own vote, which was lost, is higher."""
 
-    def lift(self, node: Node, owner: int, token: int) -> Node | None:
+    def lift(self, node: ModelNode, owner: int, token: int) -> ModelNode | None:
         return node._replace(counter=max(node.counter, token)) if node.owner == owner else None
 
 
 class NotBeyond(Protocol):
-    """A proposal that equals the counter will do."""
+    """A proposal equal to the counter is granted."""
 
-    def grant(self, node: Node, owner: int, proposal: int) -> tuple[Node, int]:
+    def grant(self, node: ModelNode, owner: int, proposal: int) -> tuple[ModelNode, int]:
         if node.owner != NOBODY:
             return super().grant(node, owner, proposal)
         token = max(proposal, node.counter)
-        return Node(owner, token, token), token
+        return ModelNode(owner, token, token), token
 
 
 class Forgetful(Protocol):
-    """A node loses its counter with the hold, as one that was emptied does."""
+    """A node loses its counter together with the hold, as an emptied server does."""
 
-    def run_out(self, node: Node) -> Node:
-        return Node(NOBODY, 0, 0)
+    def expire(self, node: ModelNode) -> ModelNode:
+        return ModelNode(NOBODY, 0, 0)
 
 
 def _with(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:
@@ -143,15 +143,15 @@ def _with(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:
 
 
 class Explorer:
-    """Walks all states that the rules allow."""
+    """Visits all states that the rules allow."""
 
     def __init__(self, rules: Protocol, proposals: tuple[int, ...], *, late: bool) -> None:
         self.proposals, self.late = proposals, late
         self.grant, self.lift = cache(rules.grant), cache(rules.lift)
-        self.run_out, self.decide = cache(rules.run_out), cache(rules.decide)
+        self.expire, self.decide = cache(rules.expire), cache(rules.decide)
 
     def walk(self, counters: tuple[int, ...]) -> int:
-        marks = (UNASKED,) * len(self.proposals)
+        marks = (NOT_ARRIVED,) * len(self.proposals)
         columns = tuple((NOBODY, 0, counter, *marks) for counter in counters)
         first: State = columns, tuple(Attempt(IDLE) for _ in self.proposals)
         seen: set[State] = {first}
@@ -166,14 +166,14 @@ class Explorer:
         return len(seen)
 
     def _canonical(self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...]) -> State:
-        """The same state in a fixed order of the nodes, and of attempts with one proposal."""
-        everybody = range(len(attempts))
-        order = sorted(everybody, key=lambda who: (self.proposals[who], attempts[who]))
-        if order != list(everybody):
-            place = {old: new for new, old in enumerate(order)}
-            attempts = tuple(attempts[who] for who in order)
+        """Return the same state with nodes, and attempts of equal proposals, in a fixed order."""
+        all_attempts = range(len(attempts))
+        order = sorted(all_attempts, key=lambda which: (self.proposals[which], attempts[which]))
+        if order != list(all_attempts):
+            position = {old: new for new, old in enumerate(order)}
+            attempts = tuple(attempts[which] for which in order)
             columns = tuple(
-                (place.get(c[0], NOBODY), c[1], c[2], *(c[3 + who] for who in order))
+                (position.get(c[0], NOBODY), c[1], c[2], *(c[3 + which] for which in order))
                 for c in columns
             )
         return tuple(sorted(columns)), attempts
@@ -187,77 +187,77 @@ class Explorer:
 
     def _next(self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...]) -> Iterator[State]:
         if all(attempt.phase in (DONE, FAILED) for attempt in attempts):
-            return  # nothing that is still to come changes a token
+            return  # no later event changes a token
         for at, column in _different(columns):
             if column[0] != NOBODY:
-                node = self.run_out(Node(*column[:3]))
+                node = self.expire(ModelNode(*column[:3]))
                 yield _with(columns, at, (*node, *column[3:])), attempts
-        for who, attempt in enumerate(attempts):
+        for which, attempt in enumerate(attempts):
             if attempt.phase == IDLE:
                 floor = max((a.token for a in attempts if a.phase == DONE), default=0)
-                yield columns, _with(attempts, who, Attempt(ASKING, 0, floor))
+                yield columns, _with(attempts, which, Attempt(VOTING, 0, floor))
                 continue
-            yield from self._call(columns, attempts, who)
+            yield from self._arrive(columns, attempts, which)
             if attempt.phase == RAISING:
-                yield from self._lift(columns, attempts, who)
+                yield from self._lift(columns, attempts, which)
             elif attempt.phase == FAILED and self.late:
-                yield from self._undo(columns, attempts, who)
+                yield from self._undo(columns, attempts, which)
 
-    def _call(
-        self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...], who: int
+    def _arrive(
+        self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...], which: int
     ) -> Iterator[State]:
-        """A request lands, on time or too late to count."""
-        asking = attempts[who].phase == ASKING
+        """A request arrives at a node, in time or too late to count."""
+        voting = attempts[which].phase == VOTING
         for at, column in _different(columns):
-            if column[3 + who] != UNASKED:
+            if column[3 + which] != NOT_ARRIVED:
                 continue
-            node, mark = self.grant(Node(*column[:3]), who, self.proposals[who])
-            marked = _with(column[3:], who, mark if asking else LANDED)
+            node, mark = self.grant(ModelNode(*column[:3]), which, self.proposals[which])
+            marked = _with(column[3:], which, mark if voting else ARRIVED)
             after = _with(columns, at, (*node, *marked))
-            # A client that has enough may have heard more by the time it looks.
+            # A client that has enough votes may have read more of them before it decides.
             yield after, attempts
-            decision = self.decide(tuple(c[3 + who] for c in after)) if asking else None
+            decision = self.decide(tuple(c[3 + which] for c in after)) if voting else None
             if decision is not None:
-                yield self._decided(after, attempts, who, decision)
+                yield self._decided(after, attempts, which, decision)
 
     def _decided(
-        self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...], who: int, what: Decision
+        self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...], which: int, what: Decision
     ) -> State:
         marked = []
         for at, column in enumerate(columns):
-            mark = LANDED
+            mark = ARRIVED
             if at in what.raised:
                 mark = RAISED
-            elif self.late and column[3 + who] == UNASKED:
-                mark = UNASKED
-            marked.append(_with(column, 3 + who, mark))
-        attempt = Attempt(what.phase, what.token, attempts[who].floor)
-        return tuple(marked), _with(attempts, who, attempt)
+            elif self.late and column[3 + which] == NOT_ARRIVED:
+                mark = NOT_ARRIVED
+            marked.append(_with(column, 3 + which, mark))
+        attempt = Attempt(what.phase, what.token, attempts[which].floor)
+        return tuple(marked), _with(attempts, which, attempt)
 
     def _lift(
-        self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...], who: int
+        self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...], which: int
     ) -> Iterator[State]:
-        attempt = attempts[who]
+        attempt = attempts[which]
         for at, column in _different(columns):
-            node = self.lift(Node(*column[:3]), who, attempt.token)
-            if column[3 + who] == RAISED or node is None:
+            node = self.lift(ModelNode(*column[:3]), which, attempt.token)
+            if column[3 + which] == RAISED or node is None:
                 continue
-            after = _with(columns, at, (*node, *_with(column[3:], who, RAISED)))
-            if sum(c[3 + who] == RAISED for c in after) >= QUORUM:
-                yield self._decided(after, attempts, who, Decision(DONE, attempt.token))
+            after = _with(columns, at, (*node, *_with(column[3:], which, RAISED)))
+            if sum(c[3 + which] == RAISED for c in after) >= QUORUM:
+                yield self._decided(after, attempts, which, Decision(DONE, attempt.token))
             else:
                 yield after, attempts
 
     def _undo(
-        self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...], who: int
+        self, columns: tuple[Column, ...], attempts: tuple[Attempt, ...], which: int
     ) -> Iterator[State]:
         for at, column in _different(columns):
-            if column[0] == who:
+            if column[0] == which:
                 yield _with(columns, at, (NOBODY, 0, column[2] + 1, *column[3:])), attempts
 
 
 def _different(columns: tuple[Column, ...]) -> Iterator[tuple[int, Column]]:
-    """Of nodes that are alike one is enough."""
+    """Yield one of each group of equal nodes."""
     last: Column | None = None
     for at, column in enumerate(columns):
         if column != last:
@@ -266,7 +266,7 @@ def _different(columns: tuple[Column, ...]) -> Iterator[tuple[int, Column]]:
 
 
 def explore(rules: Protocol) -> int:
-    """All states of two attempts from all beginnings."""
+    """Visit all states of two attempts from all start states; return their number."""
     return sum(
         Explorer(rules, proposals, late=True).walk(counters)
         for proposals in itertools.combinations_with_replacement(PROPOSALS, 2)
@@ -275,21 +275,21 @@ def explore(rules: Protocol) -> int:
 
 
 def test_tokens_grow_in_every_schedule() -> None:
-    """No schedule gives a token twice, or a lower one to who began later."""
+    """No schedule grants a token twice, or a lower token to an attempt that began later."""
     assert explore(Protocol()) > 10_000
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("proposals", [(1, 1, 1), (1, 1, 2), (1, 2, 2)])
 def test_tokens_of_three_attempts_grow(proposals: tuple[int, ...]) -> None:
-    """The same with one more: what the first and the third know of each other is the second's."""
+    """The same with three attempts: the second may carry state from the first to the third."""
     assert Explorer(Protocol(), proposals, late=False).walk((0, 0, 0)) > 50_000
 
 
 @pytest.mark.parametrize(
-    "mutant", [NoWriteBack, RaiseForAnybody, RaiseUnheard, NotBeyond, Forgetful]
+    "mutant", [NoWriteBack, RaiseForAnybody, RaiseDespiteHigherVote, NotBeyond, Forgetful]
 )
 def test_wrong_protocols_are_caught(mutant: Callable[[], Protocol]) -> None:
-    """The check finds what is wrong with each of these."""
+    """The check detects the error in each wrong variant."""
     with pytest.raises(AssertionError, match="a token"):
         explore(mutant())

@@ -1,4 +1,4 @@
-"""The renewer of a Redlock client: it is never late with its word, and never in anybody's way."""
+"""The renewer of a Redlock client: it warns holders in time and does not delay other calls."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from servers.redis import RedisServer
 from stores.claims import claim_of
 from stores.clients import through
 from stores.redis.bench import blocking_and_asyncio, over, scripts_run, until
-from stores.redlock import bench as redlock_bench
-from stores.redlock.bench import Nodes
+from stores.redlock import helpers
+from stores.redlock.helpers import Nodes
 
-three = redlock_bench.three
+three = helpers.three
 SECONDS = 30.0
 
 
 @pytest.mark.faults
 @blocking_and_asyncio
-def test_a_holder_is_told_in_time_although_a_writer_waits(three: Nodes, flavour: Flavour) -> None:
-    """All nodes hang: nobody waits for them longer than the holder has."""
+def test_a_holder_is_warned_in_time_although_a_writer_waits(three: Nodes, flavour: Flavour) -> None:
+    """No node answers: the renewer does not wait longer than the hold lasts."""
 
     async def body(ours: Any, theirs: Any) -> None:
         taken = await theirs.lock("taken").acquire()
         lease = await ours.lock("name").acquire()
-        told: list[bool] = []
-        lease._hold.on_doubt = lambda _: told.append(lease.held)
+        warnings: list[bool] = []
+        lease._hold.on_doubt = lambda _: warnings.append(lease.held)
         waiting = asyncio.create_task(ours.lock("taken", timeout=SECONDS).acquire())
         await until(lambda: bool(ours._engine.renewer.waits))
         three.pause()
-        await until(lambda: bool(told))
+        await until(lambda: bool(warnings))
         three.resume()
-        assert told == [True]
+        assert warnings == [True]
         await lease.release()
         await taken.release()
         assert await (await waiting).release()
@@ -57,7 +57,7 @@ def test_a_holder_is_told_in_time_although_a_writer_waits(three: Nodes, flavour:
 def test_nodes_that_are_back_are_known_to_all_backends_of_a_client(
     three: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One backend tries them, another waits for that: no request may last as long as it could."""
+    """One backend reconnects while another waits for that: it must not wait for the timeout."""
     store = open_store(three.url, Settings(request_seconds=2 * SECONDS))
     ours, renewer = (store.backend(BlockingRuntime()) for _ in range(2))
     waits = threading.Event()
@@ -70,7 +70,7 @@ def test_nodes_that_are_back_are_known_to_all_backends_of_a_client(
     for backend in (ours, renewer):
         run_now(backend.look("name"))  # opens the connections
     three.pause()
-    for _ in range(2):  # the first finds out that they hang, the second tries them
+    for _ in range(2):  # the first finds that they do not answer, the second reconnects
         with pytest.raises(BackendUnavailable):
             run_now(ours.attempt(claim_of(), join=True, until=now() + 0.2))
     monkeypatch.setattr(BlockingBroadcast, "_wait_for_nodes", noted)
@@ -84,10 +84,10 @@ def test_nodes_that_are_back_are_known_to_all_backends_of_a_client(
 
 
 @blocking_and_asyncio
-def test_a_writer_keeps_its_word_over_the_connections_there_are(
+def test_the_intent_of_a_writer_is_renewed_on_existing_connections(
     three: Nodes, flavour: Flavour
 ) -> None:
-    """Every few seconds, on every node, without a new connection for it."""
+    """On every node, without a new connection."""
 
     async def body(bench: Bench) -> None:
         peer, writer = bench.peer(), bench.claim()
@@ -109,16 +109,14 @@ def test_a_writer_keeps_its_word_over_the_connections_there_are(
 
 
 def _clients(node: RedisServer) -> set[str]:
-    """Who is connected, the asking one aside."""
+    """Return the ids of all connected clients except our own."""
     lines = str(node.ask("CLIENT", "LIST")).splitlines()
     return {line.split(" ")[0] for line in lines if "cmd=client|list" not in line}
 
 
 @blocking_and_asyncio
-def test_a_word_that_comes_after_its_writer_left_is_not_kept(
-    three: Nodes, flavour: Flavour
-) -> None:
-    """It would keep readers out for nobody."""
+def test_an_intent_is_not_renewed_after_its_writer_left(three: Nodes, flavour: Flavour) -> None:
+    """It would keep readers out without a waiting writer."""
 
     async def body(bench: Bench) -> None:
         peer, writer = bench.peer(), bench.claim()
@@ -132,7 +130,7 @@ def test_a_word_that_comes_after_its_writer_left_is_not_kept(
         before = [scripts_run(node) for node in three.nodes]
         await peer.renew([], [Waiting(writer, 0)])
         for node, already in zip(three.nodes, before, strict=True):
-            wait_until("the word", lambda n=node, a=already: scripts_run(n) == a + 1)  # type: ignore[misc]
+            wait_until("the request", lambda n=node, a=already: scripts_run(n) == a + 1)  # type: ignore[misc]
             assert node.ask("HEXISTS", key, "i") == 0
 
     over(three.url, flavour, body)

@@ -1,4 +1,4 @@
-"""The rules of a Redlock vote: how many nodes renew a hold, and whose token is raised."""
+"""The rules of a vote: how many nodes renew a hold, and which token is raised."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from holdfast.testing.contract import Bench
 from servers.redis import RedisServer
 from servers.registry import Servers
 from stores.redis.bench import blocking_and_asyncio, over
-from stores.redlock.bench import Nodes, three
+from stores.redlock.helpers import Nodes, three
 
 __all__ = ["three"]
 
 
 @blocking_and_asyncio
 def test_fewer_nodes_than_a_majority_renew_nothing(three: Nodes, flavour: Flavour) -> None:
-    """One that has it, and none that could tell: whether it is held is unknown."""
+    """One node renews, two are down: whether the hold still exists is unknown."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -37,7 +37,7 @@ def test_fewer_nodes_than_a_majority_renew_nothing(three: Nodes, flavour: Flavou
 
 @blocking_and_asyncio
 def test_a_hold_that_most_nodes_gave_away_is_lost(three: Nodes, flavour: Flavour) -> None:
-    """One node that still has it does not keep it."""
+    """One node that still has the hold is not enough."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -53,7 +53,7 @@ def test_a_hold_that_most_nodes_gave_away_is_lost(three: Nodes, flavour: Flavour
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED, Mode.SLOTS])
 def test_only_the_holder_raises_its_token(servers: Servers, namespace: str, mode: Mode) -> None:
-    """And never to a lower one: it may have been granted a higher one that it did not hear of."""
+    """Never to a lower token: a vote with a higher one may have been lost."""
     server, scripts = servers.of(RedisServer), RedlockScripts(loss_protection=False)
     client = redis.Redis(server.host, server.port)
     key, run = f"{namespace}:redlock:{{name}}", "holdfast:redlock:run"
@@ -77,11 +77,11 @@ def test_only_the_holder_raises_its_token(servers: Servers, namespace: str, mode
 
 
 @pytest.mark.parametrize("shapes", [("x 1 0", "x -"), ("s 1 0", "s -"), ("n 1 3", "n 0")])
-def test_a_node_that_hears_of_a_release_first_gives_no_vote(
+def test_a_node_that_gets_a_release_first_gives_no_vote(
     servers: Servers, namespace: str, shapes: tuple[str, str]
 ) -> None:
-    """A stalled node may read a release before the attempt that it ends: each has its connection.
-    Another owner's attempt is granted, and one of its own that was sent after that token."""
+    """A stalled node may read a release before the attempt that it ends: they use different
+    connections. Other owners are granted, and a later attempt of the same owner too."""
     server, scripts = servers.of(RedisServer), RedlockScripts(loss_protection=False)
     client = redis.Redis.from_url(server.url)
     key, run, (claim, ended) = f"{namespace}:redlock:{{name}}", f"{namespace}:run", shapes

@@ -1,4 +1,4 @@
-"""The masters of a Redlock store, each behind a proxy."""
+"""Helpers for the Redlock tests: masters, each behind a fault proxy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = "holdfast:redlock:{name}"
 
 
 class Nodes(Ensemble[RedisServer]):
-    """Masters that keep nothing, each behind a proxy, marked as new."""
+    """Masters without persistence, each behind a proxy, marked as new."""
 
     def __init__(self, count: int) -> None:
         super().__init__([RedisServer() for _ in range(count)])
@@ -58,5 +58,5 @@ def five() -> Iterator[Nodes]:
 
 
 def held_by(node: RedisServer) -> bool:
-    """Whether a node knows of an exclusive hold of the name."""
+    """Whether a node has an exclusive hold of the name."""
     return node.ask("HEXISTS", KEY, "x") == 1

@@ -1,4 +1,4 @@
-"""Nodes that answer late: their votes count, and they neither lose a hold nor a wake-up."""
+"""Nodes that answer late: their votes count, and no hold and no wake-up is lost."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from holdfast.testing import Flavour
 from servers.process import wait_until
 from stores.clients import through
 from stores.redis.bench import blocking_and_asyncio, scripts_run, somebody_rests, until
-from stores.redlock import bench as redlock_bench
-from stores.redlock.bench import KEY, Nodes, held_by
+from stores.redlock import helpers
+from stores.redlock.helpers import KEY, Nodes, held_by
 
-three, five = redlock_bench.three, redlock_bench.five
+three, five = helpers.three, helpers.five
 
 
 @blocking_and_asyncio
-def test_a_late_node_votes_although_it_is_not_waited_for(three: Nodes, flavour: Flavour) -> None:
-    """Also the first time, when it has not run the script before."""
+def test_a_late_node_votes_although_the_round_does_not_wait(three: Nodes, flavour: Flavour) -> None:
+    """Also the first time, when the node has not run the script before."""
     late = three.nodes[2]
 
     async def body(client: Any) -> None:
@@ -44,8 +44,11 @@ LOCKS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("kind", LOCKS)
 @blocking_and_asyncio
-def test_votes_that_it_never_had_lose_no_hold(five: Nodes, flavour: Flavour, kind: str) -> None:
-    """Two of five never voted for it, one forgot it, one is gone: nobody else was let in."""
+def test_a_hold_without_the_votes_of_some_nodes_is_not_lost(
+    five: Nodes, flavour: Flavour, kind: str
+) -> None:
+    """Two of five nodes never voted for the hold, one lost it, one is down: no other claim was
+    granted, so the release reports no loss."""
 
     async def body(client: Any, others: Any) -> None:
         await client.inspect("other")
@@ -68,8 +71,8 @@ def test_votes_that_it_never_had_lose_no_hold(five: Nodes, flavour: Flavour, kin
 
 
 @blocking_and_asyncio
-def test_a_hold_that_was_broken_is_told_as_lost(three: Nodes, flavour: Flavour) -> None:
-    """Nodes that know that it is over say so, also those that never voted for it."""
+def test_the_release_of_a_revoked_hold_reports_the_loss(three: Nodes, flavour: Flavour) -> None:
+    """Nodes that know that the hold is over report it, also those that never voted for it."""
 
     async def body(client: Any) -> None:
         lease = await client.lock("name").acquire()
@@ -80,10 +83,10 @@ def test_a_hold_that_was_broken_is_told_as_lost(three: Nodes, flavour: Flavour) 
 
 
 @blocking_and_asyncio
-def test_a_writer_that_won_without_a_node_keeps_no_readers_out_there(
+def test_a_writer_granted_without_a_node_leaves_no_intent_there(
     three: Nodes, flavour: Flavour
 ) -> None:
-    """Its wish to write goes with it, also where readers were in its way to the last."""
+    """Its release removes the intent also on a node where a reader held until the end."""
     left_behind = three.nodes[2]
 
     async def body(ours: Any, theirs: Any) -> None:
@@ -100,8 +103,8 @@ def test_a_writer_that_won_without_a_node_keeps_no_readers_out_there(
 
 @blocking_and_asyncio
 def test_a_node_whose_own_vote_is_higher_is_not_raised(three: Nodes, flavour: Flavour) -> None:
-    """A vote that was not heard of may be above the token that the others agree on: that node
-    keeps it, and does not count for the lower one."""
+    """A vote that arrived too late may be above the token that the others agree on: that node
+    keeps its token and does not count for the lower one."""
 
     async def body(client: Any) -> None:
         async with client.lock("name") as first:
@@ -113,7 +116,7 @@ def test_a_node_whose_own_vote_is_higher_is_not_raised(three: Nodes, flavour: Fl
         three.proxies[2].hold_replies()
         async with client.lock("name") as second:
             assert second.token == ahead + 1
-            # The vote, and the request to raise it.
+            # The vote, and the request to raise its token.
             await until(lambda: scripts_run(three.nodes[2]) == before + 2)
             tokens = [node.ask("HGET", KEY, "xt") for node in three.nodes]
             assert tokens == [str(ahead + 1), str(ahead + 1), str(ahead + 8)]
@@ -126,10 +129,11 @@ def test_a_node_whose_own_vote_is_higher_is_not_raised(three: Nodes, flavour: Fl
 
 @pytest.mark.usefixtures("no_recheck")
 @blocking_and_asyncio
-def test_who_is_called_before_the_others_have_let_go_comes_again(
+def test_a_waiter_woken_before_all_nodes_have_released_retries(
     three: Nodes, flavour: Flavour
 ) -> None:
-    """One node tells of a release that has not reached the others yet: nobody calls again."""
+    """One node publishes a release that has not reached the others yet. There is no second
+    wake-up."""
 
     async def body(ours: Any, theirs: Any) -> None:
         async def wait_for_it() -> None:
@@ -138,7 +142,7 @@ def test_who_is_called_before_the_others_have_let_go_comes_again(
 
         lease = await ours.lock("name", renew=False).acquire()
         waiting = asyncio.create_task(wait_for_it())
-        # Long enough for the hold not to be taken for an attempt that may come to nothing.
+        # Long enough that the hold does not count as young.
         rests = partial(somebody_rests, three.nodes[0])
         await asyncio.to_thread(wait_until, "the waiter to rest", rests)
         for proxy in three.proxies[1:]:

@@ -1,5 +1,4 @@
-"""What a Redlock node knows of a hold that it forgot, or that ended: healed while it is held, gone
-for good afterwards."""
+"""A node that lost a hold gets it back by a renewal; a hold that ended is never restored."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from servers.redis import RedisServer
 from stores.redis.bench import blocking_and_asyncio, over, until
-from stores.redlock import bench as redlock_bench
-from stores.redlock.bench import Nodes
+from stores.redlock import helpers
+from stores.redlock.helpers import Nodes
 
-three = redlock_bench.three
+three = helpers.three
 
 KINDS: dict[str, Callable[[Bench], Claim]] = {
     "lock": lambda bench: bench.claim(),
@@ -35,7 +34,7 @@ def _key(bench: Bench) -> str:
 
 
 def _holds(node: RedisServer, bench: Bench, claim: Claim) -> bool:
-    """Whether a node knows that this one holds."""
+    """Whether a node has a hold of this claim."""
     owner = node.ask("HGET", _key(bench), "x")
     return owner == claim.owner or node.ask("HEXISTS", _key(bench), f"h:{claim.owner}") == 1
 
@@ -46,11 +45,11 @@ async def _all_hold(three: Nodes, bench: Bench, claim: Claim) -> None:
 
 @pytest.mark.parametrize("forgets", ["the name", "everything"])
 @blocking_and_asyncio
-def test_a_reader_is_healed_where_others_come_and_go(
+def test_a_reader_is_restored_although_others_acquire_and_release(
     three: Nodes, flavour: Flavour, forgets: str
 ) -> None:
-    """Whether or not those others had the vote of a node that forgot it: one node after the other
-    may forget, and nothing is lost."""
+    """One node after the other loses its data: the reader is restored on each, whether or not the
+    other readers had the vote of that node."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
@@ -63,7 +62,7 @@ def test_a_reader_is_healed_where_others_come_and_go(
             renewal = await ours.renew([grant])
             assert not renewal.lost
             assert not renewal.unknown
-            mark_as_new(three.url)  # else those others could not come any more
+            mark_as_new(three.url)  # otherwise other readers would be refused
         await _all_hold(three, bench, grant.claim)
         assert await ours.release(grant)
 
@@ -72,8 +71,8 @@ def test_a_reader_is_healed_where_others_come_and_go(
 
 @every_kind
 @blocking_and_asyncio
-def test_what_was_released_is_not_brought_back(three: Nodes, flavour: Flavour, kind: str) -> None:
-    """By a renewal that comes behind the release; not even by a node that had forgotten it."""
+def test_a_released_hold_is_not_restored(three: Nodes, flavour: Flavour, kind: str) -> None:
+    """A renewal after the release restores nothing, not even on a node that had lost the hold."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -85,7 +84,7 @@ def test_what_was_released_is_not_brought_back(three: Nodes, flavour: Flavour, k
         await until(lambda: not any(_holds(node, bench, grant.claim) for node in three.nodes))
         renewal = await peer.renew([grant, *others])
         assert list(renewal.lost) == [grant.claim.owner]
-        # The votes of the last node may still be on their way: another round is behind them.
+        # The last node may not have executed the renewal yet: another round comes after it.
         await peer.renewer.run(peer.renewer.backend._call(*_look(peer)))  # type: ignore[attr-defined]
         assert not any(_holds(node, bench, grant.claim) for node in three.nodes)
 
@@ -93,7 +92,7 @@ def test_what_was_released_is_not_brought_back(three: Nodes, flavour: Flavour, k
 
 
 def _look(peer: Peer) -> tuple[Any, bytes, Any]:
-    """A question to all nodes, whose answers are waited for."""
+    """Return a request to all nodes that waits for every answer."""
     backend: Any = peer.backend
     script = backend._scripts.look
     return script, backend._packed(script, "name", "1"), wait_for_all
@@ -101,8 +100,8 @@ def _look(peer: Peer) -> tuple[Any, bytes, Any]:
 
 @every_kind
 @blocking_and_asyncio
-def test_what_was_broken_is_not_brought_back(three: Nodes, flavour: Flavour, kind: str) -> None:
-    """Also by those who have no vote in it any more."""
+def test_a_revoked_hold_is_not_restored(three: Nodes, flavour: Flavour, kind: str) -> None:
+    """A renewal is refused also by nodes that no longer had the hold."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
@@ -121,10 +120,10 @@ def test_what_was_broken_is_not_brought_back(three: Nodes, flavour: Flavour, kin
 
 @every_kind
 @blocking_and_asyncio
-def test_a_healed_vote_outlasts_the_undo_command_of_an_earlier_attempt(
+def test_a_restored_vote_outlasts_the_undo_of_an_earlier_attempt(
     three: Nodes, flavour: Flavour, kind: str
 ) -> None:
-    """Which may reach a node long after a later attempt has won."""
+    """The undo may reach a node long after a later attempt was granted."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -144,8 +143,8 @@ def test_a_healed_vote_outlasts_the_undo_command_of_an_earlier_attempt(
 
 
 @blocking_and_asyncio
-def test_a_reader_that_asks_again_has_what_it_had(three: Nodes, flavour: Flavour) -> None:
-    """Its first answer was lost: the token is the same, and no writer is in the way."""
+def test_a_reader_that_attempts_again_gets_the_same_token(three: Nodes, flavour: Flavour) -> None:
+    """Its first answer was lost. A waiting writer does not refuse the second attempt."""
 
     async def body(bench: Bench) -> None:
         ours, theirs, claim = bench.peer(), bench.peer(), bench.claim(mode=Mode.SHARED)
@@ -158,8 +157,8 @@ def test_a_reader_that_asks_again_has_what_it_had(three: Nodes, flavour: Flavour
 
 
 @blocking_and_asyncio
-def test_who_holds_and_asks_again_in_vain_holds_on(three: Nodes, flavour: Flavour) -> None:
-    """The nodes have it under several tokens, and do not agree on one in a second round."""
+def test_a_failed_attempt_of_a_holder_does_not_end_its_hold(three: Nodes, flavour: Flavour) -> None:
+    """The nodes have the hold under different tokens, and the second round fails."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -170,7 +169,7 @@ def test_who_holds_and_asks_again_in_vain_holds_on(three: Nodes, flavour: Flavou
         backend: Any = peer.backend
         backend._scripts.raises = Script("return 0", ("state",), 2)
         assert isinstance(await peer.attempt(grant.claim), Busy)
-        await peer.run(backend._call(*_look(peer)))  # behind whatever was undone
+        await peer.run(backend._call(*_look(peer)))  # executed after any undo
         assert all(_holds(node, bench, grant.claim) for node in three.nodes)
 
     over(three.url, flavour, body)
@@ -178,8 +177,8 @@ def test_who_holds_and_asks_again_in_vain_holds_on(three: Nodes, flavour: Flavou
 
 @blocking_and_asyncio
 def test_a_node_that_became_a_replica_is_left_out(three: Nodes, flavour: Flavour) -> None:
-    """That shows in the midst of a round, as its connection breaks: the others decide it, and
-    whatever comes after it."""
+    """The client finds this out during a round, when the connection breaks: the other nodes decide
+    this round and all later ones."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer(proxied=True)

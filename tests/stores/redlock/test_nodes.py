@@ -1,4 +1,4 @@
-"""What is peculiar to Redlock: its URL, its nodes, their votes and their quarantine."""
+"""The URL, the nodes, their votes and their quarantine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from servers.proxy import Proxy
 from servers.redis import RedisServer
 from stores.clients import through
 from stores.redis.bench import blocking_and_asyncio, until
-from stores.redlock.bench import KEY, Nodes
+from stores.redlock.helpers import KEY, Nodes
 
 SOON = 30.0
 
 
 @pytest.fixture
 def nodes() -> Iterator[Ensemble[RedisServer]]:
-    """Three masters that keep nothing."""
+    """Three masters without persistence."""
     with Ensemble([RedisServer() for _ in range(3)]) as ensemble:
         yield ensemble
 
@@ -43,14 +43,14 @@ def nodes() -> Iterator[Ensemble[RedisServer]]:
         ("a,b,c?colour=red", "no option"),
     ],
 )
-def test_what_can_t_be_is_refused(hosts: str, reason: str) -> None:
-    """Before anything touches the network, with the reason."""
+def test_an_invalid_url_is_refused(hosts: str, reason: str) -> None:
+    """With the reason, and without network access."""
     with pytest.raises(ValueError, match=reason):
         open_store(f"redlock://{hosts}", Settings())
 
 
 def test_a_ttl_beyond_the_quarantine_is_refused() -> None:
-    """A hold that outlives the quarantine could meet another one."""
+    """A hold that outlives the quarantine could overlap with another one."""
     with holdfast.connect("redlock://a,b,c?max_ttl=20", ttl=10) as locks:
         with pytest.raises(ValueError, match="20"):
             locks.lock("name", ttl=21)
@@ -59,7 +59,7 @@ def test_a_ttl_beyond_the_quarantine_is_refused() -> None:
 
 @blocking_and_asyncio
 def test_a_replica_is_refused(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
-    """A replica is no vote of its own."""
+    """A replica has no vote of its own."""
     with RedisServer(replica_of=nodes.nodes[0]) as replica:
         replica.wait_linked()
         hosts = ",".join(f"{n.host}:{n.port}" for n in (*nodes.nodes[:2], replica))
@@ -68,14 +68,14 @@ def test_a_replica_is_refused(nodes: Ensemble[RedisServer], flavour: Flavour) ->
 
 @blocking_and_asyncio
 def test_one_server_twice_is_refused(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
-    """Behind two names may be one server."""
+    """Two addresses may be the same server."""
     with Proxy(nodes.nodes[0]) as proxy:
         hosts = f"{nodes.hosts.rpartition(',')[0]},{proxy.server.host}:{proxy.port}"
         _refused(f"redlock://{hosts}", flavour, "same server")
 
 
 def _refused(url: str, flavour: Flavour, reason: str) -> None:
-    """Whoever asks is told, not only the first."""
+    """Every acquire raises the error, not only the first."""
 
     async def body(client: Any) -> None:
         for _ in range(2):
@@ -87,7 +87,7 @@ def _refused(url: str, flavour: Flavour, reason: str) -> None:
 
 @blocking_and_asyncio
 def test_new_nodes_grant_nothing_at_first(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
-    """Until max_ttl is over, or an operator says that they are new."""
+    """Until max_ttl is over, or an operator marks them as new."""
     url = f"redlock://{nodes.hosts}?max_ttl=30"
 
     async def body(client: Any) -> None:
@@ -103,7 +103,7 @@ def test_new_nodes_grant_nothing_at_first(nodes: Ensemble[RedisServer], flavour:
 
 @blocking_and_asyncio
 def test_a_quarantine_ends(nodes: Ensemble[RedisServer], flavour: Flavour) -> None:
-    """By itself, when nothing can be held any more that was held before."""
+    """Without help, when every earlier hold must have expired."""
 
     async def body(client: Any) -> None:
         lease = await client.lock("name", timeout=SOON).acquire()
@@ -117,7 +117,7 @@ def test_a_quarantine_ends(nodes: Ensemble[RedisServer], flavour: Flavour) -> No
 def test_a_grant_is_one_request_to_each_node(
     nodes: Ensemble[RedisServer], flavour: Flavour
 ) -> None:
-    """And so is a release, while the nodes agree."""
+    """A release is one request too, while the counters of the nodes agree."""
     mark_as_new(f"redlock://{nodes.hosts}")
 
     async def body(client: Any) -> None:
@@ -130,7 +130,7 @@ def test_a_grant_is_one_request_to_each_node(
             async with lock:
                 pass
         for node, already in zip(nodes.nodes, before, strict=True):
-            # The last requests to the slowest node may still be on their way.
+            # The last requests to the slowest node may still be in flight.
             await until(lambda n=node, a=already: _calls(n) >= a + 41)  # type: ignore[misc]
             assert _calls(node) - already <= 42
 
@@ -138,7 +138,7 @@ def test_a_grant_is_one_request_to_each_node(
 
 
 def _calls(server: RedisServer) -> int:
-    """How many scripts a server has run."""
+    """Count the scripts that a server has run."""
     lines = str(server.ask("INFO", "commandstats")).splitlines()
     (line,) = [line for line in lines if line.startswith("cmdstat_evalsha:")]
     return int(line.split("calls=")[1].split(",")[0])
@@ -148,7 +148,7 @@ def _calls(server: RedisServer) -> int:
 def test_counters_that_differ_cost_a_second_round(
     nodes: Ensemble[RedisServer], flavour: Flavour
 ) -> None:
-    """A node whose counter runs ahead: the others are raised to it, and tokens still grow."""
+    """The counter of one node is ahead: the others are raised to it, and tokens still grow."""
     mark_as_new(f"redlock://{nodes.hosts}")
 
     async def body(client: Any) -> None:
@@ -188,7 +188,7 @@ def test_a_flushed_script_is_sent_again(nodes: Ensemble[RedisServer], flavour: F
 
 @blocking_and_asyncio
 def test_seven_nodes_survive_the_loss_of_three(flavour: Flavour) -> None:
-    """And grant nothing without a fourth."""
+    """Without a fourth node nothing is granted."""
 
     async def body(ours: Any, theirs: Any) -> None:
         async with ours.lock("name") as first:
@@ -208,6 +208,6 @@ def test_seven_nodes_survive_the_loss_of_three(flavour: Flavour) -> None:
 
 
 def test_there_are_no_records() -> None:
-    """A job that runs once needs a store that remembers."""
+    """A job that runs once needs a store with records."""
     with holdfast.connect("redlock://a,b,c") as locks, pytest.raises(Unsupported):
         locks.once("key")
