@@ -16,7 +16,7 @@ from servers.redis import RedisServer
 from servers.registry import Servers
 from stores.redis.bench import blocking_and_asyncio, over
 from stores.redis.test_writes import stand_in_line
-from stores.redlock.bench import Nodes, three
+from stores.redlock.helpers import Nodes, three
 
 __all__ = ["three"]
 
