@@ -19,8 +19,8 @@ from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
 from servers.proxy import Proxy
 from stores import ensembles
-from stores.believers import Believers
 from stores.ensembles import SENT_AGAIN, Kind, every_kind
+from stores.monitored_holders import MonitoredHolders
 from stores.recovery import (
     SOON,
     Recovery,
@@ -43,17 +43,17 @@ def test_a_hold_survives_its_leader(
     trio: Any, kind: Kind, namespace: str, how: str, record_property: Tell
 ) -> None:
     """A leader that dies or hangs costs an election, not the hold."""
-    with Believers(trio, trio.url, namespace, kind.longest) as believers:
+    with MonitoredHolders(trio, trio.url, namespace, kind.longest) as monitored:
         leader = trio.leader()
         leader.kill() if how == "killed" else leader.pause()
         recovers(trio, namespace, kind.asked, record_property, without=leader, name="other")
-        for believer in believers.each:
-            assert believer.goes_on(trio.others(leader))
+        for holder in monitored.each:
+            assert holder.still_holds(trio.others(leader))
         if leader.paused:
             trio.mend()  # who still asks it for a release would not be told what came of that
-        for believer in believers.each:
-            assert believer.release() is True
-        believers.give_way(kind.asked, record_property)
+        for holder in monitored.each:
+            assert holder.release() is True
+        monitored.check_succeeded(kind.asked, record_property)
     nothing_is_left(trio, namespace)
 
 
@@ -61,14 +61,14 @@ def test_a_hold_survives_its_leader(
 def test_the_leader_stops(trio: Any, kind: Kind, namespace: str, record_property: Tell) -> None:
     """It hangs for longer than a ttl, and is replaced: whoever holds next, and whether the last
     ones could renew in time or not, nobody holds at the same time."""
-    with Believers(trio, trio.url, namespace, kind.ttl) as believers:
+    with MonitoredHolders(trio, trio.url, namespace, kind.ttl) as monitored:
         leader = trio.leader()
         leader.pause()
         recovers(trio, namespace, kind.asked, record_property, without=leader, name="other")
-        for believer in believers.each:
-            if not believer.lost(0.0):
-                believer.release()
-        believers.give_way(kind.elected, record_property, without=leader)
+        for holder in monitored.each:
+            if not holder.lost(0.0):
+                holder.release()
+        monitored.check_succeeded(kind.elected, record_property, without=leader)
         trio.mend()
     nothing_is_left(trio, namespace)
 
@@ -81,10 +81,10 @@ def test_a_minority_is_cut_off_with_its_client(
     """An old leader goes on answering for a while, and so does a follower; that proves nothing:
     its client stops before the majority lets anybody else begin."""
     lonely = trio.leader() if role == "leader" else trio.follower()
-    with Believers(trio, trio.url_of(lonely), namespace, kind.ttl) as believers:
+    with MonitoredHolders(trio, trio.url_of(lonely), namespace, kind.ttl) as monitored:
         trio.isolate(lonely)
         bound = kind.elected if role == "leader" else kind.ended
-        believers.lose(bound, record_property, without=lonely, cut=now())
+        monitored.check_lost(bound, record_property, without=lonely, cut=now())
         trio.mend()
     nothing_is_left(trio, namespace)
 
@@ -130,7 +130,7 @@ def test_no_majority_for_three_ttls(
     trio: Any, kind: Kind, namespace: str, record_property: Tell
 ) -> None:
     """Nobody acquires, the holder learns it by its deadline, and work goes on afterwards."""
-    with Believers(trio, trio.url, namespace, kind.ttl) as believers:
+    with MonitoredHolders(trio, trio.url, namespace, kind.ttl) as monitored:
         kept = trio.follower()
         stopped = [node for node in trio.nodes if node is not kept]
         for node in stopped:
@@ -139,11 +139,11 @@ def test_no_majority_for_three_ttls(
         with Contenders(trio.url, namespace, kind.ttl) as contenders:
             contenders.failed.wait(SOON)
             contenders.over.wait(cut + 3 * kind.ttl - now())
-            for believer in believers.each:
-                assert believer.lost(0.0)
+            for holder in monitored.each:
+                assert holder.lost(0.0)
             for node in stopped:
                 node.resume()
-        believers.lose(kind.elected, record_property, cut=cut)
+        monitored.check_lost(kind.elected, record_property, cut=cut)
     nothing_is_left(trio, namespace)
 
 

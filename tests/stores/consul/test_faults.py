@@ -13,9 +13,9 @@ from servers.consul import ConsulServer
 from servers.http import LOOK_SECONDS
 from servers.process import wait_until
 from servers.registry import Servers
-from stores.believers import Believers
 from stores.ensembles import KINDS
 from stores.links import LinkedConsulTrio
+from stores.monitored_holders import MonitoredHolders
 from stores.recovery import SOON, Tell, nothing_is_left
 
 pytestmark = pytest.mark.faults
@@ -38,13 +38,13 @@ def test_a_session_is_destroyed_from_outside(
     """With a lock-delay the next one is let in only after the last one knows: nobody works at
     the same time as another."""
     url = f"{trio.url}&lock_delay={LOCK_DELAY}"
-    with Believers(trio, url, namespace, CONSUL.ttl) as believers:
+    with MonitoredHolders(trio, url, namespace, CONSUL.ttl) as monitored:
         for session in trio.nodes[0].ask("/v1/session/list"):
             if session["Name"].endswith(namespace):
                 trio.nodes[0].ask(f"/v1/session/destroy/{session['ID']}", "", method="PUT")
-        believers.lose(DELAYED, record_property, cut=now())
-        for believer in believers.each:
-            assert "session" in believer.reason
+        monitored.check_lost(DELAYED, record_property, cut=now())
+        for holder in monitored.each:
+            assert "session" in holder.reason
     nothing_is_left(trio, namespace)
 
 
@@ -56,13 +56,13 @@ def test_a_hold_outlives_the_server_that_it_was_asked_of(
     leader = trio.leader()
     others = [node for node in trio.nodes if node is not leader]
     url = trio.url_of(leader, *others)
-    with Believers(trio, url, namespace, CONSUL.longest) as believers:
+    with MonitoredHolders(trio, url, namespace, CONSUL.longest) as monitored:
         leader.kill()
         wait_until("the server's removal", lambda: len(_nodes(others[0])) == len(others), SOON)
-        for believer in believers.each:
-            assert believer.goes_on(trio.others(leader))
-            assert believer.release() is True
-        believers.give_way(CONSUL.asked, record_property, without=leader)
+        for holder in monitored.each:
+            assert holder.still_holds(trio.others(leader))
+            assert holder.release() is True
+        monitored.check_succeeded(CONSUL.asked, record_property, without=leader)
         trio.mend()
     nothing_is_left(trio, namespace)
 

@@ -10,9 +10,9 @@ from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.proxy import Proxy
 from servers.registry import Servers
-from stores.believers import Believers
 from stores.ensembles import KINDS
 from stores.links import LinkedEtcdTrio
+from stores.monitored_holders import MonitoredHolders
 from stores.recovery import at_both, name_at, next_token, nothing_is_left
 from stores.waiting import waited_for, waits_across
 
@@ -39,7 +39,7 @@ def test_a_wait_outlives_compaction_and_its_leader(trio: LinkedEtcdTrio, namespa
 
 def test_one_node_after_the_other_is_restarted(trio: LinkedEtcdTrio, namespace: str) -> None:
     """A rolling restart costs neither a hold nor the order of tokens."""
-    with Believers(trio, trio.url, namespace, KINDS["etcd"].longest) as believers:
+    with MonitoredHolders(trio, trio.url, namespace, KINDS["etcd"].longest) as monitored:
         tokens: dict[Flavour, list[int]] = {flavour: [] for flavour in Flavour}
         for node in trio.nodes:
             node.restart()
@@ -48,8 +48,8 @@ def test_one_node_after_the_other_is_restarted(trio: LinkedEtcdTrio, namespace: 
                 tokens[flavour].append(each.token)
         for seen in tokens.values():
             assert seen == sorted(set(seen))
-        for believer in believers.each:
-            assert believer.release() is True
+        for holder in monitored.each:
+            assert holder.release() is True
     nothing_is_left(trio, namespace)
 
 

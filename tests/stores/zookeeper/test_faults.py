@@ -13,8 +13,8 @@ from holdfast.stores.zookeeper.client.packets import Create
 from holdfast.testing import Flavour
 from servers.proxy import Proxy
 from servers.registry import Servers
-from stores.believers import Believers
 from stores.ensembles import KINDS
+from stores.monitored_holders import MonitoredHolders
 from stores.recovery import SOON, Tell, client, drive, nothing_is_left
 from stores.zookeeper.helpers import LinkedZooKeeperTrio, QuickServer
 
@@ -36,11 +36,11 @@ def test_a_follower_is_cut_off_at_any_moment(
 ) -> None:
     """Its clients stay connected and get replies, which prove nothing: their holds are lost."""
     lonely = trio.follower()
-    with Believers(trio, trio.url_of(lonely), namespace, ZOOKEEPER.ttl) as believers:
+    with MonitoredHolders(trio, trio.url_of(lonely), namespace, ZOOKEEPER.ttl) as monitored:
         # At a different moment between two renewals for each parameter.
-        assert not believers.each[0].lost(run * ZOOKEEPER.ttl / 9)
+        assert not monitored.each[0].lost(run * ZOOKEEPER.ttl / 9)
         trio.isolate(lonely)
-        believers.lose(ZOOKEEPER.ended, record_property, without=lonely, cut=now())
+        monitored.check_lost(ZOOKEEPER.ended, record_property, without=lonely, cut=now())
         trio.mend()
     nothing_is_left(trio, namespace)
 

@@ -15,12 +15,12 @@ from servers.ensemble import Trio
 from servers.process import Server
 from stores.recovery import SOON, Bound, Taken, Tell, client, drive, name_at, recovers
 
-__all__ = ["Believer", "Believers"]
+__all__ = ["MonitoredHolder", "MonitoredHolders"]
 
 LOOK_SECONDS = 0.002
 
 
-class Believer:
+class MonitoredHolder:
     """A thread that holds a lock and notes, until it knows better, that it does."""
 
     lease: AsyncLease
@@ -30,15 +30,15 @@ class Believer:
         self._namespace = namespace
         self.token = 0
         self.reason = ""
-        self.believed_until = 0.0
+        self.held_until = 0.0
         """The last moment at which it held by its own word."""
         self._released = False
         self._holds, self._knows, self._over = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(
-            target=lambda: drive(flavour, self._believe(url, namespace)), daemon=True
+            target=lambda: drive(flavour, self._hold(url, namespace)), daemon=True
         )
 
-    async def _believe(self, url: str, namespace: str) -> None:
+    async def _hold(self, url: str, namespace: str) -> None:
         async with client(url, self.flavour, namespace, self.ttl) as locks:
             lease = await locks.lock(self.name, timeout=SOON).acquire()
             assert lease is not None
@@ -46,7 +46,7 @@ class Believer:
             self._holds.set()
             moment = now()  # before the look: who is held up in between has not believed for longer
             while not self._over.is_set() and lease.held:
-                self.believed_until = moment
+                self.held_until = moment
                 await self._rest()
                 moment = now()
             if lease.lost:
@@ -67,7 +67,7 @@ class Believer:
         """Whether it has learnt within so many seconds that its hold is over."""
         return self._knows.wait(seconds)
 
-    def goes_on(self, url: str) -> bool:
+    def still_holds(self, url: str) -> bool:
         """Whether it holds, by its own word and by that of these servers."""
 
         async def look() -> list[int]:
@@ -78,10 +78,10 @@ class Believer:
         self.lease.check(at_least=1.0)
         return drive(self.flavour, look()) == [self.token]
 
-    def gives_way(self, taken: Taken) -> None:
+    def check_successor(self, taken: Taken) -> None:
         """To the next one, who has a higher token and came after this one had stopped."""
         assert taken.token > self.token
-        assert self.believed_until <= taken.entered, "two held at the same time"
+        assert self.held_until <= taken.entered, "two held at the same time"
 
     def release(self) -> bool:
         """Whether it was still its own."""
@@ -98,35 +98,35 @@ class Believer:
         self.release()
 
 
-class Believers:
+class MonitoredHolders:
     """One at each client, each with a name of its own, so that both meet the same fault."""
 
     def __init__(self, trio: Trio[Any], url: str, namespace: str, ttl: float) -> None:
         self._trio, self._namespace = trio, namespace
-        self.each = [Believer(url, namespace, flavour, ttl) for flavour in Flavour]
+        self.each = [MonitoredHolder(url, namespace, flavour, ttl) for flavour in Flavour]
         self._stack = ExitStack()
 
-    def lose(
+    def check_lost(
         self, bound: Bound, tell: Tell, *, without: Server | None = None, cut: float | None = None
     ) -> None:
         """The next ones get it within what is documented, after these have stopped believing: at
         their deadline at the latest, where nothing was proven to them since they were cut off."""
-        self.give_way(bound, tell, without=without)
-        for believer in self.each:
-            assert believer.lost()
+        self.check_succeeded(bound, tell, without=without)
+        for holder in self.each:
+            assert holder.lost()
             if cut is not None:
-                assert believer.believed_until <= cut + believer.ttl
+                assert holder.held_until <= cut + holder.ttl
 
-    def give_way(self, bound: Bound, tell: Tell, *, without: Server | None = None) -> None:
+    def check_succeeded(self, bound: Bound, tell: Tell, *, without: Server | None = None) -> None:
         """The same for those who may have lost it or given it back."""
         taken = recovers(self._trio, self._namespace, bound, tell, without=without)
-        for believer in self.each:
-            believer.gives_way(taken[believer.flavour])
+        for holder in self.each:
+            holder.check_successor(taken[holder.flavour])
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            for believer in self.each:
-                stack.enter_context(believer)
+            for holder in self.each:
+                stack.enter_context(holder)
             self._stack = stack.pop_all()
         return self
 
