@@ -27,7 +27,7 @@ from servers.process import Server
 from servers.proxy import Proxy
 from servers.registry import Servers
 from stores.claims import claim_of
-from stores.consensus_bench import MutualConsul, MutualEtcd, mutual_url
+from stores.mutual_tls import MutualConsul, MutualEtcd, mutual_url
 from stores.signals import signals
 from stores.waiting import waited_for
 from stores.zookeeper.helpers import QuickServer
