@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from servers.registry import Servers
-from stores.links import LinkedConsulTrio, LinkedEtcdTrio
+from stores.network_partitions import LinkedConsulTrio, LinkedEtcdTrio
 from stores.recovery import Bound
 from stores.zookeeper.helpers import TICK_SECONDS, LinkedZooKeeperTrio
 

@@ -14,8 +14,8 @@ from servers.http import LOOK_SECONDS
 from servers.process import wait_until
 from servers.registry import Servers
 from stores.ensembles import KINDS
-from stores.links import LinkedConsulTrio
 from stores.monitored_holders import MonitoredHolders
+from stores.network_partitions import LinkedConsulTrio
 from stores.recovery import SOON, Tell, nothing_is_left
 
 pytestmark = pytest.mark.faults

@@ -11,8 +11,8 @@ from servers.etcd import EtcdServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 from stores.ensembles import KINDS
-from stores.links import LinkedEtcdTrio
 from stores.monitored_holders import MonitoredHolders
+from stores.network_partitions import LinkedEtcdTrio
 from stores.recovery import at_both, name_at, next_token, nothing_is_left
 from stores.waiting import waited_for, waits_across
 
