@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from servers.proxy import Proxy
-from stores import sql_bench
-from stores.sql_bench import MODES, Clients, Store, in_line, until
+from stores import sql_helpers
+from stores.sql_helpers import MODES, Clients, Store, until, wait_for_waiters
 
 if TYPE_CHECKING:
     from holdfast import AsyncLocks
 
 pytestmark = pytest.mark.faults
 
-store, clients = sql_bench.store, sql_bench.clients
+store, clients = sql_helpers.store, sql_helpers.clients
 
 WAITERS, NAMES, CONNECTIONS = 200, 20, 6
 
@@ -44,7 +44,7 @@ def test_many_waiters_share_a_few_connections(store: Store, clients: Clients) ->
         leases = [await crowd.lock(f"name {number}").acquire() for number in range(NAMES)]
         waiting = asyncio.gather(*(_hold(crowd, number) for number in range(WAITERS)))
         for number in range(NAMES):
-            await in_line(looking, f"name {number}")
+            await wait_for_waiters(looking, f"name {number}")
         counting = asyncio.create_task(_count(store, waiting))
         for lease in leases:
             assert lease is not None

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from servers.proxy import Proxy
-from stores import sql_bench
-from stores.sql_bench import LONG, MODES, Clients, Store, in_line, until
+from stores import sql_helpers
+from stores.sql_helpers import LONG, MODES, Clients, Store, until, wait_for_waiters
 
 pytestmark = pytest.mark.faults
 
-store, clients, only_woken = sql_bench.store, sql_bench.clients, sql_bench.only_woken
+store, clients, only_woken = sql_helpers.store, sql_helpers.clients, sql_helpers.only_woken
 
 
 @pytest.mark.parametrize("fault", ["killed", "dropped"])
@@ -80,10 +80,10 @@ def test_a_killed_waiter_lines_up_again(store: Store, clients: Clients, mode: st
         assert lease is not None
         waiting = asyncio.create_task(waiter.lock("name").acquire())
         for _ in range(2):
-            await in_line(holder)
+            await wait_for_waiters(holder)
             await store.kill_all("waiter")
             await until(lambda: store.sessions("waiter"), "it did not come back")
-        await in_line(holder)
+        await wait_for_waiters(holder)
         assert not waiting.done()
         assert lease.held
         assert await lease.release() is True

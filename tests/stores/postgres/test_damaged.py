@@ -12,12 +12,12 @@ from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.postgres import PostgresServer
-from stores import sql_bench
+from stores import sql_helpers
 from stores.postgres import bench as postgres_bench
 from stores.postgres.bench import Admin, over, stand, subscriptions
-from stores.sql_bench import Clients
+from stores.sql_helpers import Clients
 
-server, admin, clients = postgres_bench.server, postgres_bench.admin, sql_bench.clients
+server, admin, clients = postgres_bench.server, postgres_bench.admin, sql_helpers.clients
 
 LABEL = '\'["host",1,"thread",""]\''
 LEASE = {"owner": "'o'", "mode": "'exclusive'", "weight": "1", "slots": "NULL", "token": "5",

@@ -12,16 +12,16 @@ import pytest
 from psycopg import sql
 
 from servers.postgres import PostgresServer
-from stores import sql_bench
+from stores import sql_helpers
 from stores.postgres import bench as postgres_bench
 from stores.postgres.bench import Admin, subscriptions
-from stores.sql_bench import LONG, Clients, hand_over, in_line, until
+from stores.sql_helpers import LONG, Clients, release_to_waiter, until, wait_for_waiters
 
 if TYPE_CHECKING:
     from holdfast import AsyncLock, AsyncLocks
 
 server, admin = postgres_bench.server, postgres_bench.admin
-clients, only_woken = sql_bench.clients, sql_bench.only_woken
+clients, only_woken = sql_helpers.clients, sql_helpers.only_woken
 
 
 class Ear:
@@ -66,7 +66,7 @@ async def _channel(admin: Admin, namespace: str, holder: AsyncLocks, waiter: Asy
     held = await holder.lock("before").acquire()
     assert held is not None
     waiting = asyncio.create_task(waiter.lock("before").acquire())
-    await in_line(holder, "before")
+    await wait_for_waiters(holder, "before")
     ((channel, _),) = subscriptions(admin, namespace)
     assert await held.release() is True
     taken = await waiting
@@ -99,7 +99,7 @@ def test_nobody_is_told_of_what_nobody_waits_for(
             await _alone(client, other)
             async with client.lock("before"):
                 assert await other.lock("before").acquire(timeout=1) is None
-                await in_line(client, "before", 0)
+                await wait_for_waiters(client, "before", 0)
         assert await ear.heard() == []
 
     clients.run(body)
@@ -126,7 +126,7 @@ def test_only_the_waiter_is_told(
         for held, wanted in pairs:
             lease = await held.acquire()
             assert lease is not None
-            taken = await hand_over(lease, wanted, ours)
+            taken = await release_to_waiter(lease, wanted, ours)
             assert await taken.release() is True
             assert set(await ear.heard()) == {channel}
 

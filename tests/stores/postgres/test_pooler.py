@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from servers.postgres import PgBouncer, PostgresServer
-from stores import sql_bench
+from stores import sql_helpers
 from stores.postgres import bench as postgres_bench
-from stores.sql_bench import LONG, Clients, hand_over, in_line
+from stores.sql_helpers import LONG, Clients, release_to_waiter, wait_for_waiters
 
 if TYPE_CHECKING:
     from holdfast import AsyncLocks
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("only_woken")]
 
 server = postgres_bench.server
-clients, only_woken = sql_bench.clients, sql_bench.only_woken
+clients, only_woken = sql_helpers.clients, sql_helpers.only_woken
 
 
 @pytest.fixture(params=["listens", "polls"])
@@ -49,7 +49,7 @@ def test_tokens_grow(url: str, clients: Clients) -> None:
         async with both[0].lock("name") as lease:
             tokens.append(lease.token)
             working = [asyncio.create_task(work(client)) for client in both * 3]
-            await in_line(both[0], count=2)
+            await wait_for_waiters(both[0], count=2)
         await asyncio.gather(*working)
         assert len(tokens) == 19
         assert tokens == sorted(set(tokens))
@@ -66,7 +66,7 @@ def test_waiters_are_woken(url: str, clients: Clients, listens: bool) -> None:
         lease = await ours.lock("name").acquire()
         assert lease is not None
         for client in (theirs, ours, theirs, ours):
-            lease = await hand_over(lease, client.lock("name"), theirs)
+            lease = await release_to_waiter(lease, client.lock("name"), theirs)
             found = {finding.subject: finding.level for finding in await client.check()}
             assert found["server"] == "ok"
             assert found["waiting"] == ("ok" if listens else "warning")
@@ -86,9 +86,9 @@ def test_readers_share_and_exclude_a_writer(url: str, clients: Clients) -> None:
         assert last is not None
         assert await ours.rwlock("name").write().acquire(timeout=0) is None
         assert await first.release() is True
-        writer = await hand_over(last, ours.rwlock("name").write(), theirs)
+        writer = await release_to_waiter(last, ours.rwlock("name").write(), theirs)
         assert await theirs.rwlock("name").read().acquire(timeout=0) is None
-        reader = await hand_over(writer, theirs.rwlock("name").read(), theirs)
+        reader = await release_to_waiter(writer, theirs.rwlock("name").read(), theirs)
         assert await reader.release() is True
 
     clients.run(body)
@@ -104,7 +104,7 @@ def test_slots_are_counted(url: str, clients: Clients) -> None:
         assert one is not None
         assert other is not None
         assert {*one.slots, *other.slots} == {0, 1}
-        third = await hand_over(one, theirs.semaphore("name", 2), ours)
+        third = await release_to_waiter(one, theirs.semaphore("name", 2), ours)
         assert third.slots == one.slots
         for lease in (other, third):
             assert await lease.release() is True

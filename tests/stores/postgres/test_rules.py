@@ -17,7 +17,7 @@ from holdfast.testing.contract.bench import in_grace
 from servers.postgres import PostgresServer
 from stores.postgres import bench as postgres_bench
 from stores.postgres.bench import Admin, held, over, stand, subscriptions
-from stores.sql_bench import until
+from stores.sql_helpers import until
 
 SECONDS = 60.0
 FUTURE = 2**62

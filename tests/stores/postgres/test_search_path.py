@@ -21,7 +21,7 @@ from servers.postgres import PgBouncer, PostgresServer
 from stores.postgres import bench as postgres_bench
 from stores.postgres.bench import Admin
 from stores.postgres.test_postgres import one
-from stores.sql_bench import in_line
+from stores.sql_helpers import wait_for_waiters
 
 admin = postgres_bench.admin
 
@@ -100,7 +100,7 @@ async def everything(url: str, flavour: Flavour, workers: Workers) -> None:
         await ours.check()
         async with ours.lock("name", note="x") as lease:
             waiting = asyncio.create_task(theirs.lock("name").acquire())
-            await in_line(ours)
+            await wait_for_waiters(ours)
             await lease.extend(40)
         taken = await waiting
         assert taken is not None

@@ -8,10 +8,10 @@ import pytest
 from holdfast.errors import BackendUnavailable
 from servers.postgres import PostgresServer
 from servers.registry import Servers
-from stores import sql_bench
-from stores.sql_bench import LONG, MODES, Clients, hand_over
+from stores import sql_helpers
+from stores.sql_helpers import LONG, MODES, Clients, release_to_waiter
 
-clients, only_woken = sql_bench.clients, sql_bench.only_woken
+clients, only_woken = sql_helpers.clients, sql_helpers.only_woken
 
 ENCRYPTED = """
 SELECT s.ssl FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) WHERE a.application_name = %s"""
@@ -36,7 +36,7 @@ def test_all_goes_over_tls(
         lease = await ours.lock("name").acquire()
         assert lease is not None
         for client in (theirs, ours, theirs, ours):
-            lease = await hand_over(lease, client.lock("name"), theirs)
+            lease = await release_to_waiter(lease, client.lock("name"), theirs)
         with psycopg.connect(server.url) as admin:
             encrypted = [row[0] for row in admin.execute(ENCRYPTED, (namespace,))]
         assert len(encrypted) >= 2

@@ -1,7 +1,7 @@
 """What tests of both SQL stores share: servers whose sessions can be told apart and ended, and
 clients of either kind, so that a body is written once.
 
-Fixtures are taken over by name: ``store, clients = sql_bench.store, sql_bench.clients``.
+Fixtures are taken over by name: ``store, clients = sql_helpers.store, sql_helpers.clients``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = [
     "Clients",
     "Store",
     "clients",
-    "hand_over",
-    "in_line",
     "only_woken",
+    "release_to_waiter",
     "store",
     "until",
+    "wait_for_waiters",
 ]
 
 MODES = ("lease", "advisory")
@@ -200,7 +200,7 @@ async def until(condition: Callable[[], object], otherwise: str) -> None:
     await eventually(holds, SECONDS, otherwise)
 
 
-async def in_line(client: AsyncLocks, name: str = "name", count: int = 1) -> None:
+async def wait_for_waiters(client: AsyncLocks, name: str = "name", count: int = 1) -> None:
     """Returns once so many stand in the store's line."""
 
     async def stand() -> bool:
@@ -209,10 +209,10 @@ async def in_line(client: AsyncLocks, name: str = "name", count: int = 1) -> Non
     await eventually(stand, SECONDS, f"{count} did not come to stand in line for {name!r}")
 
 
-async def hand_over(held: AsyncLease, wanted: AsyncLock, looking: AsyncLocks) -> AsyncLease:
+async def release_to_waiter(held: AsyncLease, wanted: AsyncLock, looking: AsyncLocks) -> AsyncLease:
     """Releases what is held once somebody waits for it, who gets it, with a higher token."""
     waiting = asyncio.create_task(wanted.acquire())
-    await in_line(looking, held.name)
+    await wait_for_waiters(looking, held.name)
     assert not waiting.done()
     assert await held.release() is True
     taken = await waiting
