@@ -17,7 +17,7 @@ from holdfast.testing.contract import Bench
 from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.registry import Servers
-from stores.clients import through
+from stores.client_runner import run_with_clients
 from stores.redis.bench import blocking_and_asyncio, over, until
 
 SECONDS = 30.0
@@ -101,7 +101,7 @@ def test_a_client_with_replicas_hands_over(replica: RedisServer, flavour: Flavou
         await asyncio.gather(*(one() for _ in range(4)))
         assert tokens == sorted(set(tokens))
 
-    through(flavour, body, _replicated(replica), ttl=60)
+    run_with_clients(flavour, body, _replicated(replica), ttl=60)
 
 
 @blocking_and_asyncio

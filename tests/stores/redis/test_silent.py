@@ -22,7 +22,7 @@ from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
-from stores.clients import through
+from stores.client_runner import run_with_clients
 from stores.redis.bench import (
     blocking_and_asyncio,
     over,
@@ -101,7 +101,7 @@ def test_a_node_that_hangs_costs_its_own_names_only(flavour: Flavour, asked: lis
             await lease.release()
 
     with RedisCluster(timeout_ms=LONG_MS) as cluster:
-        through(flavour, body, cluster.url, ttl=6)
+        run_with_clients(flavour, body, cluster.url, ttl=6)
 
 
 @pytest.mark.faults
@@ -122,7 +122,7 @@ def test_replicas_are_waited_for_where_the_slot_is_now(flavour: Flavour) -> None
     with RedisCluster(masters=1, replicas=2, timeout_ms=LONG_MS) as cluster:
         for replica in cluster.replicas:
             replica.wait_linked()
-        through(flavour, body, f"{cluster.url}?replicas=1")
+        run_with_clients(flavour, body, f"{cluster.url}?replicas=1")
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_sentinel_that_hangs_leaves_time_for_the_others(
             pass
         assert hung.counts.connections == before
 
-    through(flavour, body, url)
+    run_with_clients(flavour, body, url)
 
 
 @blocking_and_asyncio

@@ -17,7 +17,7 @@ from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
 from servers.process import wait_until
 from servers.redis import RedisServer
-from stores.clients import through
+from stores.client_runner import run_with_clients
 from stores.redis.bench import blocking_and_asyncio, until
 from stores.redlock import helpers
 from stores.redlock.helpers import KEY, Nodes, held_by
@@ -51,7 +51,7 @@ def test_one_of_five_nodes_may_fail(five: Nodes, flavour: Flavour, fault: str) -
                 tokens.append(lease.token)
         assert tokens == sorted(set(tokens))
 
-    through(flavour, body, five.url, five.url, ttl=TTL)
+    run_with_clients(flavour, body, five.url, five.url, ttl=TTL)
 
 
 @blocking_and_asyncio
@@ -70,7 +70,7 @@ def test_a_stopped_node_is_left_out_and_used_again(five: Nodes, flavour: Flavour
         async with client.lock("name"):
             await until(lambda: held_by(stopped))
 
-    through(flavour, body, five.url, ttl=TTL)
+    run_with_clients(flavour, body, five.url, ttl=TTL)
 
 
 def test_a_node_is_used_again_although_its_reconnection_was_interrupted(
@@ -129,7 +129,7 @@ def test_a_renewal_restores_a_hold_on_a_wiped_node(five: Nodes, flavour: Flavour
             await _extended(lease)
             assert not held_by(wiped)
 
-    through(flavour, body, five.url, ttl=TTL)
+    run_with_clients(flavour, body, five.url, ttl=TTL)
 
 
 async def _extended(lease: Any) -> None:
@@ -156,7 +156,7 @@ def test_readers_and_slots_survive_a_wiped_node(five: Nodes, flavour: Flavour) -
                 assert not set(mine.slots) & set(other.slots)
                 assert await theirs.semaphore("slots", 2).acquire(blocking=False) is None
 
-    through(flavour, body, five.url, five.url, ttl=TTL)
+    run_with_clients(flavour, body, five.url, five.url, ttl=TTL)
 
 
 @blocking_and_asyncio
@@ -195,7 +195,7 @@ def test_two_wiped_nodes_of_three_grant_nothing(three: Nodes, flavour: Flavour) 
         assert lease.held
         await lease.release()
 
-    through(flavour, body, three.url, three.url, ttl=TTL)
+    run_with_clients(flavour, body, three.url, three.url, ttl=TTL)
 
 
 def test_tokens_grow_under_contention_and_faults(five: Nodes, tmp_path: Path) -> None:

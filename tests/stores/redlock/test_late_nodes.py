@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.testing import Flavour
 from servers.process import wait_until
-from stores.clients import through
+from stores.client_runner import run_with_clients
 from stores.redis.bench import blocking_and_asyncio, scripts_run, somebody_rests, until
 from stores.redlock import helpers
 from stores.redlock.helpers import KEY, Nodes, held_by
@@ -32,7 +32,7 @@ def test_a_late_node_votes_although_the_round_does_not_wait(three: Nodes, flavou
         await until(lambda: not held_by(late))
         three.proxies[2].let_replies()
 
-    through(flavour, body, three.proxied_url, ttl=10)
+    run_with_clients(flavour, body, three.proxied_url, ttl=10)
 
 
 LOCKS: dict[str, Callable[[Any], Any]] = {
@@ -67,7 +67,7 @@ def test_a_hold_without_the_votes_of_some_nodes_is_not_lost(
         assert await lease.release() is True
         assert not lease.lost
 
-    through(flavour, body, five.proxied_url, five.url, ttl=10)
+    run_with_clients(flavour, body, five.proxied_url, five.url, ttl=10)
 
 
 @blocking_and_asyncio
@@ -79,7 +79,7 @@ def test_the_release_of_a_revoked_hold_reports_the_loss(three: Nodes, flavour: F
         await client.break_lock("name", reason="a test")
         assert await lease.release() is False
 
-    through(flavour, body, three.url, ttl=10)
+    run_with_clients(flavour, body, three.url, ttl=10)
 
 
 @blocking_and_asyncio
@@ -98,7 +98,7 @@ def test_a_writer_granted_without_a_node_leaves_no_intent_there(
         await until(lambda: left_behind.ask("HEXISTS", KEY, "i") == 0)
         assert await reader.release() is False
 
-    through(flavour, body, three.url, three.url, ttl=60)
+    run_with_clients(flavour, body, three.url, three.url, ttl=60)
 
 
 @blocking_and_asyncio
@@ -124,7 +124,7 @@ def test_a_node_whose_own_vote_is_higher_is_not_raised(three: Nodes, flavour: Fl
         async with client.lock("name") as third:
             assert third.token > second.token
 
-    through(flavour, body, three.proxied_url, ttl=10)
+    run_with_clients(flavour, body, three.proxied_url, ttl=10)
 
 
 @pytest.mark.usefixtures("no_recheck")
@@ -157,4 +157,4 @@ def test_a_waiter_woken_before_all_nodes_have_released_retries(
         assert await releasing is True
         await asyncio.wait_for(waiting, 30)  # long before the re-check
 
-    through(flavour, body, three.proxied_url, three.url, ttl=300)
+    run_with_clients(flavour, body, three.proxied_url, three.url, ttl=300)

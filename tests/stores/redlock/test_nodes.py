@@ -16,7 +16,7 @@ from holdfast.url import open_store
 from servers.ensemble import Ensemble
 from servers.proxy import Proxy
 from servers.redis import RedisServer
-from stores.clients import through
+from stores.client_runner import run_with_clients
 from stores.redis.bench import blocking_and_asyncio, until
 from stores.redlock.helpers import KEY, Nodes
 
@@ -82,7 +82,7 @@ def _refused(url: str, flavour: Flavour, reason: str) -> None:
             with pytest.raises(GuaranteeNotMet, match=reason):
                 await client.lock("name").acquire(timeout=SOON)
 
-    through(flavour, body, url)
+    run_with_clients(flavour, body, url)
 
 
 @blocking_and_asyncio
@@ -98,7 +98,7 @@ def test_new_nodes_grant_nothing_at_first(nodes: Ensemble[RedisServer], flavour:
         async with client.lock("name", timeout=SOON) as lease:
             assert lease.held
 
-    through(flavour, body, url, ttl=5)
+    run_with_clients(flavour, body, url, ttl=5)
 
 
 @blocking_and_asyncio
@@ -110,7 +110,7 @@ def test_a_quarantine_ends(nodes: Ensemble[RedisServer], flavour: Flavour) -> No
         assert lease is not None
         await lease.release()
 
-    through(flavour, body, f"redlock://{nodes.hosts}?max_ttl=1", ttl=1)
+    run_with_clients(flavour, body, f"redlock://{nodes.hosts}?max_ttl=1", ttl=1)
 
 
 @blocking_and_asyncio
@@ -134,7 +134,7 @@ def test_a_grant_is_one_request_to_each_node(
             await until(lambda n=node, a=already: _calls(n) >= a + 41)  # type: ignore[misc]
             assert _calls(node) - already <= 42
 
-    through(flavour, body, f"redlock://{nodes.hosts}")
+    run_with_clients(flavour, body, f"redlock://{nodes.hosts}")
 
 
 def _calls(server: RedisServer) -> int:
@@ -164,7 +164,7 @@ def test_counters_that_differ_cost_a_second_round(
         assert tokens == sorted(set(tokens))
         assert tokens[1] > ahead
 
-    through(flavour, body, f"redlock://{nodes.hosts}")
+    run_with_clients(flavour, body, f"redlock://{nodes.hosts}")
 
 
 @blocking_and_asyncio
@@ -183,7 +183,7 @@ def test_a_flushed_script_is_sent_again(nodes: Ensemble[RedisServer], flavour: F
         assert second.token > first.token
         assert await second.release() is True
 
-    through(flavour, body, f"redlock://{nodes.hosts}")
+    run_with_clients(flavour, body, f"redlock://{nodes.hosts}")
 
 
 @blocking_and_asyncio
@@ -204,7 +204,7 @@ def test_seven_nodes_survive_the_loss_of_three(flavour: Flavour) -> None:
             await ours.lock("name", timeout=0).acquire()
 
     with Nodes(7) as seven:
-        through(flavour, body, seven.url, seven.url)
+        run_with_clients(flavour, body, seven.url, seven.url)
 
 
 def test_there_are_no_records() -> None:

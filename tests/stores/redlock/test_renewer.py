@@ -22,7 +22,7 @@ from holdfast.url import open_store
 from servers.process import wait_until
 from servers.redis import RedisServer
 from stores.claims import claim_of
-from stores.clients import through
+from stores.client_runner import run_with_clients
 from stores.redis.bench import blocking_and_asyncio, over, scripts_run, until
 from stores.redlock import helpers
 from stores.redlock.helpers import Nodes
@@ -51,7 +51,7 @@ def test_a_holder_is_warned_in_time_although_a_writer_waits(three: Nodes, flavou
         await taken.release()
         assert await (await waiting).release()
 
-    through(flavour, body, three.url, three.url, ttl=6)
+    run_with_clients(flavour, body, three.url, three.url, ttl=6)
 
 
 def test_nodes_that_are_back_are_known_to_all_backends_of_a_client(

@@ -12,10 +12,10 @@ from holdfast.testing.clients import open_client
 from holdfast.testing.workers import Workers
 from stores.redis.bench import LONGEST_SECONDS
 
-__all__ = ["through"]
+__all__ = ["run_with_clients"]
 
 
-def through(
+def run_with_clients(
     flavour: Flavour, body: Callable[..., Awaitable[None]], *urls: str, **options: Any
 ) -> None:
     """Runs a test's body with a client to each URL, all of them with the words of the asyncio
