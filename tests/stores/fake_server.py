@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 
 from servers.tls import Certificate
 
-__all__ = ["Talk", "answering", "fake_server", "http_reply"]
+__all__ = ["ConnectionHandler", "answering", "fake_server", "http_reply"]
 
-Talk = Callable[[socket.socket], None]
+ConnectionHandler = Callable[[socket.socket], None]
 """What it does with one connection, until it returns."""
 REQUEST_BYTES = 65_536
 
 
-def answering(reply: bytes) -> Talk:
+def answering(reply: bytes) -> ConnectionHandler:
     """Answers every request with the same bytes."""
 
     def talk(wire: socket.socket) -> None:
@@ -39,7 +39,7 @@ def _tls(own: Certificate) -> ssl.SSLContext:
 
 
 @contextlib.contextmanager
-def fake_server(talk: Talk, own: Certificate | None = None) -> Iterator[int]:
+def fake_server(talk: ConnectionHandler, own: Certificate | None = None) -> Iterator[int]:
     """The port of a server that is there for as long as the block is; with a certificate of its
     own it speaks TLS."""
     context = None if own is None else _tls(own)

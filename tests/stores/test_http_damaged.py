@@ -28,7 +28,7 @@ from servers.etcd import EtcdServer
 from servers.registry import Servers as ServerRegistry
 from servers.tls import make_certificate
 from stores.claims import claim_of
-from stores.fake_server import Talk, answering, fake_server, http_reply
+from stores.fake_server import ConnectionHandler, answering, fake_server, http_reply
 from stores.http_peer import peers
 
 SMALL = 100_000
@@ -161,7 +161,7 @@ def _ask(servers: Servers, flavour: Flavour, seconds: float) -> None:
         run(ask())
 
 
-def _without_end(head: bytes, sent: list[int]) -> Talk:
+def _without_end(head: bytes, sent: list[int]) -> ConnectionHandler:
     """Sends ``head`` and then more and more, for as long as somebody takes it."""
 
     def talk(wire: socket.socket) -> None:

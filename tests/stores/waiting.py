@@ -16,7 +16,7 @@ from servers.process import Server, wait_until
 from servers.pump import Pump
 from stores.recovery import SOON, Taken, name_at, next_token
 
-__all__ = ["somebody_waits", "waited_for", "waits_across"]
+__all__ = ["wait_for_waiter", "waited_for", "waits_across"]
 
 LONG = 2 * SOON
 """At the end of its timeout a waiter looks once more, too."""
@@ -41,7 +41,7 @@ class Waited(NamedTuple):
         assert self.later.result(SOON).token > self.held.token
 
 
-def somebody_waits(locks: holdfast.Locks, name: str = "name") -> None:
+def wait_for_waiter(locks: holdfast.Locks, name: str = "name") -> None:
     """Returns once somebody stands in line for the name."""
     wait_until("a waiter", lambda: bool(locks.inspect(name).waiters))
 
@@ -59,7 +59,7 @@ def _waited(
     assert held
     try:
         later = pool.submit(next_token, url, namespace, flavour, name, LONG)
-        somebody_waits(locks, name)
+        wait_for_waiter(locks, name)
         yield Waited(held, later)
     finally:
         held.release()  # what has failed shall not take as long as it would wait

@@ -16,7 +16,7 @@ from holdfast.testing.clients import open_client, run_here
 from holdfast.testing.processes import Process
 from servers.consul import ConsulServer
 from servers.registry import Servers
-from stores.waiting import somebody_waits
+from stores.waiting import wait_for_waiter
 
 DELAY = 6.0
 """Longer than a few requests take on a busy machine."""
@@ -101,7 +101,7 @@ def test_one_who_waits_is_let_in_after_the_delay(server: ConsulServer, namespace
 
         thread = threading.Thread(target=wait)
         thread.start()
-        somebody_waits(ours)
+        wait_for_waiter(ours)
         destroyed = now()
         server.ask(f"/v1/session/destroy/{sessions[0]['ID']}", "", method="PUT")
         thread.join()
@@ -128,7 +128,7 @@ def test_a_waiter_whose_session_was_destroyed_joins_anew(
 
         thread = threading.Thread(target=wait)
         thread.start()
-        somebody_waits(ours)
+        wait_for_waiter(ours)
         for session in server.ask("/v1/session/list"):
             if session["Name"].endswith(namespace) and session["TTL"] == "49s":
                 server.ask(f"/v1/session/destroy/{session['ID']}", "", method="PUT")

@@ -16,7 +16,7 @@ from holdfast.io.clock import now
 from holdfast.stores.zookeeper.client.connection import ZooKeeperConnection
 from holdfast.stores.zookeeper.client.packets import Checks, Create, Listing, Multi, Read, Write
 from holdfast.testing import Flavour
-from stores.fake_server import Talk, fake_server
+from stores.fake_server import ConnectionHandler, fake_server
 
 REQUEST_SECONDS = 1.0
 MORE_THAN_ENOUGH = 200 * 2**20
@@ -35,7 +35,7 @@ def _reply(length: int, xid: int, code: int = 0, body: bytes = b"") -> bytes:
     return struct.pack("!iiqi", length, xid, 1, code) + body
 
 
-def _greeted(reply: bytes) -> Talk:
+def _greeted(reply: bytes) -> ConnectionHandler:
     """Grants a session, then answers every request with the same bytes."""
 
     def serve(sock: socket.socket) -> None:
