@@ -1,4 +1,4 @@
-"""Claims for tests below the clients."""
+"""Claims for tests of backends."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def claim_of(
     *,
     ttl: float = 30.0,
 ) -> Claim:
-    """A claim of a new owner."""
+    """Return a claim with a new owner."""
     label = write_label("host", 1, "thread", "")
     return Claim(name, mode, weight, limit, ttl, secrets.token_hex(16), label)

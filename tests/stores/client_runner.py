@@ -1,4 +1,4 @@
-"""A test's body over clients of either kind, written once."""
+"""Runs one test body with blocking or asyncio clients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["run_with_clients"]
 def run_with_clients(
     flavour: Flavour, body: Callable[..., Awaitable[None]], *urls: str, **options: Any
 ) -> None:
-    """Runs a test's body with a client to each URL, all of them with the words of the asyncio
-    one."""
+    """Run a test body with a client for each URL. Blocking clients are wrapped: every
+    client has the methods of the asyncio one."""
 
     async def run() -> None:
         workers = Workers()

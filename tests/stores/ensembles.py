@@ -1,6 +1,6 @@
-"""Three servers of etcd, Consul or ZooKeeper, and what is documented of their recovery.
+"""Clusters of three servers of etcd, Consul or ZooKeeper, and their documented recovery times.
 
-Fixtures are taken over by name: ``kind, trio = ensembles.kind, ensembles.trio``.
+A test module imports the fixtures by name: ``kind, trio = ensembles.kind, ensembles.trio``.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from stores.zookeeper.helpers import TICK_SECONDS, LinkedZooKeeperTrio
 __all__ = ["KINDS", "SENT_AGAIN", "Kind", "every_kind", "kind", "trio"]
 
 REQUEST = 5.0
-"""After what a request without an answer is given up. Over HTTP the hosts of a URL share it."""
+"""The timeout of a request. Over HTTP all hosts of a URL share it."""
 SENT_AGAIN = 2.0
-"""Within what it is sent again."""
+"""The longest time until the request is sent again."""
 ETCD_ELECTION = 1.0
 ETCD_CHECK = 0.5
-"""How often etcd looks for leases that have ended."""
+"""How often etcd checks for expired leases."""
 ZOOKEEPER_SESSION = 1.1 * 2.0 + 2 * TICK_SECONDS
-"""After what a session ends, as the servers round it."""
+"""The session timeout, as the servers round it."""
 
 
 class Kind(NamedTuple):
-    """A store's three servers, and the pages of the documentation in numbers."""
+    """The cluster of a store, and the documented times."""
 
     trio: Any
     ttl: float
     session: float
-    """A hold whose holder is gone has ended after so long, where one leader goes on."""
+    """How long a hold outlives its client, without an election."""
     restarted: float
-    """The same, counted from an election."""
+    """The same, counted from an election of a leader."""
     again: float
-    """A request that two hosts have swallowed in an election is sent again after so long."""
+    """When a request that two hosts lost in an election is sent again."""
     longest: float
-    """A ttl that no election outlasts."""
+    """A ttl that is longer than any election."""
     grants: dict[str, tuple[bytes, ...]]
-    """What the requests for a lock and for a semaphore have in them."""
+    """Bytes that occur in the requests for a lock and for a semaphore."""
 
     @property
     def asked(self) -> Bound:
-        """For what is free, or will be given back."""
+        """The bound for a name that is free, or that its holder releases."""
         return Bound(self.again, self.again)
 
     @property
     def elected(self) -> Bound:
-        """For what somebody held who is gone, after an election. Who asks too early in one asks
-        once more."""
+        """The bound for a name whose holder is gone, after an election. A request that comes too
+        early in an election is sent a second time."""
         seconds = max(self.restarted, self.again)
         return Bound(seconds, seconds)
 
     @property
     def ended(self) -> Bound:
-        """The same without one."""
+        """The bound for a name whose holder is gone, without an election."""
         return self.elected._replace(seconds=self.session)
 
 
@@ -101,7 +101,7 @@ def kind(store: str) -> Kind:
 
 @pytest.fixture
 def trio(kind: Kind, servers: Servers) -> Iterator[Any]:
-    """Whatever a test did to it, the next one finds it whole."""
+    """A cluster; it is repaired after each test."""
     running = servers.of(kind.trio)
     yield running
     running.mend()

@@ -1,4 +1,4 @@
-"""A server that is none of ours: it answers with whatever bytes a test wants."""
+"""A fake server that sends the bytes a test wants."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from servers.tls import Certificate
 __all__ = ["ConnectionHandler", "answering", "fake_server", "http_reply"]
 
 ConnectionHandler = Callable[[socket.socket], None]
-"""What it does with one connection, until it returns."""
+"""Serves one connection until it returns."""
 REQUEST_BYTES = 65_536
 
 
 def answering(reply: bytes) -> ConnectionHandler:
-    """Answers every request with the same bytes."""
+    """Return a handler that answers every request with the same bytes."""
 
-    def talk(wire: socket.socket) -> None:
-        while wire.recv(REQUEST_BYTES):
-            wire.sendall(reply)
+    def handle(connection: socket.socket) -> None:
+        while connection.recv(REQUEST_BYTES):
+            connection.sendall(reply)
 
-    return talk
+    return handle
 
 
 def http_reply(body: bytes, status: str = "200 OK") -> bytes:
@@ -39,27 +39,26 @@ def _tls(own: Certificate) -> ssl.SSLContext:
 
 
 @contextlib.contextmanager
-def fake_server(talk: ConnectionHandler, own: Certificate | None = None) -> Iterator[int]:
-    """The port of a server that is there for as long as the block is; with a certificate of its
-    own it speaks TLS."""
+def fake_server(handle: ConnectionHandler, own: Certificate | None = None) -> Iterator[int]:
+    """Run a server during the block; yield its port. With a certificate it uses TLS."""
     context = None if own is None else _tls(own)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        wires: list[socket.socket] = []
+        connections: list[socket.socket] = []
 
-        def serve(wire: socket.socket) -> None:
-            with contextlib.suppress(OSError), wire:
+        def serve(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError), connection:
                 if context is None:
-                    talk(wire)
+                    handle(connection)
                     return
-                with context.wrap_socket(wire, server_side=True) as inside:
-                    talk(inside)
+                with context.wrap_socket(connection, server_side=True) as inside:
+                    handle(inside)
 
         def accept() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    wire, _ = listening.accept()
-                    wires.append(wire)
-                    threading.Thread(target=serve, args=(wire,), daemon=True).start()
+                    connection, _ = listening.accept()
+                    connections.append(connection)
+                    threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
         threading.Thread(target=accept, daemon=True).start()
         try:
@@ -67,6 +66,6 @@ def fake_server(talk: ConnectionHandler, own: Certificate | None = None) -> Iter
         finally:
             with contextlib.suppress(OSError):
                 listening.shutdown(socket.SHUT_RDWR)
-            for wire in wires:
+            for connection in connections:
                 with contextlib.suppress(OSError):
-                    wire.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""A client's half of etcd or Consul with its requests counted, for tests below the contract."""
+"""A backend of etcd or Consul that counts its requests, for tests of single requests."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MOST_AT_ONCE = 8
 
 
 class Counting:
-    """Counts requests, and can lose one: it is kept, and may be delivered later."""
+    """Counts requests, and can hold one back, to be delivered later."""
 
     def __init__(self, http: Http) -> None:
         self.http, self.servers = http, http.servers
         self.asked: list[bytes] = []
         self.read = 0
-        """How many bytes of answers there were."""
+        """The number of bytes in all answers."""
         self.lose = b""
         self.lost: tuple[bytes, bytes] | None = None
 
@@ -40,7 +40,7 @@ class Counting:
         self.asked.append(line)
         if self.lose and self.lose in line:
             self.lose, self.lost = b"", (line, body)
-            raise BackendUnavailable("lost on its way")
+            raise BackendUnavailable("lost by the test")
         reply = await self.http.ask(line, body, until)
         self.read += len(reply.body)
         return reply
@@ -53,7 +53,7 @@ class Counting:
 
 
 class Peer:
-    """A store and a backend with counted requests; the blocking one, if no other is asked for."""
+    """A store and a backend with counted requests; blocking by default."""
 
     def __init__(self, url: str, namespace: str, flavour: Flavour = Flavour.BLOCKING) -> None:
         self.store: Any = open_store(url, Settings(namespace=namespace))
@@ -67,7 +67,7 @@ class Peer:
         return self.store.backend(BlockingRuntime() if self._loop is None else AsyncioRuntime())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine of the backend's in its own world."""
+        """Run a coroutine of the backend: at once, or on its event loop."""
         return run_now(work) if self._loop is None else self._loop.run(work)
 
     def attempt(self, claim: Claim, join: bool = True) -> Grant | Busy:
@@ -80,7 +80,7 @@ class Peer:
         return answer
 
     def take_many(self, number: int) -> list[Grant]:
-        """So many holds, each of a name of its own."""
+        """Acquire so many locks with different names."""
         with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
             return list(pool.map(lambda n: self.take(claim_of(f"name {n}")), range(number)))
 
@@ -92,7 +92,7 @@ class Peer:
 
 @contextmanager
 def peers(url: str, namespace: str) -> Iterator[Callable[..., Peer]]:
-    """Makes peers, of the flavour that is asked for, and closes them in the end."""
+    """Yield a function that makes peers; all are closed at the end of the block."""
     made: list[Peer] = []
 
     def make(flavour: Flavour = Flavour.BLOCKING) -> Peer:

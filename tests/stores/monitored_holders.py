@@ -1,4 +1,4 @@
-"""Who holds a name across a fault, by its own word: one at each client."""
+"""Clients that hold a lock during a fault and record how long they believe to hold it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.002
 
 
 class MonitoredHolder:
-    """A thread that holds a lock and notes, until it knows better, that it does."""
+    """A thread that holds a lock and records, until the lease is lost, that it holds."""
 
     lease: AsyncLease
 
@@ -31,7 +31,7 @@ class MonitoredHolder:
         self.token = 0
         self.reason = ""
         self.held_until = 0.0
-        """The last moment at which it held by its own word."""
+        """The last moment at which ``lease.held`` was true."""
         self._released = False
         self._holds, self._knows, self._over = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(
@@ -44,7 +44,7 @@ class MonitoredHolder:
             assert lease is not None
             self.lease, self.token = lease, lease.token
             self._holds.set()
-            moment = now()  # before the look: who is held up in between has not believed for longer
+            moment = now()  # before ``lease.held`` is read: the thread may be delayed in between
             while not self._over.is_set() and lease.held:
                 self.held_until = moment
                 await self._rest()
@@ -64,27 +64,27 @@ class MonitoredHolder:
             await asyncio.sleep(LOOK_SECONDS)
 
     def lost(self, seconds: float = SOON) -> bool:
-        """Whether it has learnt within so many seconds that its hold is over."""
+        """Whether the lease is reported as lost within so many seconds."""
         return self._knows.wait(seconds)
 
     def still_holds(self, url: str) -> bool:
-        """Whether it holds, by its own word and by that of these servers."""
+        """Whether the lease is held, and these servers name it as the only holder."""
 
         async def look() -> list[int]:
             async with client(url, self.flavour, self._namespace) as locks:
-                standing = await locks.inspect(self.name)
-                return [holder.token for holder in standing.holders]
+                info = await locks.inspect(self.name)
+                return [holder.token for holder in info.holders]
 
         self.lease.check(at_least=1.0)
         return drive(self.flavour, look()) == [self.token]
 
     def check_successor(self, taken: Taken) -> None:
-        """To the next one, who has a higher token and came after this one had stopped."""
+        """Check the next hold: it has a higher token, and began after this one was over."""
         assert taken.token > self.token
         assert self.held_until <= taken.entered, "two held at the same time"
 
     def release(self) -> bool:
-        """Whether it was still its own."""
+        """End the hold. Returns whether it was still ours."""
         self._over.set()
         self._thread.join(SOON)
         return self._released
@@ -99,7 +99,7 @@ class MonitoredHolder:
 
 
 class MonitoredHolders:
-    """One at each client, each with a name of its own, so that both meet the same fault."""
+    """A blocking and an asyncio holder with names of their own, for the same fault."""
 
     def __init__(self, trio: Trio[Any], url: str, namespace: str, ttl: float) -> None:
         self._trio, self._namespace = trio, namespace
@@ -109,8 +109,9 @@ class MonitoredHolders:
     def check_lost(
         self, bound: Bound, tell: Tell, *, without: Server | None = None, cut: float | None = None
     ) -> None:
-        """The next ones get it within what is documented, after these have stopped believing: at
-        their deadline at the latest, where nothing was proven to them since they were cut off."""
+        """Check that the holders lose their leases, and the next claims are granted after that,
+        within the documented time. ``cut`` is when the holders were cut off: their leases are lost
+        by their deadline, counted from then."""
         self.check_succeeded(bound, tell, without=without)
         for holder in self.each:
             assert holder.lost()
@@ -118,7 +119,7 @@ class MonitoredHolders:
                 assert holder.held_until <= cut + holder.ttl
 
     def check_succeeded(self, bound: Bound, tell: Tell, *, without: Server | None = None) -> None:
-        """The same for those who may have lost it or given it back."""
+        """Check that the next claims are granted after these holds, lost or released, are over."""
         taken = recovers(self._trio, self._namespace, bound, tell, without=without)
         for holder in self.each:
             holder.check_successor(taken[holder.flavour])

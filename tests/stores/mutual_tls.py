@@ -1,4 +1,4 @@
-"""Servers of etcd and Consul that ask for a client's certificate."""
+"""Servers of etcd and Consul that require a client certificate."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["MutualConsul", "MutualEtcd", "mutual_url"]
 
 
 def _get(port: int, path: str, own: Certificate) -> int:
-    """The status of one request that shows a certificate."""
+    """Send one request with a client certificate; return its status."""
     context = ssl.create_default_context(cafile=own.certificate)
     context.load_cert_chain(own.certificate, own.key)
-    wire = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
     try:
-        wire.request("GET", path)
-        return wire.getresponse().status
+        connection.request("GET", path)
+        return connection.getresponse().status
     finally:
-        wire.close()
+        connection.close()
 
 
 class MutualEtcd(EtcdServer):
-    """Lets nobody in who shows no certificate of its authority's."""
+    """Refuses clients without a certificate of its certificate authority."""
 
     def __init__(self) -> None:
         super().__init__(tls=True)
@@ -38,7 +38,7 @@ class MutualEtcd(EtcdServer):
 
 
 class MutualConsul(ConsulServer):
-    """Lets nobody in who shows no certificate of its authority's."""
+    """Refuses clients without a certificate of its certificate authority."""
 
     def __init__(self) -> None:
         super().__init__(tls=True)
@@ -51,6 +51,6 @@ class MutualConsul(ConsulServer):
 
 
 def mutual_url(server: MutualEtcd | MutualConsul) -> str:
-    """The URL of one who has a certificate."""
+    """Return a URL with a client certificate."""
     assert server.tls is not None
     return f"{server.url}&cert={server.tls.certificate}&key={server.tls.key}"

@@ -1,4 +1,4 @@
-"""Servers of etcd and Consul that reach each other through links, which can be cut."""
+"""Clusters of etcd and Consul whose servers connect through proxies, which can be cut."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ __all__ = ["LinkedConsulTrio", "LinkedEtcdTrio"]
 
 
 class Link(Pump):
-    """What everybody reaches one node through; lets nobody through who is shunned.
+    """The proxy in front of one node. It can block the connections of one other server.
 
-    All nodes must be told the same addresses, so there is one link for each, and who comes
-    through it is known by the port it comes from.
+    All nodes need the same list of addresses, so there is one proxy per node. The server at the
+    other end of a connection is identified by its source port.
     """
 
     def __init__(self, port: int, target: tuple[str, int], *, host: str = LOOPBACK) -> None:
-        self._shunned: Server | None = None
+        self._blocked: Server | None = None
         self._known: dict[int, bool] = {}
-        """Whether what comes from a port is to be kept out: to find out takes its time."""
+        """Whether a source port is blocked. A cache: the look-up of the process is slow."""
         super().__init__(port, target, host=host)
 
-    def shun(self, whom: Server | None) -> None:
-        """On the link's own thread."""
-        self._shunned, self._known = whom, {}
+    def block(self, server: Server | None) -> None:
+        """Block a server, or none. Runs on the proxy's own thread."""
+        self._blocked, self._known = server, {}
 
     def _register(self, selector: object) -> None:
         relays = self.relays
-        self.relays = [relay for relay in relays if not self._shuns(relay)]
+        self.relays = [relay for relay in relays if not self._blocks(relay)]
         try:
             super()._register(selector)  # type: ignore[arg-type]
         finally:
             self.relays = relays
 
-    def _shuns(self, relay: Relay) -> bool:
-        if self._shunned is None or not self._shunned.alive:
+    def _blocks(self, relay: Relay) -> bool:
+        if self._blocked is None or not self._blocked.alive:
             return False
         with suppress(OSError, psutil.Error):
             port = relay.client.wire.getpeername()[1]
             if port not in self._known:
-                own = psutil.Process(self._shunned.pid).net_connections("tcp4")
+                own = psutil.Process(self._blocked.pid).net_connections("tcp4")
                 self._known[port] = any(connection.laddr.port == port for connection in own)
             return self._known[port]
         return False
@@ -62,7 +62,7 @@ class Link(Pump):
 
 
 class LinkedEtcd(EtcdServer):
-    """A node that the others reach only through its link."""
+    """A node that the others reach only through its proxy."""
 
     def __init__(self, *, election_ms: int = 1000) -> None:
         super().__init__(election_ms=election_ms)
@@ -84,12 +84,12 @@ class LinkedEtcd(EtcdServer):
 
 
 class LinkedConsul(ConsulServer):
-    """A server whose consensus and forwarding go through its link; only gossip does not."""
+    """A server whose consensus and forwarding go through its proxy; gossip does not."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.address = f"127.0.0.{100 + number}"
-        # What other servers reach it through is at the address that it tells them.
+        # The proxy listens at the address that the server advertises.
         self.link = Link(self.server_port, (self.host, self.server_port), host=self.address)
 
     def _configuration(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ Linked = TypeVar("Linked", LinkedEtcd, LinkedConsul)
 
 
 class LinkedTrio(Trio[Linked]):
-    """Three servers whose links can be cut."""
+    """Three servers whose connections to each other can be cut."""
 
     def leads(self, node: Linked) -> bool | None:
         return node.is_leader()
@@ -118,19 +118,19 @@ class LinkedTrio(Trio[Linked]):
     def term_of(self, node: Linked) -> int:
         return node.term()
 
-    def isolate(self, lonely: Linked) -> None:
-        """Nothing passes between this server and the others; nobody is told."""
+    def isolate(self, isolated: Linked) -> None:
+        """Block all traffic between this server and the others. Connections stay open."""
         for node in self.nodes:
-            if node is lonely:
+            if node is isolated:
                 self._stall(node.link, True)
             else:
-                self._shun(node.link, lonely)
+                self._block(node.link, isolated)
 
     def mend(self) -> None:
-        """Everything runs and is connected again."""
+        """Start and reconnect all servers; return when the cluster is complete."""
         for node in self.nodes:
             self._stall(node.link, False)
-            self._shun(node.link, None)
+            self._block(node.link, None)
             if node.alive and node.paused:
                 node.resume()
         self.launch()
@@ -140,8 +140,8 @@ class LinkedTrio(Trio[Linked]):
     def _stall(self, link: Link, stalled: bool) -> None:
         link.do(lambda: setattr(link, "stalled", stalled))
 
-    def _shun(self, link: Link, whom: Linked | None) -> None:
-        link.do(lambda: link.shun(whom))
+    def _block(self, link: Link, server: Linked | None) -> None:
+        link.do(lambda: link.block(server))
 
 
 class LinkedEtcdTrio(LinkedTrio[LinkedEtcd]):
@@ -154,7 +154,7 @@ class LinkedEtcdTrio(LinkedTrio[LinkedEtcd]):
         super().__init__(nodes)
 
     def left(self, namespace: str) -> list[str]:
-        """All keys of a namespace."""
+        """Return all keys of a namespace."""
         first, end = (b64encode(f"{namespace}{end}".encode()).decode() for end in "/0")
         body = {"key": first, "range_end": end, "keys_only": True}
         found = self.follower().ask("/v3/kv/range", body).get("kvs", [])
@@ -173,8 +173,9 @@ class LinkedConsulTrio(LinkedTrio[LinkedConsul]):
         super().__init__(nodes)
 
     def wait_settled(self) -> None:
-        """One that was dead for so long that it counted as gone comes back without a vote, and is
-        given one some seconds later. Until then the loss of another would be that of a majority."""
+        """Wait until all servers vote. A server that was removed after a long failure rejoins
+        without a vote and gets one some seconds later; before that, the loss of another server
+        would be the loss of the majority."""
         super().wait_settled()
         wait_until("three voters", lambda: self._votes() == [True] * len(self.nodes))
 
@@ -183,7 +184,7 @@ class LinkedConsulTrio(LinkedTrio[LinkedConsul]):
         return [server["Voter"] for server in found["Servers"]]
 
     def left(self, namespace: str) -> list[str]:
-        """All keys of a namespace."""
+        """Return all keys of a namespace."""
         tree = [{"KV": {"Verb": "get-tree", "Key": f"{namespace}/"}}]
         found = self.follower().ask("/v1/txn", tree, method="PUT")
         return [result["KV"]["Key"] for result in found["Results"] or ()]

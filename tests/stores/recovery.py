@@ -1,7 +1,7 @@
-"""How soon after a fault a name is to be had again, and who gets it then: at either client.
+"""How soon after a fault a lock can be acquired again, with a blocking and an asyncio client.
 
-What is written here once runs at both, on a thread that belongs to it. A fault is shown to both
-clients at the same time, each with names of its own.
+Each check is written once and runs for both kinds of client, on a thread of its own. Both clients
+see the same fault at the same time, each with names of its own.
 """
 
 from __future__ import annotations
@@ -41,39 +41,40 @@ __all__ = [
 
 BEAT_SECONDS = 1.0
 LET_IN_SECONDS = 1.0
-"""Within what the next one is let in once a name is free."""
+"""The longest time until the next claim is granted once a name is free."""
 CALM = 20.0
-"""The ttl of those who are not to lose what they hold."""
+"""The ttl of holds that must not be lost."""
 SOON = 60.0
-"""Far more than two ttls and an election, on a machine that is busy: what counts is the order."""
+"""Far more than two ttls and an election, also on a busy machine. The tests check the order of
+events, not this time."""
 Tell = Callable[[str, object], None]
 """pytest's ``record_property``."""
 T = TypeVar("T")
 
 
 class Bound(NamedTuple):
-    """Within how many seconds somebody else has a name."""
+    """Within how many seconds the next claim must be granted."""
 
     seconds: float
     elected: float
-    """The same, counted from an election: a machine that is busy may bring one about."""
+    """The same, counted from an election: a busy machine may cause one."""
 
 
 class Taken(NamedTuple):
-    """What somebody got."""
+    """A grant."""
 
     token: int
     entered: float
-    """When its block was entered."""
+    """When the ``with`` block was entered."""
 
 
 def drive(flavour: Flavour, work: Coroutine[Any, Any, T]) -> T:
-    """Does it at that client: from here on nothing suspends, or a loop of its own runs."""
+    """Run a coroutine with that kind of client: without a loop, or in a new event loop."""
     return run_now(work) if flavour is Flavour.BLOCKING else asyncio.run(work)
 
 
 def at_both(work: Callable[[Flavour], T]) -> dict[Flavour, T]:
-    """Does it at both clients at the same time."""
+    """Run work for both kinds of client at the same time."""
     with ThreadPoolExecutor(len(Flavour)) as pool:
         under_way = {flavour: pool.submit(work, flavour) for flavour in Flavour}
     return {flavour: done.result() for flavour, done in under_way.items()}
@@ -82,19 +83,19 @@ def at_both(work: Callable[[Flavour], T]) -> dict[Flavour, T]:
 def client(
     url: str, flavour: Flavour, namespace: str, ttl: float = CALM, *, patience: float = SOON
 ) -> AsyncLocks:
-    """For ``drive``."""
+    """Return a client for use in ``drive``."""
     return open_client(url, flavour, run_here, namespace=namespace, ttl=ttl, patience=patience)
 
 
 def name_at(flavour: Flavour, name: str = "name") -> str:
-    """What a name is called at one of the clients."""
+    """Return the lock name that one kind of client uses."""
     return f"{name} {flavour}"
 
 
 def next_token(
     url: str, namespace: str, flavour: Flavour, name: str, timeout: float = SOON
 ) -> Taken:
-    """Takes the lock, waits for it if need be, and gives it back."""
+    """Acquire the lock, waiting if needed, and release it."""
 
     async def take() -> Taken:
         async with (
@@ -107,12 +108,13 @@ def next_token(
 
 
 class Recovery:
-    """Takes and gives back a lock of its own, with a second's pause, from the fault on.
+    """Measures the time after a fault in beats of the store instead of seconds.
 
-    Each of these beats is a second or more in which the store worked. An election has none, and
-    a machine that is busy has fewer of them, for whatever keeps the next holder waiting keeps the
-    beat waiting, too. So their number can be held to what is documented, unlike seconds. With an
-    election what is documented begins anew.
+    From the fault on, a thread acquires and releases a lock of its own, with a pause of a second.
+    Each of these beats is a second or more in which the store worked. There is no beat during an
+    election, and there are fewer on a busy machine: a delay of the next holder delays the beats
+    too. So the number of beats can be compared with the documented time; seconds could not. After
+    an election the count starts again.
     """
 
     def __init__(self, trio: Trio[Any], namespace: str, without: Server | None = None) -> None:
@@ -144,8 +146,8 @@ class Recovery:
         self._beats.append(now())
 
     def within(self, bound: Bound, moment: float, tell: Tell) -> None:
-        """At that moment somebody had it: after no more beats than so many seconds have, and the
-        one in which it was let in."""
+        """Check that a grant at ``moment`` came within the documented number of beats, plus
+        ``LET_IN_SECONDS``."""
         beats = len([beat for beat in self._beats if beat < moment])
         seconds = bound.elected if self._elections else bound.seconds
         took = f"{moment - self._began:.1f} s, {self._elections} elections"
@@ -172,8 +174,8 @@ def recovers(
     without: Server | None = None,
     name: str = "name",
 ) -> dict[Flavour, Taken]:
-    """Who takes the names of both clients next: within what is documented, from the servers that
-    are there."""
+    """Acquire the names of both clients from the remaining servers, and check that this takes no
+    longer than documented. Returns the grants."""
     with Recovery(trio, namespace, without) as recovery:
         taken = at_both(lambda at: next_token(recovery.url, namespace, at, name_at(at, name)))
         for each in taken.values():
@@ -182,7 +184,7 @@ def recovers(
 
 
 def nothing_is_left(trio: Any, namespace: str) -> None:
-    """Of all that these clients kept on the servers, once their sessions are over at the latest."""
+    """Wait until the servers have no key of the namespace; sessions may have to expire first."""
     found: list[str] = []
 
     def empty() -> bool:

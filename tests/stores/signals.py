@@ -1,4 +1,4 @@
-"""A program that gets signals all the time, as one under a profiler does."""
+"""Sends signals to a test all the time, as a profiler does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY_SECONDS = 0.1
 
 @contextmanager
 def signals() -> Iterator[None]:
-    """Interrupts the system calls of this thread, which goes on with them."""
+    """Interrupt the system calls of this thread every ``EVERY_SECONDS``; they are resumed."""
     over, me = threading.Event(), threading.get_ident()
 
     def send() -> None:

@@ -1,4 +1,4 @@
-"""An attempt that has little time, on a server that hangs. For both SQL stores, both modes."""
+"""An attempt with a short deadline, on a server that does not answer. For both SQL stores."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from stores.claims import claim_of
 __all__ = ["gives_up_in_time"]
 
 LONG = 600.0
-"""How long a request may take that has no deadline of its own: longer than any test."""
+"""The timeout of a request without a deadline: longer than any test."""
 
 
 def gives_up_in_time(proxy: Proxy, mode: str, *, blocking: bool, connected: bool) -> None:
-    """An attempt ends at its own deadline, with or without a connection that stands."""
+    """Check that an attempt ends at its deadline, with or without an open connection."""
     store = open_store(
         f"{proxy.url}?mode={mode}",
         Settings(namespace=f"t{secrets.token_hex(6)}", request_seconds=LONG),

@@ -1,7 +1,7 @@
-"""What tests of both SQL stores share: servers whose sessions can be told apart and ended, and
-clients of either kind, so that a body is written once.
+"""Helpers for tests of PostgreSQL and MySQL: a test body is written once for both stores and for
+both kinds of client. The sessions of one client can be listed and killed.
 
-Fixtures are taken over by name: ``store, clients = sql_helpers.store, sql_helpers.clients``.
+Test modules take the fixtures by name: ``store, clients = sql_helpers.store, sql_helpers.clients``
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ __all__ = [
 
 MODES = ("lease", "advisory")
 LONG = 600.0
-"""A ttl of which a third is longer than any test: no renewal tells of anything."""
+"""A ttl of which a third is longer than any test: no renewal takes place."""
 SECONDS = 60.0
-"""Far more than anything here takes, on a machine that is busy."""
+"""Far more than any step here takes, also on a busy machine."""
 
 
 class Store(ABC):
-    """A running server, and one who may look at all sessions and end them."""
+    """A running server, and an administrator who can list and kill all sessions."""
 
     server: Server
 
@@ -61,8 +61,7 @@ class Store(ABC):
         self._namespace = namespace
 
     def url(self, mode: str = "lease", mark: str = "", proxy: Proxy | None = None) -> str:
-        """Of the server itself or through a proxy. The sessions of a mark can be told from all
-        others."""
+        """Return the URL of the server, or of a proxy. Sessions with a mark can be listed by it."""
         plain = self.server.url if proxy is None else proxy.url
         return self._marked(f"{plain}?mode={mode}", mark) if mark else f"{plain}?mode={mode}"
 
@@ -76,22 +75,24 @@ class Store(ABC):
     def close(self) -> None: ...
 
     async def kill_all(self, mark: str) -> None:
-        """Ends all sessions that a mark has, and returns once they are gone. Between two requests
-        there may be none: an asyncio client that waits opens one when it asks again."""
+        """Kill all sessions with a mark, and return when they are gone. Between two requests there
+        may be none: an asyncio client that waits opens one for its next attempt."""
         found: set[int] = set()
 
         def some() -> bool:
             found.update(self.sessions(mark))
             return bool(found)
 
-        await until(some, f"no session of {mark!r} came")
-        for session in found:  # not on the loop: one that stands still hears of no end
+        await until(some, f"no session with the mark {mark!r}")
+        for (
+            session
+        ) in found:  # in a thread: a blocked event loop would not see the end of its session
             await asyncio.to_thread(self.kill, session)
         await until(lambda: not found & self.sessions(mark), "they were not killed")
 
 
 class Postgres(Store):
-    """Marks are names of applications."""
+    """A mark is an ``application_name``."""
 
     def __init__(self, servers: Servers, namespace: str) -> None:
         super().__init__(namespace)
@@ -113,14 +114,14 @@ class Postgres(Store):
 
 
 class MySQL(Store):
-    """Marks are accounts."""
+    """A mark is a user account."""
 
     def __init__(self, servers: Servers, namespace: str) -> None:
         super().__init__(namespace)
         self.server = server = servers.of(MySQLServer)
         self._admin = mysql_bench.open_admin(server)
         self._accounts: dict[str, str] = {}
-        """A URL of each, as ``mysql_bench`` knows them."""
+        """Mark to URL, as ``mysql_bench.account`` returns it."""
 
     def _marked(self, url: str, mark: str) -> str:
         assert isinstance(self.server, MySQLServer)
@@ -132,7 +133,7 @@ class MySQL(Store):
         return set(mysql_bench.sessions(self._admin, self._accounts[mark]))
 
     def kill(self, session: int) -> None:
-        with suppress(pymysql.MySQLError):  # it has just gone by itself
+        with suppress(pymysql.MySQLError):  # the session has just ended
             mysql_bench.rows(self._admin, f"KILL {session}")
 
     def close(self) -> None:
@@ -147,7 +148,7 @@ def store(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> I
 
 
 class Clients:
-    """Clients of one kind, in one namespace."""
+    """Clients of one kind in one namespace."""
 
     def __init__(self, flavour: Flavour, namespace: str) -> None:
         self._flavour, self._namespace = flavour, namespace
@@ -155,15 +156,15 @@ class Clients:
         self._open: list[AsyncLocks] = []
 
     def open(self, url: str, **options: Any) -> AsyncLocks:
-        """Another client, as another process would open it."""
-        # Nobody looks a last time because its own time is over: it is the body that is bounded.
+        """Open a client, as another process would."""
+        # A waiter that times out attempts a last time: so the body is bounded, not the waiter.
         options = {"namespace": self._namespace, "timeout": LONG} | options
         client = open_client(url, self._flavour, self._workers.run, **options)
         self._open.append(client)
         return client
 
     def run(self, body: Callable[[], Awaitable[None]]) -> None:
-        """Runs the body and closes the clients that it opened."""
+        """Run the body, and close the clients that it opened."""
 
         async def whole() -> None:
             try:
@@ -171,7 +172,7 @@ class Clients:
                     await body()
             finally:
                 with warnings.catch_warnings():
-                    # A body that failed half-way leaves holds behind; its own failure counts.
+                    # A body that failed leaves holds behind; its own failure is reported.
                     warnings.simplefilter("ignore", ResourceWarning)
                     for client in self._open:
                         await client.close()
@@ -187,12 +188,12 @@ def clients(request: pytest.FixtureRequest, namespace: str) -> Clients:
 
 @pytest.fixture
 def only_woken(no_recheck: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks by itself, and no renewer tells a waiter that its place is gone."""
+    """Waiters do not poll, and no renewer refreshes their entries in the queue."""
     monkeypatch.setattr("holdfast.core.renewer.REFRESH_SECONDS", LONG)
 
 
 async def until(condition: Callable[[], object], otherwise: str) -> None:
-    """Returns once the condition holds."""
+    """Wait until the condition holds; fail with the message ``otherwise``."""
 
     async def holds() -> bool:
         return bool(condition())
@@ -201,16 +202,17 @@ async def until(condition: Callable[[], object], otherwise: str) -> None:
 
 
 async def wait_for_waiters(client: AsyncLocks, name: str = "name", count: int = 1) -> None:
-    """Returns once so many stand in the store's line."""
+    """Wait until so many claims wait in the store's queue."""
 
-    async def stand() -> bool:
+    async def queued() -> bool:
         return len((await client.inspect(name)).waiters) == count
 
-    await eventually(stand, SECONDS, f"{count} did not come to stand in line for {name!r}")
+    await eventually(queued, SECONDS, f"there are not {count} waiters for {name!r}")
 
 
 async def release_to_waiter(held: AsyncLease, wanted: AsyncLock, looking: AsyncLocks) -> AsyncLease:
-    """Releases what is held once somebody waits for it, who gets it, with a higher token."""
+    """Release a hold once ``wanted`` waits for it; return the waiter's lease, which has a higher
+    token."""
     waiting = asyncio.create_task(wanted.acquire())
     await wait_for_waiters(looking, held.name)
     assert not waiting.done()

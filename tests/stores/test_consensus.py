@@ -1,4 +1,4 @@
-"""What etcd, Consul and ZooKeeper have in common: deadlines, crowds, certificates."""
+"""Tests that etcd, Consul and ZooKeeper share: deadlines, many waiters, certificates."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from stores.zookeeper.helpers import QuickServer
 
 TIMEOUT = 1.0
 REQUEST = 4.0
-"""Less than a request may take that knows no deadline (five seconds), and much more than ours."""
+"""Less than the default timeout of a request (five seconds), and much more than ``TIMEOUT``."""
 SOON = 60.0
-CROWD = 1000
+WAITERS = 1000
 CHAIN = 6
 
 KINDS: dict[str, type[Server]] = {
@@ -46,81 +46,89 @@ KINDS: dict[str, type[Server]] = {
 }
 
 
-class Place(NamedTuple):
-    """A server, a proxy before it, and a namespace of one's own."""
+class ProxiedStore(NamedTuple):
+    """A server, a proxy in front of it, and a new namespace."""
 
     url: str
     proxy: Proxy
-    proxied: str
+    proxied_url: str
     namespace: str
 
 
 @pytest.fixture(params=list(KINDS))
-def place(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Place]:
+def proxied_store(request: pytest.FixtureRequest, servers: Servers) -> Iterator[ProxiedStore]:
     server = servers.of(KINDS[request.param])
     suffix = "?session_ttl_min=1" if request.param == "consul" else ""
     with Proxy(server) as proxy:
-        yield Place(server.url + suffix, proxy, proxy.url + suffix, f"t{secrets.token_hex(6)}")
+        yield ProxiedStore(
+            server.url + suffix, proxy, proxy.url + suffix, f"t{secrets.token_hex(6)}"
+        )
         proxy.heal()
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
 @pytest.mark.parametrize("known", [False, True], ids=["first", "later"])
-def test_a_store_that_hangs_is_given_up_in_time(
-    place: Place, flavour: Flavour, known: bool
+def test_an_attempt_ends_in_time_on_a_store_that_does_not_answer(
+    proxied_store: ProxiedStore, flavour: Flavour, known: bool
 ) -> None:
-    """Who waits a second for a lock does not wait five for a store, whether it is asked for a
-    session or for the lock."""
+    """A timeout of one second is not exceeded by the request timeout of five, neither for the first
+    request (which opens a session) nor for a later one."""
     if flavour is Flavour.BLOCKING:
-        _give_up(place, known)
+        _give_up(proxied_store, known)
     else:
-        asyncio.run(_give_up_async(place, known))
+        asyncio.run(_give_up_async(proxied_store, known))
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first", "later"])
-def test_signals_do_not_stretch_that(place: Place, known: bool) -> None:
-    """A system call that a signal interrupts begins anew; the time that it may take does not."""
+def test_signals_do_not_extend_the_deadline(proxied_store: ProxiedStore, known: bool) -> None:
+    """A system call that a signal interrupts is repeated with the remaining time only."""
     with signals():
-        _give_up(place, known)
+        _give_up(proxied_store, known)
 
 
-def _give_up(place: Place, known: bool) -> None:
-    with holdfast.connect(place.proxied, namespace=place.namespace, ttl=20) as locks:
+def _give_up(proxied_store: ProxiedStore, known: bool) -> None:
+    with holdfast.connect(
+        proxied_store.proxied_url, namespace=proxied_store.namespace, ttl=20
+    ) as locks:
         if known:
             with locks.lock("name"):
                 pass
-        place.proxy.stall()
+        proxied_store.proxy.stall()
         began = now()
         with Stalls() as stalls, pytest.raises(BackendUnavailable):
             locks.lock("name").acquire(timeout=TIMEOUT)
         assert now() - began - stalls.seconds < REQUEST
-        place.proxy.heal()
+        proxied_store.proxy.heal()
 
 
-async def _give_up_async(place: Place, known: bool) -> None:
-    async with holdfast.connect_async(place.proxied, namespace=place.namespace, ttl=20) as locks:
+async def _give_up_async(proxied_store: ProxiedStore, known: bool) -> None:
+    async with holdfast.connect_async(
+        proxied_store.proxied_url, namespace=proxied_store.namespace, ttl=20
+    ) as locks:
         if known:
             async with locks.lock("name"):
                 pass
-        place.proxy.stall()
+        proxied_store.proxy.stall()
         began = now()
         with Stalls() as stalls, pytest.raises(BackendUnavailable):
             await locks.lock("name").acquire(timeout=TIMEOUT)
         assert now() - began - stalls.seconds < REQUEST
-        place.proxy.heal()
+        proxied_store.proxy.heal()
 
 
 @pytest.mark.faults
-def test_a_thousand_tasks_wait_with_three_connections(place: Place) -> None:
-    """However many wait for a lock, its store sees three connections at most: for requests, for
-    wake-ups, and the renewer's."""
-    asyncio.run(_crowd(place))
+def test_a_thousand_tasks_wait_with_three_connections(proxied_store: ProxiedStore) -> None:
+    """A client has three connections at most, however many tasks wait: for requests, for wake-ups,
+    and for the renewer."""
+    asyncio.run(_wait_with_many(proxied_store))
 
 
-async def _crowd(place: Place) -> None:
+async def _wait_with_many(proxied_store: ProxiedStore) -> None:
     async with (
-        holdfast.connect_async(place.url, namespace=place.namespace) as ours,
-        holdfast.connect_async(place.proxied, namespace=place.namespace) as theirs,
+        holdfast.connect_async(proxied_store.url, namespace=proxied_store.namespace) as ours,
+        holdfast.connect_async(
+            proxied_store.proxied_url, namespace=proxied_store.namespace
+        ) as theirs,
     ):
         held = await ours.lock("name").acquire()
         assert held
@@ -130,15 +138,17 @@ async def _crowd(place: Place) -> None:
             async with theirs.lock("name"):
                 served.append(number)
 
-        tasks = [asyncio.create_task(use(number)) for number in range(CROWD)]
+        tasks = [asyncio.create_task(use(number)) for number in range(WAITERS)]
         deadline = now() + SOON
-        while (await _behind(ours)) < CROWD - 1:  # told by the renewer, with its next refresh
+        while (
+            await _behind(ours)
+        ) < WAITERS - 1:  # the renewer writes the number with its next refresh
             assert now() < deadline
             await asyncio.sleep(0.05)
-        assert place.proxy.open_connections <= 3
+        assert proxied_store.proxy.open_connections <= 3
         assert await held.release()
         await asyncio.gather(*tasks)
-    assert served == list(range(CROWD))
+    assert served == list(range(WAITERS))
 
 
 async def _behind(locks: holdfast.AsyncLocks) -> int:
@@ -146,9 +156,9 @@ async def _behind(locks: holdfast.AsyncLocks) -> int:
     return waiters[0].behind if waiters else 0
 
 
-def test_a_release_wakes_one(place: Place) -> None:
-    """Each waits for the one in front of it: of many waits, every release ends one, in order."""
-    peers = [_backend(place) for _ in range(CHAIN + 1)]
+def test_a_release_wakes_one(proxied_store: ProxiedStore) -> None:
+    """Each waiter waits for the one before it: every release ends one wait, in order."""
+    peers = [_backend(proxied_store) for _ in range(CHAIN + 1)]
     claims = [claim_of() for _ in peers]
     answers = [run_now(p.attempt(c, join=True)) for p, c in zip(peers, claims, strict=True)]
     grant, *busies = answers
@@ -163,7 +173,7 @@ def test_a_release_wakes_one(place: Place) -> None:
     with ThreadPoolExecutor(CHAIN) as pool:
         waits = [pool.submit(wait, number, busy) for number, busy in enumerate(busies, 1)]
         for number in range(1, CHAIN + 1):
-            assert returned.empty(), "somebody was woken in vain"
+            assert returned.empty(), "a waiter was woken too early"
             assert run_now(peers[number - 1].release(grant)) is True
             assert returned.get(timeout=SOON / 2) == number
             grant = run_now(peers[number].attempt(claims[number], join=True))
@@ -175,12 +185,14 @@ def test_a_release_wakes_one(place: Place) -> None:
         run_now(peer.close())
 
 
-def _backend(place: Place) -> Backend:
-    return open_store(place.url, Settings(namespace=place.namespace)).backend(BlockingRuntime())
+def _backend(proxied_store: ProxiedStore) -> Backend:
+    return open_store(proxied_store.url, Settings(namespace=proxied_store.namespace)).backend(
+        BlockingRuntime()
+    )
 
 
 def test_a_ttl_below_the_floor_is_refused() -> None:
-    """Where the floor is known without asking, when the lock is made, and by its name."""
+    """The error comes when the lock is made, if the limit is known without a request."""
     for url, floor in (("etcd://localhost", "2 s at least"), ("consul://localhost", "10 s at")):
         with holdfast.connect(url) as locks, pytest.raises(ValueError, match=floor):
             locks.lock("name", ttl=1)
@@ -192,8 +204,8 @@ def test_a_ttl_below_the_floor_is_refused() -> None:
 def test_client_certificates(
     servers: Servers, kind: type[MutualEtcd | MutualConsul], flavour: Flavour
 ) -> None:
-    """A server that asks for one gets it, for requests and for wake-ups; without one there is no
-    way in."""
+    """The client certificate is used for requests and for wake-ups; without one the server refuses
+    the client."""
     server: MutualEtcd | MutualConsul = servers.of(kind)  # type: ignore[assignment]
     namespace = f"t{secrets.token_hex(6)}"
     with waited_for(mutual_url(server), namespace, flavour):

@@ -1,7 +1,8 @@
-"""Three servers of etcd, Consul or ZooKeeper, and what happens to them, whichever they are.
+"""Faults in a cluster of three servers of etcd, Consul or ZooKeeper.
 
-In each fault, and at both clients: nobody believes to hold what another holds, tokens grow, who
-loses its hold knows it by its deadline, others get it within what is documented, nothing is left.
+In each fault, for both kinds of client: no two clients believe to hold the same lock, tokens grow,
+a holder knows of its loss by its deadline, the next claim is granted within the documented time,
+and no key is left on the servers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ kind, trio = ensembles.kind, ensembles.trio
 def test_a_hold_survives_its_leader(
     trio: Any, kind: Kind, namespace: str, how: str, record_property: Tell
 ) -> None:
-    """A leader that dies or hangs costs an election, not the hold."""
+    """A leader that dies or stops costs an election, but no hold."""
     with MonitoredHolders(trio, trio.url, namespace, kind.longest) as monitored:
         leader = trio.leader()
         leader.kill() if how == "killed" else leader.pause()
@@ -50,7 +51,7 @@ def test_a_hold_survives_its_leader(
         for holder in monitored.each:
             assert holder.still_holds(trio.others(leader))
         if leader.paused:
-            trio.mend()  # who still asks it for a release would not be told what came of that
+            trio.mend()  # else a release that is sent to it would have an unknown outcome
         for holder in monitored.each:
             assert holder.release() is True
         monitored.check_succeeded(kind.asked, record_property)
@@ -59,8 +60,8 @@ def test_a_hold_survives_its_leader(
 
 @every_kind
 def test_the_leader_stops(trio: Any, kind: Kind, namespace: str, record_property: Tell) -> None:
-    """It hangs for longer than a ttl, and is replaced: whoever holds next, and whether the last
-    ones could renew in time or not, nobody holds at the same time."""
+    """The leader stops for longer than a ttl and is replaced. Whether or not the holders renewed in
+    time, no two clients hold at the same time."""
     with MonitoredHolders(trio, trio.url, namespace, kind.ttl) as monitored:
         leader = trio.leader()
         leader.pause()
@@ -78,13 +79,13 @@ def test_the_leader_stops(trio: Any, kind: Kind, namespace: str, record_property
 def test_a_minority_is_cut_off_with_its_client(
     trio: Any, kind: Kind, namespace: str, role: str, record_property: Tell
 ) -> None:
-    """An old leader goes on answering for a while, and so does a follower; that proves nothing:
-    its client stops before the majority lets anybody else begin."""
-    lonely = trio.leader() if role == "leader" else trio.follower()
-    with MonitoredHolders(trio, trio.url_of(lonely), namespace, kind.ttl) as monitored:
-        trio.isolate(lonely)
+    """An isolated server, old leader or follower, still answers for a while. Its client must stop
+    before the majority grants the lock to another client."""
+    isolated = trio.leader() if role == "leader" else trio.follower()
+    with MonitoredHolders(trio, trio.url_of(isolated), namespace, kind.ttl) as monitored:
+        trio.isolate(isolated)
         bound = kind.elected if role == "leader" else kind.ended
-        monitored.check_lost(bound, record_property, without=lonely, cut=now())
+        monitored.check_lost(bound, record_property, without=isolated, cut=now())
         trio.mend()
     nothing_is_left(trio, namespace)
 
@@ -95,7 +96,7 @@ def test_a_minority_is_cut_off_with_its_client(
 def test_the_reply_of_the_grant_is_lost(
     trio: Any, kind: Kind, namespace: str, mode: str, flavour: Flavour, record_property: Tell
 ) -> None:
-    """It is found again by its owner: one hold, and nothing left of it afterwards."""
+    """The client finds its own hold again: there is one hold, and no key is left after it."""
     at_once = kind.asked._replace(seconds=SENT_AGAIN)
     for lost in kind.grants[mode]:
         with Proxy(trio.nodes[0]) as proxy, Recovery(trio, namespace) as recovery:
@@ -119,9 +120,9 @@ async def _lose_the_reply(
             taken = Taken(lease.token, now())
             assert dropped.is_set()
             assert taken.token > earlier
-            standing = await others.inspect("name")
-            assert [holder.token for holder in standing.holders] == [taken.token]
-            assert standing.waiters == ()
+            info = await others.inspect("name")
+            assert [holder.token for holder in info.holders] == [taken.token]
+            assert info.waiters == ()
     return taken
 
 
@@ -129,7 +130,8 @@ async def _lose_the_reply(
 def test_no_majority_for_three_ttls(
     trio: Any, kind: Kind, namespace: str, record_property: Tell
 ) -> None:
-    """Nobody acquires, the holder learns it by its deadline, and work goes on afterwards."""
+    """No claim is granted, the holders know of their loss by their deadline, and the store works
+    again afterwards."""
     with MonitoredHolders(trio, trio.url, namespace, kind.ttl) as monitored:
         kept = trio.follower()
         stopped = [node for node in trio.nodes if node is not kept]
@@ -148,8 +150,8 @@ def test_no_majority_for_three_ttls(
 
 
 class Contenders:
-    """They try for two ttls to get what is free, one at each client, and stay until all is over: to
-    close a client that reaches nobody takes its time."""
+    """A blocking and an asyncio client that try for two ttls to acquire a free lock. They stay open
+    until the test is over: to close a client that reaches no server takes time."""
 
     def __init__(self, url: str, namespace: str, ttl: float) -> None:
         self._url, self._namespace, self._ttl = url, namespace, ttl
@@ -180,7 +182,7 @@ class Contenders:
 def test_a_client_is_stopped_past_its_session(
     trio: Any, kind: Kind, namespace: str, record_property: Tell
 ) -> None:
-    """Its first word after it goes on is that the hold is lost."""
+    """The first thing the client reports after it is resumed is that the hold is lost."""
     processes = {
         flavour: Process(trio.url, flavour, namespace=namespace, ttl=kind.ttl)
         for flavour in Flavour

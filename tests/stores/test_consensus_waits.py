@@ -1,4 +1,4 @@
-"""Who waits at three servers of etcd, Consul or ZooKeeper waits on when their leader is gone."""
+"""Waits on a cluster of etcd, Consul or ZooKeeper continue when the leader is gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ kind, trio = ensembles.kind, ensembles.trio
 
 @every_kind
 def test_a_wait_outlives_its_leader(trio: Any, kind: Kind, namespace: str) -> None:
-    """It is killed while somebody waits, and who waits is woken after: nobody looked again."""
+    """The leader is killed while claims wait. A later release wakes them, without polling."""
     with waits_across(trio, namespace, kind.longest) as leader:
         leader.kill()
     nothing_is_left(trio, namespace)

@@ -1,4 +1,4 @@
-"""Answers that no etcd and no Consul gives: told as such, within bounds of time and memory."""
+"""Answers that are not those of etcd or Consul raise an error, within bounds of time and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stores.fake_server import ConnectionHandler, answering, fake_server, http_r
 from stores.http_peer import peers
 
 SMALL = 100_000
-"""What an answer may have at the most, for a test that does not want to send 64 MiB."""
+"""The largest answer, for a test that does not want to send 64 MiB."""
 MORE_THAN_ENOUGH = 100 * 2**20
 SOON = 20.0
 DEEP = b'{"header":' + b"[" * 100_000
@@ -71,7 +71,7 @@ STORES = ["etcd://", "etcd://user:password@", "consul://"]
 
 
 def _take(url: str, flavour: Flavour) -> None:
-    """What a program does with a store: to take a lock, to list them, to check."""
+    """Try to acquire a lock, to list locks and to check the store."""
 
     async def run() -> None:
         async with holdfast.connect_async(url, patience=0.2, timeout=0.2) as locks:
@@ -89,21 +89,21 @@ def _take(url: str, flavour: Flavour) -> None:
 
 
 def _answered_or_refused(step: Callable[[], object]) -> None:
-    """As far as such an answer makes sense; nothing else is ever raised."""
+    """Run a step, which may return a result or raise one of these errors, and no other."""
     with contextlib.suppress(BackendUnavailable, Unsupported):
         step()
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
 @pytest.mark.parametrize("store", STORES)
-def test_an_answer_of_another_shape_is_told_as_such(store: str, flavour: Flavour) -> None:
+def test_an_answer_of_another_shape_raises_a_store_error(store: str, flavour: Flavour) -> None:
     for body in SHAPES:
         with fake_server(answering(http_reply(body))) as port:
             _take(f"{store}127.0.0.1:{port}", flavour)
 
 
 def test_a_server_that_is_not_consul_is_not_an_empty_one() -> None:
-    """It answers 404 to everything; Consul's own 404 says something of Consul's."""
+    """It answers 404 to everything. A 404 of Consul itself has another body."""
     with (
         fake_server(answering(http_reply(b"404 page not found\n", "404 Not Found"))) as port,
         holdfast.connect(f"consul://127.0.0.1:{port}", timeout=1) as locks,
@@ -122,7 +122,7 @@ def test_a_server_that_is_not_consul_is_not_an_empty_one() -> None:
 def test_a_renewal_that_is_not_the_store_s_loses_no_hold(
     servers: ServerRegistry, namespace: str, kind: Any, reply: Reply
 ) -> None:
-    """A session counts as ended by the word of its own store only."""
+    """Only an answer of the store itself ends a session."""
     with peers(servers.of(kind).url, namespace) as make:
         one = make()
         grant = one.take(claim_of())
@@ -147,14 +147,14 @@ def _servers(port: int, tls: Tls | None = None) -> Servers:
 
 
 def _ask(servers: Servers, flavour: Flavour, seconds: float) -> None:
-    """One request, which is to fail."""
+    """Send one request, which must fail."""
 
     async def ask() -> None:
-        wire = (BlockingHttp if flavour is Flavour.BLOCKING else AsyncHttp)(servers, 1)
+        client = (BlockingHttp if flavour is Flavour.BLOCKING else AsyncHttp)(servers, 1)
         try:
-            await wire.ask(b"GET /", until=now() + seconds)
+            await client.ask(b"GET /", until=now() + seconds)
         finally:
-            await wire.close()
+            await client.close()
 
     run = run_now if flavour is Flavour.BLOCKING else asyncio.run
     with pytest.raises(BackendUnavailable):
@@ -162,16 +162,16 @@ def _ask(servers: Servers, flavour: Flavour, seconds: float) -> None:
 
 
 def _without_end(head: bytes, sent: list[int]) -> ConnectionHandler:
-    """Sends ``head`` and then more and more, for as long as somebody takes it."""
+    """Return a handler that sends ``head`` and then data without end, while the client reads."""
 
-    def talk(wire: socket.socket) -> None:
-        wire.recv(65_536)
-        wire.sendall(head)
+    def handle(connection: socket.socket) -> None:
+        connection.recv(65_536)
+        connection.sendall(head)
         while sum(sent) < MORE_THAN_ENOUGH:
-            sent.append(wire.send(b"x" * 65_536))
-        wire.recv(65_536)  # nothing more, and no end
+            sent.append(connection.send(b"x" * 65_536))
+        connection.recv(65_536)  # sends no more data and does not close
 
-    return talk
+    return handle
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
@@ -188,7 +188,7 @@ def _without_end(head: bytes, sent: list[int]) -> ConnectionHandler:
 def test_an_answer_without_end_is_given_up(
     head: bytes, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the most that any answer has, not when the time is over."""
+    """At the largest size of an answer, not at the timeout."""
     monkeypatch.setattr(http, "MOST_ANSWER_BYTES", SMALL)
     sent: list[int] = []
     with fake_server(_without_end(head, sent)) as port:
@@ -198,7 +198,7 @@ def test_an_answer_without_end_is_given_up(
 
 
 def test_what_an_answer_may_have() -> None:
-    """As much as a listing of very many names needs; a header much less."""
+    """The limit is enough for a list of very many names; that of a header is much lower."""
     responses = Responses()
     assert responses.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n") is None
     piece = b"x" * 2**20
@@ -213,7 +213,7 @@ def test_what_an_answer_may_have() -> None:
 
 
 def test_a_stream_may_last_but_is_read() -> None:
-    """What somebody has read no longer counts; what nobody reads does."""
+    """Data that was read does not count against the limit; unread data does."""
     responses = Responses()
     responses.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     chunk = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
@@ -231,18 +231,18 @@ def test_a_stream_may_last_but_is_read() -> None:
 def test_an_answer_that_drips_ends_in_time(
     flavour: Flavour, tls: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """However often a byte of it comes."""
+    """A byte now and then does not extend the deadline."""
     own = make_certificate(tmp_path_factory.mktemp("tls"))
     over = threading.Event()
 
-    def talk(wire: socket.socket) -> None:
-        wire.recv(65_536)
-        wire.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")
-        over.wait(1.8)  # nearly all of its time, and then a little more, and nothing
-        wire.sendall(b"x")
+    def handle(connection: socket.socket) -> None:
+        connection.recv(65_536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")
+        over.wait(1.8)  # nearly until the deadline; then one byte, and no more
+        connection.sendall(b"x")
         over.wait(SOON)
 
-    with fake_server(talk, own if tls else None) as port:
+    with fake_server(handle, own if tls else None) as port:
         begun = now()
         _ask(_servers(port, Tls(str(own.certificate)) if tls else None), flavour, 2.0)
         assert now() - begun < 3.0
@@ -263,14 +263,14 @@ def _greet(servers: Servers, flavour: Flavour, until: float) -> None:
 def test_a_greeting_that_drips_ends_in_time(flavour: Flavour) -> None:
     over = threading.Event()
 
-    def talk(wire: socket.socket) -> None:
-        wire.recv(65_536)
+    def handle(connection: socket.socket) -> None:
+        connection.recv(65_536)
         for letter in b"HTTP/1.1 101 Switching Protocols\r\nX: " + b"y" * 20:
-            wire.sendall(bytes([letter]))
+            connection.sendall(bytes([letter]))
             if over.wait(0.2):
                 return
 
-    with fake_server(talk) as port:
+    with fake_server(handle) as port:
         begun = now()
         with pytest.raises(BackendUnavailable):
             _greet(_servers(port), flavour, begun + 1.0)

@@ -1,5 +1,4 @@
-"""What etcd and Consul have in common below the contract: requests that are counted or lost,
-sessions that end, certificates."""
+"""Tests that etcd and Consul share: number of requests, lost requests, ended sessions, TLS."""
 
 from __future__ import annotations
 
@@ -26,14 +25,14 @@ SOON = 60.0
 
 
 class Kind(NamedTuple):
-    """A store's server, and its own words."""
+    """The server of a store, and the values that differ."""
 
     server: Any
-    in_vain: int
-    """The status of a request that changes nothing any more."""
+    refused_status: int
+    """The status of a request that comes too late to change anything."""
     session: str
     end: Callable[[Any, Any], object]
-    """Ends a session from outside."""
+    """Ends a session as an administrator does."""
 
 
 KINDS = {
@@ -65,7 +64,7 @@ def peer(server: Any, namespace: str) -> Iterator[Callable[..., Peer]]:
         yield make
 
 
-def test_handing_over_in_a_client_is_one_request(peer: Callable[[], Peer]) -> None:
+def test_an_exchange_is_one_request(peer: Callable[[], Peer]) -> None:
     """The next waiter of the same client gets the name in the request that releases it."""
     one = peer()
     grant, claim = one.take(claim_of()), claim_of()
@@ -79,11 +78,11 @@ def test_handing_over_in_a_client_is_one_request(peer: Callable[[], Peer]) -> No
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
-def test_nobody_is_let_in_anew_who_came_by_itself(
+def test_an_exchange_does_not_grant_a_released_claim_again(
     peer: Callable[[Flavour], Peer], flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has its slot already, but has not left the line of its client, when another of that client
-    releases one on its behalf; and is gone when that is answered."""
+    """The claim was granted a slot but is still in the local queue of its client, when another hold
+    of that client is exchanged for it. It is released before the exchange is answered."""
     ours, theirs = peer(flavour), peer(flavour)
     held, other = (one.take(claim_of("name", Mode.SLOTS, limit=2)) for one in (ours, theirs))
     claim = claim_of("name", Mode.SLOTS, limit=2)
@@ -101,16 +100,16 @@ def test_nobody_is_let_in_anew_who_came_by_itself(
     was_ours, answer = ours.run(ours.backend.exchange(held, claim))
     assert was_ours
     assert isinstance(answer, Busy)
-    standing = theirs.run(theirs.backend.look("name"))
-    assert (standing.holders, standing.waiters) == ((), ())
+    info = theirs.run(theirs.backend.look("name"))
+    assert (info.holders, info.waiters) == ((), ())
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_a_late_request_arrives_in_vain(
+def test_a_late_request_changes_nothing(
     peer: Callable[[], Peer], kind: Kind, granted: bool
 ) -> None:
-    """A request that was given up changes nothing when it arrives after all, whether its claim
-    was undone or was granted by a second request and released."""
+    """A request that timed out at the client changes nothing when it arrives later, whether its
+    claim was abandoned, or was granted by a second request and released."""
     one = peer()
     one.take(claim_of("warm"))
     claim = claim_of()
@@ -122,15 +121,16 @@ def test_a_late_request_arrives_in_vain(
     else:
         run_now(one.backend.abandon(claim))
     assert one.post.lost is not None
-    assert run_now(one.post.http.ask(*one.post.lost)).status == kind.in_vain
+    assert run_now(one.post.http.ask(*one.post.lost)).status == kind.refused_status
     assert run_now(one.backend.look("name")).holders == ()
-    one.take(claim_of())  # the client itself goes on
+    one.take(claim_of())  # the client still works
 
 
 def test_a_session_that_was_ended_loses_its_holds(
     peer: Callable[[], Peer], server: Any, kind: Kind
 ) -> None:
-    """All holds of a lease or session are lost at once, with the reason; a new one adopts none."""
+    """All holds of a lease or session are lost at once, with the reason; a new session takes over
+    none of them."""
     one = peer()
     grants = [one.take(claim_of(f"name {number}")) for number in range(3)]
     session = grants[0].ref.session
@@ -155,8 +155,8 @@ def test_a_hold_counts_with_the_time_of_its_own_session(
     waits: bool,
     flavour: Flavour,
 ) -> None:
-    """An entry that is found under an older session, after its ttl was changed, is bound to the
-    session with whose time it is granted: it outlives the older one."""
+    """An entry of an older session, whose claim has another ttl now, is moved to the session for
+    that ttl when it is granted: it outlives the older session."""
     one, other = peer(flavour), peer(flavour)
     in_front = other.take(claim_of("name", mode, limit=limit)) if waits else None
     claim = claim_of("name", mode, limit=limit)
@@ -185,8 +185,8 @@ def test_a_hold_stays_in_a_session_of_a_longer_ttl(
     limit: int,
     flavour: Flavour,
 ) -> None:
-    """An attempt of a shorter ttl, which may arrive after later requests, leaves a hold where it
-    is; it is answered with the time of that session, which is asked for anew if it is old."""
+    """An attempt with a shorter ttl, which may arrive after later requests, leaves a hold in its
+    session. The grant has the time of that session, which is renewed first if it is old."""
     one = peer(flavour)
     longer = claim_of("name", mode, limit=limit, ttl=60.0)
     first = one.take(longer)
@@ -202,11 +202,11 @@ def test_a_hold_stays_in_a_session_of_a_longer_ttl(
 
 
 SLOW = 5.0
-"""How long every request takes, by the clock of the test."""
+"""The duration of every request, by the clock of the test."""
 
 
 def _slow(one: Peer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How far the peer's clock is ahead: every answer comes late."""
+    """Delay every answer by the clock of the peer. Returns by how much that clock is ahead."""
     ahead = [0.0]
     ask = one.post.ask
 
@@ -223,8 +223,8 @@ def _slow(one: Peer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_time_of_a_session_counts_from_before_it_was_asked_for(
     peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it is made, when it is kept alive for a new hold, and when it is renewed. Its server
-    counts from some moment before the answer."""
+    """At its creation, when it is kept alive for a new hold, and when it is renewed: the
+    server counts from a moment before its answer."""
     one = peer()
     ahead = _slow(one, monkeypatch)
     claim = claim_of(ttl=60.0)
@@ -232,7 +232,7 @@ def test_the_time_of_a_session_counts_from_before_it_was_asked_for(
     made = one.take(claim)
     assert made.since is not None
     assert made.since < asked + 1.0
-    ahead[0] += 40.0  # it is no longer fresh
+    ahead[0] += 40.0  # the session is old enough to be renewed first
     asked = one.backend.runtime.now()
     kept = one.take(claim_of("other", ttl=60.0))
     assert kept.since is not None

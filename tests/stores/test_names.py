@@ -1,4 +1,4 @@
-"""One deadline bounds the way to a store: the look-up of a name and all of its addresses."""
+"""One deadline for connecting to a store: the look-up of the host name, and all its addresses."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from holdfast.testing import Flavour
 from holdfast.testing.clients import open_client, run_here
 
 SECONDS = 2.0
-"""What a request is given; it must be given up within a second more."""
+"""The timeout of a request; it must end within one second more."""
 NAME = "store.test"
 
 flavours = pytest.mark.parametrize("flavour", list(Flavour))
 
 
 class Names:
-    """Stands for the system's look-up of one name."""
+    """Replaces the system's look-up of host names that end in ``.test``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: list[str] = ["127.0.0.1"]
         self.hanging = ""
-        """The only name whose look-up waits, if not all do."""
+        """The only name whose look-up blocks; empty if all block."""
         self.asked: list[str] = []
         self.answer = threading.Event()
         self.answer.set()
@@ -62,7 +62,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port that 127.0.0.1 answers on; 127.0.0.11 to 127.0.0.16 take no connection there."""
+    """A port on which 127.0.0.1 accepts connections, and 127.0.0.11 to 127.0.0.16 do not answer."""
     sockets: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1]
@@ -87,7 +87,7 @@ def _connect(
     seconds: float = SECONDS,
     hosts: tuple[tuple[str, int], ...] = (),
 ) -> str:
-    """The address that was reached."""
+    """Connect; return the address that was reached."""
     hosts = hosts or ((NAME, port),)
     servers = Servers("etcd://store.test", hosts, tls=None, request_seconds=seconds)
     if flavour is Flavour.BLOCKING:
@@ -125,8 +125,8 @@ def test_a_look_up_that_hangs_is_given_up_in_time(
     names: Names, port: int, flavour: Flavour
 ) -> None:
     names.answer.clear()
-    told = _given_up(lambda: _connect(flavour, port))
-    assert f"looking up {NAME} took too long" in told
+    message = _given_up(lambda: _connect(flavour, port))
+    assert f"looking up {NAME} took too long" in message
     names.answer.set()
     assert _connect(flavour, port, 30) == "127.0.0.1"
 
@@ -148,7 +148,7 @@ def test_an_address_behind_silent_ones_is_reached(
 
 
 @flavours
-def test_a_name_that_is_not_known_is_told_at_once(port: int, flavour: Flavour) -> None:
+def test_an_unknown_name_fails_at_once(port: int, flavour: Flavour) -> None:
     servers = Servers("etcd://x", (("name.invalid", port),), tls=None, request_seconds=60)
 
     async def ask() -> object:
@@ -161,7 +161,7 @@ def test_a_name_that_is_not_known_is_told_at_once(port: int, flavour: Flavour) -
 
 
 def test_a_look_up_that_hangs_is_shared_and_never_repeated(names: Names, port: int) -> None:
-    """By all who ask meanwhile."""
+    """All calls that need the same name wait for one look-up."""
     names.answer.clear()
     given_up: list[OSError] = []
     answered: list[object] = []
@@ -178,7 +178,7 @@ def test_a_look_up_that_hangs_is_shared_and_never_repeated(names: Names, port: i
     for thread in threads:
         thread.start()
     _wait_for(lambda: _waiting(port) == 10)
-    assert look_up("127.0.0.1", port, now())  # what is no name waits for nobody
+    assert look_up("127.0.0.1", port, now())  # an address needs no look-up
     names.answer.set()
     for thread in threads:
         thread.join(30)
@@ -195,7 +195,7 @@ def _waiting(port: int) -> int:
 def test_names_whose_look_ups_hang_take_a_bounded_number_of_threads(
     names: Names, port: int
 ) -> None:
-    """What nobody waits for any more is not looked up later."""
+    """A look-up whose callers have all timed out is not started later."""
     names.answer.clear()
     hosts = [f"{number}.test" for number in range(2 * MOST_THREADS)]
     lookups = [Lookup(host, port, lambda: None) for host in hosts]
@@ -222,7 +222,7 @@ def test_a_host_whose_look_up_hangs_leaves_the_others(
 def test_two_names_that_are_asked_for_at_once_do_not_wait_for_each_other(
     names: Names, port: int
 ) -> None:
-    """Also if the second is asked for before the first is seen to be under way."""
+    """Also if the second is requested before the first has started."""
     names.answer.clear()
     names.hanging = "slow.test"
     answered = threading.Event()
@@ -280,7 +280,7 @@ def test_a_fork_looks_up_by_itself() -> None:
 
 @flavours
 def test_postgresql_gives_up_a_look_up_that_hangs(names: Names, flavour: Flavour) -> None:
-    """libpq is given addresses, which are looked up as above."""
+    """libpq gets addresses, which our own resolver has looked up."""
     names.answer.clear()
     url = f"postgresql://user@{NAME}/db"
 

@@ -1,4 +1,4 @@
-"""Both clients of both SQL stores: the connections of a crowd, and a network that goes dark."""
+"""Both kinds of client of both SQL stores: connections of many waiters, and a silent network."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ WAITERS, NAMES, CONNECTIONS = 200, 20, 6
 
 
 async def _count(store: Store, waiting: asyncio.Future[list[int]]) -> int:
-    """The most sessions that the crowd had at a time, until all are served."""
-    most = len(store.sessions("crowd"))
+    """Return the largest number of sessions at a time, until all claims were granted."""
+    most = len(store.sessions("waiters"))
     while not waiting.done():
-        most = max(most, len(await asyncio.to_thread(store.sessions, "crowd")))
+        most = max(most, len(await asyncio.to_thread(store.sessions, "waiters")))
         await asyncio.sleep(0.01)
     return most
 
@@ -36,13 +36,13 @@ async def _hold(client: AsyncLocks, number: int) -> int:
 
 
 def test_many_waiters_share_a_few_connections(store: Store, clients: Clients) -> None:
-    """200 wait for 20 names over at most six connections, as they wait and as they are let in one
-    after the other, and all are served."""
+    """200 claims wait for 20 names on at most six connections, while they wait and while they are
+    granted one after the other; all are granted."""
 
     async def body() -> None:
-        crowd, looking = clients.open(store.url(mark="crowd")), clients.open(store.url())
-        leases = [await crowd.lock(f"name {number}").acquire() for number in range(NAMES)]
-        waiting = asyncio.gather(*(_hold(crowd, number) for number in range(WAITERS)))
+        client, looking = clients.open(store.url(mark="waiters")), clients.open(store.url())
+        leases = [await client.lock(f"name {number}").acquire() for number in range(NAMES)]
+        waiting = asyncio.gather(*(_hold(client, number) for number in range(WAITERS)))
         for number in range(NAMES):
             await wait_for_waiters(looking, f"name {number}")
         counting = asyncio.create_task(_count(store, waiting))
@@ -62,8 +62,9 @@ def test_many_waiters_share_a_few_connections(store: Store, clients: Clients) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_dark_network_ends_the_hold_in_time(store: Store, clients: Clients, mode: str) -> None:
-    """A connection that is black-holed: the holder is told by its clock, the next one gets it."""
+def test_a_silent_network_ends_the_hold_in_time(store: Store, clients: Clients, mode: str) -> None:
+    """Packets are lost without an error: the holder is warned by its own clock, and the next claim
+    is granted after that."""
 
     async def body() -> None:
         with Proxy(store.server) as proxy:
@@ -79,13 +80,13 @@ def test_a_dark_network_ends_the_hold_in_time(store: Store, clients: Clients, mo
                 assert not lease.held
                 assert later is not None
                 assert later.token > lease.token
-                await until(lambda: reasons, "nobody was told")
+                await until(lambda: reasons, "on_lost was not called")
                 assert later.held
             finally:
                 proxy.resume()
             assert await lease.release() is False
             assert await later.release() is True
-            async with ours.lock("name") as again:  # over connections that work
+            async with ours.lock("name") as again:  # on new connections
                 assert again.token > later.token
 
     clients.run(body)

@@ -1,4 +1,4 @@
-"""Sessions that the server ends, or the network: what is lost is told, and what is not, goes on."""
+"""Sessions that the server or the network ends: losses are reported, everything else continues."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ store, clients, only_woken = sql_helpers.store, sql_helpers.clients, sql_helpers
 def test_the_renewer_sees_that_a_session_has_ended(
     store: Store, clients: Clients, fault: str
 ) -> None:
-    """In advisory mode the hold ends with its connection. Nobody asks, and the next renewal is
-    minutes away: the callback runs all the same, for this client's holds and no others."""
+    """In advisory mode the hold ends with its connection. The callback runs although no request is
+    sent and the next renewal is minutes away; only holds of this client are affected."""
 
     async def body() -> None:
         with Proxy(store.server) as proxy:
@@ -37,7 +37,7 @@ def test_the_renewer_sees_that_a_session_has_ended(
                 await store.kill_all("ours")
             else:
                 proxy.cut()
-            await until(lambda: len(reasons) == 2, "nobody was told")
+            await until(lambda: len(reasons) == 2, "on_lost was not called")
             for lease in leases:
                 assert lease is not None
                 assert lease.lost
@@ -52,7 +52,7 @@ def test_the_renewer_sees_that_a_session_has_ended(
 
 
 def test_killed_sessions_lose_no_lease(store: Store, clients: Clients) -> None:
-    """Rows do not end with connections: the holder's are opened anew."""
+    """Rows do not end with connections: the holder opens new ones."""
 
     async def body() -> None:
         ours = clients.open(store.url(mark="ours"), ttl=LONG)
@@ -69,9 +69,9 @@ def test_killed_sessions_lose_no_lease(store: Store, clients: Clients) -> None:
 
 @pytest.mark.usefixtures("only_woken")
 @pytest.mark.parametrize("mode", MODES)
-def test_a_killed_waiter_lines_up_again(store: Store, clients: Clients, mode: str) -> None:
-    """Everything of a waiter's is killed, twice: it is never let in by that, and the release
-    still wakes it, which nothing else does."""
+def test_a_killed_waiter_joins_the_queue_again(store: Store, clients: Clients, mode: str) -> None:
+    """All sessions of a waiter are killed, twice. It is not granted by that, and the release still
+    wakes it."""
 
     async def body() -> None:
         holder = clients.open(store.url(mode), ttl=LONG)
@@ -82,7 +82,7 @@ def test_a_killed_waiter_lines_up_again(store: Store, clients: Clients, mode: st
         for _ in range(2):
             await wait_for_waiters(holder)
             await store.kill_all("waiter")
-            await until(lambda: store.sessions("waiter"), "it did not come back")
+            await until(lambda: store.sessions("waiter"), "the waiter opened no new session")
         await wait_for_waiters(holder)
         assert not waiting.done()
         assert lease.held

@@ -1,7 +1,7 @@
-"""What somebody else has stored where locks are kept, on etcd and Consul.
+"""Foreign data among the keys of etcd and Consul.
 
-Whoever may write there may write anything. The lock of that name says that it can't be read, and
-nothing else happens: no other name is concerned, no request is made of what was stored."""
+Another program may have written anything there. Calls for the lock of that name raise
+``Incompatible``; other names are not affected, and stored data never becomes part of a request."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _remove_consul(server: ConsulServer, key: str) -> None:
 
 
 class Kind(NamedTuple):
-    """A store's server, and what can be put there."""
+    """The server of a store, and the invalid values and keys for it."""
 
     server: Any
     put: Callable[[Any, str, bytes], None]
@@ -122,11 +122,11 @@ def peer(server: Any, namespace: str) -> Iterator[Callable[..., Peer]]:
 
 
 def _listed(one: Peer) -> dict[str, LockInfo]:
-    """All names, by pages of two."""
+    """List all names, in pages of two."""
     found, cursor = dict[str, LockInfo](), None
     for _ in range(100):
         page = one.run(one.backend.survey("", cursor, 2))
-        found |= {standing.name: standing for standing in page.standings}
+        found |= {info.name: info for info in page.standings}
         cursor = page.cursor
         if cursor is None:
             return found
@@ -151,7 +151,7 @@ def _shown(one: Peer) -> None:
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
-def test_a_value_that_nobody_can_have_written(
+def test_a_value_that_is_not_ours(
     peer: Callable[..., Peer], server: Any, kind: Kind, namespace: str, flavour: Flavour
 ) -> None:
     one = peer(flavour)
@@ -166,7 +166,7 @@ def test_a_value_that_nobody_can_have_written(
     one.take(claim_of("damaged"))
 
 
-def test_a_key_that_nobody_can_have_written(
+def test_a_key_that_is_not_ours(
     peer: Callable[..., Peer], server: Any, kind: Kind, namespace: str
 ) -> None:
     one = peer()
@@ -184,10 +184,10 @@ def test_a_key_that_nobody_can_have_written(
 NAMES = ["%41", "a b", "%zz", "ä", "~\n", "%c3%a4", "\u202e", 'q"', "back\\slash"]
 
 
-def test_a_name_that_nobody_can_have_written(
+def test_a_name_that_is_not_ours(
     peer: Callable[..., Peer], server: Any, kind: Kind, namespace: str
 ) -> None:
-    """It is listed with a notice, once, and the pages come to an end."""
+    """The name is listed once, with a notice, and the pages come to an end."""
     one = peer()
     for name in ("!first", "A", "zzz"):
         one.take(claim_of(name))
@@ -203,23 +203,23 @@ def test_a_name_that_nobody_can_have_written(
 
 
 @pytest.mark.parametrize(
-    "place", ["locks/a{}", "locks/a{}/l/w/0", "locks/a/l/w/0{}", "guards/a{}", "records/a{}"]
+    "key", ["locks/a{}", "locks/a{}/l/w/0", "locks/a/l/w/0{}", "guards/a{}", "records/a{}"]
 )
 def test_what_is_stored_is_never_sent_as_a_request(
-    servers: Servers, namespace: str, place: str
+    servers: Servers, namespace: str, key: str
 ) -> None:
-    """A key with quotes in it would be more of the request of whoever lists it, with the rights of
-    that one."""
+    """A key with quotes would otherwise inject commands into the request of a client that lists it,
+    with the rights of that client."""
     server = servers.of(ConsulServer)
     victim = f"{namespace}-victim"
     _put_consul(server, victim, b"kept")
-    hostile = place.format(f'","Verb":"delete","Key":"{victim}')
+    hostile = key.format(f'","Verb":"delete","Key":"{victim}')
     _put_consul(server, f"{namespace}/{hostile}", b"[1]")
     with peers(f"{server.url}?lock_delay=1", namespace) as make:
         one = make()
         one.take(claim_of("b"))  # a new session with a lock-delay sweeps
         for work in (one.backend.survey("", None, 100), consul_view._sweep(one.backend)):
-            with suppress(Exception):  # whatever becomes of it
+            with suppress(Exception):  # any outcome is fine
                 one.run(work)
         with suppress(Exception):
             one.attempt(claim_of("a"))
@@ -227,7 +227,7 @@ def test_what_is_stored_is_never_sent_as_a_request(
 
 
 def test_a_hold_that_was_overwritten_is_lost(servers: Servers, namespace: str) -> None:
-    """Where its ttl was changed, so that etcd's entry is read and written again."""
+    """After a change of its ttl, when the entry on etcd is read and written again."""
     server = servers.of(EtcdServer)
     with peers(server.url, namespace) as make:
         one = make()
@@ -241,10 +241,10 @@ def test_a_hold_that_was_overwritten_is_lost(servers: Servers, namespace: str) -
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"[1,2]", b"\xff", b'[1,"x",1,1,""]', b"[" * 99_999])
-def test_a_record_that_nobody_can_have_written(
+def test_a_record_that_is_not_ours(
     peer: Callable[..., Peer], server: Any, kind: Kind, namespace: str, value: bytes
 ) -> None:
-    """It may be the outcome of a job, which is not run again for want of reading it."""
+    """It may be the result of a job. A job must not run again because its record can't be read."""
     one = peer()
     kind.put(server, f"{namespace}/records/damaged", value)
     with pytest.raises(Incompatible, match="'damaged'"):

@@ -1,4 +1,4 @@
-"""Waits that only a wake-up ends, at either client: use with ``no_recheck``."""
+"""Waits that only a wake-up ends, for both kinds of client. Use with ``no_recheck``."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from stores.recovery import SOON, Taken, name_at, next_token
 __all__ = ["wait_for_waiter", "waited_for", "waits_across"]
 
 LONG = 2 * SOON
-"""At the end of its timeout a waiter looks once more, too."""
+"""Longer than a test: a waiter attempts a last time when its timeout is over."""
 QUIET_SECONDS = 1.0
-"""Longer than who is not woken waits before it looks again; heartbeats are rarer."""
+"""Longer than the polling interval of a waiter without wake-ups, shorter than a heartbeat."""
 
 
 class Waited(NamedTuple):
-    """A hold, and the one who waits for its end, for longer than a test does."""
+    """A hold, and a claim that waits for its end with a timeout longer than the test."""
 
     held: holdfast.Lease
     later: Future[Taken]
 
     def got(self, within: float) -> bool:
-        """Whether it has got the name within so many seconds."""
+        """Whether the waiter is granted the name within so many seconds."""
         return bool(wait([self.later], within).done)
 
     def wake(self) -> None:
-        """It still waits, and gets the name by the release."""
+        """Check that the claim still waits, and that a release of the hold grants it."""
         assert not self.later.done()
         assert self.held.release() is True
         assert self.later.result(SOON).token > self.held.token
 
 
 def wait_for_waiter(locks: holdfast.Locks, name: str = "name") -> None:
-    """Returns once somebody stands in line for the name."""
+    """Wait until a claim waits in the queue of the name."""
     wait_until("a waiter", lambda: bool(locks.inspect(name).waiters))
 
 
@@ -62,14 +62,14 @@ def _waited(
         wait_for_waiter(locks, name)
         yield Waited(held, later)
     finally:
-        held.release()  # what has failed shall not take as long as it would wait
+        held.release()  # after a failure the test must not wait for the timeout
 
 
 class Passage(Pump):
-    """What a waiter reaches its server through, to see whether it is quiet there."""
+    """A proxy between a waiter and its server, to see whether the waiter sends requests."""
 
     def __init__(self, url: str) -> None:
-        """The URL names a server on loopback, with its port."""
+        """``url`` names a server on loopback, with its port."""
         server = f"{LOOPBACK}:"
         before, _, rest = url.partition(server)
         port = re.match("[0-9]+", rest)
@@ -78,7 +78,8 @@ class Passage(Pump):
         self.url = f"{before}{server}{self.port}{rest[port.end() :]}"
 
     def grow_quiet(self) -> None:
-        """Returns once nothing has been asked for a while: who looks now and then never does."""
+        """Wait until no request was sent for ``QUIET_SECONDS``. Never true for a waiter that
+        polls."""
 
         def quiet() -> bool:
             sent = self.counts.bytes_to_server
@@ -98,8 +99,8 @@ class Passage(Pump):
 
 @contextmanager
 def waited_for(url: str, namespace: str, flavour: Flavour, through: str = "") -> Iterator[Waited]:
-    """A hold for which somebody waits, without a word: its release, at the block's end, wakes it.
-    It waits through another URL, if one is given."""
+    """Yield a hold and a claim that waits for it without polling. At the end of the block the hold
+    is released, which must wake the claim. The waiter uses the URL ``through`` if it is given."""
     with (
         Passage(url) as passage,
         holdfast.connect(url, namespace=namespace, patience=SOON) as locks,
@@ -114,21 +115,21 @@ def waited_for(url: str, namespace: str, flavour: Flavour, through: str = "") ->
 
 @contextmanager
 def waits_across(trio: Any, namespace: str, ttl: float) -> Iterator[Server]:
-    """Somebody waits at each client, asking the leader first, and at each asking the others alone.
-    In the block something happens to the leader. Once there is one again all still wait, and are
-    woken by the release of what they wait for."""
+    """Start waits with both kinds of client: with a URL that begins with the leader, and with a URL
+    of the other servers only. Yield the leader, to which the block does something. Once there is a
+    leader again, check that all claims still wait and that a release wakes each."""
     leader = trio.leader()
     others = [node for node in trio.nodes if node is not leader]
     urls = {"leader": trio.url_of(leader, *others), "others": trio.url_of(*others)}
-    places = [(name_at(at, side), urls[side], at) for side in urls for at in Flavour]
+    waiters = [(name_at(at, side), urls[side], at) for side in urls for at in Flavour]
     with (
         holdfast.connect(trio.url, namespace=namespace, ttl=ttl, patience=SOON) as ours,
-        ThreadPoolExecutor(len(places)) as pool,
+        ThreadPoolExecutor(len(waiters)) as pool,
         ExitStack() as stack,
     ):
         waits = [
             stack.enter_context(_waited(ours, pool, url, namespace, at, name))
-            for name, url, at in places
+            for name, url, at in waiters
         ]
         yield leader
         with ours.lock("free", timeout=SOON):
