@@ -110,7 +110,7 @@ async def _waiters(opened: Any, number: int) -> None:
 def test_a_client_holds_only_with_its_node(
     server: QuickServer, namespace: str, flavour: Flavour, end_node: Callable[[Any], None]
 ) -> None:
-    """The same through the clients: the client that holds is the one that the store shows."""
+    """The same through the clients: the store shows the client that holds."""
 
     async def contend(workers: Workers) -> list[int]:
         all_opened = [
