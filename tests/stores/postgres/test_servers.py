@@ -246,7 +246,7 @@ def test_a_session_is_ended_whatever_the_role_calls_its_date(own_server: Postgre
         ((_, session),) = backend.sessions.by_owner.items()
         pid, started = session.connection.pid, session.connection.started
         request = backend.statements.end, (b"%d" % pid, started.encode())
-        assert first_value(run_now(backend.wire.request(request))) == b"t"
+        assert first_value(run_now(backend.pool.request(request))) == b"t"
         there = "SELECT FROM pg_stat_activity WHERE pid = %s"
         assert admin.execute(there, (pid,)).fetchone() is None
         run_now(backend.close())

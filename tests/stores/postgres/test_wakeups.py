@@ -260,7 +260,7 @@ def test_a_ring_from_just_before_it_was_hung_is_not_waited_for(
     def hang_another() -> None:
         end(admin, namespace)
         assert run_now(theirs.release(held))
-        wait_until("the end", lambda: not ours.listening._subscription._connection.stands())  # type: ignore[attr-defined]
+        wait_until("the end", lambda: not ours.listening._subscription._connection.is_alive())  # type: ignore[attr-defined]
         while ours.listening.hung == 1:
             run_now(ours.wait(hangs, told, now() + SECONDS))
 
@@ -288,7 +288,7 @@ def test_an_interrupt_of_a_request_loses_no_ring(
     busy = stand(ours, claim)
     subscription = ours.listening._subscription  # type: ignore[attr-defined]
     assert run_now(theirs.release(held))
-    wait_until("the ring", subscription._connection.stirs)
+    wait_until("the ring", subscription._connection.has_input)
     torn_at(getattr(SharedSubscription, name).__code__, line, lambda: run_now(ours.look("name")))
     waits = threading.Thread(
         target=lambda: run_now(ours.wait(claim, busy, now() + 2 * SECONDS)), daemon=True

@@ -1,4 +1,4 @@
-"""How sessions that hold locks are kept alive, whichever server they are on."""
+"""What both advisory stores share: the renewal of sessions that hold locks."""
 
 from __future__ import annotations
 
@@ -7,37 +7,40 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from holdfast.claim import Claim, Grant
-from holdfast.stores._sql.connection import Connection
-from holdfast.stores._sql.session import Session, Sessions, ended
-from holdfast.stores._sql.session_blocking import Asked, Talk
+from holdfast.stores._sql.connection import SqlConnection
+from holdfast.stores._sql.session import SessionRegistry, SqlSession, ended
+from holdfast.stores._sql.session_blocking import SessionDriver, SessionRequests
 
-__all__ = ["Keeping"]
+__all__ = ["SessionKeepAlive"]
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
-C = TypeVar("C", bound=Connection[Any, Any])
+C = TypeVar("C", bound=SqlConnection[Any, Any])
 
 LOST = "its connection to the server is gone"
 
 
-class Keeping(ABC, Generic[C, Request, Answer]):
-    """Renews holds: each is a session of its own."""
+class SessionKeepAlive(ABC, Generic[C, Request, Answer]):
+    """Renews holds, each of which is a session of its own."""
 
-    def __init__(self, sessions: Sessions[C], talk: Talk[Request, Answer]) -> None:
-        self._sessions, self._talk = sessions, talk
+    def __init__(
+        self, sessions: SessionRegistry[C], driver: SessionDriver[Request, Answer]
+    ) -> None:
+        self._sessions, self._driver = sessions, driver
 
     @abstractmethod
-    def touch(self, session: Session[C], claim: Claim) -> Request:
-        """What keeps a session alive: anything; or what changes how long it may be idle."""
+    def touch(self, session: SqlSession[C], claim: Claim) -> Request:
+        """Returns the request that renews a session: any statement resets its idle time. If the
+        ttl differs from before, the request also changes the idle timeout."""
 
-    def kept(self, session: Session[C], grant: Grant) -> None:
-        """It was touched for this grant, whose ttl may be another than before."""
+    def kept(self, session: SqlSession[C], grant: Grant) -> None:
+        """Called after ``touch`` succeeded for this grant, whose ttl may have changed."""
         session.grant = grant
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
-        """Whose session has ended: its socket says so before anybody asks."""
+        """Returns the owners whose session has ended, with a reason. Reads sockets only."""
         lost: dict[str, str] = {}
-        watched: dict[Session[C], str] = {}
+        watched: dict[SqlSession[C], str] = {}
         for grant in grants:
             session = self._sessions.by_owner.get(grant.claim.owner)
             if session is None:
@@ -52,12 +55,12 @@ class Keeping(ABC, Generic[C, Request, Answer]):
     async def renew(
         self, grants: Sequence[Grant], until: float, shorten: bool = False
     ) -> tuple[dict[str, str], dict[str, str]]:
-        """One question on each session, all at once; over asyncio, where there is only ever one
-        (``extend``), one after the other."""
+        """Sends one request on each session and returns the lost and the unknown holds. Threads
+        send all at once; an event loop one after the other, as it only has one (``extend``)."""
         lost: dict[str, str] = {}
         unknown: dict[str, str] = {}
-        asked: Asked[Request, Answer] = {}
-        renewed: dict[Session[C], Grant] = {}
+        requests: SessionRequests[Request, Answer] = {}
+        renewed: dict[SqlSession[C], Grant] = {}
         for grant in grants:
             session = self._sessions.by_owner.get(grant.claim.owner)
             if session is None or session.grant is None or not session.connection.open:
@@ -67,10 +70,10 @@ class Keeping(ABC, Generic[C, Request, Answer]):
             else:
                 longer = grant.claim.ttl > session.grant.claim.ttl
                 kept = grant if longer or shorten else session.grant
-                asked[session] = self.touch(session, kept.claim)
+                requests[session] = self.touch(session, kept.claim)
                 renewed[session] = kept
         try:
-            failed = await self._talk.ask_all(asked, until)
+            failed = await self._driver.request_all(requests, until)
         finally:
             for session in renewed:
                 session.mutex.release()

@@ -1,39 +1,75 @@
-"""The asyncio wire to MySQL or PostgreSQL: a few connections, shared by the tasks of one loop.
+"""The pool of an asyncio client: a few connections, shared by the tasks of one event loop.
 
-A request whose caller was cancelled is read to its end all the same, so that its connection
-can be used again, and so that what undoes it can be sent behind it.
+The answer of a request whose caller was cancelled is still read to its end. The connection can
+then be used again, and a request that undoes the cancelled one is sent after it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.stores._sql.connection import Connection, Dial, Refused
-from holdfast.stores._sql.in_thread import in_thread
+from holdfast.stores._sql.connection import Dial, SqlConnection, SqlRefused
 
-__all__ = ["AsyncWire"]
+__all__ = ["AsyncSqlPool", "in_thread"]
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
-class _Line(Generic[Request, Answer]):
-    """A connection on the loop: one request at a time."""
+async def in_thread(work: Callable[[], T], undo: Callable[[T], object]) -> T:
+    """Runs blocking work on a thread of its own and returns its result. If the caller was
+    cancelled before the end, ``undo`` gets the result.
 
-    __slots__ = ("connection", "fileno", "future", "landed", "loop", "timer", "wire")
+    The loop's executor is not used: it may be full of the program's own work, waiting for us.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            if error is None:
+                undo(result)  # type: ignore[arg-type]
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as failure:  # noqa: BLE001 - raised on the loop
+            error = failure
+        try:
+            loop.call_soon_threadsafe(deliver, result, error)
+        except RuntimeError:  # the loop is closed
+            if error is None:
+                undo(result)  # type: ignore[arg-type]
+
+    threading.Thread(target=run, name="holdfast-dial", daemon=True).start()
+    return await future
+
+
+class _PooledConnection(Generic[Request, Answer]):
+    """A connection that the loop reads: one request at a time."""
+
+    __slots__ = ("answered", "connection", "fileno", "future", "loop", "pool", "timer")
 
     def __init__(
-        self, connection: Connection[Request, Answer], wire: AsyncWire[Request, Answer]
+        self, connection: SqlConnection[Request, Answer], pool: AsyncSqlPool[Request, Answer]
     ) -> None:
-        self.connection, self.wire = connection, wire
+        self.connection, self.pool = connection, pool
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Answer] | None = None
-        self.landed: asyncio.Future[None] | None = None
-        """Set when the request of a caller who was cancelled has been answered, or failed."""
+        self.answered: asyncio.Future[None] | None = None
+        """Set when the request of a cancelled caller was answered or has failed."""
         self.timer: asyncio.TimerHandle | None = None
         connection.unblock()
         self.fileno = connection.fileno()
@@ -51,49 +87,49 @@ class _Line(Generic[Request, Answer]):
         return future
 
     def _flush(self) -> None:
-        """Sends what is left to send, now or when there is room again."""
+        """Sends the bytes that are left, now or when the socket is writable again."""
         try:
-            gone = self.connection.flush()
+            sent = self.connection.flush()
         except BackendUnavailable as error:
             self._fail(error)
             return
-        if not gone:
+        if not sent:
             self.loop.add_writer(self.fileno, self._flush)
         else:
             self.loop.remove_writer(self.fileno)
 
     def _readable(self) -> None:
-        if self.future is None:  # nothing was asked: the session ended
+        if self.future is None:  # no request is pending: the session ended
             self._fail(self.connection.broken("it was closed"))
             return
         try:
             answer = self.connection.collect()
             if answer is None:
                 return
-            result: Answer | Refused = self.connection.given(answer)
-        except Refused as error:
+            result: Answer | SqlRefused = self.connection.for_caller(answer)
+        except SqlRefused as error:
             result = error
         except BackendUnavailable as error:
             self._fail(error)
             return
-        self._settle(result)
+        self._finish(result)
 
     def _too_late(self) -> None:
         self._fail(self.connection.broken("no answer in time"))
 
     def _fail(self, error: BackendUnavailable) -> None:
         self.end()
-        self._settle(error)
+        self._finish(error)
 
-    def _settle(self, result: Answer | BackendUnavailable) -> None:
+    def _finish(self, result: Answer | BackendUnavailable) -> None:
         future, self.future = self.future, None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        self.wire.back(self)
-        if self.landed is not None:
-            self.landed.set_result(None)
-            self.landed = None
+        self.pool.give_back(self)
+        if self.answered is not None:
+            self.answered.set_result(None)
+            self.answered = None
         if future is None or future.done():
             return
         if isinstance(result, BackendUnavailable):
@@ -102,7 +138,7 @@ class _Line(Generic[Request, Answer]):
             future.set_result(result)
 
     def end(self) -> None:
-        """Right when it broke: the loop must not keep the number of a socket that is closed."""
+        """Closes the connection. The loop forgets the descriptor first, as it may be reused."""
         if self.fileno >= 0 and not self.loop.is_closed():
             self.loop.remove_reader(self.fileno)
             self.loop.remove_writer(self.fileno)
@@ -110,103 +146,104 @@ class _Line(Generic[Request, Answer]):
         self.connection.close()
 
 
-class AsyncWire(Generic[Request, Answer]):
+class AsyncSqlPool(Generic[Request, Answer]):
     """Belongs to the event loop that first uses it, until ``forget`` or ``close``."""
 
     def __init__(
-        self, dial: Dial[Connection[Request, Answer]], limit: int, seconds: float, display: str
+        self, dial: Dial[SqlConnection[Request, Answer]], limit: int, seconds: float, display: str
     ) -> None:
         self._dial, self._limit, self._seconds, self._display = dial, limit, seconds, display
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[_Line[Request, Answer]] = []
-        self._all: set[_Line[Request, Answer]] = set()
+        self._idle: list[_PooledConnection[Request, Answer]] = []
+        self._all: set[_PooledConnection[Request, Answer]] = set()
         self._opening = 0
-        self._starved: deque[asyncio.Future[None]] = deque()
-        self._orphans: dict[str, asyncio.Future[None]] = {}
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._cancelled: dict[str, asyncio.Future[None]] = {}
+        """By owner: done when the request of a cancelled caller was answered."""
         self._closed = False
 
     async def request(
         self, request: Request, owner: str = "", until: float | None = None
     ) -> Answer:
-        """One request, behind those of the same owner whose callers were cancelled."""
-        if self._orphans and owner in self._orphans:
-            await asyncio.shield(self._orphans[owner])
+        """Sends one request, after the cancelled ones of the same owner, and returns its answer."""
+        if self._cancelled and owner in self._cancelled:
+            await asyncio.shield(self._cancelled[owner])
         by = now() + self._seconds
         if until is not None and until < by:
             by = until
-        line = self._idle.pop() if self._idle else await self._borrow(by)
-        future = line.request(request, by - now())
+        pooled = self._idle.pop() if self._idle else await self._borrow(by)
+        future = pooled.request(request, by - now())
         try:
             return await future
         except asyncio.CancelledError:
-            if owner and line.future is future:
-                self._orphans[owner] = line.landed = line.loop.create_future()
-                line.landed.add_done_callback(lambda _: self._orphans.pop(owner, None))
+            if owner and pooled.future is future:
+                self._cancelled[owner] = pooled.answered = pooled.loop.create_future()
+                pooled.answered.add_done_callback(lambda _: self._cancelled.pop(owner, None))
             raise
 
-    async def _borrow(self, until: float) -> _Line[Request, Answer]:
+    async def _borrow(self, until: float) -> _PooledConnection[Request, Answer]:
         try:
             async with asyncio.timeout(until - now()):
                 while not self._idle and len(self._all) + self._opening >= self._limit:
-                    await self._room()
+                    await self._await_capacity()
         except TimeoutError:
             raise BackendUnavailable(
                 f"{self._display}: all {self._limit} connections are busy"
             ) from None
         return self._idle.pop() if self._idle else await self._open(until)
 
-    async def _room(self) -> None:
-        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._starved.append(room)
+    async def _await_capacity(self) -> None:
+        capacity: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(capacity)
         try:
-            await room
+            await capacity
         except asyncio.CancelledError:
-            if not room.cancelled():
-                self._wake()  # it was meant for somebody who can use it
+            if not capacity.cancelled():
+                self._wake()  # pass the wake-up on to a task that can use it
             raise
 
-    async def _open(self, until: float) -> _Line[Request, Answer]:
+    async def _open(self, until: float) -> _PooledConnection[Request, Answer]:
         self._opening += 1
         try:
             connection = await in_thread(lambda: self._dial(until), lambda made: made.close())
-            line = _Line(connection, self)
+            pooled = _PooledConnection(connection, self)
             if not self._closed:
-                self._all.add(line)
-            return line
+                self._all.add(pooled)
+            return pooled
         finally:
             self._opening -= 1
             self._wake()
 
     def _wake(self) -> None:
-        while self._starved:
-            room = self._starved.popleft()
-            if not room.done():
-                room.set_result(None)
+        while self._waiting:
+            capacity = self._waiting.popleft()
+            if not capacity.done():
+                capacity.set_result(None)
                 return
 
-    def back(self, line: _Line[Request, Answer]) -> None:
-        """A connection that is no longer in use, or no longer open."""
-        if line.connection.open and line in self._all:
-            self._idle.append(line)
+    def give_back(self, pooled: _PooledConnection[Request, Answer]) -> None:
+        """Takes a connection back after use; drops it if it is closed."""
+        if pooled.connection.open and pooled in self._all:
+            self._idle.append(pooled)
         else:
-            self._all.discard(line)
-            if line in self._idle:
-                self._idle.remove(line)
-            line.end()
-        if self._starved:
+            self._all.discard(pooled)
+            if pooled in self._idle:
+                self._idle.remove(pooled)
+            pooled.end()
+        if self._waiting:
             self._wake()
 
     def forget(self) -> None:
         """In a forked child: the connections and the loop are the parent's."""
         inherited = self._all
         self._reset()
-        for line in inherited:
-            line.connection.forget()
+        for pooled in inherited:
+            pooled.connection.forget()
 
     async def close(self) -> None:
-        """Closes what is idle now, and what is in use, or opened later, when it comes back."""
+        """Closes the idle connections now, and the others when they are returned."""
         self._closed = True
         self._all.clear()
         while self._idle:

@@ -1,4 +1,4 @@
-"""The blocking wire to MySQL or PostgreSQL: a few connections, shared by many threads."""
+"""The pool of a blocking client: a few connections to MySQL or PostgreSQL, for many threads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from weakref import WeakSet
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.stores._sql.connection import Connection, Dial
+from holdfast.stores._sql.connection import Dial, SqlConnection
 
-__all__ = ["BlockingWire", "Shared"]
+__all__ = ["BlockingSqlPool", "SharedConnection"]
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -18,42 +18,42 @@ Request_contra = TypeVar("Request_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
-class Shared(Protocol[Request_contra, Answer_co]):
-    """A connection that has something else to do, too."""
+class SharedConnection(Protocol[Request_contra, Answer_co]):
+    """A connection outside the pool that takes requests while it is not otherwise in use."""
 
     def request(self, request: Request_contra, until: float) -> Answer_co | None:
-        """The answer, or nothing if it has something else to do just now."""
+        """Returns the answer, or None if the connection is in use at the moment."""
         ...
 
 
-class BlockingWire(Generic[Request, Answer]):
+class BlockingSqlPool(Generic[Request, Answer]):
     """Idle connections are a stack without a lock: the one used last is used next."""
 
     def __init__(
-        self, dial: Dial[Connection[Request, Answer]], limit: int, seconds: float, display: str
+        self, dial: Dial[SqlConnection[Request, Answer]], limit: int, seconds: float, display: str
     ) -> None:
         self._dial, self._limit, self._seconds, self._display = dial, limit, seconds, display
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[Connection[Request, Answer]] = []
-        # Weak: an interrupt between two lines may lose one, which then closes by itself.
-        self._all: WeakSet[Connection[Request, Answer]] = WeakSet()
+        self._idle: list[SqlConnection[Request, Answer]] = []
+        # Weak: a connection lost by an interrupt between two lines is closed by its destructor.
+        self._all: WeakSet[SqlConnection[Request, Answer]] = WeakSet()
         self._home = self._ours = object()
-        """Where connections come back to, and where ours are from: nowhere after ``close``."""
+        """A connection is kept after use if its ``home`` is ``_home``; ``close`` replaces that."""
         self._opening = 0
-        self._starved = 0
-        self.shared: Shared[Request, Answer] | None = None
-        """One that is asked first, if it has the time."""
-        # Entered directly: the condition's own way in is Python code, and an interrupt in there
-        # leaves it locked for ever.
+        self._waiting = 0
+        self.shared: SharedConnection[Request, Answer] | None = None
+        """Gets a request first, before the pool's own connections."""
+        # Always enter the RLock, not the condition: ``Condition.__enter__`` is Python code, and an
+        # interrupt in there leaves it locked for ever.
         self._mutex = threading.RLock()
         self._returned = threading.Condition(self._mutex)
 
     async def request(
         self, request: Request, owner: str = "", until: float | None = None
     ) -> Answer:
-        """One request, answered or raised in time."""
+        """Returns the answer, or raises ``BackendUnavailable`` by the deadline."""
         deadline = now() + self._seconds
         if until is not None and until < deadline:
             deadline = until
@@ -63,7 +63,7 @@ class BlockingWire(Generic[Request, Answer]):
                 return answer
         try:
             connection = self._idle.pop()
-            if connection.stirs():  # the server has ended it meanwhile
+            if connection.has_input():  # the server has ended the session
                 connection.close()
                 connection = self._borrow(deadline)
         except IndexError:
@@ -73,23 +73,23 @@ class BlockingWire(Generic[Request, Answer]):
         finally:
             self._give_back(connection)
 
-    def _borrow(self, until: float) -> Connection[Request, Answer]:
-        """An idle connection that still stands, or a new one, or whichever comes back first."""
+    def _borrow(self, until: float) -> SqlConnection[Request, Answer]:
+        """Returns a live idle connection, a new one, or the first that another thread returns."""
         with self._mutex:
-            self._starved += 1
+            self._waiting += 1
             try:
                 while self._idle:
                     connection = self._idle.pop()
-                    if not connection.stirs():
+                    if not connection.has_input():
                         return connection
                     self._all.discard(connection)
                     connection.close()
-                self._await_room(until)
+                self._await_capacity(until)
                 if self._idle:
                     return self._idle.pop()
                 self._opening += 1
             finally:
-                self._starved -= 1
+                self._waiting -= 1
         try:
             connection = self._dial(until)
             connection.home = self._ours
@@ -100,7 +100,7 @@ class BlockingWire(Generic[Request, Answer]):
                 self._opening -= 1
                 self._returned.notify()
 
-    def _await_room(self, until: float) -> None:
+    def _await_capacity(self, until: float) -> None:
         while not self._idle and self._count() >= self._limit:
             if not self._returned.wait(max(0.0, until - now())):
                 raise BackendUnavailable(f"{self._display}: all {self._limit} connections are busy")
@@ -108,18 +108,18 @@ class BlockingWire(Generic[Request, Answer]):
     def _count(self) -> int:
         return self._opening + sum(connection.open for connection in list(self._all))
 
-    def _give_back(self, connection: Connection[Request, Answer]) -> None:
+    def _give_back(self, connection: SqlConnection[Request, Answer]) -> None:
         if connection.open and connection.home is self._home:
             self._idle.append(connection)
         else:
             connection.close()
-        if self._starved:
+        if self._waiting:
             with self._mutex:
                 self._returned.notify()
 
-    def detach(self) -> Connection[Request, Answer] | None:
-        """A connection that is idle now, if there is one: whoever gets it has it for good, and
-        it counts no longer."""
+    def detach(self) -> SqlConnection[Request, Answer] | None:
+        """Removes an idle connection from the pool for good and returns it; None if all are in
+        use. It no longer counts against the limit."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -135,7 +135,7 @@ class BlockingWire(Generic[Request, Answer]):
             connection.forget()
 
     async def close(self) -> None:
-        """Closes what is idle now, and what is in use, or opened later, when it comes back."""
+        """Closes the idle connections now, and the others when they are returned."""
         self._home = object()
         while self._idle:
             self._idle.pop().close()

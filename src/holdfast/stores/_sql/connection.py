@@ -1,8 +1,8 @@
-"""What MySQL and PostgreSQL have in common: a connection that answers one request at a time.
+"""The interface of a connection to MySQL or PostgreSQL, and of a pool of such connections.
 
-A driver's own connection (``mysql``, ``postgres``) says how a request is sent and an answer read.
-Everything else is written once, over it: the wires (``sql_wire``), and the sessions that hold
-locks (``sql_session``, ``sql_talk``).
+A store's own connection class (``mysql.connection``, ``postgres.connection``) implements how a
+request is sent and how its answer is read. The code over it exists once: the pools (``blocking``,
+``aio``) and the sessions that hold locks (``session``, ``session_blocking``, ``session_aio``).
 """
 
 from __future__ import annotations
@@ -11,43 +11,47 @@ import os
 import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from holdfast.core.contract import Runtime, Settings
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 
-__all__ = ["Connection", "Dial", "Dropped", "Refused"]
+__all__ = ["Dial", "Dropped", "SqlConnection", "SqlPool", "SqlRefused", "make_pool"]
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Answer_co = TypeVar("Answer_co", covariant=True)
 C = TypeVar("C")
 
 Dial = Callable[[float], C]
-"""Opens, checks and prepares a connection by then, by blocking calls."""
+"""Opens, checks and prepares a connection with blocking calls, before the given deadline."""
 
 
-class Refused(BackendUnavailable):
+class SqlRefused(BackendUnavailable):
     """The server answered with an error."""
 
 
 class Dropped(BackendUnavailable):
-    """The connection ended, from whichever side: its session has ended or will."""
+    """The connection was closed by the client, the server or the network. The server has ended
+    its session or is about to."""
 
 
-class Connection(ABC, Generic[Request, Answer]):
-    """One session. Used by one caller at a time."""
+class SqlConnection(ABC, Generic[Request, Answer]):
+    """One connection and its session on the server. Used by one caller at a time."""
 
     __slots__ = ("__weakref__", "_made_in", "_outgoing", "_poll", "home", "server")
 
     def __init__(self, fileno: int, server: str) -> None:
         self.server = server
         self.home: object = None
-        """The wire that it goes back to after use."""
+        """Identifies the pool that the connection is returned to after use."""
         self._outgoing = b""
-        """What is left to send."""
+        """Bytes that are not sent yet."""
         self._poll = select.poll()
         self._poll.register(fileno, select.POLLIN)
-        self._made_in = os.getpid()  # 0 once it is forgotten
+        self._made_in = os.getpid()  # 0 after ``forget``
 
     @abstractmethod
     def fileno(self) -> int: ...
@@ -58,34 +62,35 @@ class Connection(ABC, Generic[Request, Answer]):
 
     @abstractmethod
     def unblock(self) -> None:
-        """Lets ``send`` return at once from now on, whatever is left to ``flush``."""
+        """Makes ``send`` non-blocking: bytes that do not fit are left to ``flush``."""
 
     @abstractmethod
     def send(self, request: Request) -> None:
-        """Sends a request; its answer must be collected before the next."""
+        """Sends a request. Its answer must be collected before the next request is sent."""
 
     @abstractmethod
     def flush(self) -> bool:
-        """Sends what is left to send; whether all of it is gone."""
+        """Sends the bytes that are left; returns True when none are left."""
 
     @abstractmethod
     def collect(self) -> Answer | None:
-        """Reads what has come; the answer once it is complete."""
+        """Reads the available input; returns the answer once it is complete, else None."""
 
     @abstractmethod
-    def comes(self) -> bool:
-        """Whether it is known that an answer has begun to come, so that the rest will soon."""
+    def reply_started(self) -> bool:
+        """True if the first part of an answer is known to have arrived."""
 
     @abstractmethod
     def checked(self, answer: Answer) -> object:
-        """What the answer tells, or ``Refused``, raised."""
+        """Returns the content of an answer; raises ``SqlRefused`` if the answer is an error."""
 
     @abstractmethod
-    def given(self, answer: Answer) -> Answer:
-        """The answer as who asked gets it; may raise ``Refused``."""
+    def for_caller(self, answer: Answer) -> Answer:
+        """Returns the answer as ``request`` returns it; may raise ``SqlRefused``."""
 
     def request(self, request: Request, until: float) -> Answer:
-        """One request and its answer, as ``given``; one that did not answer in time is closed."""
+        """Sends one request and returns its answer. Closes the connection if there is none in
+        time."""
         try:
             self.send(request)
             if self._outgoing:
@@ -94,14 +99,14 @@ class Connection(ABC, Generic[Request, Answer]):
             if answer is None:
                 raise self.broken("no answer in time")
             return answer
-        except BaseException:  # also an interrupt: the answer is still to come
+        except BaseException:  # also an interrupt: the answer is still pending
             self.close()
             raise
 
     def _send_rest(self, until: float) -> None:
         while self._outgoing:
             if not self._ready(select.POLLOUT | select.POLLIN, until):
-                raise self.broken("no room to send")
+                raise self.broken("the send buffer stayed full")
             self.flush()
 
     def _ready(self, events: int, until: float) -> bool:
@@ -112,7 +117,8 @@ class Connection(ABC, Generic[Request, Answer]):
             self._poll.modify(self.fileno(), select.POLLIN)
 
     def receive(self, until: float, enough: Callable[[], bool] | None = None) -> Answer | None:
-        """The answer, or nothing if it is not complete by then; or what has come is enough."""
+        """Returns the answer, or None if it is not complete by ``until``. Returns None early if
+        ``enough`` says that the input read so far is sufficient."""
         while True:
             left = until - now()
             if not self._poll.poll(left * 1000 + 1 if left > 0 else 0):
@@ -122,33 +128,59 @@ class Connection(ABC, Generic[Request, Answer]):
                 return answer
 
     def arrived(self) -> Answer | None:
-        """The answer, if it has come by now."""
-        return self.receive(0.0)  # to the end: a session's may come right behind its last word
+        """Returns the answer if it is complete now, without waiting."""
+        return self.receive(0.0)  # in a loop: the end of a session may follow its last message
 
     def broken(self, cause: str) -> BackendUnavailable:
-        """The error for a request that was not answered."""
+        """Returns the error for a request without an answer."""
         return BackendUnavailable(f"{self.server} did not answer: {cause.strip()}")
 
     def dropped(self, cause: object) -> Dropped:
-        """The error for a connection that broke; closes it."""
+        """Closes the connection and returns the error for it."""
         self.close()
         return Dropped(f"{self.server} dropped the connection: {str(cause).strip()}")
 
-    def stirs(self) -> bool:
-        """Whether something came in without being asked for: the session's end, mostly."""
+    def has_input(self) -> bool:
+        """True if input is waiting. On an idle connection that is mostly the session's end."""
         return bool(self._poll.poll(0))
 
     @abstractmethod
-    def stands(self) -> bool:
-        """Whether the server has said nothing of its end. Only if no answer is to come."""
+    def is_alive(self) -> bool:
+        """True unless the server has ended the session. Only valid if no answer is pending."""
 
     @abstractmethod
     def close(self) -> None: ...
 
     @abstractmethod
     def sever(self) -> None:
-        """Ends it for whoever reads it, who then closes it. From any thread."""
+        """Shuts the socket down, so that its reader sees the end and closes it. From any thread."""
 
     @abstractmethod
     def forget(self) -> None:
-        """In a forked child: lets go of the socket without a word to the server."""
+        """In a forked child: drops the socket without sending anything to the server."""
+
+
+class SqlPool(Protocol[Request_contra, Answer_co]):
+    """A few connections, shared by all callers of one client."""
+
+    async def request(
+        self, request: Request_contra, owner: str = "", until: float | None = None
+    ) -> Answer_co: ...
+
+    def forget(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def make_pool(
+    runtime: Runtime, dial: Dial[SqlConnection[Request, Answer]], settings: Settings, display: str
+) -> SqlPool[Request, Answer]:
+    """Returns a pool for the threads or for the event loop of a client."""
+    limit, seconds = settings.connections, settings.request_seconds
+    if runtime.blocking:
+        from holdfast.stores._sql.blocking import BlockingSqlPool
+
+        return BlockingSqlPool(dial, limit, seconds, display)
+    from holdfast.stores._sql.aio import AsyncSqlPool
+
+    return AsyncSqlPool(dial, limit, seconds, display)

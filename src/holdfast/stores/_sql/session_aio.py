@@ -1,4 +1,4 @@
-"""How the tasks of one loop use a session. See ``sql_talk``."""
+"""The session driver for the tasks of one event loop. See ``session_blocking``."""
 
 from __future__ import annotations
 
@@ -9,86 +9,92 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.stores._sql.connection import Connection, Dial, Dropped, Refused
-from holdfast.stores._sql.in_thread import in_thread
-from holdfast.stores._sql.session import Session, SessionOf
-from holdfast.stores._sql.session_blocking import Asked, Failed, settled
+from holdfast.stores._sql.aio import in_thread
+from holdfast.stores._sql.connection import Dial, Dropped, SqlConnection, SqlRefused
+from holdfast.stores._sql.session import SqlSession, SqlSessionOf
+from holdfast.stores._sql.session_blocking import SessionFailures, SessionRequests, take_pending
 
-__all__ = ["AsyncTalk", "lock", "receive", "remove_reader"]
+__all__ = ["AsyncSessionDriver", "lock", "receive", "remove_reader"]
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
-C = TypeVar("C", bound=Connection[Any, Any])
+C = TypeVar("C", bound=SqlConnection[Any, Any])
 
 
-class AsyncTalk(Generic[Request, Answer]):
-    """For the tasks of one loop."""
+class AsyncSessionDriver(Generic[Request, Answer]):
+    """The session driver for the tasks of one event loop."""
 
-    async def open(self, dial: Dial[C], until: float) -> Session[C]:
-        return await in_thread(lambda: Session(dial(until)), lambda made: made.connection.close())
+    async def open(self, dial: Dial[C], until: float) -> SqlSession[C]:
+        return await in_thread(
+            lambda: SqlSession(dial(until)), lambda made: made.connection.close()
+        )
 
-    async def ask(
-        self, session: SessionOf[Request, Answer], request: Request, until: float
+    async def request(
+        self, session: SqlSessionOf[Request, Answer], request: Request, until: float
     ) -> Answer:
         await lock(session, until)
         try:
-            return await self._ask(session, request, until)
+            return await self._request(session, request, until)
         finally:
             session.mutex.release()
-            session.stir()
+            session.wake_waiter()
 
-    async def _ask(
-        self, session: SessionOf[Request, Answer], request: Request, until: float
+    async def _request(
+        self, session: SqlSessionOf[Request, Answer], request: Request, until: float
     ) -> Answer:
         connection = session.connection
         try:
-            if session.owed:
-                owed = await receive(session, until)
-                with suppress(Refused):  # whatever it was, it is answered
-                    settled(session, owed)
+            if session.pending:
+                late = await receive(session, until)
+                with suppress(SqlRefused):  # only its end matters here
+                    take_pending(session, late)
             connection.send(request)
-            session.owed = True
+            session.pending = True
             answer = await receive(session, until)
-            return settled(session, answer)
-        except Refused:
+            return take_pending(session, answer)
+        except SqlRefused:
             raise
-        except BaseException:  # late or cancelled: the answer is still to come
+        except BaseException:  # late or cancelled: the answer is still pending
             remove_reader(session)
             connection.close()
             raise
 
-    async def ask_all(self, asked: Asked[Request, Answer], until: float) -> Failed[Request, Answer]:
-        failed: Failed[Request, Answer] = {}
-        for session, request in asked.items():
+    async def request_all(
+        self, requests: SessionRequests[Request, Answer], until: float
+    ) -> SessionFailures[Request, Answer]:
+        failed: SessionFailures[Request, Answer] = {}
+        for session, request in requests.items():
             try:
-                await self._ask(session, request, until)
+                await self._request(session, request, until)
             except BackendUnavailable as error:
                 failed[session] = error
         return failed
 
-    async def settle(self, session: SessionOf[Request, Answer], until: float) -> Answer | None:
+    async def collect_pending(
+        self, session: SqlSessionOf[Request, Answer], until: float
+    ) -> Answer | None:
         await lock(session, until)
         connection = session.connection
         try:
             answer = connection.arrived()
-            if answer is None and connection.comes():
+            if answer is None and connection.reply_started():
                 answer = await receive(session, until)
-            return None if answer is None else settled(session, answer)
+            return None if answer is None else take_pending(session, answer)
         except Dropped:
             remove_reader(session)
             raise
         finally:
             session.mutex.release()
-            session.stir()
+            session.wake_waiter()
 
-    async def idle(self, session: SessionOf[Request, Answer], until: float) -> None:
+    async def wait_for_reply(self, session: SqlSessionOf[Request, Answer], until: float) -> None:
         if not session.connection.open:
             return
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
-        if session.reader is None:  # else whoever reads now stirs us when it is done
+        if session.reader is None:  # else the current reader calls ``wake_waiter`` at its end
             _add_reader(session, ready, lambda: _set(ready))
-        session.wake = lambda: _stir(loop, ready)
+        session.wake = lambda: _wake_from_any_thread(loop, ready)
         try:
             if not session.nudged:
                 await asyncio.wait([ready], timeout=max(0.0, until - now()))
@@ -98,14 +104,14 @@ class AsyncTalk(Generic[Request, Answer]):
             remove_reader(session, ready)
 
     def forget(self) -> None:
-        """A loop's waits end with it."""
+        """Nothing to do: the waits end with their loop."""
 
     def close(self) -> None:
-        """A loop's waits end with it."""
+        """Nothing to do: the waits end with their loop."""
 
 
-async def lock(session: SessionOf[Any, Any], until: float) -> None:
-    """The session's mutex, without ever blocking the loop."""
+async def lock(session: SqlSessionOf[Any, Any], until: float) -> None:
+    """Acquires the session's mutex without blocking the loop; raises if it takes too long."""
     mutex = session.mutex
     if mutex.acquire(blocking=False):
         return
@@ -119,24 +125,27 @@ async def lock(session: SessionOf[Any, Any], until: float) -> None:
         raise session.connection.broken("an earlier request is still under way")
 
 
-def _add_reader(session: SessionOf[Any, Any], who: object, callback: Callable[[], None]) -> None:
+def _add_reader(
+    session: SqlSessionOf[Any, Any], reader: object, callback: Callable[[], None]
+) -> None:
     fileno = session.connection.fileno()
-    session.reader = who, fileno
+    session.reader = reader, fileno
     asyncio.get_running_loop().add_reader(fileno, callback)
 
 
-def remove_reader(session: SessionOf[Any, Any], who: object = None) -> None:
-    """Unless somebody else has taken its place since. Before, or right when, it is closed: the
-    loop must not keep the number of a socket that another one may get."""
-    if session.reader is not None and who in (None, session.reader[0]):
+def remove_reader(session: SqlSessionOf[Any, Any], reader: object = None) -> None:
+    """Removes the loop's reader if it belongs to ``reader``, or any reader if that is None. Must
+    run before the socket is closed, or right after: its descriptor may be reused."""
+    if session.reader is not None and reader in (None, session.reader[0]):
         asyncio.get_running_loop().remove_reader(session.reader[1])
         session.reader = None
 
 
 async def receive(
-    session: SessionOf[Request, Answer], until: float, enough: Callable[[], bool] | None = None
+    session: SqlSessionOf[Request, Answer], until: float, enough: Callable[[], bool] | None = None
 ) -> Answer | None:
-    """The answer, or nothing if it is not complete by then; or what has come is enough."""
+    """Returns the answer, or None if it is not complete by ``until``. Returns None early if
+    ``enough`` says that the input read so far is sufficient."""
     loop = asyncio.get_running_loop()
     connection = session.connection
     future: asyncio.Future[Answer | None] = loop.create_future()
@@ -170,6 +179,6 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _stir(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+def _wake_from_any_thread(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(_set, future)

@@ -27,9 +27,9 @@ from holdfast.stores.postgres.inspect import findings
 from holdfast.stores.postgres.schema import Schema
 from holdfast.stores.postgres.shared import (
     PURGE_EVERY,
+    PostgresPool,
     SharedBackend,
     SharedStatements,
-    Wire,
     ints,
     wake,
 )
@@ -74,18 +74,18 @@ class LeaseBackend(SharedBackend):
     def __init__(
         self,
         runtime: Runtime,
-        wire: Wire,
+        pool: PostgresPool,
         listen: Listen,
         statements: LeaseStatements,
         settings: Settings,
         display: str,
         listens_apart: bool = False,
     ) -> None:
-        super().__init__(runtime, wire, statements, settings.namespace, display)
+        super().__init__(runtime, pool, statements, settings.namespace, display)
         self.statements = statements
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
-        shared = None if listens_apart else wire
+        shared = None if listens_apart else pool
         self.listening = make_listening(
             runtime, listen, channel, settings.request_seconds, shared, statements.ready
         )
@@ -177,7 +177,7 @@ class LeaseBackend(SharedBackend):
         held = [(g.claim.name, g.claim.owner, g.claim.ttl, shorten) for g in grants]
         waiting = [(claim.owner, behind) for claim, behind in waits]
         parameters = (self.namespace, json.dumps(held).encode(), json.dumps(waiting).encode())
-        answer = await self.wire.request((self.statements.renew, parameters), until=until)
+        answer = await self.pool.request((self.statements.renew, parameters), until=until)
         lost, forgotten = first_value(answer).split(b";")
         if self._until_purge <= 0:
             await self._purge(until)
@@ -210,7 +210,7 @@ class LeaseBackend(SharedBackend):
         parameters = (self.namespace, self._purged_counters_to, b"%d" % (2 * PURGE_EVERY))
         with suppress(BackendUnavailable):
             request = self.statements.purge_counters, parameters
-            answer = await self.wire.request(request, until=until)
+            answer = await self.pool.request(request, until=until)
             self._purged_counters_to = first_value(answer)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
@@ -227,16 +227,16 @@ class LeaseBackend(SharedBackend):
         return first_value(answer) == b"t"
 
     async def probe(self) -> list[Finding]:
-        return await findings(self.wire.request, self.statements.settings, self.listening.detail)
+        return await findings(self.pool.request, self.statements.settings, self.listening.detail)
 
     def forget(self) -> None:
         self._standing, self._crowded = {}, {}
-        self.wire.forget()
+        self.pool.forget()
         self.listening.forget()
 
     async def close(self) -> None:
         self.listening.close()
-        await self.wire.close()
+        await self.pool.close()
 
 
 def _handed(claim: Claim) -> bytes:

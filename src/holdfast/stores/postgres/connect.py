@@ -5,7 +5,13 @@ from __future__ import annotations
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.io.clock import now
-from holdfast.stores.postgres.connection import Address, Connection, Refused, dial, first_value
+from holdfast.stores.postgres.connection import (
+    Address,
+    PostgresConnection,
+    PostgresRefused,
+    dial,
+    first_value,
+)
 from holdfast.stores.postgres.enter import enter
 from holdfast.stores.postgres.schema import SAFE_PATH, Schema
 from holdfast.stores.postgres.statement import Statement
@@ -60,17 +66,19 @@ class Dialler:
         self.settings, self.mode = settings, mode
         self.schema = Schema(url.options.get("schema", "holdfast"), url.options.get("prefix", ""))
 
-    def greet(self, address: Address, until: float) -> Connection:
+    def greet(self, address: Address, until: float) -> PostgresConnection:
         """A connection to a server that can be written to."""
         return dial(address, until, lambda made: _greet(made, until))
 
-    def listen(self, address: Address, channel: str, until: float) -> Connection:
+    def listen(self, address: Address, channel: str, until: float) -> PostgresConnection:
         """A connection that listens, or one that goes through a pooler, which can't. Many may open
         theirs in the moment when they all begin to wait: it asks for nothing else. A replica has
         nothing to listen to, and refuses."""
         return dial(address, until, lambda made: _listen(made, channel, until))
 
-    def enter(self, statements: tuple[Statement, ...], by: float | None = None) -> Connection:
+    def enter(
+        self, statements: tuple[Statement, ...], by: float | None = None
+    ) -> PostgresConnection:
         """A connection that found our tables, with the hot statements prepared."""
         until = now() + self.settings.request_seconds
         if by is not None and by < until:
@@ -85,7 +93,7 @@ class Dialler:
             raise
         return connection
 
-    def enter_session(self, statements: tuple[Statement, ...], until: float) -> Connection:
+    def enter_session(self, statements: tuple[Statement, ...], until: float) -> PostgresConnection:
         """A connection whose session is ours alone, and stays alive while it waits."""
         connection = self.enter(statements, until)
         try:
@@ -102,7 +110,7 @@ class Dialler:
             raise
         return connection
 
-    def _refuse_pooler(self, ours: Connection, until: float) -> None:
+    def _refuse_pooler(self, ours: PostgresConnection, until: float) -> None:
         """A pooler that gives a session to several clients strands locks: two clients that live
         at the same time, and one that asks twice, tell such a one from a pooler of sessions."""
         seen = {str(ours.pid).encode(), _pid(ours, until), _pid(ours, until)}
@@ -123,7 +131,7 @@ class Dialler:
             other.close()
 
 
-def _greet(connection: Connection, until: float) -> None:
+def _greet(connection: PostgresConnection, until: float) -> None:
     answer = connection.script(_GREETING, until)
     pid, version, standby, encoding, started = (
         (answer.get_value(0, column) or b"").decode() for column in range(5)
@@ -133,21 +141,21 @@ def _greet(connection: Connection, until: float) -> None:
     _check_server(connection.server, int(version), standby == "t", encoding)
 
 
-def _listen(connection: Connection, channel: str, until: float) -> None:
+def _listen(connection: PostgresConnection, channel: str, until: float) -> None:
     connection.pooled = _pid(connection, until) != b"%d" % connection.pid
     if not connection.pooled:
         connection.script(f'LISTEN "{channel}"'.encode(), until)
 
 
-def _pid(connection: Connection, until: float) -> bytes:
+def _pid(connection: PostgresConnection, until: float) -> bytes:
     return first_value(connection.script(_PID, until))
 
 
-def _watch_clients(connection: Connection, until: float) -> None:
+def _watch_clients(connection: PostgresConnection, until: float) -> None:
     """Lets the server notice within a second that a waiting client is gone, where it can."""
     try:
         connection.script(b"SET client_connection_check_interval = '1s'", until)
-    except Refused:
+    except PostgresRefused:
         if not connection.open:
             raise
 
@@ -161,7 +169,9 @@ def _check_server(display: str, version: int, standby: bool, encoding: str) -> N
         raise Unsupported(f"{display} has the encoding {encoding}; names are any text: use UTF8")
 
 
-def _prepare(connection: Connection, statements: tuple[Statement, ...], until: float) -> None:
+def _prepare(
+    connection: PostgresConnection, statements: tuple[Statement, ...], until: float
+) -> None:
     calls = [statement for statement in statements if statement.sql.startswith(b"CALL ")]
     others = [statement for statement in statements if statement not in calls]
     script = [_OURS, *(b"PREPARE %s AS %s" % statement for statement in others)]

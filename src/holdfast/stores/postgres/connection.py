@@ -25,7 +25,15 @@ from holdfast.stores._sql import connection as sql
 from holdfast.stores._sql import session as sql_session
 from holdfast.stores.postgres.statement import Request, Statement
 
-__all__ = ["Address", "Connection", "Refused", "Session", "Sessions", "dial", "first_value"]
+__all__ = [
+    "Address",
+    "PostgresConnection",
+    "PostgresRefused",
+    "PostgresSession",
+    "PostgresSessions",
+    "dial",
+    "first_value",
+]
 
 READ_ONLY = "25006"
 NO_RIGHTS = "42501"
@@ -33,10 +41,10 @@ _GONE = ("57P", "08", READ_ONLY)
 """Answers after which a connection is of no more use: the server ends it, or can't write."""
 _ROWS = frozenset({pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY})
 # In the same process, what is forgotten must not be closed either: the server would hear of it.
-_forgotten: list[Connection] = []
+_forgotten: list[PostgresConnection] = []
 
 
-class Refused(sql.Refused):
+class PostgresRefused(sql.SqlRefused):
     """The server answered with an error; ``sqlstate`` is its code."""
 
     def __init__(self, message: str, sqlstate: str) -> None:
@@ -55,7 +63,7 @@ class Address(NamedTuple):
         return f"Address({self.display!r})"
 
 
-class Connection(sql.Connection[Request, pq.abc.PGresult]):
+class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
     """One session. Used by one caller at a time."""
 
     __slots__ = ("_answer", "known", "pgconn", "pid", "pooled", "started")
@@ -116,7 +124,7 @@ class Connection(sql.Connection[Request, pq.abc.PGresult]):
                 self._answer = result
         return None
 
-    def comes(self) -> bool:
+    def reply_started(self) -> bool:
         """An answer that has begun to come is not told from one that has not."""
         return False
 
@@ -154,19 +162,19 @@ class Connection(sql.Connection[Request, pq.abc.PGresult]):
         ) or answer.get_error_message()
         if state.startswith(_GONE):
             self.close()
-        raise Refused(f"{self.server} refused: {text} ({state})", state)
+        raise PostgresRefused(f"{self.server} refused: {text} ({state})", state)
 
-    given = checked
+    for_caller = checked
 
-    def stands(self) -> bool:
+    def is_alive(self) -> bool:
         """What else comes in is no end: notices, or news of a setting."""
-        if not self.stirs():
+        if not self.has_input():
             return True
         try:
             self.pgconn.consume_input()
         except PsycopgError:
             self.close()
-        return self.open and not self.stirs()
+        return self.open and not self.has_input()
 
     def close(self) -> None:
         if self._made_in:
@@ -186,8 +194,8 @@ class Connection(sql.Connection[Request, pq.abc.PGresult]):
         _forgotten.append(self)
 
 
-Session = sql_session.Session[Connection]
-Sessions = sql_session.Sessions[Connection]
+PostgresSession = sql_session.SqlSession[PostgresConnection]
+PostgresSessions = sql_session.SessionRegistry[PostgresConnection]
 
 
 def first_value(answer: pq.abc.PGresult) -> bytes:
@@ -195,7 +203,9 @@ def first_value(answer: pq.abc.PGresult) -> bytes:
     return answer.get_value(0, 0) or b""
 
 
-def dial(address: Address, until: float, greet: Callable[[Connection], None]) -> Connection:
+def dial(
+    address: Address, until: float, greet: Callable[[PostgresConnection], None]
+) -> PostgresConnection:
     """Connects to the first of the hosts that answers and that ``greet`` does not raise for."""
     error: BackendUnavailable | None = None
     for parameters in _targets(address, until):
@@ -237,13 +247,13 @@ def _targets(address: Address, until: float) -> list[dict[str, str]]:
     return targets
 
 
-def _connect(address: Address, parameters: dict[str, str], until: float) -> Connection:
+def _connect(address: Address, parameters: dict[str, str], until: float) -> PostgresConnection:
     try:
         pgconn = pq.PGconn.connect_start(make_conninfo("", **parameters).encode())
         _finish_login(pgconn, address, until)
     except PsycopgError as error:
         raise BackendUnavailable(f"{address.display} can't be reached: {error}") from None
-    return Connection(pgconn, address.display)
+    return PostgresConnection(pgconn, address.display)
 
 
 def _finish_login(pgconn: pq.abc.PGconn, address: Address, until: float) -> None:

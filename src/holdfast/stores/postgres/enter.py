@@ -6,7 +6,12 @@ The making is one idempotent step, guarded by an advisory lock.
 from __future__ import annotations
 
 from holdfast.errors import Incompatible, Unsupported
-from holdfast.stores.postgres.connection import NO_RIGHTS, Connection, Refused, first_value
+from holdfast.stores.postgres.connection import (
+    NO_RIGHTS,
+    PostgresConnection,
+    PostgresRefused,
+    first_value,
+)
 from holdfast.stores.postgres.schema import PROTOCOL, REVISION, Schema
 
 __all__ = ["enter"]
@@ -16,13 +21,15 @@ CREATION_KEY = 7_019_267_233_085_447_000
 _MISSING = frozenset({"42883", "42P01", "3F000"})
 
 
-def enter(schema: Schema, connection: Connection, namespace: str, mode: str, until: float) -> None:
+def enter(
+    schema: Schema, connection: PostgresConnection, namespace: str, mode: str, until: float
+) -> None:
     """Makes sure that everything is there and that we may share it; creates it if not."""
     ask = schema.statement("enter", "SELECT @enter($1, $2, $3)")
     parameters = [namespace.encode(), mode.encode(), str(PROTOCOL).encode()]
     try:
         answer = first_value(connection.request((ask, parameters), until))
-    except Refused as error:
+    except PostgresRefused as error:
         if error.sqlstate == NO_RIGHTS:
             raise Unsupported(
                 f"{error}. This role needs USAGE on the schema {schema.schema!r}, and SELECT, "
@@ -64,13 +71,13 @@ def _compare(
         )
 
 
-def _create(schema: Schema, connection: Connection, until: float) -> None:
+def _create(schema: Schema, connection: PostgresConnection, until: float) -> None:
     script = (
         f"BEGIN; SELECT pg_catalog.pg_advisory_xact_lock({CREATION_KEY}); {schema.sql()} COMMIT;"
     )
     try:
         connection.script(script.encode(), until)
-    except Refused as error:
+    except PostgresRefused as error:
         connection.script(b"ROLLBACK", until)
         if error.sqlstate == NO_RIGHTS:
             raise Unsupported(

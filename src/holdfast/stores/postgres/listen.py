@@ -13,7 +13,7 @@ from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
 
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
-from holdfast.stores.postgres.connection import Connection, Refused
+from holdfast.stores.postgres.connection import PostgresConnection, PostgresRefused
 from holdfast.stores.postgres.statement import Request
 
 __all__ = ["AsyncListener", "ListenSubscription", "SharedSubscription"]
@@ -27,7 +27,7 @@ ASKING_SECONDS = 0.002
 class ListenSubscription:
     """A connection that listens; what a blocking wake-up hub reads."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PostgresConnection) -> None:
         self._connection = connection
         self.tokens: dict[str, int] = {}
         """Grants that came with a ring, by its key. They end with the connection."""
@@ -85,7 +85,7 @@ class SharedSubscription(ListenSubscription):
     whoever has asked passes it on."""
 
     def __init__(
-        self, connection: Connection, hub: BlockingWakeupHub, waiting: dict[str, None]
+        self, connection: PostgresConnection, hub: BlockingWakeupHub, waiting: dict[str, None]
     ) -> None:
         super().__init__(connection)
         self._hub, self._waiting = hub, waiting
@@ -116,7 +116,7 @@ class SharedSubscription(ListenSubscription):
         try:
             with self._reading:
                 return self._ask(connection, request, until)
-        except Refused:
+        except PostgresRefused:
             raise
         except BaseException:  # an interrupt may have lost a ring: who waits for it asks again
             connection.close()
@@ -128,9 +128,11 @@ class SharedSubscription(ListenSubscription):
             elif not connection.open:
                 self._hub.wake(EVERYBODY)  # who has begun to wait would hear nothing
 
-    def _ask(self, connection: Connection, request: Request, until: float) -> PGresult | None:
+    def _ask(
+        self, connection: PostgresConnection, request: Request, until: float
+    ) -> PGresult | None:
         try:
-            if connection.stirs() and not connection.stands():
+            if connection.has_input() and not connection.is_alive():
                 return None
             return connection.request(request, until)
         finally:
@@ -148,7 +150,7 @@ class SharedSubscription(ListenSubscription):
 class AsyncListener:
     """A connection that listens, read by the loop as notifications come in."""
 
-    def __init__(self, connection: Connection, hub: AsyncWakeupHub) -> None:
+    def __init__(self, connection: PostgresConnection, hub: AsyncWakeupHub) -> None:
         self._subscription = ListenSubscription(connection)
         self.tokens = self._subscription.tokens
         self._connection, self._hub = connection, hub

@@ -11,8 +11,8 @@ from holdfast.claim import Busy, Claim, Grant, LockInfo, Record
 from holdfast.core.admit import check_limit
 from holdfast.core.contract import QUEUE_CAP, Page, Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError, LimitMismatch
-from holdfast.stores._sql import wire as sql_wire
-from holdfast.stores.postgres.connection import Refused, first_value
+from holdfast.stores._sql.connection import SqlPool
+from holdfast.stores.postgres.connection import PostgresRefused, first_value
 from holdfast.stores.postgres.inspect import (
     damaged,
     finite,
@@ -23,12 +23,12 @@ from holdfast.stores.postgres.inspect import (
 from holdfast.stores.postgres.schema import Schema
 from holdfast.stores.postgres.statement import Request
 
-__all__ = ["PURGE_EVERY", "SharedBackend", "SharedStatements", "Wire", "ints", "wake"]
+__all__ = ["PURGE_EVERY", "PostgresPool", "SharedBackend", "SharedStatements", "ints", "wake"]
 
 PURGE_EVERY = 1000
 """After so many attempts twice that number of names is looked at, and the idle ones dropped."""
 
-Wire = sql_wire.Wire[Request, PGresult]
+PostgresPool = SqlPool[Request, PGresult]
 
 
 class SharedStatements:
@@ -49,9 +49,14 @@ class SharedBackend:
     """The part of a backend that asks for no session of its own."""
 
     def __init__(
-        self, runtime: Runtime, wire: Wire, shared: SharedStatements, namespace: str, display: str
+        self,
+        runtime: Runtime,
+        pool: PostgresPool,
+        shared: SharedStatements,
+        namespace: str,
+        display: str,
     ) -> None:
-        self.runtime, self.wire, self.display = runtime, wire, display
+        self.runtime, self.pool, self.display = runtime, pool, display
         self.namespace = namespace.encode()
         self._shared = shared
         self._until_purge = PURGE_EVERY
@@ -88,11 +93,11 @@ class SharedBackend:
         values that no version has written (a data exception, class 22): told as ``Incompatible``,
         since asking again would not help."""
         try:
-            return await self.wire.request(request, owner, until)
-        except Refused as error:
+            return await self.pool.request(request, owner, until)
+        except PostgresRefused as error:
             raise self._refused(name, error) from None
 
-    def _refused(self, name: str, error: Refused) -> HoldfastError:
+    def _refused(self, name: str, error: PostgresRefused) -> HoldfastError:
         return damaged(name, self.display, error) if error.sqlstate[:2] == "22" else error
 
     async def _purge(self, until: float | None = None) -> None:
@@ -100,7 +105,7 @@ class SharedBackend:
         self._until_purge = PURGE_EVERY
         parameters = (self.namespace, self._purged_to, b"%d" % (2 * PURGE_EVERY))
         with suppress(BackendUnavailable):
-            answer = await self.wire.request((self._shared.purge, parameters), until=until)
+            answer = await self.pool.request((self._shared.purge, parameters), until=until)
             self._purged_to = first_value(answer)
 
     async def revoke(self, name: str) -> list[int]:
@@ -117,7 +122,7 @@ class SharedBackend:
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         after = (cursor or "").encode()
         parameters = (self.namespace, prefix.encode(), after, b"%d" % limit)
-        answer = await self.wire.request((self._shared.survey, parameters))
+        answer = await self.pool.request((self._shared.survey, parameters))
         standings = [standing_or_notice(answer, row) for row in range(answer.ntuples)]
         used = [each for each in standings if each.holders or each.waiters or each.notice]
         return Page(used, standings[-1].name if len(standings) == limit else None)

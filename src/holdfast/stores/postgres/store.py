@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
-from holdfast.stores._sql.wire import make_wire
+from holdfast.stores._sql.connection import make_pool
 from holdfast.stores.postgres.backend import LeaseBackend, LeaseStatements
 from holdfast.stores.postgres.connect import LIBPQ_OPTIONS, Dialler, address_of
-from holdfast.stores.postgres.connection import Connection, Sessions
+from holdfast.stores.postgres.connection import PostgresConnection, PostgresSessions
 from holdfast.stores.postgres.schema import schema_sql
-from holdfast.stores.postgres.shared import Wire
+from holdfast.stores.postgres.shared import PostgresPool
 from holdfast.stores.postgres_advisory.backend import AdvisoryBackend
 from holdfast.stores.postgres_advisory.requests import AdvisoryStatements
 from holdfast.url import Url, parse_url
@@ -49,14 +49,14 @@ class _Common:
             listen.refuse_unknown(*LIBPQ_OPTIONS)
             self._listen_address = address_of(listen, settings)
 
-    def _dial(self, by: float) -> Connection:
+    def _dial(self, by: float) -> PostgresConnection:
         raise NotImplementedError
 
-    def _listen(self, channel: str, by: float) -> Connection:
+    def _listen(self, channel: str, by: float) -> PostgresConnection:
         return self._dialler.listen(self._listen_address, channel, by)
 
-    def _wire(self, runtime: Runtime) -> Wire:
-        return make_wire(runtime, self._dial, self._settings, self.display)
+    def _make_pool(self, runtime: Runtime) -> PostgresPool:
+        return make_pool(runtime, self._dial, self._settings, self.display)
 
 
 class LeaseStore(_Common):
@@ -70,13 +70,13 @@ class LeaseStore(_Common):
         super().__init__(url, settings)
         self._statements = LeaseStatements(self._dialler.schema)
 
-    def _dial(self, by: float) -> Connection:
+    def _dial(self, by: float) -> PostgresConnection:
         return self._dialler.enter(self._statements.prepared, by)
 
     def backend(self, runtime: Runtime) -> LeaseBackend:
         return LeaseBackend(
             runtime,
-            self._wire(runtime),
+            self._make_pool(runtime),
             self._listen,
             self._statements,
             self._settings,
@@ -95,19 +95,19 @@ class AdvisoryStore(_Common):
     def __init__(self, url: Url, settings: Settings) -> None:
         super().__init__(url, settings)
         self._statements = AdvisoryStatements(self._dialler.schema)
-        self._sessions = Sessions(settings.connections)
+        self._sessions = PostgresSessions(settings.connections)
 
-    def _dial(self, by: float) -> Connection:
+    def _dial(self, by: float) -> PostgresConnection:
         return self._dialler.enter((), by)
 
-    def _dial_session(self, by: float) -> Connection:
+    def _dial_session(self, by: float) -> PostgresConnection:
         return self._dialler.enter_session(self._statements.prepared, by)
 
     def backend(self, runtime: Runtime) -> AdvisoryBackend:
         self._sessions.users += 1
         return AdvisoryBackend(
             runtime,
-            self._wire(runtime),
+            self._make_pool(runtime),
             self._listen,
             self._dial_session,
             self._sessions,

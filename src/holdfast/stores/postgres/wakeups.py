@@ -21,9 +21,9 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
-from holdfast.stores._sql.blocking import BlockingWire
-from holdfast.stores._sql.in_thread import in_thread
-from holdfast.stores.postgres.connection import Connection
+from holdfast.stores._sql.aio import in_thread
+from holdfast.stores._sql.blocking import BlockingSqlPool
+from holdfast.stores.postgres.connection import PostgresConnection
 from holdfast.stores.postgres.listen import AsyncListener, ListenSubscription, SharedSubscription
 from holdfast.stores.postgres.statement import Request
 
@@ -57,7 +57,7 @@ class Listening(Protocol):
     def close(self) -> None: ...
 
 
-Listen = Callable[[str, float], Connection]
+Listen = Callable[[str, float], PostgresConnection]
 """Opens a connection that listens to a channel by then; one through a pooler does not listen."""
 
 
@@ -66,7 +66,7 @@ def make_listening(
     listen: Listen,
     channel: str,
     seconds: float,
-    wire: object = None,
+    pool: object = None,
     ready: bytes = b"",
 ) -> Listening:
     """By the world that it is for; ``seconds`` is how long it may take to open a connection. A
@@ -74,7 +74,7 @@ def make_listening(
     to ask as well."""
     if not runtime.blocking:
         return AsyncListening(runtime, listen, channel, seconds)
-    shared = wire if isinstance(wire, BlockingWire) else None
+    shared = pool if isinstance(pool, BlockingSqlPool) else None
     return BlockingListening(runtime, listen, channel, seconds, shared, ready)
 
 
@@ -94,11 +94,11 @@ class BlockingListening:
         listen: Listen,
         channel: str,
         seconds: float,
-        wire: BlockingWire[Request, PGresult] | None,
+        pool: BlockingSqlPool[Request, PGresult] | None,
         ready: bytes,
     ) -> None:
         self._runtime, self._listen, self._channel = runtime, listen, channel
-        self._seconds, self._wire, self._ready = seconds, wire, ready
+        self._seconds, self._pool, self._ready = seconds, pool, ready
         self._closed = False
         self._reset()
 
@@ -187,18 +187,18 @@ class BlockingListening:
 
     def _share(self, hub: BlockingWakeupHub, by: float) -> ListenSubscription | None:
         """Listens on a connection of the wire's, which goes on answering while nobody waits."""
-        connection = None if self._wire is None else self._wire.detach()
-        if self._wire is None or not isinstance(connection, Connection):
+        connection = None if self._pool is None else self._pool.detach()
+        if self._pool is None or not isinstance(connection, PostgresConnection):
             return None
         try:
-            if connection.pooled or not connection.stands():
+            if connection.pooled or not connection.is_alive():
                 connection.close()
                 return None
             listen = f'LISTEN "{self._channel}"; '.encode()
             connection.script(listen + self._ready, min(by, now() + SHARING_SECONDS))
         except BackendUnavailable:
             return None
-        self._wire.shared = subscription = SharedSubscription(connection, hub, self._waiting)
+        self._pool.shared = subscription = SharedSubscription(connection, hub, self._waiting)
         return subscription
 
     def _new_subscription(self, by: float) -> ListenSubscription | None:
@@ -289,7 +289,9 @@ class AsyncListening:
 
     async def _attach(self, by: float) -> None:
         async with asyncio.timeout(by - now()):  # a host's name may take longer to be looked up
-            made = await in_thread(lambda: self._listen(self._channel, by), Connection.close)
+            made = await in_thread(
+                lambda: self._listen(self._channel, by), PostgresConnection.close
+            )
         if made.pooled or self._closed:
             made.close()
             self._deaf = made.pooled

@@ -23,11 +23,17 @@ from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
 from holdfast.stores._sql.connection import Dial, Dropped
-from holdfast.stores._sql.session_aio import AsyncTalk
-from holdfast.stores._sql.session_blocking import BlockingTalk, Talk
-from holdfast.stores.postgres.connection import Connection, Refused, Session, Sessions, first_value
+from holdfast.stores._sql.session_aio import AsyncSessionDriver
+from holdfast.stores._sql.session_blocking import BlockingSessionDriver, SessionDriver
+from holdfast.stores.postgres.connection import (
+    PostgresConnection,
+    PostgresRefused,
+    PostgresSession,
+    PostgresSessions,
+    first_value,
+)
 from holdfast.stores.postgres.inspect import findings
-from holdfast.stores.postgres.shared import SharedBackend, Wire, wake
+from holdfast.stores.postgres.shared import PostgresPool, SharedBackend, wake
 from holdfast.stores.postgres.statement import Request
 from holdfast.stores.postgres.wakeups import Listen, make_listening
 from holdfast.stores.postgres_advisory.renew import Keeping
@@ -51,22 +57,24 @@ class AdvisoryBackend(SharedBackend):
     def __init__(
         self,
         runtime: Runtime,
-        wire: Wire,
+        pool: PostgresPool,
         listen: Listen,
-        dial: Dial[Connection],
-        sessions: Sessions,
+        dial: Dial[PostgresConnection],
+        sessions: PostgresSessions,
         statements: AdvisoryStatements,
         settings: Settings,
         display: str,
     ) -> None:
-        super().__init__(runtime, wire, statements, settings.namespace, display)
+        super().__init__(runtime, pool, statements, settings.namespace, display)
         self.statements, self.sessions = statements, sessions
-        self.talk: Talk[Request, PGresult] = BlockingTalk() if runtime.blocking else AsyncTalk()
+        self.driver: SessionDriver[Request, PGresult] = (
+            BlockingSessionDriver() if runtime.blocking else AsyncSessionDriver()
+        )
         self._name, self._dial, self._seconds = settings.namespace, dial, settings.request_seconds
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
         self.listening = make_listening(runtime, listen, channel, settings.request_seconds)
-        self._keep = Keeping(sessions, self.talk, statements, self.namespace)
+        self._keep = Keeping(sessions, self.driver, statements, self.namespace)
         self._noted: dict[int, int] = {}
         self._nudged: set[str] = set()
         """Owners that were nudged before they had a session to wait on."""
@@ -76,12 +84,12 @@ class AdvisoryBackend(SharedBackend):
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         # A waiter and whoever exchanges with it may ask at the same time: one of them does.
-        asking, mark = self.sessions.asking, object()
+        asking, mark = self.sessions.attempting, object()
         if asking.setdefault(claim.owner, mark) is not mark:
             return Busy(0, RECHECK_SECONDS)
         try:
             return await self._attempt(claim, join, inf if until is None else until)
-        except Refused as error:
+        except PostgresRefused as error:
             raise self._refused(claim.name, error) from None
         finally:
             del asking[claim.owner]
@@ -96,23 +104,23 @@ class AdvisoryBackend(SharedBackend):
             answer = await self._go_on(session, claim)
             if answer is not None:
                 return answer
-        if claim.owner in self.sessions.doomed:
-            await self._end_doomed(claim.owner, until)
+        if claim.owner in self.sessions.unknown:
+            await self._end_unknown(claim.owner, until)
         self._until_purge -= 1
         session = self.sessions.borrow()
         if session is not None:
             session.until = until
             try:
                 return await self._begin(session, claim, join)
-            except Refused as error:
+            except PostgresRefused as error:
                 if error.sqlstate not in _NEVER_RAN:
                     raise
-                self.sessions.doomed.pop(claim.owner, None)
-        session = await self.talk.open(self._dial, min(until, now() + self._seconds))
+                self.sessions.unknown.pop(claim.owner, None)
+        session = await self.driver.open(self._dial, min(until, now() + self._seconds))
         session.until = until
         return await self._begin(session, claim, join)
 
-    async def _begin(self, session: Session, claim: Claim, join: bool) -> Grant | Busy:
+    async def _begin(self, session: PostgresSession, claim: Claim, join: bool) -> Grant | Busy:
         """The first request for a claim, on a session that has nothing."""
         self.sessions.by_owner[claim.owner] = session
         answer = await self._take(session, claim, join=join)
@@ -124,9 +132,9 @@ class AdvisoryBackend(SharedBackend):
                 self.sessions.give_back(session)
         return answer
 
-    async def _take(self, session: Session, claim: Claim, *, join: bool) -> Grant | Busy:
+    async def _take(self, session: PostgresSession, claim: Claim, *, join: bool) -> Grant | Busy:
         """Asks for the name; or for its slots once more, if it is the session's turn."""
-        flags = (b"t" if join else b"f", b"t" if session.turn else b"f")
+        flags = (b"t" if join else b"f", b"t" if session.at_head else b"f")
         statement, asked = self.statements.take, (*self._asked(claim), *flags)
         if claim.mode is Mode.SLOTS:
             statement = self.statements.take_slots
@@ -134,13 +142,13 @@ class AdvisoryBackend(SharedBackend):
         try:
             answer = self._told(claim, await self._ask(session, (statement, asked)))
         except LimitMismatch:
-            self.sessions.let_go(claim.owner, session, clean=not session.turn)
+            self.sessions.let_go(claim.owner, session, clean=not session.at_head)
             raise
         except BaseException:
             self.sessions.lose(claim.owner, session)
             raise
         if isinstance(answer, Grant):
-            session.grant, session.turn = answer, False
+            session.grant, session.at_head = answer, False
         return answer
 
     def _asked(self, claim: Claim) -> tuple[bytes, ...]:
@@ -161,13 +169,13 @@ class AdvisoryBackend(SharedBackend):
     def _key(self, claim: Claim) -> bytes:
         return b"%d" % base_key(self._name, claim.name)
 
-    async def _ask(self, session: Session, request: Request) -> PGresult:
+    async def _ask(self, session: PostgresSession, request: Request) -> PGresult:
         by = min(session.until, now() + self._seconds)
-        return await self.talk.ask(session, request, by)
+        return await self.driver.request(session, request, by)
 
-    def _line_up(self, session: Session, claim: Claim) -> None:
+    def _line_up(self, session: PostgresSession, claim: Claim) -> None:
         """Sends the request that waits for the key; ``attempt`` reads its answer."""
-        session.sent = now()
+        session.queued_at = now()
         statement, asked = self.statements.wait_take, self._asked(claim)
         if claim.mode is Mode.SLOTS:
             turn = base_key(self._name, claim.name) + 2
@@ -177,18 +185,18 @@ class AdvisoryBackend(SharedBackend):
         except BackendUnavailable:
             self.sessions.lose(claim.owner, session)
             raise
-        session.owed = True
+        session.pending = True
 
-    async def _go_on(self, session: Session, claim: Claim) -> Grant | Busy | None:
+    async def _go_on(self, session: PostgresSession, claim: Claim) -> Grant | Busy | None:
         """What has become of a claim that was asked before; nothing if its session broke."""
         if session.grant is not None:
             renewal = await self.renew([session.grant], [], until=session.until)
             if renewal.unknown:
                 raise BackendUnavailable(renewal.unknown[claim.owner])
             return None if renewal.lost else session.grant
-        if not session.turn:
+        if not session.at_head:
             try:
-                told = await self.talk.settle(session, now())
+                told = await self.driver.collect_pending(session, now())
             except BackendUnavailable:
                 self.sessions.lose(claim.owner, session)
                 return None
@@ -196,12 +204,14 @@ class AdvisoryBackend(SharedBackend):
                 return Busy(0)
             if claim.mode is not Mode.SLOTS:
                 return await self._come(session, claim, told)
-            session.turn = True
+            session.at_head = True
         heard = self.listening.hung
         answer = await self._take(session, claim, join=True)
         return Busy(0, RECHECK_SECONDS, heard) if isinstance(answer, Busy) else answer
 
-    async def _come(self, session: Session, claim: Claim, told: PGresult) -> Grant | Busy | None:
+    async def _come(
+        self, session: PostgresSession, claim: Claim, told: PGresult
+    ) -> Grant | Busy | None:
         """The turn of one who waited for the key: what it was granted then."""
         try:
             grant = self._told(claim, told)
@@ -211,16 +221,16 @@ class AdvisoryBackend(SharedBackend):
         if isinstance(grant, Busy):
             return grant
         session.grant = grant
-        if now() - session.sent > FRESH_SHARE * claim.ttl:
+        if now() - session.queued_at > FRESH_SHARE * claim.ttl:
             return await self._go_on(session, claim)
-        return grant._replace(since=session.sent)
+        return grant._replace(since=session.queued_at)
 
-    async def _end_doomed(self, owner: str, until: float = inf) -> None:
-        async def end(connection: Connection) -> None:
+    async def _end_unknown(self, owner: str, until: float = inf) -> None:
+        async def end(connection: PostgresConnection) -> None:
             parameters = (b"%d" % connection.pid, connection.started.encode())
-            await self.wire.request((self.statements.end, parameters), until=until)
+            await self.pool.request((self.statements.end, parameters), until=until)
 
-        await self.sessions.end_doomed(owner, end)
+        await self.sessions.end_unknown(owner, end)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         if claim.owner in self._nudged:
@@ -229,17 +239,17 @@ class AdvisoryBackend(SharedBackend):
         session = self.sessions.by_owner.get(claim.owner)
         if session is None:
             return
-        if session.turn:
+        if session.at_head:
             await self.listening.wait(wake(claim.owner).decode(), until, busy.ref)
-        elif session.owed:
-            await self.talk.idle(session, until)
+        elif session.pending:
+            await self.driver.wait_for_reply(session, until)
 
     def nudge(self, claim: Claim) -> None:
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
             session.nudge()
             self.listening.wake(wake(claim.owner).decode())
-        elif claim.owner in self.sessions.asking:
+        elif claim.owner in self.sessions.attempting:
             self._nudged.add(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
@@ -271,13 +281,13 @@ class AdvisoryBackend(SharedBackend):
         """Whose session has ended: its socket says so before anybody asks."""
         return self._keep.glance(grants)
 
-    async def _note_behind(self, waits: list[tuple[Session, int]], until: float) -> None:
+    async def _note_behind(self, waits: list[tuple[PostgresSession, int]], until: float) -> None:
         """For people who look: how many wait behind a waiter in its client."""
         noted = {session.connection.pid: behind for session, behind in waits}
         if noted != self._noted and any(noted.get(p) != self._noted.get(p, 0) for p in noted):
             parameters = (json.dumps(list(noted.items())).encode(),)
             with suppress(BackendUnavailable):  # for people only
-                await self.wire.request((self.statements.behind, parameters), until=until)
+                await self.pool.request((self.statements.behind, parameters), until=until)
         self._noted = noted
 
     async def release(self, grant: Grant) -> bool:
@@ -290,11 +300,11 @@ class AdvisoryBackend(SharedBackend):
             answer = await self._ask(session, self._freeing(session.grant))
         except Dropped:
             self.sessions.lose(owner, session)
-            await self._end_doomed(owner)
+            await self._end_unknown(owner)
             return False
         except BaseException as error:
             self.sessions.lose(owner, session)
-            if isinstance(error, Refused) and error.sqlstate.startswith("57P"):
+            if isinstance(error, PostgresRefused) and error.sqlstate.startswith("57P"):
                 return False  # the server had ended the session
             raise
         ours = first_value(answer) == b"t"
@@ -319,7 +329,7 @@ class AdvisoryBackend(SharedBackend):
         patience = now() + self._seconds
         if until is not None:
             patience = min(patience, until)
-        while claim.owner in self.sessions.asking and now() < patience:
+        while claim.owner in self.sessions.attempting and now() < patience:
             await self.runtime.sleep(0.005)  # behind whoever asks for it just now
         self._nudged.discard(claim.owner)
         session = self.sessions.by_owner.pop(claim.owner, None)
@@ -333,16 +343,16 @@ class AdvisoryBackend(SharedBackend):
                 self.sessions.lose(claim.owner, session)
                 raise
         self.listening.forget_ring(wake(claim.owner).decode())
-        if claim.owner in self.sessions.doomed:
-            await self._end_doomed(claim.owner, patience)
+        if claim.owner in self.sessions.unknown:
+            await self._end_unknown(claim.owner, patience)
 
-    async def _leave(self, session: Session) -> None:
+    async def _leave(self, session: PostgresSession) -> None:
         """Ends what a session has or waits for, and keeps the session."""
         if session.grant is not None and session.grant.claim.mode is Mode.SLOTS:
             await self._ask(session, self._freeing(session.grant))  # it wakes who is next
-        elif session.owed:
+        elif session.pending:
             parameters = (b"%d" % session.connection.pid,)
-            await self.wire.request((self.statements.cancel, parameters), until=session.until)
+            await self.pool.request((self.statements.cancel, parameters), until=session.until)
         await self._ask(session, (self.statements.leave, ()))
         self.sessions.give_back(session)
 
@@ -367,19 +377,19 @@ class AdvisoryBackend(SharedBackend):
 
     async def probe(self) -> list[Finding]:
         ttl = "the server ends a session that was idle for its ttl (idle_session_timeout)"
-        seen = await findings(self.wire.request, self.statements.settings, self.listening.detail)
+        seen = await findings(self.pool.request, self.statements.settings, self.listening.detail)
         return [*seen, Finding("ttl", ttl)]
 
     def forget(self) -> None:
         self.sessions.forget()
-        self.talk.forget()
-        self.wire.forget()
+        self.driver.forget()
+        self.pool.forget()
         self.listening.forget()
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.sessions.leave()
-            self.talk.close()
+            self.sessions.remove_user()
+            self.driver.close()
         self.listening.close()
-        await self.wire.close()
+        await self.pool.close()
