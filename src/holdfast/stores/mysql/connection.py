@@ -37,7 +37,7 @@ _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _forgotten: list[Connection] = []
 
 
-class Refused(sql.Refused):
+class Refused(sql.SqlRefused):
     """The server answered with an error; ``code`` is its number."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -45,7 +45,7 @@ class Refused(sql.Refused):
         self.code = code
 
 
-class Connection(sql.Connection[bytes, Reply]):
+class Connection(sql.SqlConnection[bytes, Reply]):
     """One session. Used by one caller at a time."""
 
     __slots__ = ("_client", "_parser", "_socket", "_tls", "number", "tag", "ttl")
@@ -134,7 +134,7 @@ class Connection(sql.Connection[bytes, Reply]):
         begun = self._parser.begun
         return len(begun) == 1 and begun[0].rows != [(b"1",)]
 
-    def comes(self) -> bool:
+    def reply_started(self) -> bool:
         """Whether a request that waited does so no more, and the rest of its answer comes."""
         return len(self._parser.begun) > 1
 
@@ -147,15 +147,15 @@ class Connection(sql.Connection[bytes, Reply]):
         """The results, or what the answer says is wrong, raised."""
         return checked(answer, self.server)
 
-    def given(self, answer: Reply) -> Reply:
+    def for_caller(self, answer: Reply) -> Reply:
         """As it is: of a request that failed, some statements may have run."""
         return answer
 
-    def stirs(self) -> bool:
+    def has_input(self) -> bool:
         return self._socket is None or bool(self._poll.poll(0))
 
-    def stands(self) -> bool:
-        return not self.stirs()
+    def is_alive(self) -> bool:
+        return not self.has_input()
 
     def close(self) -> None:
         if self._socket is not None and self._made_in:
@@ -180,8 +180,8 @@ class Connection(sql.Connection[bytes, Reply]):
             self._client._force_close()
 
 
-Session = sql_session.Session[Connection]
-Sessions = sql_session.Sessions[Connection]
+Session = sql_session.SqlSession[Connection]
+Sessions = sql_session.SessionRegistry[Connection]
 
 
 def mark_of(session: Session) -> int:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
-from holdfast.stores._sql import wire as sql_wire
+from holdfast.stores._sql.connection import SqlPool
 from holdfast.stores.mysql.connection import checked
 from holdfast.stores.mysql.protocol import Reply, Result
 from holdfast.stores.mysql.row import State, empty_state, read_state
@@ -30,7 +30,7 @@ UNREADABLE = frozenset({1264, 1292, 1366, 1690, 1916})
 """What is stored is not what a statement can count with; nothing was changed. The row tells."""
 
 
-Wire = sql_wire.Wire[bytes, Reply]
+Wire = SqlPool[bytes, Reply]
 
 
 class Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.contract import Guarantee, Runtime, Settings, Store
-from holdfast.stores._sql.wire import make_wire
+from holdfast.stores._sql.connection import make_pool
 from holdfast.stores.mysql.backend import LeaseBackend
 from holdfast.stores.mysql.connect import Dialler
 from holdfast.stores.mysql.connection import Sessions
@@ -46,7 +46,7 @@ class _Common:
         self._dialler = Dialler(url, settings, self.mode)
 
     def _wire(self, runtime: Runtime) -> Wire:
-        return make_wire(runtime, self._dialler.enter, self._settings, self.display)
+        return make_pool(runtime, self._dialler.enter, self._settings, self.display)
 
 
 class LeaseStore(_Common):

@@ -100,12 +100,12 @@ class SleepSubscription:
         its sleep is long overdue."""
         with self._mutex:
             if not self._connection.open or (
-                self._renewer_thread is not None and self._renewer_thread.stirs()
+                self._renewer_thread is not None and self._renewer_thread.has_input()
             ):
                 return True
             if not self._asleep:
-                return self._connection.stirs()
-            return moment > self._since + self._patience and not self._connection.stirs()
+                return self._connection.has_input()
+            return moment > self._since + self._patience and not self._connection.has_input()
 
     @property
     def open(self) -> bool:

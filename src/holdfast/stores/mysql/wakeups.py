@@ -19,7 +19,7 @@ from holdfast.io.clock import now
 from holdfast.io.connection_limit import Permit
 from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
-from holdfast.stores._sql.in_thread import in_thread
+from holdfast.stores._sql.aio import in_thread
 from holdfast.stores.mysql.connection import Connection
 from holdfast.stores.mysql.sleep import sleep, still_lock
 from holdfast.stores.mysql.sql import LeaseStatements, subscription_lock

@@ -67,7 +67,7 @@ class AdvisoryBackend(AdvisoryView):
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         # A waiter and whoever exchanges with it may ask at the same time: one of them does.
-        asking, mark = self.sessions.asking, object()
+        asking, mark = self.sessions.attempting, object()
         if asking.setdefault(claim.owner, mark) is not mark:
             return Busy(0, RECHECK_SECONDS)
         try:
@@ -87,7 +87,7 @@ class AdvisoryBackend(AdvisoryView):
             answer = await self._go_on(session, claim)
             if answer is not None:
                 return answer
-        if claim.owner in self.sessions.doomed:
+        if claim.owner in self.sessions.unknown:
             await self._end_doomed(claim.owner, until)
         self._until_purge -= 1
         session = self.sessions.borrow()
@@ -109,7 +109,7 @@ class AdvisoryBackend(AdvisoryView):
             if not join:
                 del self.sessions.by_owner[claim.owner]
                 self.sessions.give_back(session)
-            elif not session.turn and not session.owed:
+            elif not session.at_head and not session.pending:
                 self._line_up(session, claim)
         return answer
 
@@ -130,7 +130,7 @@ class AdvisoryBackend(AdvisoryView):
             self.sessions.lose(claim.owner, session)
             raise
         if isinstance(answer, Grant):
-            session.grant, session.turn = answer, False
+            session.grant, session.at_head = answer, False
         return answer
 
     async def _set_ttl(self, session: Session, ttl: float) -> None:
@@ -175,9 +175,9 @@ class AdvisoryBackend(AdvisoryView):
         """Asks for a lock; and goes on to wait for it where it is not free, if it may."""
         if not join:
             return await self.ask(session, self.statements.try_lock(claim))
-        session.sent, wall = now(), self.runtime.wall()
+        session.queued_at, wall = now(), self.runtime.wall()
         sql = self.statements.line_up(claim, mark_of(session), wall)
-        by = min(session.until, session.sent + self._seconds)
+        by = min(session.until, session.queued_at + self._seconds)
         reply = await self.talk.begin(session, sql, by)
         return [] if reply is None else session.connection.checked(reply)
 
@@ -192,11 +192,11 @@ class AdvisoryBackend(AdvisoryView):
 
     async def _talk_to(self, session: Session, sql: bytes) -> Reply:
         by = min(session.until, now() + self._seconds)
-        return await self.talk.ask(session, sql, by)
+        return await self.talk.request(session, sql, by)
 
     def _line_up(self, session: Session, claim: Claim) -> None:
         """Sends the request that waits for the lock; ``attempt`` reads its answer."""
-        session.sent, wall = now(), self.runtime.wall()
+        session.queued_at, wall = now(), self.runtime.wall()
         self._send(session, claim, self.statements.line_up(claim, mark_of(session), wall))
 
     def _send(self, session: Session, claim: Claim, sql: bytes) -> None:
@@ -205,7 +205,7 @@ class AdvisoryBackend(AdvisoryView):
         except BackendUnavailable:
             self.sessions.lose(claim.owner, session)
             raise
-        session.owed = True
+        session.pending = True
 
     async def _go_on(self, session: Session, claim: Claim) -> Grant | Busy | None:
         """What has become of a claim that was asked before; nothing if its session broke."""
@@ -214,7 +214,7 @@ class AdvisoryBackend(AdvisoryView):
             if renewal.unknown:
                 raise BackendUnavailable(renewal.unknown[claim.owner])
             return None if renewal.lost else session.grant
-        if session.turn:
+        if session.at_head:
             await self._wake_up(session, claim)
         else:
             try:
@@ -232,19 +232,19 @@ class AdvisoryBackend(AdvisoryView):
     async def _come(self, session: Session, claim: Claim, token: int) -> Grant | Busy | None:
         """The turn of one who waited for the lock, and was given its token with it."""
         session.grant = Grant(claim, token)
-        if now() - session.sent > FRESH_SHARE * claim.ttl:
+        if now() - session.queued_at > FRESH_SHARE * claim.ttl:
             return await self._go_on(session, claim)
-        return Grant(claim, token, since=session.sent)
+        return Grant(claim, token, since=session.queued_at)
 
     async def _wake_up(self, session: Session, claim: Claim) -> None:
         """Ends the nap of one who is asked again."""
-        if session.owed and not session.connection.stirs():
+        if session.pending and not session.connection.has_input():
             await self.wire.request(self.statements.stir(claim.name), until=session.until)
 
     async def _queue_tells(self, session: Session, claim: Claim) -> list[Result] | None:
         """What was granted, if it is our turn; raises if the session broke."""
         # The lock's answer comes before its token's: what has begun is read to its end.
-        reply = await self.talk.settle(session, min(session.until, now() + self._seconds))
+        reply = await self.talk.collect_pending(session, min(session.until, now() + self._seconds))
         if reply is None:
             return None
         if came(reply.results):
@@ -257,7 +257,7 @@ class AdvisoryBackend(AdvisoryView):
             kill = b"KILL CONNECTION IS_USED_LOCK(%s)" % session_lock(connection.tag)
             await self.wire.request(kill, until=until)
 
-        await self.sessions.end_doomed(owner, end)
+        await self.sessions.end_unknown(owner, end)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         if claim.owner in self._nudged:
@@ -266,16 +266,16 @@ class AdvisoryBackend(AdvisoryView):
         session = self.sessions.by_owner.get(claim.owner)
         if session is None or session.grant is not None:
             return
-        if session.turn and not session.owed:
+        if session.at_head and not session.pending:
             self._send(session, claim, self.statements.nap(claim))
-        if session.owed:
-            await self.talk.idle(session, until)
+        if session.pending:
+            await self.talk.wait_for_reply(session, until)
 
     def nudge(self, claim: Claim) -> None:
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
             session.nudge()
-        elif claim.owner in self.sessions.asking:
+        elif claim.owner in self.sessions.attempting:
             self._nudged.add(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
@@ -342,7 +342,7 @@ class AdvisoryBackend(AdvisoryView):
         patience = now() + self._seconds
         if until is not None:
             patience = min(patience, until)
-        while claim.owner in self.sessions.asking and now() < patience:
+        while claim.owner in self.sessions.attempting and now() < patience:
             await self.runtime.sleep(0.005)  # behind whoever asks for it just now
         self._nudged.discard(claim.owner)
         session = self.sessions.by_owner.pop(claim.owner, None)
@@ -355,13 +355,13 @@ class AdvisoryBackend(AdvisoryView):
             except BaseException:
                 self.sessions.lose(claim.owner, session)
                 raise
-        if claim.owner in self.sessions.doomed:
+        if claim.owner in self.sessions.unknown:
             await self._end_doomed(claim.owner, patience)
 
     async def _leave(self, session: Session, claim: Claim) -> None:
         """Ends what a session has or waits for, and keeps the session."""
         own = session_lock(session.connection.tag)
-        if session.owed:  # killed between its statements it may never be answered
+        if session.pending:  # killed between its statements it may never be answered
             session.until = min(session.until, now() + RECHECK_SECONDS)
             await self.wire.request(b"KILL QUERY IS_USED_LOCK(%s)" % own, until=session.until)
         sql = b"SELECT RELEASE_ALL_LOCKS() >= 0, GET_LOCK(%s, 0)" % own
@@ -400,6 +400,6 @@ class AdvisoryBackend(AdvisoryView):
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.sessions.leave()
+            self.sessions.remove_user()
             self.talk.close()
         await self.wire.close()

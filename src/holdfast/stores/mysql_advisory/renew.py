@@ -14,7 +14,7 @@ from holdfast.stores.mysql_advisory.sql import AdvisoryStatements
 __all__ = ["Keeping"]
 
 
-class Keeping(sql_advisory_keep.Keeping[Connection, bytes, Reply]):
+class Keeping(sql_advisory_keep.SessionKeepAlive[Connection, bytes, Reply]):
     """A session may be idle for its ``wait_timeout``."""
 
     def __init__(self, sessions: Sessions, talk: Talk, statements: AdvisoryStatements) -> None:

@@ -10,14 +10,14 @@ from typing import Protocol
 from holdfast.stores._sql import session_aio as sql_talk_async
 from holdfast.stores._sql import session_blocking as sql_talk
 from holdfast.stores._sql.session_aio import lock, receive, remove_reader
-from holdfast.stores._sql.session_blocking import settled
+from holdfast.stores._sql.session_blocking import take_pending
 from holdfast.stores.mysql.connection import Session
 from holdfast.stores.mysql.protocol import Reply
 
 __all__ = ["AsyncTalk", "BlockingTalk", "Talk"]
 
 
-class Talk(sql_talk.Talk[bytes, Reply], Protocol):
+class Talk(sql_talk.SessionDriver[bytes, Reply], Protocol):
     """How a world uses a session."""
 
     async def begin(self, session: Session, sql: bytes, until: float) -> Reply | None:
@@ -26,7 +26,7 @@ class Talk(sql_talk.Talk[bytes, Reply], Protocol):
         ...
 
 
-class BlockingTalk(sql_talk.BlockingTalk[bytes, Reply]):
+class BlockingTalk(sql_talk.BlockingSessionDriver[bytes, Reply]):
     """For threads."""
 
     async def begin(self, session: Session, sql: bytes, until: float) -> Reply | None:
@@ -34,16 +34,16 @@ class BlockingTalk(sql_talk.BlockingTalk[bytes, Reply]):
         with session.mutex:
             try:
                 connection.send(sql)
-                session.owed = True
+                session.pending = True
                 answer = connection.receive(until, connection.waits)
                 waits = answer is None and connection.waits()
-                return None if waits else settled(session, answer)
+                return None if waits else take_pending(session, answer)
             except BaseException:  # also an interrupt: the answer is still to come
                 connection.close()
                 raise
 
 
-class AsyncTalk(sql_talk_async.AsyncTalk[bytes, Reply]):
+class AsyncTalk(sql_talk_async.AsyncSessionDriver[bytes, Reply]):
     """For the tasks of one loop."""
 
     async def begin(self, session: Session, sql: bytes, until: float) -> Reply | None:
@@ -51,14 +51,14 @@ class AsyncTalk(sql_talk_async.AsyncTalk[bytes, Reply]):
         connection = session.connection
         try:
             connection.send(sql)
-            session.owed = True
+            session.pending = True
             answer = await receive(session, until, connection.waits)
             waits = answer is None and connection.waits()
-            return None if waits else settled(session, answer)
+            return None if waits else take_pending(session, answer)
         except BaseException:  # late or cancelled: the answer is still to come
             remove_reader(session)
             connection.close()
             raise
         finally:
             session.mutex.release()
-            session.stir()
+            session.wake_waiter()

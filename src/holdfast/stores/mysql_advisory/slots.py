@@ -43,8 +43,8 @@ class Slots:
         if not has_turn:
             return Busy(0)
         if claim.weight > len(free):
-            session.turn = join or queued
-            if not session.turn:
+            session.at_head = join or queued
+            if not session.at_head:
                 await self._ask(session, b"DO RELEASE_LOCK(%s)" % turn)
             return Busy(0, RECHECK_SECONDS)
         return await self._count(session, claim, tuple(free[: claim.weight]), turn)
