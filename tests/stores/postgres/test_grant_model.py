@@ -1,7 +1,7 @@
 """A model of the direct grant of lease rows, checked in every order of events.
 
 ``hand_over`` (``postgres_keep_sql``) writes the grant of the first in line, commits, and notifies
-it in a second transaction; ``LeaseBackend.wait`` and ``core.acquire`` decide whether that waiter
+it in a second transaction; ``PostgresLeaseBackend.wait`` and ``core.acquire`` decide whether that waiter
 relies on it. Time is counted in ticks and passes at any moment: a process may stand still, a
 notification may come late or never, a session may be cut between the two transactions.
 

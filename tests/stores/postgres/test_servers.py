@@ -17,7 +17,7 @@ from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockLost, Unsupported
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.postgres.connection import first_value
-from holdfast.stores.postgres_advisory.backend import AdvisoryBackend
+from holdfast.stores.postgres_advisory.backend import PostgresAdvisoryBackend
 from holdfast.url import open_store
 from servers.account import account, give_to
 from servers.postgres import USER, PgBouncer, PostgresServer, binary
@@ -241,7 +241,7 @@ def test_a_session_is_ended_whatever_the_role_calls_its_date(own_server: Postgre
         admin.execute("ALTER ROLE holdfast SET timezone = 'Asia/Kolkata'")
         store = open_store(f"{own_server.url}?mode=advisory", Settings(namespace="n"))
         backend = store.backend(BlockingRuntime())
-        assert isinstance(backend, AdvisoryBackend)
+        assert isinstance(backend, PostgresAdvisoryBackend)
         run_now(backend.attempt(claim_of(), join=True))
         ((_, session),) = backend.sessions.by_owner.items()
         pid, started = session.connection.pid, session.connection.started

@@ -19,7 +19,7 @@ from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.sql import TransactionLock, transaction_lock
-from holdfast.stores.postgres_advisory.requests import base_key
+from holdfast.stores.postgres.advisory_sql import base_key
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.registry import Servers

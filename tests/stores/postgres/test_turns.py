@@ -15,7 +15,7 @@ import holdfast
 from holdfast.claim import Claim, Mode
 from holdfast.core.contract import DIRECT_GRANT_SECONDS, Settings
 from holdfast.io.clock import now
-from holdfast.stores.postgres.shared import wake
+from holdfast.stores.postgres.wakeups import wakeup_key
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.testing.contract.bench import in_grace
@@ -342,7 +342,7 @@ def test_rings_are_no_owners(server: PostgresServer, admin: Admin, namespace: st
         claim = bench.claim()
         await stand(theirs, claim)
         assert [key for _, key in subscriptions(admin, bench.namespace)] == [
-            f"{wake(claim.owner).decode()} {DIRECT_GRANT_SECONDS:.6f}"
+            f"{wakeup_key(claim.owner).decode()} {DIRECT_GRANT_SECONDS:.6f}"
         ]
         assert claim.owner not in str(subscriptions(admin, bench.namespace))
 

@@ -19,9 +19,8 @@ from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.stores.postgres.backend import LeaseBackend
-from holdfast.stores.postgres.listen import SharedSubscription
-from holdfast.stores.postgres.wakeups import BlockingListening
+from holdfast.stores.postgres.backend import PostgresLeaseBackend
+from holdfast.stores.postgres.wakeups import BlockingPostgresWakeups, SharedSubscription
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
@@ -37,23 +36,23 @@ server, admin = postgres_bench.server, postgres_bench.admin
 
 
 @pytest.fixture
-def ours(server: PostgresServer, namespace: str) -> Iterator[LeaseBackend]:
+def ours(server: PostgresServer, namespace: str) -> Iterator[PostgresLeaseBackend]:
     yield from _backend(f"{server.url}?application_name={namespace}", namespace)
 
 
 @pytest.fixture
-def theirs(server: PostgresServer, namespace: str) -> Iterator[LeaseBackend]:
+def theirs(server: PostgresServer, namespace: str) -> Iterator[PostgresLeaseBackend]:
     yield from _backend(server.url, namespace)
 
 
-def _backend(url: str, namespace: str) -> Iterator[LeaseBackend]:
+def _backend(url: str, namespace: str) -> Iterator[PostgresLeaseBackend]:
     made = open_store(url, Settings(namespace=namespace)).backend(BlockingRuntime())
-    assert isinstance(made, LeaseBackend)
+    assert isinstance(made, PostgresLeaseBackend)
     yield made
     run_now(made.close())
 
 
-def take(backend: LeaseBackend, claim: Claim) -> Grant:
+def take(backend: PostgresLeaseBackend, claim: Claim) -> Grant:
     answer = run_now(backend.attempt(claim, join=True))
     assert isinstance(answer, Grant)
     return answer
@@ -86,7 +85,7 @@ def end(admin: Admin, name: str) -> None:
 
 
 def test_one_who_comes_alone_needs_one_connection(
-    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+    admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
     """It waits, is woken, looks, releases and waits again on the same one."""
     held = take(theirs, claim_of())
@@ -106,7 +105,7 @@ def test_one_who_comes_alone_needs_one_connection(
 
 
 def test_others_ask_elsewhere_while_somebody_waits(
-    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+    admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
     """And the one who waits is woken all the same."""
     held = take(theirs, claim_of())
@@ -115,7 +114,7 @@ def test_others_ask_elsewhere_while_somebody_waits(
     waits = threading.Thread(target=lambda: run_now(ours.wait(claim, busy, now() + SECONDS)))
     waits.start()
     try:
-        while not ours.listening._waiting:  # type: ignore[attr-defined]
+        while not ours.wakeups._waiting:  # type: ignore[attr-defined]
             threading.Event().wait(0.001)
         for _ in range(20):
             other = take(ours, claim_of("other"))
@@ -129,7 +128,9 @@ def test_others_ask_elsewhere_while_somebody_waits(
     take(ours, claim)
 
 
-def test_a_ring_that_comes_with_an_answer_is_kept(ours: LeaseBackend, theirs: LeaseBackend) -> None:
+def test_a_ring_that_comes_with_an_answer_is_kept(
+    ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend
+) -> None:
     """A request reads the message: whoever waits after it is woken at once, with the grant."""
     first = take(ours, claim_of())
     waiting = claim_of()
@@ -139,7 +140,7 @@ def test_a_ring_that_comes_with_an_answer_is_kept(ours: LeaseBackend, theirs: Le
     claim = claim_of()
     busy = stand(ours, claim)
     assert run_now(theirs.release(held))
-    while not ours.listening._subscription.tokens:  # type: ignore[attr-defined]
+    while not ours.wakeups._subscription.tokens:  # type: ignore[attr-defined]
         run_now(ours.look("name"))  # over the connection that listens
     brought = run_now(ours.wait(claim, busy, now() + SECONDS))
     assert brought is not None
@@ -147,7 +148,7 @@ def test_a_ring_that_comes_with_an_answer_is_kept(ours: LeaseBackend, theirs: Le
 
 
 def test_it_may_end_while_nobody_waits(
-    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+    admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
     """The next request goes over another, and the next wait listens on another."""
     held = take(theirs, claim_of())
@@ -163,7 +164,7 @@ def test_it_may_end_while_nobody_waits(
 
 
 def test_it_may_end_while_somebody_waits(
-    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+    admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
     """The wait ends early, and the next one listens on another."""
     held = take(theirs, claim_of())
@@ -176,7 +177,7 @@ def test_it_may_end_while_somebody_waits(
 
     waits = threading.Thread(target=wait)
     waits.start()
-    while not ours.listening._waiting:  # type: ignore[attr-defined]
+    while not ours.wakeups._waiting:  # type: ignore[attr-defined]
         threading.Event().wait(0.001)
     end(admin, namespace)
     waits.join(SECONDS / 2)
@@ -188,7 +189,7 @@ def test_it_may_end_while_somebody_waits(
 
 
 def test_all_who_wait_look_again_when_it_ends(
-    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+    admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
     """Not just the one who listens for them: it may be granted its name, and never wait again."""
     told: list[str] = []
@@ -206,7 +207,7 @@ def test_all_who_wait_look_again_when_it_ends(
     waits = [threading.Thread(target=wait, args=each, daemon=True) for each in work]
     for thread in waits:
         thread.start()
-    wait_until("both", lambda: len(ours.listening._made._waiting) == 2)  # type: ignore[attr-defined]
+    wait_until("both", lambda: len(ours.wakeups._made._waiting) == 2)  # type: ignore[attr-defined]
     end(admin, namespace)
     for thread in waits:
         thread.join(SECONDS)
@@ -233,9 +234,9 @@ def test_a_ring_from_before_it_was_hung_is_not_waited_for(
             if broken:
                 end(admin, bench.namespace)
             assert await theirs.release(other)
-            listening, hung = ours.backend.listening, 1 + broken  # type: ignore[attr-defined]
+            listening, hung = ours.backend.wakeups, 1 + broken  # type: ignore[attr-defined]
             async with asyncio.timeout(SECONDS):
-                while listening.hung != hung:
+                while listening.generation != hung:
                     await ours.wait(hangs, told, now() + SECONDS)
                 await ours.wait(late, busy, now() + 2 * SECONDS)
             await ours.take(late)
@@ -247,10 +248,10 @@ def test_a_ring_from_before_it_was_hung_is_not_waited_for(
 
 
 def test_a_ring_from_just_before_it_was_hung_is_not_waited_for(
-    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+    admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
     """The same as late as can be, in the moment before the thread begins to listen."""
-    source, first = inspect.getsourcelines(BlockingListening.wait)
+    source, first = inspect.getsourcelines(BlockingPostgresWakeups.wait)
     (line,) = [first + at for at, text in enumerate(source) if "hub.wait(" in text]
     take(theirs, claim_of("one"))
     held, hangs, late = take(theirs, claim_of("other")), claim_of("one"), claim_of("other")
@@ -260,33 +261,38 @@ def test_a_ring_from_just_before_it_was_hung_is_not_waited_for(
     def hang_another() -> None:
         end(admin, namespace)
         assert run_now(theirs.release(held))
-        wait_until("the end", lambda: not ours.listening._subscription._connection.is_alive())  # type: ignore[attr-defined]
-        while ours.listening.hung == 1:
+        wait_until("the end", lambda: not ours.wakeups._subscription._connection.is_alive())  # type: ignore[attr-defined]
+        while ours.wakeups.generation == 1:
             run_now(ours.wait(hangs, told, now() + SECONDS))
 
     def wait() -> None:
         work = partial(run_now, ours.wait(late, busy, now() + 2 * SECONDS))
-        handled_at(BlockingListening.wait.__code__, line, work, hang_another)
+        handled_at(BlockingPostgresWakeups.wait.__code__, line, work, hang_another)
 
     waits = threading.Thread(target=wait, daemon=True)
     waits.start()
     waits.join(SECONDS)
     assert not waits.is_alive()
-    assert ours.listening.hung == 2
+    assert ours.wakeups.generation == 2
     take(ours, late)
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [*lines_of(SharedSubscription.request), *lines_of(SharedSubscription._ask)]
+    ("name", "line"), [*lines_of(SharedSubscription.request), *lines_of(SharedSubscription._send)]
 )
 def test_an_interrupt_of_a_request_loses_no_ring(
-    admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str, name: str, line: int
+    admin: Admin,
+    ours: PostgresLeaseBackend,
+    theirs: PostgresLeaseBackend,
+    namespace: str,
+    name: str,
+    line: int,
 ) -> None:
     """One that comes with the answer; nor does it leave the connection open in the end."""
     held = take(theirs, claim_of())
     claim = claim_of()
     busy = stand(ours, claim)
-    subscription = ours.listening._subscription  # type: ignore[attr-defined]
+    subscription = ours.wakeups._subscription  # type: ignore[attr-defined]
     assert run_now(theirs.release(held))
     wait_until("the ring", subscription._connection.has_input)
     torn_at(getattr(SharedSubscription, name).__code__, line, lambda: run_now(ours.look("name")))
@@ -302,7 +308,11 @@ def test_an_interrupt_of_a_request_loses_no_ring(
 
 
 def test_a_signal_handler_may_wait_in_the_middle_of_a_request(
-    server: PostgresServer, admin: Admin, ours: LeaseBackend, theirs: LeaseBackend, namespace: str
+    server: PostgresServer,
+    admin: Admin,
+    ours: PostgresLeaseBackend,
+    theirs: PostgresLeaseBackend,
+    namespace: str,
 ) -> None:
     """Over the connection on which it would listen: it looks when its time is over."""
     take(theirs, claim_of())
@@ -339,7 +349,7 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_request(
 
 
 def test_a_client_with_one_connection_can_wait_and_release(
-    server: PostgresServer, theirs: LeaseBackend, namespace: str
+    server: PostgresServer, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
     """The one that listens is beside those that are allowed for requests."""
     settings = Settings(namespace=namespace, connections=1)

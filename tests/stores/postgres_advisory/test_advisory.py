@@ -21,8 +21,8 @@ from holdfast.errors import Unsupported
 from holdfast.io.clock import now
 from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.stores.postgres_advisory.backend import AdvisoryBackend
-from holdfast.stores.postgres_advisory.requests import base_key
+from holdfast.stores.postgres.advisory_sql import base_key
+from holdfast.stores.postgres_advisory.backend import PostgresAdvisoryBackend
 from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.proxy import Proxy
@@ -43,9 +43,9 @@ def url(server: PostgresServer) -> str:
 
 
 @pytest.fixture
-def backend(url: str, namespace: str) -> Iterator[AdvisoryBackend]:
+def backend(url: str, namespace: str) -> Iterator[PostgresAdvisoryBackend]:
     made = open_store(url, Settings(namespace=namespace)).backend(BlockingRuntime())
-    assert isinstance(made, AdvisoryBackend)
+    assert isinstance(made, PostgresAdvisoryBackend)
     yield made
     run_now(made.close())
 
@@ -60,7 +60,7 @@ def claim(name: str = "name", ttl: float = 30.0, mode: Mode = Mode.EXCLUSIVE) ->
     return claim_of(name, mode, limit=2 if mode is Mode.SLOTS else 0, ttl=ttl)
 
 
-def take(backend: AdvisoryBackend, asked: Claim) -> Grant:
+def take(backend: PostgresAdvisoryBackend, asked: Claim) -> Grant:
     answer = run_now(backend.attempt(asked, join=True))
     assert isinstance(answer, Grant)
     return answer
@@ -74,12 +74,12 @@ def eventually(check: object, what: str) -> None:
         time.sleep(0.01)
 
 
-def pid_of(backend: AdvisoryBackend, asked: Claim) -> int:
+def pid_of(backend: PostgresAdvisoryBackend, asked: Claim) -> int:
     return backend.sessions.by_owner[asked.owner].connection.pid
 
 
 def test_a_terminated_holder_is_lost(
-    backend: AdvisoryBackend, admin: Admin, namespace: str
+    backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
     """pg_terminate_backend on the holding session: seen without a question, and for good."""
     asked = claim()
@@ -95,7 +95,7 @@ def test_a_terminated_holder_is_lost(
     assert take(backend, claim()).token > grant.token
 
 
-def test_a_terminated_waiter_waits_on(backend: AdvisoryBackend, admin: Admin) -> None:
+def test_a_terminated_waiter_waits_on(backend: PostgresAdvisoryBackend, admin: Admin) -> None:
     """pg_terminate_backend on a waiting session: the waiter lines up anew and gets it."""
     grant = take(backend, claim())
     waiter = claim()
@@ -111,7 +111,7 @@ def test_a_terminated_waiter_waits_on(backend: AdvisoryBackend, admin: Admin) ->
 
 
 def test_an_abandoned_waiter_leaves_the_server_s_queue(
-    backend: AdvisoryBackend, admin: Admin, namespace: str
+    backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
     """A wait that is given up is cancelled on the server, and its session is used again."""
     grant = take(backend, claim())
@@ -130,7 +130,7 @@ def test_an_abandoned_waiter_leaves_the_server_s_queue(
 
 
 def test_the_server_ends_a_silent_hold(
-    backend: AdvisoryBackend, admin: Admin, namespace: str
+    backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
     """A holder that does not renew loses it to the server after its ttl, not before."""
     began = now()
@@ -148,7 +148,7 @@ def test_a_thousand_renewals_are_one_wait(servers: Servers, namespace: str) -> N
     settings = Settings(namespace=namespace, request_seconds=60)
     store = open_store(f"{proxy.url}?mode=advisory", settings)
     backend = store.backend(BlockingRuntime())
-    assert isinstance(backend, AdvisoryBackend)
+    assert isinstance(backend, PostgresAdvisoryBackend)
     try:  # their ttl is long: on a busy machine it takes a while to open so many sessions
         grants = [take(backend, claim(f"name {number}", ttl=3600)) for number in range(100)]
         proxy.delay(0.1)
@@ -167,7 +167,7 @@ def test_a_late_renewal_is_unknown_and_goes_on(server: PostgresServer, namespace
     proxy = Proxy(server)
     store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
     backend = store.backend(BlockingRuntime())
-    assert isinstance(backend, AdvisoryBackend)
+    assert isinstance(backend, PostgresAdvisoryBackend)
     try:
         asked = claim()
         grant = take(backend, asked)
@@ -183,7 +183,7 @@ def test_a_late_renewal_is_unknown_and_goes_on(server: PostgresServer, namespace
 
 
 def test_a_session_that_went_dark_is_ended_on_the_server(
-    backend: AdvisoryBackend, admin: Admin, namespace: str
+    backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
     """What a broken connection may still hold is ended before its claim is forgotten."""
     asked = claim()
@@ -201,12 +201,12 @@ def test_a_session_that_went_dark_is_ended_on_the_server(
 
 
 def test_a_session_never_takes_a_key_twice(
-    backend: AdvisoryBackend, url: str, namespace: str
+    backend: PostgresAdvisoryBackend, url: str, namespace: str
 ) -> None:
     """Advisory locks nest within a session; ours never meet themselves."""
     store = open_store(url, Settings(namespace=namespace))
     other = store.backend(BlockingRuntime())
-    assert isinstance(other, AdvisoryBackend)
+    assert isinstance(other, PostgresAdvisoryBackend)
     for _ in range(3):
         first = take(backend, claim())
         assert isinstance(run_now(backend.attempt(claim(), join=False)), Busy)
@@ -218,7 +218,7 @@ def test_a_session_never_takes_a_key_twice(
 
 
 def test_a_collision_of_keys_is_told(
-    backend: AdvisoryBackend, admin: Admin, namespace: str
+    backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
     """Two names with one key would be one lock: the second is refused."""
     run_now(backend.release(take(backend, claim("other"))))
@@ -231,7 +231,7 @@ def test_a_collision_of_keys_is_told(
 
 
 def test_stale_notes_are_not_believed(
-    backend: AdvisoryBackend, admin: Admin, namespace: str
+    backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
     """Whoever looks sees only sessions that have the key now."""
     for mode in (Mode.EXCLUSIVE, Mode.SHARED):
@@ -246,7 +246,11 @@ def test_stale_notes_are_not_believed(
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
 def test_an_old_hold_of_the_session_is_not_shown(
-    backend: AdvisoryBackend, server: PostgresServer, admin: Admin, namespace: str, mode: Mode
+    backend: PostgresAdvisoryBackend,
+    server: PostgresServer,
+    admin: Admin,
+    namespace: str,
+    mode: Mode,
 ) -> None:
     """A session that takes the name again has its key before its row says so."""
     assert run_now(backend.release(take(backend, claim(mode=mode))))
@@ -265,7 +269,7 @@ def test_an_old_hold_of_the_session_is_not_shown(
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
 @pytest.mark.parametrize("old", [False, True])
 def test_a_waiter_is_woken_with_its_grant(
-    server: PostgresServer, backend: AdvisoryBackend, namespace: str, mode: Mode, old: bool,
+    server: PostgresServer, backend: PostgresAdvisoryBackend, namespace: str, mode: Mode, old: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The server ends it a ttl after the grant, which may be as old as the request that waited:
@@ -275,7 +279,7 @@ def test_a_waiter_is_woken_with_its_grant(
     with Proxy(server) as proxy:
         store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
         waiter = store.backend(BlockingRuntime())
-        assert isinstance(waiter, AdvisoryBackend)
+        assert isinstance(waiter, PostgresAdvisoryBackend)
         held, asked = take(backend, claim()), claim(mode=mode)
         busy = run_now(waiter.attempt(asked, join=True))
         lined_up = now()
@@ -294,7 +298,7 @@ def test_a_waiter_is_woken_with_its_grant(
         run_now(waiter.close())
 
 
-def test_a_killed_slot_holder_stalls_nobody(backend: AdvisoryBackend, admin: Admin) -> None:
+def test_a_killed_slot_holder_stalls_nobody(backend: PostgresAdvisoryBackend, admin: Admin) -> None:
     """A slot whose holder was killed wakes nobody; the first in line looks by itself."""
     held = [claim(mode=Mode.SLOTS) for _ in range(2)]
     for asked in held:
@@ -312,7 +316,7 @@ def test_a_killed_slot_holder_stalls_nobody(backend: AdvisoryBackend, admin: Adm
 
 
 def test_old_counters_are_purged_unless_held(
-    backend: AdvisoryBackend, admin: Admin, namespace: str
+    backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
     """Counters that nobody used for a week go; those of names that are held stay."""
     run_now(backend.release(take(backend, claim("old"))))
@@ -330,7 +334,7 @@ def test_the_loop_is_never_blocked_by_the_renewer(url: str, namespace: str) -> N
     async def body() -> None:
         store = open_store(url, Settings(namespace=namespace))
         backend = store.backend(AsyncioRuntime())
-        assert isinstance(backend, AdvisoryBackend)
+        assert isinstance(backend, PostgresAdvisoryBackend)
         asked = claim()
         grant = await backend.attempt(asked, join=True)
         assert isinstance(grant, Grant)

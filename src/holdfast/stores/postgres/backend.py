@@ -1,8 +1,10 @@
-"""PostgreSQL lease rows: every operation is one call of one function on the server.
+"""The lease store: every operation is one call of one function on the server.
 
-The functions are in ``postgres_lease_sql``; here are the calls, and the waiting: LISTEN on one
-connection per backend, opened by the first wait, where a release wakes the one who is next, and
-tells it of its grant. A grant's ``ref`` says whether it was waited for.
+The functions are in ``sql``. Waiters listen on one connection per backend, opened by the first
+wait (``wakeups``). A release wakes the next waiter and may tell it the token of its direct grant.
+
+``Grant.ref`` is True if the grant was waited for. ``Busy.ref`` is the last token of the name and
+the generation of the subscription, both from before the wait.
 """
 
 from __future__ import annotations
@@ -12,51 +14,69 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 
-from holdfast.claim import Busy, Claim, Grant, Mode
+from psycopg.pq.abc import PGresult
+
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.contract import (
     DIRECT_GRANT_SECONDS,
     Finding,
+    Guarantee,
+    Page,
     Renewal,
     Runtime,
     Settings,
     Waiting,
 )
 from holdfast.errors import BackendUnavailable
-from holdfast.stores.postgres.connection import first_value
-from holdfast.stores.postgres.inspect import findings
-from holdfast.stores.postgres.schema import Schema
-from holdfast.stores.postgres.shared import (
-    PURGE_EVERY,
-    PostgresPool,
-    SharedBackend,
-    SharedStatements,
-    ints,
-    wake,
+from holdfast.stores._sql.connection import SqlPool, make_pool
+from holdfast.stores.postgres.connect import PostgresConnector
+from holdfast.stores.postgres.connection import PostgresConnection, PostgresRefused, first_value
+from holdfast.stores.postgres.replies import (
+    as_error,
+    findings,
+    numbers,
+    read_attempt,
+    read_look,
+    read_record,
+    read_survey,
 )
-from holdfast.stores.postgres.wakeups import Listen, make_listening
+from holdfast.stores.postgres.schema import (
+    PURGE_EVERY,
+    PostgresSchema,
+    Request,
+    SharedStatements,
+)
+from holdfast.stores.postgres.wakeups import (
+    WATCH_SECONDS,
+    OpenListener,
+    make_wakeups,
+    wakeup_key,
+)
+from holdfast.url import Url
 
-__all__ = ["LeaseBackend", "LeaseStatements"]
+__all__ = ["PostgresLeaseBackend", "PostgresLeaseStore"]
 
 MOST_HINTS = 4096
 
 
-class LeaseStatements(SharedStatements):
-    """The requests, as they read in one schema."""
+class PostgresLeaseStatements(SharedStatements):
+    """The statements of lease mode, for one schema."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: PostgresSchema) -> None:
         super().__init__(schema, "look", "survey", "revoke", "purge")
-        say = schema.statement
-        places = ", ".join(f"${number}" for number in range(1, 12))
-        self.attempt = say("attempt", f"SELECT @attempt({places})")
-        self.attempt_again = say("attempt_again", f"SELECT @attempt_locked({places})")
-        self.join = say("join", f"SELECT @join({places})")
-        self.exchange = say("exchange", f"SELECT @exchange({places})")
-        self.release = say("release", "CALL @hand_over($1, $2, $3, $4)")
+        make = schema.statement
+        eleven = ", ".join(f"${number}" for number in range(1, 12))
+        self.attempt = make("attempt", f"SELECT @attempt({eleven})")
+        self.attempt_again = make("attempt_again", f"SELECT @attempt_locked({eleven})")
+        self.join = make("join", f"SELECT @join({eleven})")
+        self.exchange = make("exchange", f"SELECT @exchange({eleven})")
+        self.release = make("release", "CALL @hand_over($1, $2, $3, $4)")
         self.ready = schema.filled("CALL @hand_over('', '', '', NULL)").encode()
-        self.abandon = say("abandon", "SELECT @abandon($1, $2, $3)")
-        self.renew = say("renew", "SELECT @renew($1, $2, $3)")
-        self.purge_counters = say("purge_counters", "SELECT @purge_counters($1, $2, $3)")
-        self.record = say("record", "SELECT @record($1, $2, $3, $4, $5, $6)")
+        """Plans the statements of a release and changes nothing."""
+        self.abandon = make("abandon", "SELECT @abandon($1, $2, $3)")
+        self.renew = make("renew", "SELECT @renew($1, $2, $3)")
+        self.purge_counters = make("purge_counters", "SELECT @purge_counters($1, $2, $3)")
+        self.record = make("record", "SELECT @record($1, $2, $3, $4, $5, $6)")
         self.prepared = (
             self.attempt,
             self.attempt_again,
@@ -68,65 +88,95 @@ class LeaseStatements(SharedStatements):
         )
 
 
-class LeaseBackend(SharedBackend):
+class PostgresLeaseStore:
+    """Lease rows: a hold ends by itself with its ttl."""
+
+    guarantees = frozenset(Guarantee) - {Guarantee.SURVIVES_SERVER_LOSS, Guarantee.WATCH}
+    shortest_ttl = 0.05
+    longest_ttl = 10 * 365 * 86400.0
+    whole_seconds = False
+
+    def __init__(self, url: Url, settings: Settings) -> None:
+        self.display = str(url)
+        self._settings = settings
+        self._connector = PostgresConnector(url, settings, "lease")
+        self._statements = PostgresLeaseStatements(self._connector.schema)
+
+    def _dial(self, by: float) -> PostgresConnection:
+        return self._connector.open(self._statements.prepared, by)
+
+    def backend(self, runtime: Runtime) -> PostgresLeaseBackend:
+        return PostgresLeaseBackend(
+            runtime,
+            make_pool(runtime, self._dial, self._settings, self.display),
+            self._connector.listen,
+            self._statements,
+            self._settings,
+            self.display,
+            self._connector.has_listen_url,
+        )
+
+
+class PostgresLeaseBackend:
     """Admits claims in the rows of one namespace."""
 
     def __init__(
         self,
         runtime: Runtime,
-        pool: PostgresPool,
-        listen: Listen,
-        statements: LeaseStatements,
+        pool: SqlPool[Request, PGresult],
+        open_listener: OpenListener,
+        statements: PostgresLeaseStatements,
         settings: Settings,
         display: str,
-        listens_apart: bool = False,
+        has_listen_url: bool = False,
     ) -> None:
-        super().__init__(runtime, pool, statements, settings.namespace, display)
-        self.statements = statements
+        self.runtime, self.pool, self.display = runtime, pool, display
+        self.namespace, self.statements = settings.namespace.encode(), statements
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
-        shared = None if listens_apart else pool
-        self.listening = make_listening(
-            runtime, listen, channel, settings.request_seconds, shared, statements.ready
+        shared = None if has_listen_url else pool
+        self.wakeups = make_wakeups(
+            runtime, open_listener, channel, settings.request_seconds, shared, statements.ready
         )
+        self._until_purge = PURGE_EVERY
+        self._purged_to = b""
         self._purged_counters_to = b""
-        self._standing: dict[str, bool] = {}
-        self._crowded: dict[str, bool] = {}
-        """Who stands in line, and for which names somebody did: hints, so that the server need
-        not try the usual way first."""
+        self._queued: dict[str, bool] = {}
+        self._contended: dict[str, bool] = {}
+        """Owners that are in a queue, and names that had waiters. These are hints: with them the
+        server does not try the uncontended way first."""
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        parameters = (*self._asked(claim), b"t" if join else b"f")
-        standing = self._standing
-        stands = standing.pop(claim.owner, False)
+        parameters = (*self._parameters(claim), b"t" if join else b"f")
+        was_queued = self._queued.pop(claim.owner, False)
         statement = self.statements.attempt
-        if stands or claim.name in self._crowded:
+        if was_queued or claim.name in self._contended:
             joins = join and claim.mode is Mode.EXCLUSIVE
             statement = self.statements.join if joins else self.statements.attempt_again
-        heard = self.listening.hung
-        answer = await self._about(claim.name, (statement, parameters), claim.owner, until)
+        generation = self.wakeups.generation
+        answer = await self._request(claim.name, (statement, parameters), claim.owner, until)
         self._until_purge -= 1
-        told = self._answered(claim, first_value(answer))
-        if isinstance(told, Grant):
-            if stands:
-                return told._replace(ref=True)
-            self._crowded.pop(claim.name, None)
-            return told
-        self._note(claim, join)
-        return told._replace(ref=(told.ref, heard))
+        result = read_attempt(claim, first_value(answer), self.display)
+        if isinstance(result, Grant):
+            if was_queued:
+                return result._replace(ref=True)
+            self._contended.pop(claim.name, None)
+            return result
+        self._note_busy(claim, join)
+        return result._replace(ref=(result.ref, generation))
 
-    def _note(self, claim: Claim, stands: bool) -> None:
-        if len(self._crowded) >= MOST_HINTS:
-            self._crowded.clear()
-        self._crowded[claim.name] = True
-        if stands:
-            if len(self._standing) >= MOST_HINTS:  # of waiters that the renewer has undone
-                self._standing.clear()
-            self._standing[claim.owner] = True
+    def _note_busy(self, claim: Claim, queued: bool) -> None:
+        if len(self._contended) >= MOST_HINTS:
+            self._contended.clear()
+        self._contended[claim.name] = True
+        if queued:
+            if len(self._queued) >= MOST_HINTS:  # of waiters that the renewer has abandoned
+                self._queued.clear()
+            self._queued[claim.owner] = True
 
-    def _asked(self, claim: Claim) -> tuple[bytes, ...]:
+    def _parameters(self, claim: Claim) -> tuple[bytes, ...]:
         return (
             self.namespace,
             claim.name.encode(),
@@ -137,33 +187,42 @@ class LeaseBackend(SharedBackend):
             b"%.6f" % claim.ttl,
             claim.label.encode(),
             self.channel,
-            wake(claim.owner) + _handed(claim),
+            wakeup_key(claim.owner) + _direct_grant_seconds(claim),
         )
 
+    async def _request(
+        self, name: str, request: Request, owner: str = "", until: float | None = None
+    ) -> PGresult:
+        """Sends a request about one name. Raises ``Incompatible`` if a stored value is damaged."""
+        try:
+            return await self.pool.request(request, owner, until)
+        except PostgresRefused as error:
+            raise as_error(name, self.display, error) from None
+
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
-        last, heard = busy.ref
-        token = await self.listening.wait(wake(claim.owner).decode(), until, heard)
-        # A ring may have been under way since before the attempt whose answer this waits on.
+        last, generation = busy.ref
+        token = await self.wakeups.wait(wakeup_key(claim.owner).decode(), until, generation)
+        # A wake-up may have been under way since before the attempt that this wait follows.
         if token is None or last is None or token <= last:
             return None
-        self._standing.pop(claim.owner, None)
+        self._queued.pop(claim.owner, None)
         return Grant(claim, token, ref=True, seconds=min(DIRECT_GRANT_SECONDS, claim.ttl))
 
     def nudge(self, claim: Claim) -> None:
-        self.listening.wake(wake(claim.owner).decode())
+        self.wakeups.wake(wakeup_key(claim.owner).decode())
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         if grant.claim.name != claim.name:
             return await self.release(grant), await self.attempt(claim, join=True)
-        namespace, name, *asked = self._asked(claim)
-        parameters = (namespace, name, grant.claim.owner.encode(), *asked)
-        heard = self.listening.hung
+        namespace, name, *others = self._parameters(claim)
+        parameters = (namespace, name, grant.claim.owner.encode(), *others)
+        generation = self.wakeups.generation
         request = self.statements.exchange, parameters
-        answer = await self._about(claim.name, request, claim.owner)
+        answer = await self._request(claim.name, request, claim.owner)
         ours, rest = first_value(answer).split(b" ", 1)
-        told = self._answered(claim, rest)
-        return ours == b"1", told._replace(
-            ref=True if isinstance(told, Grant) else (told.ref, heard)
+        result = read_attempt(claim, rest, self.display)
+        return ours == b"1", result._replace(
+            ref=True if isinstance(result, Grant) else (result.ref, generation)
         )
 
     async def renew(
@@ -183,8 +242,8 @@ class LeaseBackend(SharedBackend):
             await self._purge(until)
         reason = "it ran out or was broken, and is no longer stored"
         return Renewal(
-            {held[i - 1][1]: reason for i in ints(lost)},
-            forgotten=frozenset(waiting[i - 1][0] for i in ints(forgotten)),
+            {held[i - 1][1]: reason for i in numbers(lost)},
+            forgotten=frozenset(waiting[i - 1][0] for i in numbers(forgotten)),
         )
 
     async def release(self, grant: Grant) -> bool:
@@ -192,26 +251,44 @@ class LeaseBackend(SharedBackend):
         waited = b"t" if grant.ref else b"f"
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode(), waited)
         request = self.statements.release, parameters
-        answer = await self._about(claim.name, request, claim.owner)
+        answer = await self._request(claim.name, request, claim.owner)
         if self._until_purge <= 0:
             await self._purge()
         return first_value(answer) == b"t"
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        self._standing.pop(claim.owner, None)
+        self._queued.pop(claim.owner, None)
         parameters = (self.namespace, claim.name.encode(), claim.owner.encode())
         request = self.statements.abandon, parameters
-        await self._about(claim.name, request, claim.owner, until)
-        self.listening.forget_ring(wake(claim.owner).decode())
+        await self._request(claim.name, request, claim.owner, until)
+        self.wakeups.discard(wakeup_key(claim.owner).decode())
 
     async def _purge(self, until: float | None = None) -> None:
-        """Also of the counters, which ``transaction_lock`` has beside lease rows."""
-        await super()._purge(until)
-        parameters = (self.namespace, self._purged_counters_to, b"%d" % (2 * PURGE_EVERY))
+        """Drops idle names: a bounded step through the lock rows, and one through the counters
+        that ``transaction_lock`` has beside them. A failed step is repeated later."""
+        self._until_purge = PURGE_EVERY
+        batch = b"%d" % (2 * PURGE_EVERY)
+        with suppress(BackendUnavailable):
+            request: Request = self.statements.purge, (self.namespace, self._purged_to, batch)
+            self._purged_to = first_value(await self.pool.request(request, until=until))
+        parameters = (self.namespace, self._purged_counters_to, batch)
         with suppress(BackendUnavailable):
             request = self.statements.purge_counters, parameters
-            answer = await self.pool.request(request, until=until)
-            self._purged_counters_to = first_value(answer)
+            self._purged_counters_to = first_value(await self.pool.request(request, until=until))
+
+    async def revoke(self, name: str) -> list[int]:
+        parameters = (self.namespace, name.encode())
+        return numbers(first_value(await self._request(name, (self.statements.revoke, parameters))))
+
+    async def look(self, name: str) -> LockInfo:
+        parameters = (self.namespace, name.encode())
+        answer = await self._request(name, (self.statements.look, parameters))
+        return read_look(answer, name, self.display)
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        after = (cursor or "").encode()
+        parameters = (self.namespace, prefix.encode(), after, b"%d" % limit)
+        return read_survey(await self.pool.request((self.statements.survey, parameters)), limit)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         claim = grant.claim
@@ -223,23 +300,34 @@ class LeaseBackend(SharedBackend):
             b"%d" % grant.token,
             b"%.6f" % min(keep_seconds, 3e9),
         )
-        answer = await self._about(claim.name, (self.statements.record, parameters))
+        answer = await self._request(claim.name, (self.statements.record, parameters))
         return first_value(answer) == b"t"
 
+    async def recall(self, name: str) -> Record | None:
+        parameters = (self.namespace, name.encode())
+        answer = await self._request(name, (self.statements.recall, parameters))
+        return read_record(answer, name, self.display)
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
+        await self.runtime.sleep(max(0.0, pause))
+
     async def probe(self) -> list[Finding]:
-        return await findings(self.pool.request, self.statements.settings, self.listening.detail)
+        answer = await self.pool.request((self.statements.settings, ()))
+        return findings(answer, self.wakeups.finding)
 
     def forget(self) -> None:
-        self._standing, self._crowded = {}, {}
+        self._queued, self._contended = {}, {}
         self.pool.forget()
-        self.listening.forget()
+        self.wakeups.forget()
 
     async def close(self) -> None:
-        self.listening.close()
+        self.wakeups.close()
         await self.pool.close()
 
 
-def _handed(claim: Claim) -> bytes:
-    """For how long it can be given its grant with its wake-up."""
+def _direct_grant_seconds(claim: Claim) -> bytes:
+    """Returns the second word of a waiter's ``ring``: how long a direct grant lasts. Only an
+    exclusive claim can be granted directly."""
     exclusive = claim.mode is Mode.EXCLUSIVE
     return b" %.6f" % min(DIRECT_GRANT_SECONDS, claim.ttl) if exclusive else b""

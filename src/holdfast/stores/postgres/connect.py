@@ -1,23 +1,32 @@
-"""Opening connections to PostgreSQL: where a URL points, and what a server must be."""
+"""Opening connections to PostgreSQL: address, server check, installation of our tables.
+
+Every connection first checks that our tables exist in a version that it can share. Otherwise it
+makes them, in one idempotent step that is guarded by an advisory lock.
+"""
 
 from __future__ import annotations
 
 from holdfast.core.contract import Settings
-from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.io.clock import now
 from holdfast.stores.postgres.connection import (
-    Address,
+    NO_RIGHTS,
+    PostgresAddress,
     PostgresConnection,
     PostgresRefused,
     dial,
     first_value,
 )
-from holdfast.stores.postgres.enter import enter
-from holdfast.stores.postgres.schema import SAFE_PATH, Schema
-from holdfast.stores.postgres.statement import Statement
-from holdfast.url import Url
+from holdfast.stores.postgres.schema import (
+    PROTOCOL,
+    REVISION,
+    SAFE_PATH,
+    PostgresSchema,
+    Statement,
+)
+from holdfast.url import Url, parse_url
 
-__all__ = ["LIBPQ_OPTIONS", "Dialler", "address_of"]
+__all__ = ["LIBPQ_OPTIONS", "OWN_OPTIONS", "PostgresConnector"]
 
 LIBPQ_OPTIONS = (
     "application_name",
@@ -38,11 +47,16 @@ LIBPQ_OPTIONS = (
     "sslnegotiation",
     "sslrootcert",
 )
-"""What is handed on to libpq as it is."""
+"""Options that are passed to libpq as they are."""
+OWN_OPTIONS = ("listen_url", "mode", "prefix", "schema")
 OLDEST_SERVER = 140_000
 POOLER_ROUNDS = 3
+CREATION_KEY = 7_019_267_233_085_447_000
+"""Advisory lock of the installation: of two clients that install, one waits for the other."""
+_MISSING = frozenset({"42883", "42P01", "3F000"})
+"""Error codes for a function, a table or a schema that does not exist."""
 
-# Sent as one script, so in one transaction: behind a pooler no setting may outlive it.
+# Sent as one script, so in one transaction: behind a pooler no setting may outlast it.
 _GREETING = b"""SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 SELECT set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true);
 SELECT pg_backend_pid(), current_setting('server_version_num')::integer,
@@ -50,42 +64,52 @@ SELECT pg_backend_pid(), current_setting('server_version_num')::integer,
   (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())"""
 _PID = b"SELECT pg_catalog.pg_backend_pid()"
 _PATH = f"SET search_path = {SAFE_PATH}; ".encode()
-# Our functions read what others have just committed, whatever the role's default is. All they ask
-# for are rows by their keys: to plan that anew, five times each, would keep others from the row.
+# Our functions must read what others have just committed, whatever the role's default is. They only
+# read rows by key: planning each five times would keep the row locked for longer.
 _OURS = (
     _PATH + b"SET default_transaction_isolation = 'read committed'; "
     b"SET plan_cache_mode = force_generic_plan"
 )
 
 
-class Dialler:
-    """Opens connections to one server, each checked before it is used."""
+class PostgresConnector:
+    """Opens connections to one server and checks each before its first use."""
 
     def __init__(self, url: Url, settings: Settings, mode: str) -> None:
-        self.address = address_of(url, settings)
-        self.settings, self.mode = settings, mode
-        self.schema = Schema(url.options.get("schema", "holdfast"), url.options.get("prefix", ""))
+        self._address = _address_of(url, settings)
+        self._settings, self._mode = settings, mode
+        self.schema = PostgresSchema(
+            url.options.get("schema", "holdfast"), url.options.get("prefix", "")
+        )
+        self._listen_address = self._address
+        if "listen_url" in url.options:
+            listen = parse_url(url.options["listen_url"])
+            if listen.scheme != url.scheme:
+                raise ValueError(f"listen_url is {listen.scheme}://, not {url.scheme}://")
+            listen.refuse_unknown(*LIBPQ_OPTIONS)
+            self._listen_address = _address_of(listen, settings)
 
-    def greet(self, address: Address, until: float) -> PostgresConnection:
-        """A connection to a server that can be written to."""
-        return dial(address, until, lambda made: _greet(made, until))
+    @property
+    def has_listen_url(self) -> bool:
+        """True if wake-ups come over an address of their own."""
+        return self._listen_address is not self._address
 
-    def listen(self, address: Address, channel: str, until: float) -> PostgresConnection:
-        """A connection that listens, or one that goes through a pooler, which can't. Many may open
-        theirs in the moment when they all begin to wait: it asks for nothing else. A replica has
-        nothing to listen to, and refuses."""
-        return dial(address, until, lambda made: _listen(made, channel, until))
+    def listen(self, channel: str, until: float) -> PostgresConnection:
+        """Returns a connection that listens, or one through a pooler, which can't listen. Many
+        clients may open theirs at the same moment, so it runs no other statement. A replica
+        refuses LISTEN."""
+        return dial(self._listen_address, until, lambda made: _listen(made, channel, until))
 
-    def enter(
+    def open(
         self, statements: tuple[Statement, ...], by: float | None = None
     ) -> PostgresConnection:
-        """A connection that found our tables, with the hot statements prepared."""
-        until = now() + self.settings.request_seconds
+        """Returns a connection that has checked our tables, with these statements prepared."""
+        until = now() + self._settings.request_seconds
         if by is not None and by < until:
-            until = by  # the renewer's: a server that hangs must not keep it
-        connection = self.greet(self.address, until)
+            until = by  # the renewer's deadline: a server that hangs must not delay it
+        connection = self._greet(until)
         try:
-            enter(self.schema, connection, self.settings.namespace, self.mode, until)
+            _enter(self.schema, connection, self._settings.namespace, self._mode, until)
             if not connection.pooled:
                 _prepare(connection, statements, until)
         except BaseException:
@@ -93,9 +117,9 @@ class Dialler:
             raise
         return connection
 
-    def enter_session(self, statements: tuple[Statement, ...], until: float) -> PostgresConnection:
-        """A connection whose session is ours alone, and stays alive while it waits."""
-        connection = self.enter(statements, until)
+    def open_session(self, statements: tuple[Statement, ...], until: float) -> PostgresConnection:
+        """Returns a connection whose session is ours alone and has no timeouts."""
+        connection = self.open(statements, until)
         try:
             if connection.pooled:
                 self._refuse_pooler(connection, until)
@@ -110,17 +134,21 @@ class Dialler:
             raise
         return connection
 
+    def _greet(self, until: float) -> PostgresConnection:
+        """Returns a connection to a server that can be written to."""
+        return dial(self._address, until, lambda made: _greet(made, until))
+
     def _refuse_pooler(self, ours: PostgresConnection, until: float) -> None:
-        """A pooler that gives a session to several clients strands locks: two clients that live
-        at the same time, and one that asks twice, tell such a one from a pooler of sessions."""
+        """Raises if the pooler shares a session between clients: locks would stay behind in it.
+        Two clients at the same time see the same session then, or one client sees two."""
         seen = {str(ours.pid).encode(), _pid(ours, until), _pid(ours, until)}
-        other = self.greet(self.address, until)
+        other = self._greet(until)
         try:
             theirs = {str(other.pid).encode()}
             for _ in range(POOLER_ROUNDS):
                 if len(seen) > 1 or seen & theirs:
                     raise Unsupported(
-                        f"{self.address.display} is a pooler that shares sessions between clients "
+                        f"{self._address.display} is a pooler that shares sessions between clients "
                         "(PgBouncer in transaction mode): advisory locks would be stranded in it. "
                         "Connect to the server itself, or use lease rows (without mode=advisory)"
                     )
@@ -152,7 +180,7 @@ def _pid(connection: PostgresConnection, until: float) -> bytes:
 
 
 def _watch_clients(connection: PostgresConnection, until: float) -> None:
-    """Lets the server notice within a second that a waiting client is gone, where it can."""
+    """Makes the server notice within a second that a waiting client is gone, if it can."""
     try:
         connection.script(b"SET client_connection_check_interval = '1s'", until)
     except PostgresRefused:
@@ -176,13 +204,13 @@ def _prepare(
     others = [statement for statement in statements if statement not in calls]
     script = [_OURS, *(b"PREPARE %s AS %s" % statement for statement in others)]
     connection.script(b"; ".join(script), until)
-    for statement in calls:  # which SQL's own PREPARE does not take
+    for statement in calls:  # the SQL statement PREPARE does not take CALL
         connection.prepare(statement, until)
     connection.known = frozenset(statement.name for statement in statements)
 
 
-def address_of(url: Url, settings: Settings) -> Address:
-    """Where a URL points, in libpq's words."""
+def _address_of(url: Url, settings: Settings) -> PostgresAddress:
+    """Returns the address of a URL, with libpq's parameters."""
     parameters = {
         "application_name": "holdfast",
         "client_encoding": "UTF8",
@@ -202,4 +230,73 @@ def address_of(url: Url, settings: Settings) -> Address:
     if "host" in parameters:
         port = parameters.pop("port", None)
         hosts = ((parameters.pop("host"), int(port) if port else None),)
-    return Address(hosts, parameters, str(url))
+    return PostgresAddress(hosts, parameters, str(url))
+
+
+def _enter(
+    schema: PostgresSchema, connection: PostgresConnection, namespace: str, mode: str, until: float
+) -> None:
+    """Checks that our tables exist and that this mode and version may share them; makes them if
+    they are missing. Raises ``Incompatible`` or ``Unsupported`` otherwise."""
+    check = schema.statement("enter", "SELECT @enter($1, $2, $3)")
+    parameters = [namespace.encode(), mode.encode(), str(PROTOCOL).encode()]
+    try:
+        answer = first_value(connection.request((check, parameters), until))
+    except PostgresRefused as error:
+        if error.sqlstate == NO_RIGHTS:
+            raise Unsupported(
+                f"{error}. This role needs USAGE on the schema {schema.schema!r}, and SELECT, "
+                "INSERT, UPDATE and DELETE on all tables in it"
+            ) from None
+        if error.sqlstate not in _MISSING:
+            raise
+        _create(schema, connection, until)
+        answer = first_value(connection.request((check, parameters), until))
+    revision, version, stored_mode = _read_entry(answer, connection.server, namespace)
+    if revision < REVISION:
+        _create(schema, connection, until)
+    _compare(schema, connection.server, namespace, mode, version, stored_mode)
+
+
+def _read_entry(answer: bytes, server: str, namespace: str) -> tuple[int, int, str]:
+    try:
+        revision, version, stored_mode = answer.decode().split(" ")
+        return int(revision), int(version), stored_mode
+    except ValueError:
+        raise Incompatible(
+            f"what is stored about the namespace {namespace!r} on {server} can't be read"
+        ) from None
+
+
+def _compare(
+    schema: PostgresSchema, server: str, namespace: str, mode: str, version: int, stored_mode: str
+) -> None:
+    if version != PROTOCOL:
+        raise Incompatible(
+            f"the namespace {namespace!r} on {server} is used with protocol {version}, "
+            f"which this version (protocol {PROTOCOL}) can't share locks with"
+        )
+    if stored_mode != mode:
+        raise Incompatible(
+            f"the namespace {namespace!r} on {server} is used in {stored_mode} mode, whose locks "
+            f"do not exclude those of {mode} mode. Use another namespace; or, if no client uses it "
+            f"any more, delete its row in {schema.filled('@protocol')}"
+        )
+
+
+def _create(schema: PostgresSchema, connection: PostgresConnection, until: float) -> None:
+    script = (
+        f"BEGIN; SELECT pg_catalog.pg_advisory_xact_lock({CREATION_KEY}); {schema.sql()} COMMIT;"
+    )
+    try:
+        connection.script(script.encode(), until)
+    except PostgresRefused as error:
+        connection.script(b"ROLLBACK", until)
+        if error.sqlstate == NO_RIGHTS:
+            raise Unsupported(
+                f"{error}. Holdfast's tables are missing, or older than this version, and this "
+                "role may not make them: "
+                "let a role that may run what `holdfast schema postgresql` prints, which is\n"
+                f"{schema.sql()}"
+            ) from None
+        raise

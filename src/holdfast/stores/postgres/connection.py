@@ -1,8 +1,8 @@
-"""PostgreSQL over libpq: addresses, connections, answers. The blocking requests are here too.
+"""PostgreSQL over libpq: addresses, connections, answers. Blocking requests are here too.
 
-Requests go straight to psycopg's ``pq`` layer, a third of the cost of a cursor's. A connection
-is opened, checked and prepared by blocking calls; the asyncio wire lets a thread do that and
-then takes the open connection over.
+Requests use psycopg's ``pq`` layer directly, at a third of the cost of a cursor. A connection is
+opened, checked and prepared with blocking calls; the asyncio pool runs these in a thread and then
+uses the open connection itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from holdfast.io.clock import now
 from holdfast.io.resolver import look_up
 from holdfast.stores._sql import connection as sql
 from holdfast.stores._sql import session as sql_session
-from holdfast.stores.postgres.statement import Request, Statement
+from holdfast.stores.postgres.schema import Request, Statement
 
 __all__ = [
-    "Address",
+    "PostgresAddress",
     "PostgresConnection",
     "PostgresRefused",
     "PostgresSession",
@@ -38,9 +38,9 @@ __all__ = [
 READ_ONLY = "25006"
 NO_RIGHTS = "42501"
 _GONE = ("57P", "08", READ_ONLY)
-"""Answers after which a connection is of no more use: the server ends it, or can't write."""
+"""Errors after which a connection is useless: the server ends it, or is read-only."""
 _ROWS = frozenset({pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY})
-# In the same process, what is forgotten must not be closed either: the server would hear of it.
+# In the same process, a forgotten connection must not be closed: that would tell the server.
 _forgotten: list[PostgresConnection] = []
 
 
@@ -52,7 +52,7 @@ class PostgresRefused(sql.SqlRefused):
         self.sqlstate = sqlstate
 
 
-class Address(NamedTuple):
+class PostgresAddress(NamedTuple):
     """Where a server is and how to log in; ``parameters`` are libpq's and may be secret."""
 
     hosts: tuple[tuple[str, int | None], ...]
@@ -60,11 +60,11 @@ class Address(NamedTuple):
     display: str
 
     def __repr__(self) -> str:
-        return f"Address({self.display!r})"
+        return f"PostgresAddress({self.display!r})"
 
 
 class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
-    """One session. Used by one caller at a time."""
+    """One connection over libpq. Used by one caller at a time."""
 
     __slots__ = ("_answer", "known", "pgconn", "pid", "pooled", "started")
 
@@ -72,11 +72,11 @@ class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
         super().__init__(pgconn.socket, server)
         self.pgconn = pgconn
         self.pid = pgconn.backend_pid
-        """As the login said; a pooler makes one up."""
+        """The process id from the login; a pooler invents one."""
         self.started = ""
-        """When the session began, by the server's clock: tells it from a later one of its pid."""
+        """When the session began, by the server's clock: a later session may have the same pid."""
         self.pooled = False
-        """Whether a pooler stands between, so that sessions are not ours."""
+        """True behind a pooler: the session on the server is not ours alone."""
         self.known: frozenset[bytes] = frozenset()
         """The names of the statements that are prepared here."""
         self._answer: pq.abc.PGresult | None = None
@@ -125,21 +125,21 @@ class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
         return None
 
     def reply_started(self) -> bool:
-        """An answer that has begun to come is not told from one that has not."""
+        """Always False: libpq does not say whether an answer has started to arrive."""
         return False
 
     def request(self, request: Request, until: float) -> pq.abc.PGresult:
         return self.checked(super().request(request, until))
 
     def script(self, sql: bytes, until: float) -> pq.abc.PGresult:
-        """Several statements without parameters in one request; the last one's answer."""
-        return self._ask(lambda: self.pgconn.send_query(sql), until)
+        """Sends several statements without parameters in one request; returns the last answer."""
+        return self._execute(lambda: self.pgconn.send_query(sql), until)
 
     def prepare(self, statement: Statement, until: float) -> None:
-        """Has the server keep a statement by its name."""
-        self._ask(lambda: self.pgconn.send_prepare(statement.name, statement.sql), until)
+        """Prepares a statement on the server under its name."""
+        self._execute(lambda: self.pgconn.send_prepare(statement.name, statement.sql), until)
 
-    def _ask(self, send: Callable[[], None], until: float) -> pq.abc.PGresult:
+    def _execute(self, send: Callable[[], None], until: float) -> pq.abc.PGresult:
         try:
             send()
             answer = self.receive(until)
@@ -153,7 +153,7 @@ class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
         return self.checked(answer)
 
     def checked(self, answer: pq.abc.PGresult) -> pq.abc.PGresult:
-        """The answer, or what it says is wrong, raised."""
+        """Returns the answer; raises ``PostgresRefused`` if it is an error."""
         if answer.status in _ROWS:
             return answer
         state = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
@@ -167,7 +167,7 @@ class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
     for_caller = checked
 
     def is_alive(self) -> bool:
-        """What else comes in is no end: notices, or news of a setting."""
+        """Reads the input first: it may also be a notice or a changed setting."""
         if not self.has_input():
             return True
         try:
@@ -190,7 +190,7 @@ class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
             return
         made_in, self._made_in = self._made_in, 0
         if os.getpid() != made_in:
-            os.close(self.pgconn.socket)  # psycopg never finishes what another process made
+            os.close(self.pgconn.socket)  # psycopg never closes another process's connection
         _forgotten.append(self)
 
 
@@ -199,14 +199,14 @@ PostgresSessions = sql_session.SessionRegistry[PostgresConnection]
 
 
 def first_value(answer: pq.abc.PGresult) -> bytes:
-    """The first column of the first row; empty for a null."""
+    """Returns the first column of the first row; empty for a null."""
     return answer.get_value(0, 0) or b""
 
 
 def dial(
-    address: Address, until: float, greet: Callable[[PostgresConnection], None]
+    address: PostgresAddress, until: float, greet: Callable[[PostgresConnection], None]
 ) -> PostgresConnection:
-    """Connects to the first of the hosts that answers and that ``greet`` does not raise for."""
+    """Connects to the first host that answers and for which ``greet`` does not raise."""
     error: BackendUnavailable | None = None
     for parameters in _targets(address, until):
         try:
@@ -226,9 +226,9 @@ def dial(
     raise error or BackendUnavailable(f"{address.display}: no host")
 
 
-def _targets(address: Address, until: float) -> list[dict[str, str]]:
-    """One set of libpq's parameters per address. Names are looked up here: libpq would do so
-    while it keeps every other thread waiting, for as long as it takes."""
+def _targets(address: PostgresAddress, until: float) -> list[dict[str, str]]:
+    """Returns one set of libpq's parameters per IP address. Host names are resolved here: libpq
+    would block all other threads during that, without a time limit."""
     targets: list[dict[str, str]] = []
     for host, port in address.hosts or (("", None),):
         base = dict(address.parameters)
@@ -247,7 +247,9 @@ def _targets(address: Address, until: float) -> list[dict[str, str]]:
     return targets
 
 
-def _connect(address: Address, parameters: dict[str, str], until: float) -> PostgresConnection:
+def _connect(
+    address: PostgresAddress, parameters: dict[str, str], until: float
+) -> PostgresConnection:
     try:
         pgconn = pq.PGconn.connect_start(make_conninfo("", **parameters).encode())
         _finish_login(pgconn, address, until)
@@ -256,7 +258,7 @@ def _connect(address: Address, parameters: dict[str, str], until: float) -> Post
     return PostgresConnection(pgconn, address.display)
 
 
-def _finish_login(pgconn: pq.abc.PGconn, address: Address, until: float) -> None:
+def _finish_login(pgconn: pq.abc.PGconn, address: PostgresAddress, until: float) -> None:
     step = pq.PollingStatus.WRITING
     while step != pq.PollingStatus.OK:
         if step == pq.PollingStatus.FAILED or pgconn.status == pq.ConnStatus.BAD:

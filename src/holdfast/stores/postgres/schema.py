@@ -1,26 +1,47 @@
-"""What Holdfast keeps in PostgreSQL: its tables and functions, and the step that makes them.
+"""What Holdfast stores in PostgreSQL: the script that makes its tables and functions.
 
-``postgres_enter`` runs it where the first connection finds nothing; ``schema_sql`` gives the
-same text to whoever may create things where we may not. No client is needed for that.
+``connect`` runs it if the first connection finds nothing. ``schema_sql`` returns the same text for
+a database where our role may not create tables. This module needs no PostgreSQL client library.
+
+One script makes the tables of both modes (``sql``, ``advisory_sql``): ``transaction_lock`` uses
+the counters of advisory mode beside lease rows.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, QUEUE_CAP, STALE_SECONDS
 from holdfast.sql import check_identifier
-from holdfast.stores.postgres.renew_sql import LEASE_KEEPING
-from holdfast.stores.postgres.sql import LEASE_ADMISSION, LEASE_LOOK, LEASE_TABLES
-from holdfast.stores.postgres.statement import Statement
-from holdfast.stores.postgres_advisory.sql import ADVISORY
+from holdfast.stores.postgres.advisory_sql import ADVISORY
+from holdfast.stores.postgres.sql import (
+    LEASE_ADMISSION,
+    LEASE_KEEPING,
+    LEASE_LOOK,
+    LEASE_TABLES,
+)
 
-__all__ = ["PROTOCOL", "REVISION", "SAFE_PATH", "Schema", "schema_sql"]
+__all__ = [
+    "PROTOCOL",
+    "PURGE_EVERY",
+    "REVISION",
+    "SAFE_PATH",
+    "Parameters",
+    "PostgresSchema",
+    "Request",
+    "SharedStatements",
+    "Statement",
+    "schema_sql",
+]
 
 PROTOCOL = 1
-"""Grows when versions can't exclude each other any more. Kept for every namespace."""
+"""Grows when two versions can no longer exclude each other. Stored for every namespace."""
 REVISION = 7
-"""Grows with every change of the functions that older versions can live with."""
+"""Grows with every change of the functions that older versions are compatible with."""
+PURGE_EVERY = 1000
+"""After this many attempts a client checks twice as many names, and drops those that are idle."""
 _WORDS = {
     "cap": str(QUEUE_CAP),
     "fresh": "(q.reserved IS NULL OR q.reserved >= moment)"
@@ -32,11 +53,11 @@ _WORDS = {
     "stale": str(STALE_SECONDS),
 }
 SAFE_PATH = "pg_catalog, pg_temp"
-"""The search_path of every function: nothing that another role has made can be found by it."""
-# A procedure that commits can't have a search_path of its own: it sets one itself.
+"""The search_path of every function: it contains nothing that another role has made."""
+# A procedure that commits can't be made with a search_path: it sets one itself.
 _FUNCTION = re.compile(r"(CREATE OR REPLACE FUNCTION .*?LANGUAGE \w+) AS ", re.DOTALL)
-# The types and functions that the script itself names are looked up in the same safe way. Whoever
-# runs it by hand gets the search_path of the session back.
+# The types and functions that the script itself names are looked up in the same safe way. At the
+# end the script restores the search_path of the session.
 _BEGIN = f"""SELECT pg_catalog.set_config('holdfast.search_path',
   pg_catalog.current_setting('search_path'), false);
 SELECT pg_catalog.set_config('search_path', '{SAFE_PATH}', false);
@@ -64,8 +85,8 @@ CREATE TABLE IF NOT EXISTS @record (
 );
 CREATE INDEX IF NOT EXISTS "%prefix%record_expires" ON @record (namespace, expires);
 
--- What every connection asks first. A namespace belongs to one mode: locks of different modes
--- would not exclude each other.
+-- Called first by every connection. A namespace belongs to one mode: locks of different modes would
+-- not exclude each other.
 CREATE OR REPLACE FUNCTION @enter(ns text, md text, ver integer) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -103,7 +124,7 @@ RETURNS TABLE (value text, token bigint, age numeric) LANGUAGE sql AS $$
   FROM @record r WHERE r.namespace = ns AND r.name = nm AND r.expires > clock_timestamp();
 $$;
 
--- What the guarantees rest on.
+-- The settings that the guarantees depend on.
 CREATE OR REPLACE FUNCTION @settings() RETURNS json LANGUAGE sql AS $$
   SELECT json_build_object(
     'version', current_setting('server_version'),
@@ -121,7 +142,18 @@ $$;
 """
 
 
-class Schema:
+class Statement(NamedTuple):
+    """An SQL statement whose parameters come with each use. Frequent ones are prepared by name."""
+
+    name: bytes
+    sql: bytes
+
+
+Parameters = Sequence[bytes | None]
+Request = tuple[Statement, Parameters]
+
+
+class PostgresSchema:
     """The names of our tables and functions in one database."""
 
     def __init__(self, schema: str = "holdfast", prefix: str = "") -> None:
@@ -129,18 +161,18 @@ class Schema:
         self.prefix = check_identifier(prefix, "prefix") if prefix else ""
 
     def filled(self, sql: str) -> str:
-        """The text with every ``@name`` as the full name it has here."""
+        """Returns the text with every ``@name`` replaced by its full name in this schema."""
         for word, text in _WORDS.items():
             sql = sql.replace(f"%{word}%", text)
         sql = sql.replace("%prefix%", self.prefix).replace("%schema%", self.schema)
         return re.sub(r"@([a-z_]+)", rf'"{self.schema}"."{self.prefix}\1"', sql)
 
     def statement(self, name: str, sql: str) -> Statement:
-        """A request of ours, with its name where it is prepared."""
+        """Returns a statement with the name that it has where it is prepared."""
         return Statement(f"holdfast_{name}".encode(), self.filled(sql).encode())
 
     def sql(self) -> str:
-        """All of it, as a script that can be run again."""
+        """Returns the whole script. It can be run again."""
         create = (
             f"DO $$ BEGIN IF to_regnamespace('\"{self.schema}\"') IS NULL THEN "
             f'CREATE SCHEMA "{self.schema}"; END IF; END $$;\n'
@@ -150,10 +182,26 @@ class Schema:
         return _BEGIN + create + safe + _END
 
 
+class SharedStatements:
+    """The statements of both modes. Each calls one function of the schema and names nothing else:
+    it may run in a pooler's session, with a search_path that other roles can write to."""
+
+    def __init__(
+        self, schema: PostgresSchema, look: str, survey: str, revoke: str, purge: str
+    ) -> None:
+        make = schema.statement
+        self.look = make("look", f"SELECT * FROM @{look}($1, $2)")  # noqa: S608
+        self.survey = make("survey", f"SELECT * FROM @{survey}($1, $2, $3, $4)")  # noqa: S608
+        self.revoke = make("revoke", f"SELECT @{revoke}($1, $2)")
+        self.purge = make("purge", f"SELECT @{purge}($1, $2, $3)")
+        self.recall = make("recall", "SELECT * FROM @recall($1, $2)")
+        self.settings = make("settings", "SELECT @settings()")
+
+
 def schema_sql(*, schema: str = "holdfast", prefix: str = "") -> str:
-    """The SQL that makes Holdfast's tables and functions; running it again changes nothing.
+    """Returns the SQL that makes Holdfast's tables and functions. Running it again changes nothing.
 
     >>> 'CREATE SCHEMA "locks"' in schema_sql(schema="locks")
     True
     """
-    return Schema(schema, prefix).sql()
+    return PostgresSchema(schema, prefix).sql()

@@ -10,8 +10,8 @@ from typing import Any
 
 from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
 from holdfast.sql import Asked, in_savepoint
-from holdfast.stores.postgres.schema import Schema
-from holdfast.stores.postgres_advisory.requests import base_key
+from holdfast.stores.postgres.advisory_sql import base_key
+from holdfast.stores.postgres.schema import PostgresSchema
 
 __all__ = ["take"]
 
@@ -34,7 +34,7 @@ INSERT INTO @counter AS c (namespace, name, base, token, used)
 
 async def take(driver: Any, asked: Asked) -> int:
     """Waits for the lock, counts, and answers the token."""
-    schema = Schema(asked.schema or "holdfast", asked.prefix)
+    schema = PostgresSchema(asked.schema or "holdfast", asked.prefix)
     answer = await driver.execute(_LOOK, {"counter": schema.filled("@counter")})
     isolation, there, patience = answer.rows[0]
     if isolation != "read committed":
@@ -90,7 +90,7 @@ def _state(error: BaseException) -> str:
     return str(getattr(getattr(error, "orig", error), "sqlstate", ""))
 
 
-async def _count(driver: Any, asked: Asked, key: int, schema: Schema) -> int:
+async def _count(driver: Any, asked: Asked, key: int, schema: PostgresSchema) -> int:
     given = {"namespace": asked.namespace, "name": asked.name, "key": key}
     answer = await driver.execute(schema.filled(_COUNT), given)
     token, capacity, outermost = answer.rows[0]

@@ -1,11 +1,13 @@
-"""PostgreSQL advisory locks: a hold is a session that has the name's key.
+"""The advisory store: a hold is a session that has the advisory lock of the name's key.
 
-A claim that does not fit sends the server the request that waits for the key and takes its token,
-and reads the answer when it comes: the server's own queue is the line. The session's
-``idle_session_timeout`` is the ttl, and every renewal starts it anew. It runs since the grant,
-which may be as old as the request: a grant that may be old is renewed before it is told.
+A claim that does not fit sends the request that waits for the key and then takes a token. Its
+answer is read when it arrives: the queue is the server's own. The session's
+``idle_session_timeout`` is the ttl, and every renewal restarts it. It runs from the moment of the
+grant, which may be as early as the request: a grant that may be old is renewed before ``attempt``
+returns it.
 
-Waiters for slots queue for one key; the first of them, who has it, is woken by whoever frees one.
+Waiters for slots queue for one key. The session that has this key is at the head of the queue; a
+release of slots notifies it.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from math import inf
 
 from psycopg.pq.abc import PGresult
 
-from holdfast.claim import Busy, Claim, Grant, Mode
-from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
+from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
-from holdfast.stores._sql.connection import Dial, Dropped
+from holdfast.stores._sql.advisory import SessionKeepAlive
+from holdfast.stores._sql.connection import Dial, Dropped, SqlPool, make_pool
 from holdfast.stores._sql.session_aio import AsyncSessionDriver
 from holdfast.stores._sql.session_blocking import BlockingSessionDriver, SessionDriver
+from holdfast.stores.postgres.advisory_sql import base_key
+from holdfast.stores.postgres.connect import PostgresConnector
 from holdfast.stores.postgres.connection import (
     PostgresConnection,
     PostgresRefused,
@@ -32,40 +37,150 @@ from holdfast.stores.postgres.connection import (
     PostgresSessions,
     first_value,
 )
-from holdfast.stores.postgres.inspect import findings
-from holdfast.stores.postgres.shared import PostgresPool, SharedBackend, wake
-from holdfast.stores.postgres.statement import Request
-from holdfast.stores.postgres.wakeups import Listen, make_listening
-from holdfast.stores.postgres_advisory.renew import Keeping
-from holdfast.stores.postgres_advisory.requests import AdvisoryStatements, base_key
+from holdfast.stores.postgres.replies import (
+    as_error,
+    findings,
+    numbers,
+    read_attempt,
+    read_look,
+    read_record,
+    read_survey,
+)
+from holdfast.stores.postgres.schema import (
+    PURGE_EVERY,
+    PostgresSchema,
+    Request,
+    SharedStatements,
+)
+from holdfast.stores.postgres.wakeups import (
+    WATCH_SECONDS,
+    OpenListener,
+    make_wakeups,
+    wakeup_key,
+)
+from holdfast.url import Url
 
-__all__ = ["AdvisoryBackend"]
+__all__ = ["PostgresAdvisoryBackend", "PostgresAdvisoryStore"]
 
 RECHECK_SECONDS = 1.0
-"""How often the first of those who wait for slots looks: a killed holder wakes nobody."""
+"""How often the head of the queue for slots attempts again: a killed holder notifies nobody."""
+
+ABANDON_POLL_SECONDS = 0.005
+"""How often ``abandon`` checks whether an attempt for the same owner has ended."""
 
 FRESH_SHARE = 0.1
-"""How much of a ttl may be over when a grant is told."""
+"""The part of a ttl that may be over when a grant is returned without a renewal."""
 
 _NEVER_RAN = ("57P01", "57P05")
-"""The session had ended before the request was read: another one can be asked at once."""
+"""The session ended before the server read the request: another session can be used at once."""
+
+_UNMARK = "pg_catalog.pg_advisory_unlock_shared($1 OPERATOR(pg_catalog.#) $2)"
 
 
-class AdvisoryBackend(SharedBackend):
-    """Admits claims by the server's own locks."""
+class PostgresAdvisoryStatements(SharedStatements):
+    """The statements of advisory mode, for one schema."""
+
+    def __init__(self, schema: PostgresSchema) -> None:
+        super().__init__(schema, "look_sessions", "survey_sessions", "terminate", "purge_counters")
+        make = schema.statement
+        self.take = make("take", "SELECT @take($1, $2, $3, $4, $5, $6, $7, $8)")
+        eleven = ", ".join(f"${number}" for number in range(1, 12))
+        self.take_slots = make("take_slots", f"SELECT @take_slots({eleven})")
+        self.wait = make("wait", "SELECT pg_catalog.pg_advisory_lock($1)")
+        self.wait_take = make("wait_take", "SELECT @wait_take($1, $2, $3, $4, $5, $6)")
+        self.unlock = make("unlock", f"SELECT pg_catalog.pg_advisory_unlock($1) AND {_UNMARK}")
+        self.unlock_shared = make(
+            "unlock_shared", f"SELECT pg_catalog.pg_advisory_unlock_shared($1) AND {_UNMARK}"
+        )
+        self.free_slots = make("free_slots", "SELECT @free_slots($1, $2, $3, $4, $5)")
+        self.leave = make("leave", "SELECT @leave()")
+        self.cancel = make("cancel", "SELECT pg_catalog.pg_cancel_backend($1)")
+        self.end = make("end", "SELECT @end_session($1, $2)")
+        self.behind = make("behind", "SELECT @note_behind($1)")
+        self.record = make("record", "SELECT @durable(true), @keep_record($1, $2, $3, $4, $5)")
+        self.touch = make("touch", "")
+        self.set_ttl = make("set_ttl", "SELECT @set_ttl($1, $2, $3)")
+        self.prepared = (
+            self.take, self.take_slots, self.wait, self.wait_take, self.unlock,
+            self.unlock_shared, self.free_slots,
+        )  # fmt: skip
+
+
+class PostgresSessionKeepAlive(SessionKeepAlive[PostgresConnection, Request, PGresult]):
+    """Renews sessions, which may be idle for their ``idle_session_timeout``."""
+
+    def __init__(
+        self,
+        sessions: PostgresSessions,
+        driver: SessionDriver[Request, PGresult],
+        statements: PostgresAdvisoryStatements,
+        namespace: bytes,
+    ) -> None:
+        super().__init__(sessions, driver)
+        self._statements, self._namespace = statements, namespace
+
+    def touch(self, session: PostgresSession, claim: Claim) -> Request:
+        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
+            return self._statements.touch, ()
+        parameters = (self._namespace, claim.name.encode(), b"%.6f" % claim.ttl)
+        return self._statements.set_ttl, parameters
+
+
+class PostgresAdvisoryStore:
+    """Advisory locks: a hold ends with its connection, or when that is idle for its ttl."""
+
+    guarantees = frozenset(Guarantee) - {
+        Guarantee.SURVIVES_SERVER_LOSS,
+        Guarantee.WATCH,
+        Guarantee.FIFO,
+    }
+    shortest_ttl = 0.05
+    longest_ttl = 2_000_000.0  # the server counts it in milliseconds of 31 bits
+    whole_seconds = False
+
+    def __init__(self, url: Url, settings: Settings) -> None:
+        self.display = str(url)
+        self._settings = settings
+        self._connector = PostgresConnector(url, settings, "advisory")
+        self._statements = PostgresAdvisoryStatements(self._connector.schema)
+        self._sessions = PostgresSessions(settings.connections)
+
+    def _dial(self, by: float) -> PostgresConnection:
+        return self._connector.open((), by)
+
+    def _dial_session(self, by: float) -> PostgresConnection:
+        return self._connector.open_session(self._statements.prepared, by)
+
+    def backend(self, runtime: Runtime) -> PostgresAdvisoryBackend:
+        self._sessions.users += 1
+        return PostgresAdvisoryBackend(
+            runtime,
+            make_pool(runtime, self._dial, self._settings, self.display),
+            self._connector.listen,
+            self._dial_session,
+            self._sessions,
+            self._statements,
+            self._settings,
+            self.display,
+        )
+
+
+class PostgresAdvisoryBackend:
+    """Admits claims by the server's own advisory locks."""
 
     def __init__(
         self,
         runtime: Runtime,
-        pool: PostgresPool,
-        listen: Listen,
+        pool: SqlPool[Request, PGresult],
+        open_listener: OpenListener,
         dial: Dial[PostgresConnection],
         sessions: PostgresSessions,
-        statements: AdvisoryStatements,
+        statements: PostgresAdvisoryStatements,
         settings: Settings,
         display: str,
     ) -> None:
-        super().__init__(runtime, pool, statements, settings.namespace, display)
+        self.runtime, self.pool, self.display = runtime, pool, display
+        self.namespace = settings.namespace.encode()
         self.statements, self.sessions = statements, sessions
         self.driver: SessionDriver[Request, PGresult] = (
             BlockingSessionDriver() if runtime.blocking else AsyncSessionDriver()
@@ -73,9 +188,14 @@ class AdvisoryBackend(SharedBackend):
         self._name, self._dial, self._seconds = settings.namespace, dial, settings.request_seconds
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
-        self.listening = make_listening(runtime, listen, channel, settings.request_seconds)
-        self._keep = Keeping(sessions, self.driver, statements, self.namespace)
-        self._noted: dict[int, int] = {}
+        self.wakeups = make_wakeups(runtime, open_listener, channel, settings.request_seconds)
+        self._keep_alive = PostgresSessionKeepAlive(
+            sessions, self.driver, statements, self.namespace
+        )
+        self._until_purge = PURGE_EVERY
+        self._purged_to = b""
+        self._behind: dict[int, int] = {}
+        """By process id: the stored number of waiters behind each waiting session."""
         self._nudged: set[str] = set()
         """Owners that were nudged before they had a session to wait on."""
         self._closed = False
@@ -83,16 +203,16 @@ class AdvisoryBackend(SharedBackend):
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        # A waiter and whoever exchanges with it may ask at the same time: one of them does.
-        asking, mark = self.sessions.attempting, object()
-        if asking.setdefault(claim.owner, mark) is not mark:
+        # A waiter and an exchange for it may attempt at the same time: only one of them does.
+        attempting, mark = self.sessions.attempting, object()
+        if attempting.setdefault(claim.owner, mark) is not mark:
             return Busy(0, RECHECK_SECONDS)
         try:
             return await self._attempt(claim, join, inf if until is None else until)
         except PostgresRefused as error:
-            raise self._refused(claim.name, error) from None
+            raise as_error(claim.name, self.display, error) from None
         finally:
-            del asking[claim.owner]
+            del attempting[claim.owner]
             session = self.sessions.by_owner.get(claim.owner)
             if session is not None:
                 session.until = inf
@@ -101,9 +221,9 @@ class AdvisoryBackend(SharedBackend):
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
             session.until = until
-            answer = await self._go_on(session, claim)
-            if answer is not None:
-                return answer
+            result = await self._continue(session, claim)
+            if result is not None:
+                return result
         if claim.owner in self.sessions.unknown:
             await self._end_unknown(claim.owner, until)
         self._until_purge -= 1
@@ -121,74 +241,74 @@ class AdvisoryBackend(SharedBackend):
         return await self._begin(session, claim, join)
 
     async def _begin(self, session: PostgresSession, claim: Claim, join: bool) -> Grant | Busy:
-        """The first request for a claim, on a session that has nothing."""
+        """Sends the first request for a claim, on a session that holds nothing."""
         self.sessions.by_owner[claim.owner] = session
-        answer = await self._take(session, claim, join=join)
-        if isinstance(answer, Busy):
+        result = await self._take(session, claim, join=join)
+        if isinstance(result, Busy):
             if join:
-                self._line_up(session, claim)
+                self._enqueue(session, claim)
             else:
                 del self.sessions.by_owner[claim.owner]
                 self.sessions.give_back(session)
-        return answer
+        return result
 
     async def _take(self, session: PostgresSession, claim: Claim, *, join: bool) -> Grant | Busy:
-        """Asks for the name; or for its slots once more, if it is the session's turn."""
+        """Takes the name if it is free. Also retries slots for the head of their queue."""
         flags = (b"t" if join else b"f", b"t" if session.at_head else b"f")
-        statement, asked = self.statements.take, (*self._asked(claim), *flags)
+        statement, parameters = self.statements.take, (*self._parameters(claim), *flags)
         if claim.mode is Mode.SLOTS:
             statement = self.statements.take_slots
-            asked = (*asked, self.channel, wake(claim.owner))
+            parameters = (*parameters, self.channel, wakeup_key(claim.owner))
         try:
-            answer = self._told(claim, await self._ask(session, (statement, asked)))
+            result = self._read(claim, await self._request(session, (statement, parameters)))
         except LimitMismatch:
             self.sessions.let_go(claim.owner, session, clean=not session.at_head)
             raise
         except BaseException:
             self.sessions.lose(claim.owner, session)
             raise
-        if isinstance(answer, Grant):
-            session.grant, session.at_head = answer, False
-        return answer
+        if isinstance(result, Grant):
+            session.grant, session.at_head = result, False
+        return result
 
-    def _asked(self, claim: Claim) -> tuple[bytes, ...]:
+    def _parameters(self, claim: Claim) -> tuple[bytes, ...]:
         slots = claim.mode is Mode.SLOTS
         how = (b"%d" % claim.weight, b"%d" % claim.limit) if slots else (claim.mode.encode(),)
         name, rest = claim.name.encode(), (b"%.6f" % claim.ttl, claim.label.encode())
         return (self.namespace, name, self._key(claim), *how, *rest)
 
-    def _told(self, claim: Claim, answer: PGresult) -> Grant | Busy:
+    def _read(self, claim: Claim, answer: PGresult) -> Grant | Busy:
         reply = first_value(answer)
         if reply == b"C":
             raise Unsupported(
                 f"the key of {claim.name!r} on {self.display} is that of another name: "
                 "choose a different name"
             )
-        return self._answered(claim, reply)
+        return read_attempt(claim, reply, self.display)
 
     def _key(self, claim: Claim) -> bytes:
         return b"%d" % base_key(self._name, claim.name)
 
-    async def _ask(self, session: PostgresSession, request: Request) -> PGresult:
+    async def _request(self, session: PostgresSession, request: Request) -> PGresult:
         by = min(session.until, now() + self._seconds)
         return await self.driver.request(session, request, by)
 
-    def _line_up(self, session: PostgresSession, claim: Claim) -> None:
-        """Sends the request that waits for the key; ``attempt`` reads its answer."""
+    def _enqueue(self, session: PostgresSession, claim: Claim) -> None:
+        """Sends the request that waits for the key. A later ``attempt`` reads its answer."""
         session.queued_at = now()
-        statement, asked = self.statements.wait_take, self._asked(claim)
+        statement, parameters = self.statements.wait_take, self._parameters(claim)
         if claim.mode is Mode.SLOTS:
-            turn = base_key(self._name, claim.name) + 2
-            statement, asked = self.statements.wait, (b"%d" % turn,)
+            queue_key = base_key(self._name, claim.name) + 2
+            statement, parameters = self.statements.wait, (b"%d" % queue_key,)
         try:
-            session.connection.send((statement, asked))
+            session.connection.send((statement, parameters))
         except BackendUnavailable:
             self.sessions.lose(claim.owner, session)
             raise
         session.pending = True
 
-    async def _go_on(self, session: PostgresSession, claim: Claim) -> Grant | Busy | None:
-        """What has become of a claim that was asked before; nothing if its session broke."""
+    async def _continue(self, session: PostgresSession, claim: Claim) -> Grant | Busy | None:
+        """Returns the result of a claim that has a session already; None if its session broke."""
         if session.grant is not None:
             renewal = await self.renew([session.grant], [], until=session.until)
             if renewal.unknown:
@@ -196,25 +316,25 @@ class AdvisoryBackend(SharedBackend):
             return None if renewal.lost else session.grant
         if not session.at_head:
             try:
-                told = await self.driver.collect_pending(session, now())
+                answer = await self.driver.collect_pending(session, now())
             except BackendUnavailable:
                 self.sessions.lose(claim.owner, session)
                 return None
-            if told is None:
+            if answer is None:
                 return Busy(0)
             if claim.mode is not Mode.SLOTS:
-                return await self._come(session, claim, told)
+                return await self._admitted(session, claim, answer)
             session.at_head = True
-        heard = self.listening.hung
-        answer = await self._take(session, claim, join=True)
-        return Busy(0, RECHECK_SECONDS, heard) if isinstance(answer, Busy) else answer
+        generation = self.wakeups.generation
+        result = await self._take(session, claim, join=True)
+        return Busy(0, RECHECK_SECONDS, generation) if isinstance(result, Busy) else result
 
-    async def _come(
-        self, session: PostgresSession, claim: Claim, told: PGresult
+    async def _admitted(
+        self, session: PostgresSession, claim: Claim, answer: PGresult
     ) -> Grant | Busy | None:
-        """The turn of one who waited for the key: what it was granted then."""
+        """Returns the grant of a claim that has waited for the key; renews a grant that is old."""
         try:
-            grant = self._told(claim, told)
+            grant = self._read(claim, answer)
         except BaseException:
             self.sessions.lose(claim.owner, session)
             raise
@@ -222,7 +342,7 @@ class AdvisoryBackend(SharedBackend):
             return grant
         session.grant = grant
         if now() - session.queued_at > FRESH_SHARE * claim.ttl:
-            return await self._go_on(session, claim)
+            return await self._continue(session, claim)
         return grant._replace(since=session.queued_at)
 
     async def _end_unknown(self, owner: str, until: float = inf) -> None:
@@ -240,7 +360,7 @@ class AdvisoryBackend(SharedBackend):
         if session is None:
             return
         if session.at_head:
-            await self.listening.wait(wake(claim.owner).decode(), until, busy.ref)
+            await self.wakeups.wait(wakeup_key(claim.owner).decode(), until, busy.ref)
         elif session.pending:
             await self.driver.wait_for_reply(session, until)
 
@@ -248,16 +368,17 @@ class AdvisoryBackend(SharedBackend):
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
             session.nudge()
-            self.listening.wake(wake(claim.owner).decode())
+            self.wakeups.wake(wakeup_key(claim.owner).decode())
         elif claim.owner in self.sessions.attempting:
             self._nudged.add(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        """One that stands in the server's own queue is woken by the release: asked for on its
-        behalf, it might be let in anew after it came, and left, by itself."""
-        stands = claim.owner in self.sessions.by_owner
+        """Releases, and attempts for a claim that is not in the server's queue. The release wakes
+        a claim in that queue. An attempt for it could grant it a second time, after it was granted
+        and released by itself."""
+        queued = claim.owner in self.sessions.by_owner
         was_ours = await self.release(grant)
-        return was_ours, Busy(0) if stands else await self.attempt(claim, join=True)
+        return was_ours, Busy(0) if queued else await self.attempt(claim, join=True)
 
     async def renew(
         self,
@@ -268,27 +389,27 @@ class AdvisoryBackend(SharedBackend):
         shorten: bool = False,
     ) -> Renewal:
         until = min(until, now() + self._seconds)
-        lost, unknown = await self._keep.renew(grants, until, shorten)
+        lost, unknown = await self._keep_alive.renew(grants, until, shorten)
         by_owner = self.sessions.by_owner
-        standing = {w.claim.owner: by_owner.get(w.claim.owner) for w in waits}
-        alive = {o: s for o, s in standing.items() if s is not None and s.connection.open}
+        waiting = {w.claim.owner: by_owner.get(w.claim.owner) for w in waits}
+        alive = {o: s for o, s in waiting.items() if s is not None and s.connection.open}
         await self._note_behind([(alive[c.owner], n) for c, n in waits if c.owner in alive], until)
         if self._until_purge <= 0:
             await self._purge(until)
-        return Renewal(lost, unknown, frozenset(standing) - frozenset(alive))
+        return Renewal(lost, unknown, frozenset(waiting) - frozenset(alive))
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
-        """Whose session has ended: its socket says so before anybody asks."""
-        return self._keep.glance(grants)
+        """Returns the owners whose session has ended, with a reason. Reads sockets only."""
+        return self._keep_alive.glance(grants)
 
     async def _note_behind(self, waits: list[tuple[PostgresSession, int]], until: float) -> None:
-        """For people who look: how many wait behind a waiter in its client."""
-        noted = {session.connection.pid: behind for session, behind in waits}
-        if noted != self._noted and any(noted.get(p) != self._noted.get(p, 0) for p in noted):
-            parameters = (json.dumps(list(noted.items())).encode(),)
+        """Stores how many waiters of its client are behind each waiting session, for people."""
+        behind = {session.connection.pid: count for session, count in waits}
+        if behind != self._behind and any(behind.get(p) != self._behind.get(p, 0) for p in behind):
+            parameters = (json.dumps(list(behind.items())).encode(),)
             with suppress(BackendUnavailable):  # for people only
                 await self.pool.request((self.statements.behind, parameters), until=until)
-        self._noted = noted
+        self._behind = behind
 
     async def release(self, grant: Grant) -> bool:
         owner = grant.claim.owner
@@ -297,7 +418,7 @@ class AdvisoryBackend(SharedBackend):
             return False
         del self.sessions.by_owner[owner]
         try:
-            answer = await self._ask(session, self._freeing(session.grant))
+            answer = await self._request(session, self._release_request(session.grant))
         except Dropped:
             self.sessions.lose(owner, session)
             await self._end_unknown(owner)
@@ -316,7 +437,7 @@ class AdvisoryBackend(SharedBackend):
             await self._purge()
         return ours
 
-    def _freeing(self, grant: Grant) -> Request:
+    def _release_request(self, grant: Grant) -> Request:
         claim, key, token = grant.claim, self._key(grant.claim), b"%d" % grant.token
         if claim.mode is Mode.EXCLUSIVE:
             return self.statements.unlock, (key, token)
@@ -326,35 +447,65 @@ class AdvisoryBackend(SharedBackend):
         return self.statements.free_slots, (self.namespace, claim.name.encode(), key, slots, token)
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        patience = now() + self._seconds
+        by = now() + self._seconds
         if until is not None:
-            patience = min(patience, until)
-        while claim.owner in self.sessions.attempting and now() < patience:
-            await self.runtime.sleep(0.005)  # behind whoever asks for it just now
+            by = min(by, until)
+        while claim.owner in self.sessions.attempting and now() < by:
+            await self.runtime.sleep(ABANDON_POLL_SECONDS)  # after the attempt that is running
         self._nudged.discard(claim.owner)
         session = self.sessions.by_owner.pop(claim.owner, None)
         if session is not None:
             try:
-                session.until = patience
+                session.until = by
                 await self._leave(session)
             except BackendUnavailable:
                 self.sessions.lose(claim.owner, session)
             except BaseException:
                 self.sessions.lose(claim.owner, session)
                 raise
-        self.listening.forget_ring(wake(claim.owner).decode())
+        self.wakeups.discard(wakeup_key(claim.owner).decode())
         if claim.owner in self.sessions.unknown:
-            await self._end_unknown(claim.owner, patience)
+            await self._end_unknown(claim.owner, by)
 
     async def _leave(self, session: PostgresSession) -> None:
-        """Ends what a session has or waits for, and keeps the session."""
+        """Ends what a session holds or waits for, and keeps the session."""
         if session.grant is not None and session.grant.claim.mode is Mode.SLOTS:
-            await self._ask(session, self._freeing(session.grant))  # it wakes who is next
+            # This request notifies the next waiter; ``leave`` does not.
+            await self._request(session, self._release_request(session.grant))
         elif session.pending:
             parameters = (b"%d" % session.connection.pid,)
             await self.pool.request((self.statements.cancel, parameters), until=session.until)
-        await self._ask(session, (self.statements.leave, ()))
+        await self._request(session, (self.statements.leave, ()))
         self.sessions.give_back(session)
+
+    async def _purge(self, until: float | None = None) -> None:
+        """Drops idle names, in a bounded step. A failed step is repeated later."""
+        self._until_purge = PURGE_EVERY
+        parameters = (self.namespace, self._purged_to, b"%d" % (2 * PURGE_EVERY))
+        with suppress(BackendUnavailable):
+            answer = await self.pool.request((self.statements.purge, parameters), until=until)
+            self._purged_to = first_value(answer)
+
+    async def _request_any(self, name: str, request: Request) -> PGresult:
+        """Sends a request about one name on any connection. Raises ``Incompatible`` if a stored
+        value is damaged."""
+        try:
+            return await self.pool.request(request)
+        except PostgresRefused as error:
+            raise as_error(name, self.display, error) from None
+
+    async def revoke(self, name: str) -> list[int]:
+        request = self.statements.revoke, (self.namespace, name.encode())
+        return numbers(first_value(await self._request_any(name, request)))
+
+    async def look(self, name: str) -> LockInfo:
+        request = self.statements.look, (self.namespace, name.encode())
+        return read_look(await self._request_any(name, request), name, self.display)
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        after = (cursor or "").encode()
+        parameters = (self.namespace, prefix.encode(), after, b"%d" % limit)
+        return read_survey(await self.pool.request((self.statements.survey, parameters)), limit)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         session = self.sessions.by_owner.get(grant.claim.owner)
@@ -368,28 +519,36 @@ class AdvisoryBackend(SharedBackend):
             b"%.6f" % min(keep_seconds, 3e9),
         )
         try:
-            await self._ask(session, (self.statements.record, parameters))
+            await self._request(session, (self.statements.record, parameters))
         except BackendUnavailable:
             if not session.connection.open:
                 self.sessions.lose(grant.claim.owner, session)
             raise
         return True
 
+    async def recall(self, name: str) -> Record | None:
+        request = self.statements.recall, (self.namespace, name.encode())
+        return read_record(await self._request_any(name, request), name, self.display)
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
+        await self.runtime.sleep(max(0.0, pause))
+
     async def probe(self) -> list[Finding]:
         ttl = "the server ends a session that was idle for its ttl (idle_session_timeout)"
-        seen = await findings(self.pool.request, self.statements.settings, self.listening.detail)
-        return [*seen, Finding("ttl", ttl)]
+        answer = await self.pool.request((self.statements.settings, ()))
+        return [*findings(answer, self.wakeups.finding), Finding("ttl", ttl)]
 
     def forget(self) -> None:
         self.sessions.forget()
         self.driver.forget()
         self.pool.forget()
-        self.listening.forget()
+        self.wakeups.forget()
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.sessions.remove_user()
             self.driver.close()
-        self.listening.close()
+        self.wakeups.close()
         await self.pool.close()

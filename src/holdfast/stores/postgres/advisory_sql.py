@@ -1,17 +1,30 @@
-"""The server's side of advisory locks: a counter per name, and who holds and waits, for people.
+"""The SQL of advisory locks: a counter per name, and its holders and waiters for people.
 
-The lock itself is a session's, on keys made of the name's digest: ``base`` for locks; ``base + 1``
-is shared by all who hold or wait for slots, ``base + 2`` is where they queue, ``base + 3`` and up
-are the slots. Rows in ``queue`` and ``holders`` may be older than what is true: whoever reads
-them compares them with ``pg_locks``. There a hold is told by its mark, the key ``base # token``:
-a session that takes a name again has the key before its row says so.
+The lock itself belongs to a session, on keys made from the name's digest: ``base`` for locks;
+``base + 1`` is shared by all sessions that hold or wait for slots, ``base + 2`` is their queue,
+``base + 3`` and up are the slots. Rows in ``queue`` and ``holders`` may be outdated: every reader
+compares them with ``pg_locks``. A hold is identified there by its mark, the key ``base # token``:
+a session that takes a name again has the key before its row is updated.
 
-``@`` stands for schema and prefix, ``%word%`` for what ``postgres_schema`` fills in.
+``@`` stands for schema and prefix, ``%word%`` for a text that ``schema`` fills in. Names of tables,
+columns (``bell``, ``ring``), functions and their parameters are stored: they keep their spelling.
 """
 
 from __future__ import annotations
 
-__all__ = ["ADVISORY"]
+import hashlib
+from functools import lru_cache
+
+__all__ = ["ADVISORY", "base_key"]
+
+
+@lru_cache(maxsize=1024)
+def base_key(namespace: str, name: str) -> int:
+    """Returns the 64-bit key of a name. The keys after it are those of its slots."""
+    digest = hashlib.sha256(f"{namespace}\0{name}".encode()).digest()
+    key = int.from_bytes(digest[:8], signed=True)
+    return key if key < 2**63 - 2**32 else key - 2**32
+
 
 _TABLES = """
 DO $$ BEGIN
