@@ -18,7 +18,7 @@ from harnesses import harness_classes
 from holdfast.core.contract import Settings
 from holdfast.io.clock import now
 from holdfast.stores.mysql import wakeups as mysql_listen
-from holdfast.stores.postgres import store as postgres
+from holdfast.stores.postgres import connect as postgres
 from holdfast.stores.postgres import wakeups as postgres_listen
 from holdfast.stores.redis import wire as redis_wire
 from holdfast.stores.redlock import wakeups as redlock_subscription
@@ -35,7 +35,10 @@ LONG = 200.0
 
 OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
     "mysql": ((mysql_listen.Hanger, "attach"),) * 2,
-    "postgres": ((postgres_listen.BlockingListening, "_share"), (postgres.LeaseStore, "_listen")),
+    "postgres": (
+        (postgres_listen.BlockingPostgresWakeups, "_share"),
+        (postgres.PostgresConnector, "listen"),
+    ),
     "redis": ((redis_wire.BlockingWire, "subscription"), (redis_wire.AsyncWire, "subscription")),
     "redlock": (
         (redlock_subscription.NameSubscription, "__init__"),
