@@ -1,5 +1,5 @@
-"""Rows that no version has written: the name is refused as ``Incompatible``, and nothing else is
-ever raised; other names, and the list of all, go on."""
+"""Rows that no version of Holdfast writes: a request for the name raises ``Incompatible``, and no
+other error. Other names, and the list of all names, still work."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.postgres import PostgresServer
 from stores import sql_helpers
-from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin, over, stand, subscriptions
+from stores.postgres import helpers
+from stores.postgres.helpers import Admin, enqueue, run_with_bench, wakeups_of
 from stores.sql_helpers import Clients
 
-server, admin, clients = postgres_bench.server, postgres_bench.admin, sql_helpers.clients
+server, admin, clients = helpers.server, helpers.admin, sql_helpers.clients
 
 LABEL = '\'["host",1,"thread",""]\''
 LEASE = {"owner": "'o'", "mode": "'exclusive'", "weight": "1", "slots": "NULL", "token": "5",
@@ -43,7 +43,7 @@ HOLDERS = {
     "weight": lease(weight="-9"),
     "two dimensions": f"holders = ARRAY[{lease().removeprefix('holders = ')}]",
 }
-"""Of which no attempt can tell who holds what."""
+"""Damage that hides the holders from an attempt."""
 SHOWN = {
     "slots": lease(slots="ARRAY[-3]"),
     "slot": lease(slots="ARRAY[NULL, 1]::integer[]"),
@@ -51,9 +51,9 @@ SHOWN = {
     "many slots": lease(slots="ARRAY(SELECT generate_series(0, 70000))"),
     "capacity": "capacity = -4",
 }
-"""Of which an attempt needs nothing, but that can't be shown."""
+"""Damage that an attempt does not need, but that can't be shown."""
 UNSEEN = {"no owner", "no weight", "weight", "two dimensions"}
-"""Which nobody is shown."""
+"""Damage in values that are not shown."""
 
 
 def damage(admin: Admin, namespace: str, change: str, table: str = "lock") -> None:
@@ -66,7 +66,7 @@ def damage(admin: Admin, namespace: str, change: str, table: str = "lock") -> No
 def test_damaged_holders(
     server: PostgresServer, admin: Admin, clients: Clients, namespace: str, what: str
 ) -> None:
-    """Who holds what can't be told: nobody is let in, and everybody is told."""
+    """The holders are unknown: no claim is admitted, and every client gets an error."""
 
     async def body() -> None:
         ours, theirs = clients.open(server.url), clients.open(server.url)
@@ -77,7 +77,7 @@ def test_damaged_holders(
             if what not in UNSEEN:
                 with pytest.raises(Incompatible, match="'damaged'"):
                     await theirs.inspect("damaged")
-                await _others_go_on(theirs)
+                await _other_names_work(theirs)
             if what in HOLDERS:
                 for timeout in (0, 30):
                     with pytest.raises(Incompatible, match="'damaged'"):
@@ -89,13 +89,13 @@ def test_damaged_holders(
     clients.run(body)
 
 
-async def _others_go_on(client: AsyncLocks) -> None:
+async def _other_names_work(client: AsyncLocks) -> None:
     found = {each.name: each for each in await client.list()}
     assert "can't be read" in found["damaged"].notice
     assert [len(found["good"].holders), found["good"].notice] == [1, ""]
 
 
-LINES = {
+ENTRIES = {
     "token = 9223372036854775807": "release",
     "ring = 'x y'": "release",
     "bell = ''": "release",
@@ -104,18 +104,18 @@ LINES = {
     "behind = -1": "look",
     "place = 9223372036854775807": "attempt",
 }
-"""What a waiter has written, or the last token, and who meets it first."""
+"""Damage to a waiter's entry or to the last token, and the first request that fails."""
 _WAITER = """
 INSERT INTO holdfast.waiter SELECT %s, 'damaged', 1, %s, 'exclusive', 1, now(),
   now() + interval '1 hour', NULL, 0, 'bell', 'ring 5', '["host",1,"thread",""]'"""
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
-@pytest.mark.parametrize("change", LINES)
-def test_a_damaged_line(
+@pytest.mark.parametrize("change", ENTRIES)
+def test_a_damaged_queue_entry(
     server: PostgresServer, admin: Admin, flavour: Flavour, change: str
 ) -> None:
-    """Each request answers, or says ``Incompatible``; the list of names goes on."""
+    """Each request succeeds or raises ``Incompatible``; the list of names still works."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
@@ -124,26 +124,28 @@ def test_a_damaged_line(
         admin.execute(_WAITER, (bench.namespace, bench.namespace))
         damage(admin, bench.namespace, "crowded = true")
         damage(admin, bench.namespace, change, "lock" if "token" in change else "waiter")
-        words: dict[str, Callable[[], Awaitable[object]]] = {
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
             "look": lambda: theirs.look("damaged"),
             "attempt": lambda: theirs.attempt(bench.claim("damaged")),
             "release": lambda: ours.release(grant),
             "revoke": lambda: theirs.revoke("damaged"),
         }
-        assert LINES[change] in [word for word, ask in words.items() if not await _answers(ask)]
+        assert ENTRIES[change] in [
+            word for word, call in calls.items() if not await _succeeds(call)
+        ]
         assert "good" in [each.name for each in await theirs.survey()]
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
-async def _answers(call: Callable[[], Awaitable[object]]) -> bool:
+async def _succeeds(call: Callable[[], Awaitable[object]]) -> bool:
     try:
         await call()
     except Incompatible as error:
-        told = str(error)
+        message = str(error)
     else:
         return True
-    assert "'damaged'" in told
+    assert "'damaged'" in message
     return False
 
 
@@ -163,7 +165,7 @@ SESSION_OF_ANOTHER_MODE = ", ".join({**SESSION, "mode": "'x'"}.values())
 def test_damaged_counters_of_advisory_mode(
     server: PostgresServer, admin: Admin, clients: Clients, namespace: str, change: str
 ) -> None:
-    """The rows are for people; the locks are the server's own, and go on."""
+    """The rows are for people; the locks are the server's own, and still work."""
     url = f"{server.url}?mode=advisory"
     pid = "SELECT (holders[1]).pid, (holders[1]).token FROM holdfast.counter WHERE namespace = %s"
 
@@ -177,7 +179,7 @@ def test_damaged_counters_of_advisory_mode(
             damage(admin, namespace, f"holders[1].token = {row[1]}", "counter")
             with pytest.raises(Incompatible, match="'damaged'"):
                 await theirs.inspect("damaged")
-            await _others_go_on(theirs)
+            await _other_names_work(theirs)
             assert lease.held
 
     clients.run(body)
@@ -186,7 +188,7 @@ def test_damaged_counters_of_advisory_mode(
 def test_the_largest_token_of_advisory_mode(
     server: PostgresServer, admin: Admin, clients: Clients, namespace: str
 ) -> None:
-    """There is no higher one."""
+    """There is no higher token to grant."""
     url = f"{server.url}?mode=advisory"
 
     async def body() -> None:
@@ -231,19 +233,19 @@ def test_a_damaged_namespace(
 
 @pytest.mark.parametrize("flavour", list(Flavour))
 @pytest.mark.parametrize("token", ["9" * 5000, str(2**63), "١٢٣", "-1", "1_0", ""])
-def test_what_anybody_may_notify_is_no_grant(
+def test_a_notification_with_any_text_is_no_grant(
     server: PostgresServer, admin: Admin, flavour: Flavour, token: str
 ) -> None:
-    """Neither does it end a wait with an error of Python's."""
+    """Nor does it end a wait with an exception."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         await ours.take(bench.claim())
         claim = bench.claim()
-        busy = await stand(theirs, claim)
-        ((subscription, key),) = subscriptions(admin, bench.namespace)
-        told = f"{key.partition(' ')[0]} {token}"
-        admin.execute("SELECT pg_notify(%s, %s)", (subscription, told))
+        busy = await enqueue(theirs, claim)
+        ((channel, key),) = wakeups_of(admin, bench.namespace)
+        payload = f"{key.partition(' ')[0]} {token}"
+        admin.execute("SELECT pg_notify(%s, %s)", (channel, payload))
         assert await theirs.wait(claim, busy, now() + 60) is None
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)

@@ -1,4 +1,4 @@
-"""What lease rows tell is on disk: kill -9 of a server that flushes by itself only seldom."""
+"""Lease rows are on disk before a reply: kill -9 of a server that rarely flushes by itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.postgres import PostgresServer
-from stores.postgres.bench import held, over, stand
+from stores.postgres.helpers import enqueue, held, run_with_bench
 
 pytestmark = pytest.mark.faults
 
@@ -29,7 +29,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 def holders(server: PostgresServer) -> list[tuple[int, str]]:
-    """Tokens and owners, as they are found after a crash."""
+    """Returns tokens and owners after a crash."""
     server.kill()
     server.start()
     with psycopg.connect(server.url) as connection:
@@ -39,19 +39,21 @@ def holders(server: PostgresServer) -> list[tuple[int, str]]:
 
 
 @blocking_and_asyncio
-def test_a_turn_is_on_disk_before_it_is_told(server: PostgresServer, flavour: Flavour) -> None:
-    """What was told with a wake-up is there again."""
+def test_a_direct_grant_is_on_disk_before_the_wake_up(
+    server: PostgresServer, flavour: Flavour
+) -> None:
+    """The grant of a wake-up is there after a crash."""
 
     async def body(bench: Bench) -> None:
         giver, grant = await held(bench)
         theirs, claim = bench.peer(), bench.claim()
-        busy = await stand(theirs, claim)
+        busy = await enqueue(theirs, claim)
         assert await giver.release(grant)
         brought = await theirs.wait(claim, busy, now() + SECONDS)
         assert brought is not None
         assert holders(server) == [(brought.token, claim.owner)]
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
 async def _of_a_new_name(bench: Bench) -> Grant:
@@ -64,67 +66,69 @@ async def _of_a_free_name(bench: Bench) -> Grant:
     return await bench.peer().take(bench.claim())
 
 
-async def _of_one_who_waited(bench: Bench) -> Grant:
-    """What it waited for was ended by somebody else, and is reserved for it."""
+async def _of_a_waiter(bench: Bench) -> Grant:
+    """The hold that it waited for was revoked, and the name is reserved for it."""
     ours, theirs = bench.peer(), bench.peer()
     await ours.take(bench.claim())
     claim = bench.claim()
-    await stand(theirs, claim)
+    await enqueue(theirs, claim)
     assert await ours.revoke("name")
     return await theirs.take(claim)
 
 
 @blocking_and_asyncio
-@pytest.mark.parametrize("take", [_of_a_new_name, _of_a_free_name, _of_one_who_waited])
-def test_a_grant_is_on_disk_before_it_is_told(
+@pytest.mark.parametrize("take", [_of_a_new_name, _of_a_free_name, _of_a_waiter])
+def test_a_grant_is_on_disk_before_it_is_returned(
     server: PostgresServer, flavour: Flavour, take: Callable[[Bench], Awaitable[Grant]]
 ) -> None:
-    """Whatever the role's own ``synchronous_commit`` is."""
+    """For any ``synchronous_commit`` of the role."""
 
     async def body(bench: Bench) -> None:
         grant = await take(bench)
         assert holders(server) == [(grant.token, grant.claim.owner)]
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
-async def _last_of_a_line(bench: Bench) -> list[Claim]:
-    """One has waited; nobody does any more."""
+async def _last_of_a_queue(bench: Bench) -> list[Claim]:
+    """The holder has waited; there are no waiters left."""
     giver, grant = await held(bench, waited=True)
     assert await giver.release(grant)
     return []
 
 
 async def _reader_before_a_writer(bench: Bench) -> list[Claim]:
-    """The writer can't come yet, for another reader is still there."""
+    """The writer is not admitted yet: there is another reader."""
     ours, theirs = bench.peer(), bench.peer()
     left, stays = [await ours.take(bench.claim(mode=Mode.SHARED)) for _ in range(2)]
-    await stand(theirs, bench.claim())
+    await enqueue(theirs, bench.claim())
     assert await ours.release(left)
     return [stays.claim]
 
 
-async def _exchange_in_vain(bench: Bench) -> list[Claim]:
-    """Who comes in place of who leaves wants more than that, and has to wait."""
+async def _exchange_for_a_busy_claim(bench: Bench) -> list[Claim]:
+    """The new claim needs more slots than the released one had, and must wait."""
     ours, theirs = bench.peer(), bench.peer()
     left = await ours.take(bench.claim(mode=Mode.SLOTS, limit=2))
     stays = await theirs.take(bench.claim(mode=Mode.SLOTS, limit=2))
     wants_both = bench.claim(mode=Mode.SLOTS, weight=2, limit=2)
-    was_ours, told = await ours.exchange(left, wants_both)
+    was_ours, result = await ours.exchange(left, wants_both)
     assert was_ours
-    assert isinstance(told, Busy)
+    assert isinstance(result, Busy)
     return [stays.claim]
 
 
 @blocking_and_asyncio
-@pytest.mark.parametrize("release", [_last_of_a_line, _reader_before_a_writer, _exchange_in_vain])
-def test_a_release_that_wakes_nobody_is_on_disk(
+@pytest.mark.parametrize(
+    "release", [_last_of_a_queue, _reader_before_a_writer, _exchange_for_a_busy_claim]
+)
+def test_a_release_that_wakes_no_waiter_is_on_disk(
     server: PostgresServer, flavour: Flavour, release: Callable[[Bench], Awaitable[list[Claim]]]
 ) -> None:
-    """No grant follows that would bring it along: what has ended does not come back."""
+    """No grant follows whose disk write includes it: an ended hold does not come back."""
 
     async def body(bench: Bench) -> None:
         left = await release(bench)
         assert [owner for _, owner in holders(server)] == [claim.owner for claim in left]
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)

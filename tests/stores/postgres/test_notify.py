@@ -1,5 +1,5 @@
-"""NOTIFY is sent when somebody waits, to that one, and not else: it costs every session of the
-database that listens."""
+"""NOTIFY is sent only if there is a waiter, and only to it: a notification costs every session of
+the database that listens."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from psycopg import sql
 
 from servers.postgres import PostgresServer
 from stores import sql_helpers
-from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin, subscriptions
-from stores.sql_helpers import LONG, Clients, release_to_waiter, until, wait_for_waiters
+from stores.postgres import helpers
+from stores.postgres.helpers import Admin, wakeups_of
+from stores.sql_helpers import LONG, Clients, release_to_waiter, wait_for_waiters, until
 
 if TYPE_CHECKING:
     from holdfast import AsyncLock, AsyncLocks
 
-server, admin = postgres_bench.server, postgres_bench.admin
+server, admin = helpers.server, helpers.admin
 clients, only_woken = sql_helpers.clients, sql_helpers.only_woken
 
 
-class Ear:
-    """A session of its own that listens to clients' channels."""
+class Listener:
+    """A session of its own that listens to the clients' channels."""
 
     def __init__(self, server: PostgresServer, admin: Admin, namespace: str) -> None:
         self._connection = psycopg.connect(server.url, autocommit=True)
         self._admin, self._mark = admin, f"mark_{namespace}"
-        self._heard: list[str] = []
-        self._connection.add_notify_handler(lambda message: self._heard.append(message.channel))
+        self._received: list[str] = []
+        self._connection.add_notify_handler(lambda message: self._received.append(message.channel))
         self.listen(self._mark)
 
     def listen(self, channel: str) -> None:
         self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
 
-    async def heard(self) -> list[str]:
-        """The channels of all that was sent since the last look: messages come in the order in
-        which they were committed, so nothing is left on its way when one of our own is here."""
+    async def received(self) -> list[str]:
+        """Returns the channels of all notifications since the last call. They arrive in the order
+        of their commits, so none is left on its way when our own arrives."""
         self._admin.execute("SELECT pg_notify(%s, '')", (self._mark,))
 
-        def came() -> bool:
+        def arrived() -> bool:
             self._connection.execute("SELECT")
-            return self._mark in self._heard
+            return self._mark in self._received
 
-        await until(came, "our own message did not come")
-        found, self._heard[:] = self._heard[:-1], []
+        await until(arrived, "our own notification did not arrive")
+        found, self._received[:] = self._received[:-1], []
         return found
 
     def close(self) -> None:
@@ -55,19 +55,19 @@ class Ear:
 
 
 @pytest.fixture
-def ear(server: PostgresServer, admin: Admin, namespace: str) -> Iterator[Ear]:
-    made = Ear(server, admin, namespace)
+def listener(server: PostgresServer, admin: Admin, namespace: str) -> Iterator[Listener]:
+    made = Listener(server, admin, namespace)
     yield made
     made.close()
 
 
 async def _channel(admin: Admin, namespace: str, holder: AsyncLocks, waiter: AsyncLocks) -> str:
-    """Where a client is woken: the entry of one who waits says so."""
+    """Returns the channel of a client, from the queue entry of its claim."""
     held = await holder.lock("before").acquire()
     assert held is not None
     waiting = asyncio.create_task(waiter.lock("before").acquire())
     await wait_for_waiters(holder, "before")
-    ((channel, _),) = subscriptions(admin, namespace)
+    ((channel, _),) = wakeups_of(admin, namespace)
     assert await held.release() is True
     taken = await waiting
     assert taken is not None
@@ -76,7 +76,7 @@ async def _channel(admin: Admin, namespace: str, holder: AsyncLocks, waiter: Asy
 
 
 async def _alone(client: AsyncLocks, other: AsyncLocks) -> None:
-    """Holds of all kinds that nobody waits for; one that asks in vain does not wait."""
+    """Takes holds of all kinds without waiters; an attempt with timeout 0 does not wait."""
     claims = [client.lock("name"), client.rwlock("name").read(), client.rwlock("name").write()]
     for claim in [*claims, client.semaphore("few", 2)]:
         async with claim as lease:
@@ -86,37 +86,37 @@ async def _alone(client: AsyncLocks, other: AsyncLocks) -> None:
     assert (await client.once(f"key {client!r}").run(lambda: 1)).result() == 1
 
 
-def test_nobody_is_told_of_what_nobody_waits_for(
-    server: PostgresServer, admin: Admin, ear: Ear, clients: Clients, namespace: str
+def test_no_notification_without_a_waiter(
+    server: PostgresServer, admin: Admin, listener: Listener, clients: Clients, namespace: str
 ) -> None:
-    """Not even where somebody has waited before, or has given up."""
+    """Not even after an earlier wait, or one that timed out."""
 
     async def body() -> None:
         ours, theirs = clients.open(server.url, ttl=LONG), clients.open(server.url, ttl=LONG)
         for holder, waiter in ((ours, theirs), (theirs, ours)):
-            ear.listen(await _channel(admin, namespace, holder, waiter))
+            listener.listen(await _channel(admin, namespace, holder, waiter))
         for client, other in ((ours, theirs), (theirs, ours)):
             await _alone(client, other)
             async with client.lock("before"):
                 assert await other.lock("before").acquire(timeout=1) is None
                 await wait_for_waiters(client, "before", 0)
-        assert await ear.heard() == []
+        assert await listener.received() == []
 
     clients.run(body)
 
 
 @pytest.mark.usefixtures("only_woken")
-def test_only_the_waiter_is_told(
-    server: PostgresServer, admin: Admin, ear: Ear, clients: Clients, namespace: str
+def test_only_the_waiter_is_notified(
+    server: PostgresServer, admin: Admin, listener: Listener, clients: Clients, namespace: str
 ) -> None:
-    """Its channel is called as it is let in, for claims of all kinds; nobody else's is."""
+    """Its channel is notified when it is admitted, for claims of all kinds; no other channel is."""
 
     async def body() -> None:
         ours, theirs = clients.open(server.url, ttl=LONG), clients.open(server.url, ttl=LONG)
         channel = await _channel(admin, namespace, ours, theirs)
-        ear.listen(channel)
-        ear.listen(await _channel(admin, namespace, theirs, ours))
-        assert await ear.heard() == []
+        listener.listen(channel)
+        listener.listen(await _channel(admin, namespace, theirs, ours))
+        assert await listener.received() == []
         pairs: list[tuple[AsyncLock, AsyncLock]] = [
             (ours.lock("name"), theirs.lock("name")),
             (ours.rwlock("name").read(), theirs.rwlock("name").write()),
@@ -128,6 +128,6 @@ def test_only_the_waiter_is_told(
             assert lease is not None
             taken = await release_to_waiter(lease, wanted, ours)
             assert await taken.release() is True
-            assert set(await ear.heard()) == {channel}
+            assert set(await listener.received()) == {channel}
 
     clients.run(body)

@@ -1,5 +1,5 @@
-"""Lease rows through PgBouncer in transaction mode: everything works there, and waiters are woken
-where a ``listen_url`` goes round it; else they look now and then."""
+"""Lease rows through PgBouncer in transaction mode: everything works there. Waiters are woken if a
+``listen_url`` bypasses the pooler; else they poll."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from servers.postgres import PgBouncer, PostgresServer
 from stores import sql_helpers
-from stores.postgres import bench as postgres_bench
+from stores.postgres import helpers
 from stores.sql_helpers import LONG, Clients, release_to_waiter, wait_for_waiters
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("only_woken")]
 
-server = postgres_bench.server
+server = helpers.server
 clients, only_woken = sql_helpers.clients, sql_helpers.only_woken
 
 
@@ -36,7 +36,7 @@ def url(server: PostgresServer, listens: bool) -> Iterator[str]:
 
 
 def test_tokens_grow(url: str, clients: Clients) -> None:
-    """Two clients and their tasks take turns: each hold has a higher token than the one before."""
+    """Two clients and their tasks hold one after the other: each token is higher than the last."""
     tokens: list[int] = []
 
     async def work(client: AsyncLocks) -> None:
@@ -58,8 +58,8 @@ def test_tokens_grow(url: str, clients: Clients) -> None:
 
 
 def test_waiters_are_woken(url: str, clients: Clients, listens: bool) -> None:
-    """To and fro: from the second time on both clients have listened before, and nothing but the
-    wake-up ends a wait, unless they poll. ``check`` says which."""
+    """Two clients hold in turn. From the second time on both are subscribed, and only the wake-up
+    ends a wait, unless they poll. ``check`` says which."""
 
     async def body() -> None:
         ours, theirs = clients.open(url, ttl=LONG), clients.open(url, ttl=LONG)
@@ -95,7 +95,7 @@ def test_readers_share_and_exclude_a_writer(url: str, clients: Clients) -> None:
 
 
 def test_slots_are_counted(url: str, clients: Clients) -> None:
-    """Two of two are taken: the third waits for a slot, and gets the one that comes free."""
+    """Two of two slots are taken: the third claim waits, and gets the slot that is released."""
 
     async def body() -> None:
         ours, theirs = clients.open(url, ttl=LONG), clients.open(url, ttl=LONG)
@@ -113,7 +113,7 @@ def test_slots_are_counted(url: str, clients: Clients) -> None:
 
 
 def test_a_job_runs_once(url: str, clients: Clients) -> None:
-    """Two clients want it done at the same time: one does it, and both have its outcome."""
+    """Two clients run a job at the same time: one executes it, and both get its outcome."""
     ran: list[int] = []
 
     def job() -> str:

@@ -1,4 +1,4 @@
-"""What is peculiar to lease rows on PostgreSQL: the schema, rights, round trips, connections."""
+"""What is specific to PostgreSQL: the schema, rights, round trips, connections."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from servers.postgres import PostgresServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 from stores.claims import claim_of
-from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin
+from stores.postgres import helpers
+from stores.postgres.helpers import Admin
 
-server, admin = postgres_bench.server, postgres_bench.admin
+server, admin = helpers.server, helpers.admin
 
 
 def one(admin: Admin, sql: str, *parameters: object) -> object:
@@ -33,7 +33,7 @@ def one(admin: Admin, sql: str, *parameters: object) -> object:
 
 
 def test_the_schema_can_be_made_by_hand_and_again(server: PostgresServer, admin: Admin) -> None:
-    """``schema_sql`` is idempotent, keeps what is there, and is all that a client needs."""
+    """``schema_sql`` is idempotent, keeps existing rows, and is all that a client needs."""
     schema = f"s{secrets.token_hex(4)}"
     text = schema_sql(schema=schema, prefix="mine_").encode()
     admin.execute(text)
@@ -71,20 +71,20 @@ def test_two_create_the_schema_at_once(server: PostgresServer, namespace: str) -
     "option", ["schema=a-b", "prefix=x;drop", 'schema="', "schema=A", "mode=x"]
 )
 def test_names_of_schemas_are_checked(server: PostgresServer, option: str) -> None:
-    """What can't be escaped into trouble is refused when the client is made."""
+    """A name that could need escaping is refused when the client is made."""
     with pytest.raises(ValueError, match=option.split("=", maxsplit=1)[0]):
         holdfast.connect(f"{server.url}?{option}")
 
 
-def test_missing_rights_are_told_with_the_sql(server: PostgresServer, admin: Admin) -> None:
-    """A role that may not create tables says what is to be run; once it was run, it works."""
+def test_the_error_for_missing_rights_has_the_sql(server: PostgresServer, admin: Admin) -> None:
+    """A role that may not create tables gets the SQL to run; after that it works."""
     role, schema = f"r{secrets.token_hex(4)}", f"s{secrets.token_hex(4)}"
     admin.execute(f"CREATE ROLE {role} LOGIN".encode())
     url = f"{server.url}?schema={schema}".replace("//holdfast@", f"//{role}@")
     locks = holdfast.connect(url, patience=5)
-    with pytest.raises(Unsupported, match="holdfast schema postgresql") as told:
+    with pytest.raises(Unsupported, match="holdfast schema postgresql") as caught:
         locks.lock("name").acquire()
-    assert f'CREATE SCHEMA "{schema}"' in str(told.value)
+    assert f'CREATE SCHEMA "{schema}"' in str(caught.value)
     admin.execute(schema_sql(schema=schema).encode())
     with pytest.raises(Unsupported, match="USAGE on the schema"):
         locks.lock("name").acquire()
@@ -131,7 +131,7 @@ def test_a_hold_is_two_round_trips(server: PostgresServer, namespace: str, suffi
 
 
 def test_idle_names_are_purged(server: PostgresServer, admin: Admin, namespace: str) -> None:
-    """Rows that nobody used for a week go, in bounded steps; tokens still grow."""
+    """Rows that were not used for a week are deleted, in bounded steps; tokens still grow."""
     with holdfast.connect(server.url, namespace=namespace) as locks:
         with locks.lock("old") as lease:
             old = lease.token
@@ -148,10 +148,10 @@ def test_idle_names_are_purged(server: PostgresServer, admin: Admin, namespace: 
             assert lease.token > old
 
 
-def test_a_clock_that_steps_back_does_not_turn_tokens_back(
+def test_tokens_grow_when_the_clock_steps_back(
     server: PostgresServer, admin: Admin, namespace: str
 ) -> None:
-    """The row remembers a token from the future, and the next one is above it."""
+    """The row has a token from the future, and the next one is above it."""
     with holdfast.connect(server.url, namespace=namespace) as locks:
         with locks.lock("name"):
             pass
@@ -162,22 +162,24 @@ def test_a_clock_that_steps_back_does_not_turn_tokens_back(
             assert lease.token == future + 1
 
 
-def test_a_wrong_password_is_not_told(servers: Servers, namespace: str) -> None:
-    """What fails at login names the server and no secret."""
+def test_a_wrong_password_is_not_shown(servers: Servers, namespace: str) -> None:
+    """The error of a failed login names the server and shows no secret."""
     server = servers.of(PostgresServer, password="right-7261")
     locks = holdfast.connect(
         server.url.replace("right-7261", "wrong-7261"), namespace=namespace, patience=0.2
     )
-    with pytest.raises(BackendUnavailable, match="password authentication failed") as told:
+    with pytest.raises(BackendUnavailable, match="password authentication failed") as caught:
         locks.lock("name").acquire()
-    assert "7261" not in str(told.value)
+    assert "7261" not in str(caught.value)
     assert "7261" not in repr(locks)
     locks.close()
     with holdfast.connect(server.url, namespace=namespace) as right, right.lock("name") as lease:
         assert lease.held
 
 
-def test_a_cancelled_request_leaves_its_wire_usable(server: PostgresServer, namespace: str) -> None:
+def test_a_cancelled_request_leaves_its_connection_usable(
+    server: PostgresServer, namespace: str
+) -> None:
     """Acquires that are cancelled at any moment leave no hold, no entry, no broken connection."""
 
     async def body() -> None:
@@ -192,8 +194,8 @@ def test_a_cancelled_request_leaves_its_wire_usable(server: PostgresServer, name
                 if lease is not None:
                     await lease.release()
             async with locks.lock("name", timeout=10) as lease:
-                standing = await locks.inspect("name")
-                assert [holder.token for holder in standing.holders] == [lease.token]
-                assert standing.waiters == ()
+                info = await locks.inspect("name")
+                assert [holder.token for holder in info.holders] == [lease.token]
+                assert info.waiters == ()
 
     asyncio.run(body())

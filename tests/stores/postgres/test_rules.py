@@ -1,4 +1,4 @@
-"""Rules of lease rows that no ordinary run would notice the lack of."""
+"""Rules of lease rows whose absence no ordinary test would notice."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from holdfast.testing.contract.bench import in_grace
 from servers.postgres import PostgresServer
-from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin, held, over, stand, subscriptions
+from stores.postgres import helpers
+from stores.postgres.helpers import Admin, enqueue, held, run_with_bench, wakeups_of
 from stores.sql_helpers import until
 
 SECONDS = 60.0
 FUTURE = 2**62
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
 
-server, admin = postgres_bench.server, postgres_bench.admin
+server, admin = helpers.server, helpers.admin
 
 _ROW = "SELECT FROM holdfast.lock WHERE namespace = %s AND name = %s FOR UPDATE"
 _BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
@@ -31,70 +31,70 @@ _BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pi
 
 @contextmanager
 def row_locked(server: PostgresServer, namespace: str, name: str) -> Iterator[Admin]:
-    """Somebody else is at the row, in a transaction; it ends well with the block."""
+    """Another transaction locks the row; it commits at the end of the block."""
     with psycopg.connect(server.url) as other:
         other.execute(_ROW, (namespace, name))
         yield other
 
 
 async def waited_for(admin: Admin, other: Admin) -> None:
-    """Returns once a session waits for this one."""
+    """Returns once a session waits for a lock of this one."""
 
     def blocked() -> bool:
         row = admin.execute(_BLOCKED, (other.info.backend_pid,)).fetchone()
         return row is not None and bool(row[0])
 
-    await until(blocked, "nobody waits for the row")
+    await until(blocked, "no session waits for the row")
 
 
 @blocking_and_asyncio
-def test_only_the_first_in_line_may_come(server: PostgresServer, flavour: Flavour) -> None:
-    """What is free is reserved for the first: others in line who ask meanwhile go on waiting."""
+def test_only_the_first_waiter_is_admitted(server: PostgresServer, flavour: Flavour) -> None:
+    """A free name is reserved for the first waiter: attempts of other waiters stay busy."""
 
     async def body(bench: Bench) -> None:
-        async def come(name: str) -> None:
+        async def admit(name: str) -> None:
             ours, first, second = bench.peer(), bench.peer(), bench.peer()
             grant = await ours.take(bench.claim(name))
             asked, later = bench.claim(name), bench.claim(name)
-            await stand(first, asked)
-            await stand(second, later)
+            await enqueue(first, asked)
+            await enqueue(second, later)
             assert await ours.revoke(name) == [grant.token]
             busy = await second.attempt(later)
             assert isinstance(busy, Busy)
             assert busy.place == 1
             assert (await first.take(asked)).token > grant.token
 
-        await in_grace(come)
+        await in_grace(admit)
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
 @blocking_and_asyncio
-@pytest.mark.parametrize("waited", [True, False], ids=["waited", "came alone"])
-def test_a_turn_has_a_token_of_the_counter(
+@pytest.mark.parametrize("waited", [True, False], ids=["waited", "alone"])
+def test_a_direct_grant_has_a_token_of_the_counter(
     server: PostgresServer, admin: Admin, flavour: Flavour, waited: bool
 ) -> None:
-    """The server's clock may be behind the last token: the one that a release gives with the
-    wake-up is above it all the same."""
+    """The server's clock may be behind the last token: the token of a direct grant is above it
+    all the same."""
 
     async def body(bench: Bench) -> None:
-        async def hand_over(name: str) -> None:
+        async def grant_directly(name: str) -> None:
             giver, grant = await held(bench, name, waited=waited)
             ahead = "UPDATE holdfast.lock SET token = %s WHERE namespace = %s AND name = %s"
             admin.execute(ahead, (FUTURE, bench.namespace, name))
             theirs, claim = bench.peer(), bench.claim(name)
-            busy = await stand(theirs, claim)
+            busy = await enqueue(theirs, claim)
             assert await giver.release(grant)
-            assert not subscriptions(admin, bench.namespace)
+            assert not wakeups_of(admin, bench.namespace)
             brought = await theirs.wait(claim, busy, now() + SECONDS)
             found = await theirs.take(claim)
             assert found.token == FUTURE + 1
             assert brought is not None
             assert brought.token == found.token
 
-        await in_grace(hand_over)
+        await in_grace(grant_directly)
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
 @blocking_and_asyncio
@@ -102,7 +102,7 @@ def test_a_turn_has_a_token_of_the_counter(
 def test_a_role_with_repeatable_read_reads_what_was_committed(
     server: PostgresServer, admin: Admin, flavour: Flavour, mode: str
 ) -> None:
-    """An attempt that waits for a row sees it as it is then. With the role's own isolation the
+    """An attempt that waited for a row sees its newest version. With the role's own isolation the
     server would refuse the request instead (40001)."""
     isolated = "options=-c%20default_transaction_isolation%3Drepeatable%5C%20read"
     table = "lock" if mode == "lease" else "counter"
@@ -119,15 +119,15 @@ def test_a_role_with_repeatable_read_reads_what_was_committed(
         assert isinstance(answer, Grant)
         assert await peer.release(answer)
 
-    over(f"{server.url}?mode={mode}&{isolated}", flavour, body)
+    run_with_bench(f"{server.url}?mode={mode}&{isolated}", flavour, body)
 
 
 @blocking_and_asyncio
 def test_renewals_lock_rows_in_the_order_of_their_names(
     server: PostgresServer, admin: Admin, flavour: Flavour
 ) -> None:
-    """One that waits for the first row has no other: two that renew the same rows, each in an
-    order of its own, can't wait for each other."""
+    """A renewal that waits for the first row has locked no other: two renewals of the same rows, in
+    different orders, can't wait for each other."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -140,4 +140,4 @@ def test_renewals_lock_rows_in_the_order_of_their_names(
                 assert other.execute(free.encode(), (bench.namespace, name)).fetchone() is not None
         assert not (await renewal).lost
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)

@@ -1,4 +1,4 @@
-"""Nothing of ours is looked up by a role's search_path: what others have put there never runs."""
+"""Our SQL looks nothing up by a role's search_path: functions of other roles never run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.testing import Flavour
 from holdfast.testing.clients import open_client
 from holdfast.testing.workers import Workers
 from servers.postgres import PgBouncer, PostgresServer
-from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin
+from stores.postgres import helpers
+from stores.postgres.helpers import Admin
 from stores.postgres.test_postgres import one
 from stores.sql_helpers import wait_for_waiters
 
-admin = postgres_bench.admin
+admin = helpers.admin
 
 _TABLE = """
 CREATE SCHEMA planted;
@@ -45,7 +45,7 @@ _TYPES = [
     "interval", "timestamp with time zone", "inet", "xid",
 ]  # fmt: skip
 _POLYMORPHIC = [
-    # What takes any array, and what takes any number of anything: these fit better.
+    # The own versions take any array, or any number of values: these match better.
     ("array_to_string", "integer[], text", "text", 2),
     ("array_to_string", "bigint[], text", "text", 2),
     ("json_build_array", "text, text, numeric, integer", "json", 4),
@@ -56,17 +56,17 @@ _POLYMORPHIC = [
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
-    """One of its own: what is planted there would be run by others, too."""
+    """A server of its own: other tests would run the planted functions, too."""
     with PostgresServer() as made:
         yield made
 
 
 def plant(admin: Admin) -> None:
-    """Every session that begins from now on finds a stranger's functions and operators first:
-    each of the server's own that our requests ask for, and some that fit better."""
+    """Makes every new session find another role's functions and operators first: one for each of
+    the server's own that our requests use, and some whose types match better."""
     admin.execute(_TABLE)
-    asked = sorted(set(re.findall(r"\b([a-z_]+)\(", schema_sql())) | {"pg_cancel_backend"})
-    found = [*admin.execute(_FUNCTIONS, (asked,)).fetchall(), *_POLYMORPHIC]
+    used = sorted(set(re.findall(r"\b([a-z_]+)\(", schema_sql())) | {"pg_cancel_backend"})
+    found = [*admin.execute(_FUNCTIONS, (used,)).fetchall(), *_POLYMORPHIC]
     assert len(found) > 40
     for name, types, answer, count in found:
         given = ", ".join(f"${number + 1}" for number in range(int(str(count))))
@@ -93,7 +93,7 @@ def ran(admin: Admin) -> list[str]:
 
 
 async def everything(url: str, flavour: Flavour, workers: Workers) -> None:
-    """All that clients ask the server for."""
+    """Sends every kind of request that clients have."""
     ours = open_client(url, flavour, workers.run, timeout=60)
     theirs = open_client(url, flavour, workers.run, timeout=60)
     async with ours, theirs:
@@ -120,8 +120,8 @@ async def everything(url: str, flavour: Flavour, workers: Workers) -> None:
 def test_what_is_on_the_search_path_never_runs(
     server: PostgresServer, admin: Admin, way: str, flavour: Flavour
 ) -> None:
-    """Neither as the schema is made, nor by any request, nor through a pooler, whose sessions are
-    not ours to set up."""
+    """Neither when the schema is made, nor by any request, nor through a pooler, whose sessions we
+    can't configure."""
     plant(admin)
     workers = Workers()
     try:
@@ -155,7 +155,7 @@ SELECT count(*) FROM pg_proc p WHERE p.pronamespace = %s::regnamespace AND p.pro
 
 
 def make_older(admin: Admin, schema: str) -> None:
-    """As the version before this one has made it: functions without a search_path."""
+    """Makes the schema as the previous version does: functions without a search_path."""
     rows = admin.execute(
         "SELECT p.oid::regprocedure::text FROM pg_proc p"
         " WHERE p.pronamespace = %s::regnamespace AND p.prokind = 'f'",
@@ -171,7 +171,7 @@ def make_older(admin: Admin, schema: str) -> None:
 
 
 def test_functions_of_an_older_version_are_replaced(server: PostgresServer, admin: Admin) -> None:
-    """By the first connection of a role that may; one that may not is told what to run."""
+    """By the first connection of a role that may; for another role the error has the SQL."""
     schema, role = f"s{secrets.token_hex(4)}", f"r{secrets.token_hex(4)}"
     admin.execute(schema_sql(schema=schema).encode())
     assert one(admin, _UNSAFE, schema) == 0
@@ -193,17 +193,17 @@ def test_functions_of_an_older_version_are_replaced(server: PostgresServer, admi
 
 
 def test_the_schema_leaves_the_search_path_as_it_was(server: PostgresServer, admin: Admin) -> None:
-    """Whoever runs it may go on in the same session."""
+    """The session that runs it can be used afterwards."""
     admin.execute("SET search_path = public, pg_catalog")
     admin.execute(schema_sql().encode())
     assert one(admin, "SHOW search_path") == "public, pg_catalog"
 
 
 @pytest.mark.parametrize("granted", [True, False])
-def test_a_schema_in_which_everybody_may_create_is_told(
+def test_check_warns_if_every_role_may_create_in_the_schema(
     server: PostgresServer, admin: Admin, granted: bool
 ) -> None:
-    """Who may create functions there could put some beside ours."""
+    """Such a role could add functions that run in place of ours."""
     with holdfast.connect(server.url) as locks:
         locks.check()
         if granted:

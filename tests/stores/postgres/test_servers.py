@@ -1,4 +1,4 @@
-"""PostgreSQL servers that die, refuse, only read, or hide behind a pooler."""
+"""PostgreSQL servers that crash, refuse, are read-only, or are behind a pooler."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from servers.account import account, give_to
 from servers.postgres import USER, PgBouncer, PostgresServer, binary
 from servers.proxy import Proxy
 from stores.claims import claim_of
-from stores.postgres import bench as postgres_bench
+from stores.postgres import helpers
 from stores.sql_deadline import gives_up_in_time
 
 pytestmark = pytest.mark.faults
 
 MODES = ["lease", "advisory"]
-server = postgres_bench.server
+server = helpers.server
 
 
 @pytest.fixture
 def own_server() -> Iterator[PostgresServer]:
-    """One that may be killed."""
+    """A server that the test may kill."""
     with PostgresServer() as made:
         yield made
 
 
 class Standby(PostgresServer):
-    """A hot standby: it follows a primary and can be read."""
+    """A hot standby: a read-only replica of a primary."""
 
     def __init__(self, primary: PostgresServer) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Standby(PostgresServer):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_grow_across_kills(own_server: PostgresServer, namespace: str, mode: str) -> None:
-    """kill -9 of the server right after a grant, twenty times: no token comes twice or less."""
+    """kill -9 of the server right after a grant, twenty times: each token is higher."""
     url = f"{own_server.url}?mode={mode}"
     tokens: list[int] = []
     for _ in range(20):
@@ -85,8 +85,10 @@ def test_tokens_grow_across_kills(own_server: PostgresServer, namespace: str, mo
     assert tokens == sorted(set(tokens))
 
 
-def test_a_lease_outlives_its_server(own_server: PostgresServer, namespace: str) -> None:
-    """Killed and started again in the middle of a hold: the row is there, and it is renewed."""
+def test_a_lease_survives_a_restart_of_its_server(
+    own_server: PostgresServer, namespace: str
+) -> None:
+    """The server is killed and started again during a hold: the row is there, and is renewed."""
     with holdfast.connect(own_server.url, namespace=namespace) as locks:
         with locks.lock("name", ttl=30) as lease:
             own_server.kill()
@@ -100,7 +102,7 @@ def test_a_lease_outlives_its_server(own_server: PostgresServer, namespace: str)
 
 
 def test_a_session_ends_with_its_server(own_server: PostgresServer, namespace: str) -> None:
-    """In advisory mode a hold is lost with the server, and its holder is told."""
+    """In advisory mode a hold is lost with the server, and its lease says so."""
     url = f"{own_server.url}?mode=advisory"
     with holdfast.connect(url, namespace=namespace) as locks:
         lease = locks.lock("name", ttl=30).acquire()
@@ -117,7 +119,7 @@ def test_a_session_ends_with_its_server(own_server: PostgresServer, namespace: s
 def test_a_pooler_of_transactions_is_refused_for_advisory_locks(
     server: PostgresServer, namespace: str
 ) -> None:
-    """A lock would be stranded on a session of the pooler's; one that pools sessions is fine."""
+    """A lock would stay on a session of the pooler; a pooler in session mode is accepted."""
     for pool in (1, 20):
         with PgBouncer(server, pool=pool) as pooler:
             locks = holdfast.connect(f"{pooler.url}?mode=advisory", namespace=namespace)
@@ -133,15 +135,15 @@ def test_a_pooler_of_transactions_is_refused_for_advisory_locks(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_full_server_is_told(namespace: str, mode: str) -> None:
-    """No connection is left: a clear error in time, and it works once there is room."""
+def test_the_error_of_a_full_server(namespace: str, mode: str) -> None:
+    """No connection is left: a clear error in time; it works once a connection is free."""
     settings = {"max_connections": "6", "superuser_reserved_connections": "0"}
     with PostgresServer(settings=settings) as small:
-        crowd = [psycopg.connect(small.url) for _ in range(6)]
+        others = [psycopg.connect(small.url) for _ in range(6)]
         locks = holdfast.connect(f"{small.url}?mode={mode}", namespace=namespace, patience=0.5)
         with pytest.raises(BackendUnavailable, match="too many clients"):
             locks.lock("name").acquire()
-        for connection in crowd:
+        for connection in others:
             connection.close()
         with locks.lock("name", timeout=20) as lease:
             assert lease.held
@@ -149,10 +151,10 @@ def test_a_full_server_is_told(namespace: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_replica_is_told_and_passed_over(
+def test_a_replica_is_refused_and_skipped(
     server: PostgresServer, namespace: str, mode: str
 ) -> None:
-    """A read-only replica can't lock; of several hosts the one that can is taken."""
+    """A read-only replica can't lock; of several hosts the primary is used."""
     with Standby(server) as standby:
         locks = holdfast.connect(f"{standby.url}?mode={mode}", namespace=namespace, patience=0.5)
         with pytest.raises(BackendUnavailable, match="read-only replica"):
@@ -206,7 +208,7 @@ def test_a_unix_socket_and_a_folder(server: PostgresServer, namespace: str) -> N
 def test_an_attempt_ends_at_its_own_deadline(
     server: PostgresServer, mode: str, blocking: bool, connected: bool
 ) -> None:
-    """Who waits a second for a lock does not wait longer for a server that hangs."""
+    """An acquire with a timeout of a second does not wait longer for a server that hangs."""
     with Proxy(server) as proxy:
         gives_up_in_time(proxy, mode, blocking=blocking, connected=connected)
 
@@ -233,9 +235,9 @@ def test_names_are_listed_in_a_database_without_an_encoding(
             admin.execute(f"DROP DATABASE {namespace} (FORCE)".encode())
 
 
-def test_a_session_is_ended_whatever_the_role_calls_its_date(own_server: PostgresServer) -> None:
-    """Which session is meant is told by when it began. In India's clocks that ends with "IST",
-    which is Israel's to PostgreSQL: another moment, and no session of that."""
+def test_a_session_is_ended_with_any_date_format_of_the_role(own_server: PostgresServer) -> None:
+    """A session is identified by its start. India's time zone prints as "IST", which PostgreSQL
+    reads as Israel's: another moment, at which no session started."""
     with psycopg.connect(own_server.url, autocommit=True) as admin:
         admin.execute("ALTER ROLE holdfast SET datestyle = 'SQL, DMY'")
         admin.execute("ALTER ROLE holdfast SET timezone = 'Asia/Kolkata'")

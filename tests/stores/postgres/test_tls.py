@@ -1,4 +1,4 @@
-"""TLS to PostgreSQL: all connections, of both clients and modes, and who is not trusted."""
+"""TLS to PostgreSQL: all connections, of both clients and modes; untrusted certificates."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def server(servers: Servers) -> PostgresServer:
 def test_all_goes_over_tls(
     server: PostgresServer, clients: Clients, namespace: str, mode: str
 ) -> None:
-    """Two clients hand a lock to and fro. From the second time on both have listened before, and
-    nothing but the wake-up ends a wait. No connection of theirs is in the clear."""
+    """Two clients hold in turn. From the second time on both are subscribed, and only the wake-up
+    ends a wait. None of their connections is unencrypted."""
     url = f"{server.url}&mode={mode}&application_name={namespace}"
 
     async def body() -> None:
@@ -51,7 +51,7 @@ def test_all_goes_over_tls(
 def test_an_unknown_certificate_is_refused(
     server: PostgresServer, clients: Clients, mode: str
 ) -> None:
-    """sslmode and the rest of libpq's options are handed on."""
+    """sslmode and the other options of libpq are passed on."""
     distrustful = f"{server.url.split('?')[0]}?sslmode=verify-full&sslrootcert=system&mode={mode}"
 
     async def body() -> None:

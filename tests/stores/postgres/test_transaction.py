@@ -1,4 +1,4 @@
-"""``transaction_lock`` on PostgreSQL: whom it excludes, how long, and what it refuses."""
+"""``transaction_lock`` on PostgreSQL: what it excludes, for how long, and what it refuses."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def take(connection: Connection, namespace: str, timeout: float | None = None) -
 def test_transactions_exclude_each_other(
     ours: Connection, theirs: Connection, namespace: str
 ) -> None:
-    """Held until the transaction ends, either way; tokens grow; the fence says whose it is."""
+    """Held until commit or rollback; tokens grow; the fence has name and token."""
     first = take(ours, namespace)
     assert first.fence == Fence.parse(str(first.fence))
     assert (first.fence.name, first.fence.token) == ("name", first.token)
-    for patience in (0.0, 0.2):
+    for timeout in (0.0, 0.2):
         with pytest.raises(LockTimeout, match="'name' was not locked"):
-            take(theirs, namespace, patience)
+            take(theirs, namespace, timeout)
     assert theirs.execute("SELECT 1").fetchone() == (1,)  # the transaction goes on
     assert theirs.execute("SHOW lock_timeout").fetchone() == ("0",)
     ours.commit()
@@ -75,13 +75,13 @@ def test_transactions_exclude_each_other(
 def test_a_waiter_gets_it_when_the_transaction_ends(
     ours: Connection, theirs: Connection, namespace: str
 ) -> None:
-    """Without a timeout it waits; within one too, and the transaction's own stays as it was."""
-    for patience in (None, 30.0):
+    """It waits with and without a timeout, and keeps the transaction's own ``lock_timeout``."""
+    for timeout in (None, 30.0):
         first = take(ours, namespace)
         tokens: list[int] = []
 
-        def wait(patience: float | None = patience, tokens: list[int] = tokens) -> None:
-            tokens.append(take(theirs, namespace, patience).token)
+        def wait(timeout: float | None = timeout, tokens: list[int] = tokens) -> None:
+            tokens.append(take(theirs, namespace, timeout).token)
             assert theirs.execute("SHOW lock_timeout").fetchone() == ("0",)
             theirs.commit()
 
@@ -97,7 +97,7 @@ def test_a_waiter_gets_it_when_the_transaction_ends(
 def test_it_excludes_locks_of_advisory_mode(
     server: PostgresServer, ours: Connection, namespace: str
 ) -> None:
-    """The same key and the same counter: both ways, with tokens in one order."""
+    """The same key and the same counter: in both directions, with tokens in one order."""
     with holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace) as locks:
         with locks.lock("name") as lease, pytest.raises(LockTimeout):
             take(ours, namespace, 0.1)
@@ -113,14 +113,13 @@ def test_it_excludes_locks_of_advisory_mode(
 def test_it_does_not_exclude_lease_rows(
     server: PostgresServer, ours: Connection, namespace: str
 ) -> None:
-    """A row that ends with a ttl and a lock that ends with a transaction know nothing of each
-    other, as the documentation says."""
+    """A lease row and a transaction lock are independent, as the documentation says."""
     with holdfast.connect(server.url, namespace=namespace) as locks, locks.lock("name") as lease:
         assert take(ours, namespace, 0).token > 0
         assert lease.held
 
 
-def test_it_is_no_semaphore(server: PostgresServer, ours: Connection, namespace: str) -> None:
+def test_a_semaphore_is_refused(server: PostgresServer, ours: Connection, namespace: str) -> None:
     """A name that is in use as a semaphore is refused, and free again afterwards."""
     with holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace) as locks:
         with locks.semaphore("name", 2):
@@ -159,7 +158,7 @@ def test_what_would_protect_nothing_is_refused(
 
 
 def test_on_asyncio_it_is_awaited(server: PostgresServer, namespace: str) -> None:
-    """``psycopg.AsyncConnection``, with the same words."""
+    """``psycopg.AsyncConnection``, with the same arguments."""
 
     async def body() -> None:
         async with (
@@ -192,7 +191,7 @@ def test_through_sqlalchemy(server: PostgresServer, ours: Connection, namespace:
 
 
 def test_its_key_is_the_documented_one(ours: Connection, namespace: str) -> None:
-    """Anybody can see who has it: the key is the digest of namespace and name."""
+    """The holder can be found in ``pg_locks``: the key is the digest of namespace and name."""
     take(ours, namespace)
     found = ours.execute(
         "SELECT pid = pg_backend_pid() FROM holdfast.keys WHERE key = %s",
@@ -202,10 +201,10 @@ def test_its_key_is_the_documented_one(ours: Connection, namespace: str) -> None
 
 
 @pytest.mark.parametrize("mode", ["lease", "advisory"])
-def test_idle_counters_are_purged_unless_somebody_has_one(
+def test_idle_counters_are_purged_unless_they_are_in_use(
     server: PostgresServer, ours: Connection, theirs: Connection, namespace: str, mode: str
 ) -> None:
-    """A client drops what nobody used for a week, and never waits for a transaction."""
+    """A client deletes counters unused for a week, and never waits for a transaction."""
     token = take(ours, namespace).token
     age = "UPDATE holdfast.counter SET used = used - interval '8 days' WHERE namespace = %s"
     ours.execute(age, (namespace,))

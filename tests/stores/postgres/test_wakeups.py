@@ -1,4 +1,4 @@
-"""The connection on which a client listens; the blocking one asks over it while nobody waits."""
+"""The connection that listens. A blocking client also sends requests over it while none waits."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.process import wait_until
 from stores.claims import claim_of
-from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin, listens_by, over
+from stores.postgres import helpers
+from stores.postgres.helpers import Admin, run_with_bench, subscribe_by
 
 SECONDS = 60.0
 
-server, admin = postgres_bench.server, postgres_bench.admin
+server, admin = helpers.server, helpers.admin
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def queue(backend: Backend, claim: Claim) -> Busy:
     return answer
 
 
-def stand(backend: Backend, claim: Claim) -> Busy:
-    """In line, where it can be woken: the first wait only begins to listen."""
+def enqueue(backend: Backend, claim: Claim) -> Busy:
+    """Queues a claim and subscribes, so that it can be woken: the first wait only subscribes."""
     busy = queue(backend, claim)
-    assert run_now(backend.wait(claim, busy, listens_by(busy))) is None
+    assert run_now(backend.wait(claim, busy, subscribe_by(busy))) is None
     return queue(backend, claim)
 
 
@@ -84,33 +84,33 @@ def end(admin: Admin, name: str) -> None:
     assert not sessions(admin, name)
 
 
-def test_one_who_comes_alone_needs_one_connection(
+def test_one_thread_needs_one_connection(
     admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
-    """It waits, is woken, looks, releases and waits again on the same one."""
+    """It waits, is woken, attempts, releases and waits again on the same connection."""
     held = take(theirs, claim_of())
     used: set[int] = set()
     for _ in range(3):
         claim = claim_of()
-        busy = stand(ours, claim)
+        busy = enqueue(ours, claim)
         assert run_now(theirs.release(held))
         run_now(ours.wait(claim, busy, now() + SECONDS))
         grant = take(ours, claim)
         used.update(sessions(admin, namespace))
         after = claim_of()
-        stand(theirs, after)
+        enqueue(theirs, after)
         assert run_now(ours.release(grant))
         held = take(theirs, after)
     assert len(used) == 1
 
 
-def test_others_ask_elsewhere_while_somebody_waits(
+def test_requests_use_other_connections_while_a_thread_waits(
     admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
-    """And the one who waits is woken all the same."""
+    """And the waiting thread is woken."""
     held = take(theirs, claim_of())
     claim = claim_of()
-    busy = stand(ours, claim)
+    busy = enqueue(ours, claim)
     waits = threading.Thread(target=lambda: run_now(ours.wait(claim, busy, now() + SECONDS)))
     waits.start()
     try:
@@ -128,17 +128,17 @@ def test_others_ask_elsewhere_while_somebody_waits(
     take(ours, claim)
 
 
-def test_a_ring_that_comes_with_an_answer_is_kept(
+def test_a_wake_up_that_arrives_with_a_reply_is_kept(
     ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend
 ) -> None:
-    """A request reads the message: whoever waits after it is woken at once, with the grant."""
+    """A request reads the notification: the next wait returns at once, with the direct grant."""
     first = take(ours, claim_of())
     waiting = claim_of()
-    stand(theirs, waiting)
+    enqueue(theirs, waiting)
     assert run_now(ours.release(first))
     held = take(theirs, waiting)
     claim = claim_of()
-    busy = stand(ours, claim)
+    busy = enqueue(ours, claim)
     assert run_now(theirs.release(held))
     while not ours.wakeups._subscription.tokens:  # type: ignore[attr-defined]
         run_now(ours.look("name"))  # over the connection that listens
@@ -147,33 +147,33 @@ def test_a_ring_that_comes_with_an_answer_is_kept(
     assert brought.token > held.token
 
 
-def test_it_may_end_while_nobody_waits(
+def test_the_connection_may_end_while_no_thread_waits(
     admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
-    """The next request goes over another, and the next wait listens on another."""
+    """The next request uses another one, and the next wait listens on another one."""
     held = take(theirs, claim_of())
     claim = claim_of()
-    busy = stand(ours, claim)
+    busy = enqueue(ours, claim)
     for _ in range(2):
         end(admin, namespace)
         assert [each.token for each in run_now(ours.look("name")).holders] == [held.token]
-        busy = stand(ours, claim)
+        busy = enqueue(ours, claim)
     assert run_now(theirs.release(held))
     run_now(ours.wait(claim, busy, now() + SECONDS))
     assert take(ours, claim).token > held.token
 
 
-def test_it_may_end_while_somebody_waits(
+def test_the_connection_may_end_while_a_thread_waits(
     admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
-    """The wait ends early, and the next one listens on another."""
+    """The wait ends early, and the next one listens on another connection."""
     held = take(theirs, claim_of())
     claim = claim_of()
-    busy = stand(ours, claim)
-    told: list[Grant | None] = []
+    busy = enqueue(ours, claim)
+    results: list[Grant | None] = []
 
     def wait() -> None:
-        told.append(run_now(ours.wait(claim, busy, now() + SECONDS)))
+        results.append(run_now(ours.wait(claim, busy, now() + SECONDS)))
 
     waits = threading.Thread(target=wait)
     waits.start()
@@ -181,28 +181,28 @@ def test_it_may_end_while_somebody_waits(
         threading.Event().wait(0.001)
     end(admin, namespace)
     waits.join(SECONDS / 2)
-    assert told == [None]
-    busy = stand(ours, claim)
+    assert results == [None]
+    busy = enqueue(ours, claim)
     assert run_now(theirs.release(held))
     run_now(ours.wait(claim, busy, now() + SECONDS))
     take(ours, claim)
 
 
-def test_all_who_wait_look_again_when_it_ends(
+def test_all_waiters_attempt_again_when_the_connection_ends(
     admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
-    """Not just the one who listens for them: it may be granted its name, and never wait again."""
-    told: list[str] = []
+    """Not only the thread that reads for all: it may get its grant, and never wait again."""
+    results: list[str] = []
 
     def wait(claim: Claim, busy: Busy) -> None:
         run_now(ours.wait(claim, busy, now() + 2 * SECONDS))
-        told.append(claim.name)
+        results.append(claim.name)
 
     names = ["one", "other"]
     for name in names:
         take(theirs, claim_of(name))
     claims = [claim_of(name) for name in names]
-    stand(ours, claims[0])
+    enqueue(ours, claims[0])
     work = [(claim, queue(ours, claim)) for claim in claims]
     waits = [threading.Thread(target=wait, args=each, daemon=True) for each in work]
     for thread in waits:
@@ -211,15 +211,15 @@ def test_all_who_wait_look_again_when_it_ends(
     end(admin, namespace)
     for thread in waits:
         thread.join(SECONDS)
-    assert sorted(told) == names
+    assert sorted(results) == names
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
-@pytest.mark.parametrize("broken", [False, True], ids=["hung", "hung anew"])
-def test_a_ring_from_before_it_was_hung_is_not_waited_for(
+@pytest.mark.parametrize("broken", [False, True], ids=["first", "second"])
+def test_a_wait_from_before_the_subscription_returns_at_once(
     server: PostgresServer, admin: Admin, flavour: Flavour, broken: bool
 ) -> None:
-    """By another thread or task of the client: who was told to wait before that asks again."""
+    """Another thread or task has subscribed: a claim that was busy before that attempts again."""
 
     async def body(bench: Bench) -> None:
         url = f"{server.url}?application_name={bench.namespace}"
@@ -227,47 +227,47 @@ def test_a_ring_from_before_it_was_hung_is_not_waited_for(
         ours, theirs = Peer(open_store(url, settings), flavour, bench.workers), bench.peer()
         try:
             one, other = [await theirs.take(bench.claim(name)) for name in ("one", "other")]
-            hangs, late = bench.claim("one"), bench.claim("other")
+            first_claim, late = bench.claim("one"), bench.claim("other")
             if broken:
-                await ours.wait(hangs, await ours.queue(hangs), now() + SECONDS)
-            told, busy = await ours.queue(hangs), await ours.queue(late)
+                await ours.wait(first_claim, await ours.queue(first_claim), now() + SECONDS)
+            first_busy, busy = await ours.queue(first_claim), await ours.queue(late)
             if broken:
                 end(admin, bench.namespace)
             assert await theirs.release(other)
-            listening, hung = ours.backend.wakeups, 1 + broken  # type: ignore[attr-defined]
+            wakeups, generation = ours.backend.wakeups, 1 + broken  # type: ignore[attr-defined]
             async with asyncio.timeout(SECONDS):
-                while listening.generation != hung:
-                    await ours.wait(hangs, told, now() + SECONDS)
+                while wakeups.generation != generation:
+                    await ours.wait(first_claim, first_busy, now() + SECONDS)
                 await ours.wait(late, busy, now() + 2 * SECONDS)
             await ours.take(late)
             assert await theirs.release(one)
         finally:
             await ours.close()
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
-def test_a_ring_from_just_before_it_was_hung_is_not_waited_for(
+def test_a_wait_from_just_before_the_subscription_returns_at_once(
     admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
-    """The same as late as can be, in the moment before the thread begins to listen."""
+    """The same as late as possible: in the moment before the thread waits."""
     source, first = inspect.getsourcelines(BlockingPostgresWakeups.wait)
     (line,) = [first + at for at, text in enumerate(source) if "hub.wait(" in text]
     take(theirs, claim_of("one"))
-    held, hangs, late = take(theirs, claim_of("other")), claim_of("one"), claim_of("other")
-    told = stand(ours, hangs)
+    held, first_claim, late = take(theirs, claim_of("other")), claim_of("one"), claim_of("other")
+    first_busy = enqueue(ours, first_claim)
     busy = queue(ours, late)
 
-    def hang_another() -> None:
+    def subscribe_again() -> None:
         end(admin, namespace)
         assert run_now(theirs.release(held))
         wait_until("the end", lambda: not ours.wakeups._subscription._connection.is_alive())  # type: ignore[attr-defined]
         while ours.wakeups.generation == 1:
-            run_now(ours.wait(hangs, told, now() + SECONDS))
+            run_now(ours.wait(first_claim, first_busy, now() + SECONDS))
 
     def wait() -> None:
         work = partial(run_now, ours.wait(late, busy, now() + 2 * SECONDS))
-        handled_at(BlockingPostgresWakeups.wait.__code__, line, work, hang_another)
+        handled_at(BlockingPostgresWakeups.wait.__code__, line, work, subscribe_again)
 
     waits = threading.Thread(target=wait, daemon=True)
     waits.start()
@@ -280,7 +280,7 @@ def test_a_ring_from_just_before_it_was_hung_is_not_waited_for(
 @pytest.mark.parametrize(
     ("name", "line"), [*lines_of(SharedSubscription.request), *lines_of(SharedSubscription._send)]
 )
-def test_an_interrupt_of_a_request_loses_no_ring(
+def test_an_interrupt_of_a_request_loses_no_wake_up(
     admin: Admin,
     ours: PostgresLeaseBackend,
     theirs: PostgresLeaseBackend,
@@ -288,13 +288,13 @@ def test_an_interrupt_of_a_request_loses_no_ring(
     name: str,
     line: int,
 ) -> None:
-    """One that comes with the answer; nor does it leave the connection open in the end."""
+    """Even one that arrives with the reply; and the connection is closed in the end."""
     held = take(theirs, claim_of())
     claim = claim_of()
-    busy = stand(ours, claim)
+    busy = enqueue(ours, claim)
     subscription = ours.wakeups._subscription  # type: ignore[attr-defined]
     assert run_now(theirs.release(held))
-    wait_until("the ring", subscription._connection.has_input)
+    wait_until("the wake-up", subscription._connection.has_input)
     torn_at(getattr(SharedSubscription, name).__code__, line, lambda: run_now(ours.look("name")))
     waits = threading.Thread(
         target=lambda: run_now(ours.wait(claim, busy, now() + 2 * SECONDS)), daemon=True
@@ -314,16 +314,16 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_request(
     theirs: PostgresLeaseBackend,
     namespace: str,
 ) -> None:
-    """Over the connection on which it would listen: it looks when its time is over."""
+    """The request uses the connection that listens: the handler's wait ends at its deadline."""
     take(theirs, claim_of())
     claim = claim_of()
-    busy = stand(ours, claim)
-    told: list[Grant | None] = []
+    busy = enqueue(ours, claim)
+    results: list[Grant | None] = []
     handling = threading.Event()
 
     def handle(*_: object) -> None:
         handling.set()
-        told.append(run_now(ours.wait(claim, busy, now() + 1.0)))
+        results.append(run_now(ours.wait(claim, busy, now() + 1.0)))
 
     def strike() -> None:
         blocked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
@@ -333,7 +333,7 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_request(
                 break
         os.kill(os.getpid(), signal.SIGUSR1)
         assert handling.wait(SECONDS)
-        other.rollback()  # now the answer comes, while the handler waits
+        other.rollback()  # now the reply arrives, while the handler waits
 
     with psycopg.connect(server.url) as other:
         other.execute("SELECT FROM holdfast.lock WHERE namespace = %s FOR UPDATE", (namespace,))
@@ -345,20 +345,20 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_request(
         finally:
             thread.join()
             signal.signal(signal.SIGUSR1, before)
-    assert told == [None]
+    assert results == [None]
 
 
 def test_a_client_with_one_connection_can_wait_and_release(
     server: PostgresServer, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
-    """The one that listens is beside those that are allowed for requests."""
+    """The connection that listens does not count against the limit."""
     settings = Settings(namespace=namespace, connections=1)
     single = open_store(server.url, settings).backend(BlockingRuntime())
     held = take(theirs, claim_of())
     other = run_now(single.attempt(claim_of("other"), join=True))
     assert isinstance(other, Grant)
     claim = claim_of()
-    busy = stand(single, claim)
+    busy = enqueue(single, claim)
     waits = threading.Thread(target=lambda: run_now(single.wait(claim, busy, now() + SECONDS)))
     waits.start()
     assert run_now(single.release(other))

@@ -1,4 +1,4 @@
-"""What is peculiar to advisory locks on PostgreSQL: sessions, their end, the server's queue."""
+"""What is specific to advisory locks on PostgreSQL: sessions, their end, the server's queue."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from servers.postgres import PostgresServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 from stores.claims import claim_of
-from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin
+from stores.postgres import helpers
+from stores.postgres.helpers import Admin
 
 SOON = 20.0
 HOLDING = "SELECT count(*) FROM holdfast.keys WHERE key = %s AND granted"
 
-server, admin = postgres_bench.server, postgres_bench.admin
+server, admin = helpers.server, helpers.admin
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def claim(name: str = "name", ttl: float = 30.0, mode: Mode = Mode.EXCLUSIVE) ->
     return claim_of(name, mode, limit=2 if mode is Mode.SLOTS else 0, ttl=ttl)
 
 
-def take(backend: PostgresAdvisoryBackend, asked: Claim) -> Grant:
-    answer = run_now(backend.attempt(asked, join=True))
+def take(backend: PostgresAdvisoryBackend, wanted: Claim) -> Grant:
+    answer = run_now(backend.attempt(wanted, join=True))
     assert isinstance(answer, Grant)
     return answer
 
@@ -74,29 +74,29 @@ def eventually(check: object, what: str) -> None:
         time.sleep(0.01)
 
 
-def pid_of(backend: PostgresAdvisoryBackend, asked: Claim) -> int:
-    return backend.sessions.by_owner[asked.owner].connection.pid
+def pid_of(backend: PostgresAdvisoryBackend, wanted: Claim) -> int:
+    return backend.sessions.by_owner[wanted.owner].connection.pid
 
 
 def test_a_terminated_holder_is_lost(
     backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
-    """pg_terminate_backend on the holding session: seen without a question, and for good."""
-    asked = claim()
-    grant = take(backend, asked)
+    """pg_terminate_backend on the holding session: noticed without a request, and final."""
+    wanted = claim()
+    grant = take(backend, wanted)
     assert isinstance(backend, Glancing)
     assert backend.glance([grant]) == {}
-    one(admin, "SELECT pg_terminate_backend(%s, 5000)", pid_of(backend, asked))
-    eventually(lambda: asked.owner in backend.glance([grant]), "the end was not seen")
+    one(admin, "SELECT pg_terminate_backend(%s, 5000)", pid_of(backend, wanted))
+    eventually(lambda: wanted.owner in backend.glance([grant]), "the end was not noticed")
     assert one(admin, HOLDING, base_key(namespace, "name")) == 0
     renewal = run_now(backend.renew([grant], [], until=now() + 5))
-    assert list(renewal.lost) == [asked.owner]
+    assert list(renewal.lost) == [wanted.owner]
     assert run_now(backend.release(grant)) is False
     assert take(backend, claim()).token > grant.token
 
 
 def test_a_terminated_waiter_waits_on(backend: PostgresAdvisoryBackend, admin: Admin) -> None:
-    """pg_terminate_backend on a waiting session: the waiter lines up anew and gets it."""
+    """pg_terminate_backend on a waiting session: the waiter queues again and gets the lock."""
     grant = take(backend, claim())
     waiter = claim()
     assert isinstance(run_now(backend.attempt(waiter, join=True)), Busy)
@@ -119,9 +119,7 @@ def test_an_abandoned_waiter_leaves_the_server_s_queue(
     assert isinstance(run_now(backend.attempt(waiter, join=True)), Busy)
     pid = pid_of(backend, waiter)
     queued = "SELECT count(*) FROM holdfast.keys WHERE key = %s AND NOT granted"
-    eventually(
-        lambda: one(admin, queued, base_key(namespace, "name")) == 1, "it never came to wait"
-    )
+    eventually(lambda: one(admin, queued, base_key(namespace, "name")) == 1, "it never waited")
     run_now(backend.abandon(waiter))
     assert one(admin, queued, base_key(namespace, "name")) == 0
     assert [session.connection.pid for session in backend.sessions.idle] == [pid]
@@ -141,8 +139,8 @@ def test_the_server_ends_a_silent_hold(
     assert list(run_now(backend.renew([grant], [], until=now() + 5)).lost)
 
 
-def test_a_thousand_renewals_are_one_wait(servers: Servers, namespace: str) -> None:
-    """Many holds are renewed at once, over a network that takes its time."""
+def test_many_renewals_are_sent_at_once(servers: Servers, namespace: str) -> None:
+    """Many holds are renewed in the time of one round trip of a slow network."""
     server = servers.of(PostgresServer, settings={"max_connections": "150"})
     proxy = Proxy(server)
     settings = Settings(namespace=namespace, request_seconds=60)
@@ -163,16 +161,18 @@ def test_a_thousand_renewals_are_one_wait(servers: Servers, namespace: str) -> N
 
 
 def test_a_late_renewal_is_unknown_and_goes_on(server: PostgresServer, namespace: str) -> None:
-    """An answer that does not come in time costs nothing but certainty; the next one counts."""
+    """A late reply makes the hold unknown for now; the next renewal succeeds."""
     proxy = Proxy(server)
     store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
     backend = store.backend(BlockingRuntime())
     assert isinstance(backend, PostgresAdvisoryBackend)
     try:
-        asked = claim()
-        grant = take(backend, asked)
+        wanted = claim()
+        grant = take(backend, wanted)
         proxy.stall()
-        assert list(run_now(backend.renew([grant], [], until=now() + 0.3)).unknown) == [asked.owner]
+        assert list(run_now(backend.renew([grant], [], until=now() + 0.3)).unknown) == [
+            wanted.owner
+        ]
         proxy.resume()
         renewal = run_now(backend.renew([grant], [], until=now() + 5))
         assert (renewal.lost, renewal.unknown) == ({}, {})
@@ -182,20 +182,20 @@ def test_a_late_renewal_is_unknown_and_goes_on(server: PostgresServer, namespace
         proxy.close()
 
 
-def test_a_session_that_went_dark_is_ended_on_the_server(
+def test_a_session_of_unknown_state_is_ended_on_the_server(
     backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
-    """What a broken connection may still hold is ended before its claim is forgotten."""
-    asked = claim()
-    take(backend, asked)
-    session = backend.sessions.by_owner[asked.owner]
+    """The session of a broken connection is ended before its claim is forgotten."""
+    wanted = claim()
+    take(backend, wanted)
+    session = backend.sessions.by_owner[wanted.owner]
     fileno = session.connection.fileno()
-    kept = os.dup(fileno)  # the server hears nothing of the client's end
+    kept = os.dup(fileno)  # the server does not notice the client's end
     with Path(os.devnull).open("r+b") as nothing:
         os.dup2(nothing.fileno(), fileno)
-    backend.sessions.lose(asked.owner, session)
+    backend.sessions.lose(wanted.owner, session)
     assert one(admin, HOLDING, base_key(namespace, "name")) == 1
-    run_now(backend.abandon(asked))
+    run_now(backend.abandon(wanted))
     assert one(admin, HOLDING, base_key(namespace, "name")) == 0
     os.close(kept)
 
@@ -203,7 +203,7 @@ def test_a_session_that_went_dark_is_ended_on_the_server(
 def test_a_session_never_takes_a_key_twice(
     backend: PostgresAdvisoryBackend, url: str, namespace: str
 ) -> None:
-    """Advisory locks nest within a session; ours never meet themselves."""
+    """Advisory locks are re-entrant within a session: a session that holds is never used twice."""
     store = open_store(url, Settings(namespace=namespace))
     other = store.backend(BlockingRuntime())
     assert isinstance(other, PostgresAdvisoryBackend)
@@ -217,7 +217,7 @@ def test_a_session_never_takes_a_key_twice(
     run_now(other.close())
 
 
-def test_a_collision_of_keys_is_told(
+def test_a_collision_of_keys_is_refused(
     backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
     """Two names with one key would be one lock: the second is refused."""
@@ -227,21 +227,21 @@ def test_a_collision_of_keys_is_told(
     with pytest.raises(Unsupported, match="key of 'name'"):
         run_now(backend.attempt(claim(), join=True))
     key = base_key(namespace, "name")
-    eventually(lambda: one(admin, HOLDING, key) == 0, "what was refused is still held")
+    eventually(lambda: one(admin, HOLDING, key) == 0, "the refused lock is still held")
 
 
-def test_stale_notes_are_not_believed(
+def test_outdated_rows_are_not_shown(
     backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
-    """Whoever looks sees only sessions that have the key now."""
+    """``look`` shows only sessions that have the key now."""
     for mode in (Mode.EXCLUSIVE, Mode.SHARED):
-        asked = claim(mode=mode)
-        grant = take(backend, asked)
+        wanted = claim(mode=mode)
+        grant = take(backend, wanted)
         assert [holder.token for holder in run_now(backend.look("name")).holders] == [grant.token]
-        one(admin, "SELECT pg_terminate_backend(%s, 5000)", pid_of(backend, asked))
+        one(admin, "SELECT pg_terminate_backend(%s, 5000)", pid_of(backend, wanted))
         assert run_now(backend.look("name")).holders == ()
-        noted = "SELECT cardinality(holders) FROM holdfast.counter WHERE namespace = %s"
-        assert one(admin, noted, namespace) != 0
+        stored = "SELECT cardinality(holders) FROM holdfast.counter WHERE namespace = %s"
+        assert one(admin, stored, namespace) != 0
 
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
@@ -252,7 +252,7 @@ def test_an_old_hold_of_the_session_is_not_shown(
     namespace: str,
     mode: Mode,
 ) -> None:
-    """A session that takes the name again has its key before its row says so."""
+    """A session that takes the name again has its key before its row is updated."""
     assert run_now(backend.release(take(backend, claim(mode=mode))))
     again: list[Grant] = []
     thread = threading.Thread(target=lambda: again.append(take(backend, claim(mode=mode))))
@@ -272,37 +272,37 @@ def test_a_waiter_is_woken_with_its_grant(
     server: PostgresServer, backend: PostgresAdvisoryBackend, namespace: str, mode: Mode, old: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The server ends it a ttl after the grant, which may be as old as the request that waited:
-    its time counts from there. One that may be too old is renewed before it is told."""
+    """The server ends a hold one ttl after the grant, which may be as old as the request that
+    waited: its time counts from there. A grant that may be too old is renewed first."""
     if old:
         monkeypatch.setattr("holdfast.stores.postgres_advisory.backend.FRESH_SHARE", 0.0)
     with Proxy(server) as proxy:
         store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
         waiter = store.backend(BlockingRuntime())
         assert isinstance(waiter, PostgresAdvisoryBackend)
-        held, asked = take(backend, claim()), claim(mode=mode)
-        busy = run_now(waiter.attempt(asked, join=True))
-        lined_up = now()
+        held, wanted = take(backend, claim()), claim(mode=mode)
+        busy = run_now(waiter.attempt(wanted, join=True))
+        queued_at = now()
         assert isinstance(busy, Busy)
         eventually(lambda: len(run_now(backend.look("name")).waiters) == 1, "it does not wait")
         proxy.reset_counts()
         assert run_now(backend.release(held))
-        run_now(waiter.wait(asked, busy, now() + SOON))
-        grant = take(waiter, asked)
+        run_now(waiter.wait(wanted, busy, now() + SOON))
+        grant = take(waiter, wanted)
         assert grant.token > held.token
         assert proxy.counts.requests == old
-        assert grant.since is None if old else (grant.since or inf) <= lined_up
+        assert grant.since is None if old else (grant.since or inf) <= queued_at
         assert [holder.token for holder in run_now(backend.look("name")).holders] == [grant.token]
         assert run_now(backend.look("name")).waiters == ()
         assert run_now(waiter.release(grant))
         run_now(waiter.close())
 
 
-def test_a_killed_slot_holder_stalls_nobody(backend: PostgresAdvisoryBackend, admin: Admin) -> None:
-    """A slot whose holder was killed wakes nobody; the first in line looks by itself."""
+def test_a_slot_of_a_killed_holder_is_found(backend: PostgresAdvisoryBackend, admin: Admin) -> None:
+    """A killed holder sends no wake-up; the first waiter polls."""
     held = [claim(mode=Mode.SLOTS) for _ in range(2)]
-    for asked in held:
-        take(backend, asked)
+    for wanted in held:
+        take(backend, wanted)
     waiter = claim(mode=Mode.SLOTS)
     answer = run_now(backend.attempt(waiter, join=True))
     one(admin, "SELECT pg_terminate_backend(%s, 5000)", pid_of(backend, held[0]))
@@ -318,7 +318,7 @@ def test_a_killed_slot_holder_stalls_nobody(backend: PostgresAdvisoryBackend, ad
 def test_old_counters_are_purged_unless_held(
     backend: PostgresAdvisoryBackend, admin: Admin, namespace: str
 ) -> None:
-    """Counters that nobody used for a week go; those of names that are held stay."""
+    """Counters that were not used for a week are deleted; those of held names stay."""
     run_now(backend.release(take(backend, claim("old"))))
     take(backend, claim("held"))
     age = "UPDATE holdfast.counter SET used = used - interval '8 days' WHERE namespace = %s"
@@ -329,16 +329,16 @@ def test_old_counters_are_purged_unless_held(
 
 
 def test_the_loop_is_never_blocked_by_the_renewer(url: str, namespace: str) -> None:
-    """A session that the renewer uses is waited for beside the loop, not on it."""
+    """A session that the renewer uses is waited for in a thread, not on the loop."""
 
     async def body() -> None:
         store = open_store(url, Settings(namespace=namespace))
         backend = store.backend(AsyncioRuntime())
         assert isinstance(backend, PostgresAdvisoryBackend)
-        asked = claim()
-        grant = await backend.attempt(asked, join=True)
+        wanted = claim()
+        grant = await backend.attempt(wanted, join=True)
         assert isinstance(grant, Grant)
-        mutex = backend.sessions.by_owner[asked.owner].mutex
+        mutex = backend.sessions.by_owner[wanted.owner].mutex
         mutex.acquire()
         releasing = asyncio.create_task(backend.release(grant))
         await asyncio.sleep(0.05)

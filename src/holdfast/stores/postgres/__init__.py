@@ -11,7 +11,7 @@ The lease store keeps all state of a name in one row, and its queue in a table b
 
     record    values written under a grant      protocol  version and mode of a namespace
     counter   tokens of advisory mode and of ``transaction_lock``
-    queue     who waits in advisory mode, for people
+    queue     the waiting sessions of advisory mode, for people
 
 ``crowded``, ``bell`` and ``ring`` are stored names: they keep their spelling.
 

@@ -65,8 +65,8 @@ CREATE OR REPLACE VIEW @keys AS
     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
 """
 
-# Takes the token of a lock that this session has, and notes who it is: 'G token'; 'M capacity' if
-# the name is in use as a semaphore; 'C' if its key is that of another name.
+# Takes a token for a lock that this session has, and stores the session as a holder. Returns
+# 'G token'; 'M capacity' if the name is in use as a semaphore; 'C' if another name has its key.
 _COUNT = """
 CREATE OR REPLACE FUNCTION @count(
   ns text, nm text, key bigint, md text, ttl float8, lbl text) RETURNS text
@@ -80,7 +80,7 @@ BEGIN
   IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
-  FOR i IN 1 .. 10 LOOP  -- again only if the row was purged right in between
+  FOR i IN 1 .. 10 LOOP  -- again only if the row is purged between two statements
     UPDATE @counter c SET token = greatest(c.token + 1, floor), used = moment,
         holders = CASE WHEN md = 'exclusive' THEN '{}' ELSE @others(c.holders, c.base) END
           || ROW(pg_backend_pid(), md, 1, NULL, greatest(c.token + 1, floor), moment, ttl,
@@ -105,7 +105,7 @@ BEGIN
       RETURN 'C';
     END IF;
     CONTINUE WHEN other IS NULL OR other = 0;
-    -- It was a semaphore: may it be a lock now?
+    -- It was a semaphore: it can become a lock if no slot is in use.
     IF NOT pg_try_advisory_xact_lock(key + 1) THEN
       PERFORM CASE WHEN md = 'shared' THEN pg_advisory_unlock_shared(key)
                    ELSE pg_advisory_unlock(key) END;
@@ -117,7 +117,7 @@ BEGIN
   RAISE 'the counter of a lock vanishes again and again';
 END $$;
 
--- The other holders that a new one is noted beside; now and then only those who still hold.
+-- The other stored holders; at times only those that still hold, to keep the list short.
 CREATE OR REPLACE FUNCTION @others(noted @session[], key bigint) RETURNS @session[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -140,9 +140,9 @@ BEGIN
 END $$;
 """
 
-# 'G token', 'B' or 'M capacity'. `queued`: the session waited for the key and has it. `wait_take`
-# waits and then takes, so that a client is woken with its token: one that has died meanwhile has
-# ended its session, and one that hangs loses it, as any holder.
+# Returns 'G token', 'B' or 'M capacity'. `queued`: the session waited for the key and has it.
+# `wait_take` waits and then takes the token, so that the client gets it with its wake-up. The
+# session of a dead client has ended by then; a client that hangs loses its session as any holder.
 _TAKE = """
 CREATE OR REPLACE FUNCTION @take(
   ns text, nm text, key bigint, md text, ttl float8, lbl text, joins boolean, queued boolean)
@@ -177,7 +177,8 @@ BEGIN
 END $$;
 """
 
-# 'G token slots', 'B' or 'M capacity'. `turn`: the session has the key where the others queue.
+# Returns 'G token slots', 'B' or 'M capacity'. `turn`: the session has the key of the queue, so it
+# is the first waiter.
 _SLOTS = """
 CREATE OR REPLACE FUNCTION @take_slots(
   ns text, nm text, key bigint, wt integer, lim integer, ttl float8, lbl text, joins boolean,
@@ -200,13 +201,13 @@ BEGIN
     RETURN 'C';
   END IF;
   IF c.capacity <> lim THEN
-    -- What it was may have ended: its key, or its slots' common one, is then free.
+    -- Its old use may have ended: its key, or the common key of its slots, is free then.
     IF NOT pg_try_advisory_xact_lock(CASE WHEN c.capacity = 0 THEN key ELSE key + 1 END) THEN
       RETURN 'M ' || c.capacity || ' ';
     END IF;
     c.holders := '{}';
   ELSIF NOT turn AND NOT pg_try_advisory_xact_lock_shared(key + 2) THEN
-    RETURN @slots_busy(ns, nm, key, lbl, joins, turn, chan, rng);  -- others wait already
+    RETURN @slots_busy(ns, nm, key, lbl, joins, turn, chan, rng);  -- there are waiters already
   END IF;
   FOR slot IN 0 .. lim - 1 LOOP
     EXIT WHEN cardinality(taking) >= wt;
@@ -240,7 +241,7 @@ BEGIN
   RETURN 'G ' || fence || ' ' || array_to_string(taking, ',');
 END $$;
 
--- Whoever has the turn says how it is rung; whoever joins keeps the limit from changing.
+-- The first waiter stores its channel and wake-up; a session that joins keeps the limit unchanged.
 CREATE OR REPLACE FUNCTION @slots_busy(
   ns text, nm text, key bigint, lbl text, joins boolean, turn boolean, chan text, rng text)
 RETURNS text
@@ -256,8 +257,8 @@ BEGIN
   RETURN 'B 0 ';
 END $$;
 
--- The keys are free before the row is read: who has the turn and found nothing free has left
--- its bell there by then.
+-- The keys are free before the row is read: a first waiter that found no free slot has stored its
+-- channel by then.
 CREATE OR REPLACE FUNCTION @free_slots(
   ns text, nm text, key bigint, slots integer[], fence bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -282,7 +283,7 @@ END $$;
 """
 
 _REST = """
--- Ends whatever this session has or waits for.
+-- Releases everything that this session holds, and ends its wait.
 CREATE OR REPLACE FUNCTION @leave() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM @durable(false);
@@ -301,7 +302,7 @@ BEGIN
     WHERE c.namespace = ns AND c.name = nm;
 END $$;
 
--- Ends one session, if it is still the one that was meant, and waits until it is gone.
+-- Ends a session, unless its pid belongs to a newer one, and waits until it has ended.
 CREATE OR REPLACE FUNCTION @end_session(who integer, started timestamptz) RETURNS boolean
 LANGUAGE sql AS $$
   SELECT coalesce(bool_and(pg_terminate_backend(a.pid, 1000)), true)

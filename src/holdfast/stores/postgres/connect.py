@@ -295,8 +295,7 @@ def _create(schema: PostgresSchema, connection: PostgresConnection, until: float
         if error.sqlstate == NO_RIGHTS:
             raise Unsupported(
                 f"{error}. Holdfast's tables are missing, or older than this version, and this "
-                "role may not make them: "
-                "let a role that may run what `holdfast schema postgresql` prints, which is\n"
-                f"{schema.sql()}"
+                "role may not make them: with a role that may, run the output of "
+                f"`holdfast schema postgresql`, which is\n{schema.sql()}"
             ) from None
         raise

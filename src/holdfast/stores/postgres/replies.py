@@ -86,8 +86,8 @@ def as_error(name: str, store: str, error: PostgresRefused) -> HoldfastError:
 
 def _damaged(name: str, store: str, cause: object) -> Incompatible:
     return Incompatible(
-        f"what {store} has stored for {name!r} can't be read ({cause}). If nobody uses it, delete "
-        "the rows of that name"
+        f"what {store} has stored for {name!r} can't be read ({cause}). If no client uses it, "
+        "delete the rows of that name"
     )
 
 

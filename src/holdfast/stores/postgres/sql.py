@@ -1,10 +1,12 @@
-"""The server's side of lease rows: tables, and how a claim is admitted.
+"""The SQL of lease rows: tables, admission, renewal, release, inspection.
 
-All state of a name is changed by one function call that locks the name's row first (``lock``).
-The holders are in that row, the line is in a table of its own that is only touched with the row
-locked, except that a client refreshes its own entries. Times are the server's.
+One function call changes a name, and locks the name's row (``lock``) first. The holders are in that
+row. The queue is a table of its own (``waiter``), which is only used with the row locked, except
+that a client refreshes its own entries. All times are the server's.
 
-``@`` stands for schema and prefix, ``%word%`` for what ``postgres_schema`` fills in.
+``@`` stands for schema and prefix, ``%word%`` for a text that ``schema`` fills in. Names of tables,
+columns (``bell``: the channel of a waiter's client; ``ring``: the text of its wake-up), functions,
+parameters and variables (``heir``: the next waiter) are stored: they keep their spelling.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ CREATE TABLE IF NOT EXISTS @waiter (
 ) WITH (fillfactor = 50);
 """
 
-# Drops what has run out, skips who is gone, and wakes whom that lets in: `core.admit`, in SQL.
+# Drops expired holders and absent waiters, and wakes the waiters that now fit: `core.admit` in SQL.
 _TIDY = """
 CREATE OR REPLACE FUNCTION @tidy(r @lock, own text, moment timestamptz) RETURNS @lock
 LANGUAGE plpgsql AS $$
@@ -98,8 +100,8 @@ BEGIN
 END $$;
 """
 
-# Grants, renewals and releases survive a crash of the server. What is lost of the line is made
-# anew by those who wait, so it does not wait for the disk.
+# Grants, renewals and releases survive a crash of the server. Waiters restore their queue entries
+# themselves, so changes of the queue do not wait for the disk.
 _DURABILITY = """
 CREATE OR REPLACE FUNCTION @durable(yes boolean) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -113,11 +115,11 @@ BEGIN
 END $$;
 """
 
-# Answers 'G token slots', 'B place seconds', 'F place' (the line is full), 'M capacity' or 'D' (the
-# row is damaged). A ring
-# of two words is that of one who can be granted as it is woken, and for how many seconds: it gets a
-# token in their stead, and the last one is the end of its 'B'. Whoever stands in line already, or
-# knows that others do, asks `join` or `attempt_locked` at once.
+# Returns 'G token slots', 'B place seconds', 'F place' (the queue is full), 'M capacity' or 'D'
+# (the row is damaged). A `rng` of two words is that of a waiter that takes a direct grant: the
+# second word is the seconds that the grant lasts. The wake-up then has the token in its place, and
+# 'B' ends with the last token of the name. A client that is in the queue already, or knows of
+# other waiters, calls `join` or `attempt_locked` directly.
 _ATTEMPT = """
 CREATE OR REPLACE FUNCTION @attempt(
   ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
@@ -134,7 +136,7 @@ BEGIN
   IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
-  -- Nobody holds and nobody waits: one statement on one row decides.
+  -- No holder and no waiter: one statement on one row decides.
   UPDATE @lock l
     SET token = greatest(l.token + 1, floor), capacity = lim, used = moment,
         holders = ARRAY[ROW(own, md, wt, taking, greatest(l.token + 1, floor), moment, ending,
@@ -142,7 +144,7 @@ BEGIN
     WHERE l.namespace = ns AND l.name = nm AND l.holders = '{}' AND NOT l.crowded
       AND (lim = 0 OR wt <= lim)
     RETURNING l.token INTO fence;
-  IF NOT FOUND AND (lim = 0 OR wt <= lim) THEN  -- or nobody has asked for it yet
+  IF NOT FOUND AND (lim = 0 OR wt <= lim) THEN  -- or the name has no row yet
     INSERT INTO @lock AS l (namespace, name, token, capacity, used, holders)
       VALUES (ns, nm, floor, lim, moment,
         ARRAY[ROW(own, md, wt, taking, floor, moment, ending, lbl)::@holder])
@@ -153,8 +155,8 @@ BEGIN
   END IF;
   IF joins AND md = 'exclusive' THEN
     IF current_setting('holdfast.ready', true) IS DISTINCT FROM 'yes' THEN
-      -- What is asked with the row locked is planned before: a session takes its time to do so
-      -- once, and many may come at once for the first time.
+      -- Plans the statements of `join` before the row is locked: planning is slow and done once per
+      -- session, and many sessions may need it at the same moment.
       done := set_config('holdfast.ready', 'yes', false);
       done := @join(ns, '', own, md, wt, lim, ttl, lbl, chan, rng, joins);
     END IF;
@@ -199,7 +201,7 @@ DECLARE
   taking integer[];
   done text;  -- an assignment costs less than a statement of its own
 BEGIN
-  FOR i IN 1 .. 100 LOOP  -- again only if the row comes or goes right between the two
+  FOR i IN 1 .. 100 LOOP  -- again only if the row is made or purged between the two
     SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
     moment := clock_timestamp();
     EXIT WHEN FOUND;
@@ -217,7 +219,7 @@ BEGIN
       RETURN 'G ' || r.token || ' ' || coalesce(array_to_string(taking, ','), '');
     END IF;
   END LOOP;
-  IF md = 'exclusive' AND r.crowded AND r.holders = '{}' THEN  -- whom a release let in
+  IF md = 'exclusive' AND r.crowded AND r.holders = '{}' THEN  -- a release has reserved it
     DELETE FROM @waiter q WHERE q.owner = own AND NOT EXISTS (SELECT FROM @waiter o
       WHERE o.namespace = q.namespace AND o.name = q.name AND o.place < q.place);
     IF FOUND THEN
@@ -229,9 +231,9 @@ BEGIN
     h := r.holders[i];
     IF (h.owner <> '' AND h.mode IN ('exclusive', 'shared', 'slots') AND h.weight >= 0
         AND h.token >= 0 AND isfinite(h.ends) AND isfinite(h.since)) IS NOT TRUE THEN
-      RETURN 'D';  -- no version has written this: it can't be told who holds what
+      RETURN 'D';  -- no version writes this: the holders are unknown
     END IF;
-    IF h.owner = own AND h.ends > moment THEN  -- a retry whose first answer was lost
+    IF h.owner = own AND h.ends > moment THEN  -- a retry whose first reply was lost
       PERFORM @durable(true);
       UPDATE @lock l SET holders[i].ends = greatest(h.ends, moment + make_interval(secs => ttl)),
           used = moment
@@ -240,7 +242,7 @@ BEGIN
     END IF;
   END LOOP;
   IF cardinality(r.holders) <> 1 OR h.mode <> 'exclusive' OR h.ends <= moment THEN
-    r := @tidy(r, own, moment);  -- else one holds it alone, and nobody can be let in
+    r := @tidy(r, own, moment);  -- else one exclusive holder has it: no waiter fits
   END IF;
   IF r.crowded THEN
     SELECT q.place INTO mine FROM @waiter q WHERE q.owner = own;
@@ -297,8 +299,8 @@ BEGIN
 END $$;
 """
 
-# The usual way of an exclusive claim that has to wait: one holds the name alone. All else is for
-# `attempt_locked`. For the empty name, which nothing has, it plans all that and does nothing.
+# The common case of an exclusive claim that must wait: there is one exclusive holder. All other
+# cases go to `attempt_locked`. For the empty name, which has no row, it only plans its statements.
 _JOIN = """
 CREATE OR REPLACE FUNCTION @join(
   ns text, nm text, own text, md text, wt integer, lim integer, ttl float8, lbl text,
@@ -331,7 +333,7 @@ BEGIN
         UPDATE @lock l SET crowded = true, used = moment WHERE l.namespace = ns AND l.name = nm;
       END IF;
     END IF;
-    IF line.stands OR done <> '' THEN  -- else it has stood there for a while, or the line is full
+    IF line.stands OR done <> '' THEN  -- else its entry is not fresh, or the queue is full
       RETURN 'B ' || line.ahead || ' ' || extract(epoch FROM held.ends - moment)
         || CASE WHEN rng LIKE '% _%' THEN ' ' || held.token ELSE '' END;
     END IF;
@@ -343,7 +345,7 @@ END $$;
 LEASE_ADMISSION = _DURABILITY + _TIDY + _ATTEMPT_LOCKED + _JOIN + _ATTEMPT
 
 _RELEASE = """
--- `heir` is not rung: it is asked for in the same breath.
+-- `heir` is not notified: the caller attempts for it in the same call.
 CREATE OR REPLACE FUNCTION @free(ns text, nm text, own text, heir text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -371,8 +373,8 @@ BEGIN
   IF r.crowded AND cardinality(r.holders) = 1 AND (r.holders[1]).owner = own THEN
     SELECT q.owner, q.mode, q.reserved, q.bell, q.ring INTO next_one FROM @waiter q
       WHERE q.namespace = ns AND q.name = nm AND %fresh% ORDER BY q.place LIMIT 1;
-    IF next_one.mode = 'exclusive' THEN  -- the usual way: one goes and one comes
-      -- Whose grant will be on disk and all before it: no need to wait twice.
+    IF next_one.mode = 'exclusive' THEN  -- the common case: an exclusive waiter follows
+      -- That waiter's grant waits for the disk, which includes this commit.
       PERFORM set_config('synchronous_commit', 'off', true);
       IF next_one.reserved IS NULL THEN
         UPDATE @waiter q SET reserved = moment + interval '%grace% s'
@@ -392,7 +394,7 @@ BEGIN
     END IF;
   END LOOP;
   r := @tidy(r, heir, moment);
-  -- Nothing of ours has ended, or somebody comes for it: here, too, there is nothing to wait for.
+  -- Nothing of ours has ended, or a waiter's grant follows: no need to wait for the disk here.
   IF NOT ours OR r.crowded AND EXISTS (SELECT FROM @waiter q
       WHERE q.namespace = ns AND q.name = nm AND q.reserved >= moment) THEN
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -404,14 +406,14 @@ BEGIN
   RETURN ours;
 END $$;
 
--- A release. The first in line, if it can be told so, is granted as it is woken: for a part of its
--- ttl, since nobody knows whether it is still well. It asks for more, or for the same once more.
--- `ours` comes in true from one who has waited, and may leave others behind. Asked for the empty
--- name, which nobody has, it plans all that and does nothing.
--- First the grant is on disk, then it is told. Not in one commit: one that notifies keeps others
--- that do so waiting, in the whole database, and would keep them waiting for the disk.
--- What commits can't have a search_path of its own (SET): it sets one for each transaction, and
--- nothing is looked up before.
+-- A release. The first waiter, if it takes direct grants, is granted the lock with its wake-up: for
+-- a part of its ttl, since it may no longer be alive. It renews the grant or attempts again.
+-- `ours` is passed as true if the caller has waited itself, so that there may be more waiters. For
+-- the empty name, which has no row, it only plans its statements.
+-- The grant is on disk before the notification is sent, in two commits: a commit that notifies
+-- blocks all others that notify, in the whole database, and would block them during the disk write.
+-- A procedure that commits can't have a search_path of its own (SET): it sets one for each
+-- transaction, and looks nothing up before.
 CREATE OR REPLACE PROCEDURE @hand_over(ns text, nm text, own text, INOUT ours boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -474,7 +476,7 @@ DECLARE
   answer text := @attempt(ns, nm, own, md, wt, lim, ttl, lbl, chan, rng, true);
 BEGIN
   IF freed <> 'off' AND current_setting('synchronous_commit') = 'off' THEN
-    PERFORM set_config('synchronous_commit', freed, true);  -- no grant brings the release along
+    PERFORM set_config('synchronous_commit', freed, true);  -- no grant follows
   END IF;
   RETURN ours::integer || ' ' || answer;
 END $$;
@@ -494,8 +496,8 @@ END $$;
 
 _RENEW = """
 -- Rows are locked in the order of their names: two clients that renew the same ones can't deadlock.
--- An end that is later stays, unless the fourth word of a hold says that it is to be shortened:
--- this may be done long after later ones.
+-- A later end is kept, unless the fourth value of a hold says that it is to be shortened: this call
+-- may be late and run after newer ones.
 CREATE OR REPLACE FUNCTION @renew(ns text, held json, waiting json) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -530,7 +532,7 @@ BEGIN
       lost := lost || item.i;
     END IF;
   END LOOP;
-  -- An entry that somebody is just waking or skipping is left alone, so this can't deadlock.
+  -- An entry that another transaction is changing is skipped, so this can't deadlock.
   WITH mine AS (
     SELECT q.owner, (e ->> 1)::integer AS behind
     FROM json_array_elements(waiting) e JOIN @waiter q ON q.owner = e ->> 0
@@ -587,7 +589,7 @@ END $$;
 """
 
 _PURGE = """
--- A bounded step through the names, in order: answers where to go on, or null at the end.
+-- A bounded step through the names, in order: returns where to continue, or null at the end.
 CREATE OR REPLACE FUNCTION @purge(ns text, after text, batch integer) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE

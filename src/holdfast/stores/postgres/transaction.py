@@ -1,7 +1,7 @@
-"""``transaction_lock`` on PostgreSQL: an advisory lock and its counter, in the caller's hands.
+"""``transaction_lock`` on PostgreSQL: an advisory lock and its counter.
 
-The key and the counter are those of advisory mode: the two exclude each other, and the tokens
-of both are in one order.
+Both belong to the caller's transaction. The key and the counter are those of advisory mode: the two
+exclude each other, and their tokens are in one order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.stores.postgres.schema import PostgresSchema
 __all__ = ["take"]
 
 _NOT_IN_TIME = "55P03"
-# The caller's session has the caller's search_path: all that is named here is named in full.
+# The session has the caller's search_path: every name in the SQL here is a full name.
 
 _LOOK = """
 SELECT pg_catalog.current_setting('transaction_isolation'),
@@ -33,10 +33,11 @@ INSERT INTO @counter AS c (namespace, name, base, token, used)
 
 
 async def take(driver: Any, asked: Asked) -> int:
-    """Waits for the lock, counts, and answers the token."""
+    """Waits for the lock, counts, and returns the token. Raises ``LockTimeout`` if it is not free
+    in time, and ``Unsupported`` for another isolation level or without our tables."""
     schema = PostgresSchema(asked.schema or "holdfast", asked.prefix)
     answer = await driver.execute(_LOOK, {"counter": schema.filled("@counter")})
-    isolation, there, patience = answer.rows[0]
+    isolation, there, lock_timeout = answer.rows[0]
     if isolation != "read committed":
         raise Unsupported(
             f"transaction_lock({asked.name!r}) in a transaction that is {isolation}: it would read "
@@ -48,18 +49,18 @@ async def take(driver: Any, asked: Asked) -> int:
             "postgresql` prints, or take any lock through a client once"
         )
     key = base_key(asked.namespace, asked.name)
-    await _lock(driver, asked, key, patience)
+    await _lock(driver, asked, key, lock_timeout)
     return await _count(driver, asked, key, schema)
 
 
-async def _lock(driver: Any, asked: Asked, key: int, patience: str) -> None:
+async def _lock(driver: Any, asked: Asked, key: int, lock_timeout: str) -> None:
     if asked.timeout is None:
         await driver.execute("SELECT pg_catalog.pg_advisory_xact_lock(:key)", {"key": key})
         return
     answer = await driver.execute("SELECT pg_catalog.pg_try_advisory_xact_lock(:key)", {"key": key})
     if answer.rows[0][0]:
         return
-    if asked.timeout <= 0 or not await _wait(driver, key, asked.timeout, patience):
+    if asked.timeout <= 0 or not await _wait(driver, key, asked.timeout, lock_timeout):
         raise LockTimeout(
             f"{asked.name!r} was not locked within {asked.timeout:g} s: another transaction or "
             "session has it",
@@ -67,11 +68,12 @@ async def _lock(driver: Any, asked: Asked, key: int, patience: str) -> None:
         )
 
 
-async def _wait(driver: Any, key: int, seconds: float, patience: str) -> bool:
-    """Within a savepoint, so that the caller's transaction survives a wait in vain."""
-    change = "SELECT pg_catalog.set_config('lock_timeout', :patience, true)"
+async def _wait(driver: Any, key: int, seconds: float, lock_timeout: str) -> bool:
+    """Waits in a savepoint, so that the caller's transaction survives a timeout. Returns False at
+    a timeout."""
+    change = "SELECT pg_catalog.set_config('lock_timeout', :timeout, true)"
     await driver.execute("SAVEPOINT holdfast_wait", {})
-    await driver.execute(change, {"patience": str(max(1, int(seconds * 1000)))})
+    await driver.execute(change, {"timeout": str(max(1, int(seconds * 1000)))})
     try:
         await driver.execute("SELECT pg_catalog.pg_advisory_xact_lock(:key)", {"key": key})
     except Exception as error:
@@ -80,13 +82,13 @@ async def _wait(driver: Any, key: int, seconds: float, patience: str) -> bool:
         await driver.execute("ROLLBACK TO SAVEPOINT holdfast_wait", {})
         await driver.execute("RELEASE SAVEPOINT holdfast_wait", {})
         return False
-    await driver.execute(change, {"patience": patience})
+    await driver.execute(change, {"timeout": lock_timeout})
     await driver.execute("RELEASE SAVEPOINT holdfast_wait", {})
     return True
 
 
 def _state(error: BaseException) -> str:
-    """The server's code for it, also inside an error of SQLAlchemy's."""
+    """Returns the server's error code, also from inside an error of SQLAlchemy."""
     return str(getattr(getattr(error, "orig", error), "sqlstate", ""))
 
 
@@ -96,7 +98,7 @@ async def _count(driver: Any, asked: Asked, key: int, schema: PostgresSchema) ->
     token, capacity, outermost = answer.rows[0]
     if not outermost and not asked.savepoint:
         raise in_savepoint(asked)
-    if capacity:  # it was a semaphore: may it be a lock now?
+    if capacity:  # it was a semaphore: it can become a lock if no slot is in use
         free = await driver.execute(
             "SELECT pg_catalog.pg_try_advisory_xact_lock(:key)", {"key": key + 1}
         )

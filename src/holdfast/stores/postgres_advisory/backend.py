@@ -63,7 +63,7 @@ from holdfast.url import Url
 __all__ = ["PostgresAdvisoryBackend", "PostgresAdvisoryStore"]
 
 RECHECK_SECONDS = 1.0
-"""How often the head of the queue for slots attempts again: a killed holder notifies nobody."""
+"""How often the head of the queue for slots attempts again: a killed holder sends no wake-up."""
 
 ABANDON_POLL_SECONDS = 0.005
 """How often ``abandon`` checks whether an attempt for the same owner has ended."""

@@ -1,4 +1,4 @@
-"""A hold on lease rows that comes with the wake-up: who may rely on it, and for how long."""
+"""Direct grants of lease rows: a release grants with the wake-up. When it counts, and how long."""
 
 from __future__ import annotations
 
@@ -23,56 +23,56 @@ from holdfast.url import open_store
 from servers.postgres import PostgresServer
 from servers.process import wait_until
 from stores.claims import claim_of
-from stores.postgres import bench as postgres_bench
-from stores.postgres.bench import Admin, held, over, stand, subscriptions
+from stores.postgres import helpers
+from stores.postgres.helpers import Admin, enqueue, held, run_with_bench, wakeups_of
 
 SECONDS = 60.0
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
 
-server, admin = postgres_bench.server, postgres_bench.admin
+server, admin = helpers.server, helpers.admin
 
 
 @blocking_and_asyncio
-@pytest.mark.parametrize("waited", [True, False], ids=["waited", "came alone"])
+@pytest.mark.parametrize("waited", [True, False], ids=["waited", "alone"])
 def test_a_release_grants_with_the_wake_up(
     server: PostgresServer, flavour: Flavour, waited: bool
 ) -> None:
-    """For a part of its ttl; who asks again gets the same for all of it."""
+    """For a part of the ttl; another attempt returns the same grant for the whole ttl."""
 
     async def body(bench: Bench) -> None:
-        async def hand_over(name: str) -> None:
+        async def grant_directly(name: str) -> None:
             giver, grant = await held(bench, name, waited=waited)
             theirs, claim = bench.peer(), bench.claim(name)
-            busy = await stand(theirs, claim)
+            busy = await enqueue(theirs, claim)
             assert await giver.release(grant)
             brought = await theirs.wait(claim, busy, now() + SECONDS)
             assert brought is not None
             assert brought.token > grant.token
             assert brought.seconds == DIRECT_GRANT_SECONDS
-            standing = await giver.look(name)
-            assert [holder.token for holder in standing.holders] == [brought.token]
-            assert standing.holders[0].remaining <= DIRECT_GRANT_SECONDS
-            assert not standing.waiters
+            info = await giver.look(name)
+            assert [holder.token for holder in info.holders] == [brought.token]
+            assert info.holders[0].remaining <= DIRECT_GRANT_SECONDS
+            assert not info.waiters
             assert (await theirs.take(claim)).token == brought.token
             (holder,) = (await giver.look(name)).holders
             assert holder.token == brought.token
             assert holder.remaining > DIRECT_GRANT_SECONDS
             assert await theirs.release(brought)
 
-        await in_grace(hand_over)
+        await in_grace(grant_directly)
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
 @blocking_and_asyncio
-def test_a_line_is_handed_down(server: PostgresServer, flavour: Flavour) -> None:
-    """Each in turn, and the line is empty in the end."""
+def test_a_queue_is_served_by_direct_grants(server: PostgresServer, flavour: Flavour) -> None:
+    """Each waiter in order, and the queue is empty in the end."""
 
     async def body(bench: Bench) -> None:
-        async def hand_down(name: str) -> None:
+        async def serve(name: str) -> None:
             giver, grant = await held(bench, name)
             waiting = [(bench.peer(), bench.claim(name)) for _ in range(4)]
-            answers = [await stand(peer, claim) for peer, claim in waiting]
+            answers = [await enqueue(peer, claim) for peer, claim in waiting]
             assert [answer.place for answer in answers] == [0, 1, 2, 3]
             for (peer, claim), busy in zip(waiting, answers, strict=True):
                 assert await giver.release(grant)
@@ -81,24 +81,26 @@ def test_a_line_is_handed_down(server: PostgresServer, flavour: Flavour) -> None
                 assert brought.token > grant.token
                 giver, grant = peer, brought
             assert await giver.release(grant)
-            standing = await giver.look(name)
-            assert not standing.holders
-            assert not standing.waiters
+            info = await giver.look(name)
+            assert not info.holders
+            assert not info.waiters
 
-        await in_grace(hand_down)
+        await in_grace(serve)
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
 @blocking_and_asyncio
-def test_a_turn_is_renewed_and_ended_as_any_hold(server: PostgresServer, flavour: Flavour) -> None:
-    """By the renewer, by its owner's release, and by the undoing of its claim."""
+def test_a_direct_grant_is_renewed_and_ended_as_any_hold(
+    server: PostgresServer, flavour: Flavour
+) -> None:
+    """By the renewer, by a release, and by abandoning its claim."""
 
     async def body(bench: Bench) -> None:
         async def keep(name: str) -> None:
             giver, grant = await held(bench, name)
             theirs, claim = bench.peer(), bench.claim(name)
-            busy = await stand(theirs, claim)
+            busy = await enqueue(theirs, claim)
             assert await giver.release(grant)
             brought = await theirs.wait(claim, busy, now() + SECONDS)
             assert brought is not None
@@ -106,44 +108,44 @@ def test_a_turn_is_renewed_and_ended_as_any_hold(server: PostgresServer, flavour
             (holder,) = (await giver.look(name)).holders
             assert holder.remaining > DIRECT_GRANT_SECONDS
             next_one = bench.claim(name)
-            busy = await stand(giver, next_one)
+            busy = await enqueue(giver, next_one)
             assert await theirs.release(brought)
             assert not await theirs.release(brought)
-            handed = await giver.wait(next_one, busy, now() + SECONDS)
-            assert handed is not None
+            second = await giver.wait(next_one, busy, now() + SECONDS)
+            assert second is not None
             await giver.abandon(next_one)
             assert not (await theirs.look(name)).holders
 
         await in_grace(keep)
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
 @blocking_and_asyncio
-def test_a_ring_from_before_the_attempt_is_no_grant(
+def test_a_wake_up_from_before_the_attempt_is_no_grant(
     server: PostgresServer, admin: Admin, flavour: Flavour
 ) -> None:
-    """It may tell of a turn that was missed: that hold is over, or not its any more."""
+    """It may belong to an earlier direct grant, which has expired or belongs to another owner."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         grant = await ours.take(bench.claim())
         claim = bench.claim()
-        busy = await stand(theirs, claim)
-        ((subscription, key),) = subscriptions(admin, bench.namespace)
+        busy = await enqueue(theirs, claim)
+        ((channel, key),) = wakeups_of(admin, bench.namespace)
         word = key.partition(" ")[0]
         for late in (f"{word} {grant.token}", f"{word} x", word):
-            admin.execute("SELECT pg_notify(%s, %s)", (subscription, late))
+            admin.execute("SELECT pg_notify(%s, %s)", (channel, late))
             assert await theirs.wait(claim, busy, now() + SECONDS) is None
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
 @blocking_and_asyncio
-def test_who_does_not_hear_of_its_turn_finds_it(
+def test_a_waiter_finds_a_direct_grant_whose_wake_up_was_lost(
     server: PostgresServer, admin: Admin, flavour: Flavour
 ) -> None:
-    """The connection on which it listens is gone, and the message with it."""
+    """The connection that listens was closed, and the notification lost with it."""
 
     async def body(bench: Bench) -> None:
         async def miss(name: str) -> None:
@@ -153,7 +155,7 @@ def test_who_does_not_hear_of_its_turn_finds_it(
             theirs = Peer(open_store(url, settings), flavour, bench.workers)
             try:
                 claim = bench.claim(name)
-                busy = await stand(theirs, claim)
+                busy = await enqueue(theirs, claim)
                 admin.execute(
                     "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
                     " WHERE application_name = %s",
@@ -170,23 +172,25 @@ def test_who_does_not_hear_of_its_turn_finds_it(
 
         await in_grace(miss)
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
 @blocking_and_asyncio
-def test_who_does_not_come_for_its_turn_misses_it(server: PostgresServer, flavour: Flavour) -> None:
-    """It listens and is granted; but it neither renews the hold nor asks for it."""
+def test_a_direct_grant_that_is_not_renewed_expires(
+    server: PostgresServer, flavour: Flavour
+) -> None:
+    """The waiter gets the wake-up, but neither renews the grant nor attempts again."""
 
     async def body(bench: Bench) -> None:
         giver, grant = await held(bench)
         frozen, theirs = bench.peer(), bench.peer()
-        first, second = bench.claim(ttl=2.0), bench.claim()  # the first would be HANDED_SECONDS
-        busy = await stand(frozen, first)
-        await stand(theirs, second)
+        first, second = bench.claim(ttl=2.0), bench.claim()  # instead of DIRECT_GRANT_SECONDS
+        busy = await enqueue(frozen, first)
+        await enqueue(theirs, second)
         assert await giver.release(grant)
-        # Nobody wakes the second: it looks when what is in front of it may be over.
-        standing = await giver.look("name")
-        assert sum(holder.remaining for holder in standing.holders) <= first.ttl
+        # No wake-up for the second: it attempts again when the grant before it may have expired.
+        info = await giver.look("name")
+        assert sum(holder.remaining for holder in info.holders) <= first.ttl
         taken = await theirs.get(second, SECONDS)
         brought = await frozen.wait(first, busy, now() + SECONDS)
         assert brought is not None
@@ -195,15 +199,15 @@ def test_who_does_not_come_for_its_turn_misses_it(server: PostgresServer, flavou
         assert not await frozen.release(brought)
         assert await theirs.release(taken)
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
 @blocking_and_asyncio
 @pytest.mark.parametrize("kind", ["shared", "slots"])
-def test_others_are_reserved_for_and_rung(
+def test_other_modes_are_reserved_and_woken(
     server: PostgresServer, flavour: Flavour, kind: str
 ) -> None:
-    """A grant is made by their own attempt."""
+    """Shared claims and slots are granted by their own attempt."""
 
     async def body(bench: Bench) -> None:
         async def reserve(name: str) -> None:
@@ -216,7 +220,7 @@ def test_others_are_reserved_for_and_rung(
             before = bench.claim(name) if kind == "shared" else claim()
             grant = await giver.take(before)
             asked = claim()
-            busy = await stand(theirs, asked)
+            busy = await enqueue(theirs, asked)
             assert await giver.release(grant)
             assert await theirs.wait(asked, busy, now() + SECONDS) is None
             assert not (await giver.look(name)).holders
@@ -224,11 +228,11 @@ def test_others_are_reserved_for_and_rung(
 
         await in_grace(reserve)
 
-    over(server.url, flavour, body)
+    run_with_bench(server.url, flavour, body)
 
 
-def test_an_older_waiter_is_rung_as_ever(server: PostgresServer, namespace: str) -> None:
-    """One whose ring has no room for a token gets none, and is answered as before."""
+def test_a_waiter_of_an_older_version_is_woken(server: PostgresServer, namespace: str) -> None:
+    """A waiter whose stored ``ring`` has one word gets no token, and its replies are as before."""
 
     async def body(bench: Bench) -> None:
         giver, grant = await held(bench)
@@ -244,11 +248,11 @@ def test_an_older_waiter_is_rung_as_ever(server: PostgresServer, namespace: str)
             assert row is not None
             assert len(str(row[0]).split(" ")) == 3
             assert await giver.release(grant)
-            told = [each.payload for each in older.notifies(timeout=SECONDS, stop_after=1)]
-            assert told == ["key"]
+            payloads = [each.payload for each in older.notifies(timeout=SECONDS, stop_after=1)]
+            assert payloads == ["key"]
             assert not (await giver.look("name")).holders
 
-    over(server.url, Flavour.BLOCKING, body)
+    run_with_bench(server.url, Flavour.BLOCKING, body)
 
 
 _WAITS = """
@@ -265,8 +269,8 @@ sys.stdin.read()
 def test_a_waiter_that_ends_with_its_grant_is_passed_over(
     server: PostgresServer, admin: Admin, namespace: str, stopped: bool
 ) -> None:
-    """A process that was granted as it was stopped, or that is killed as soon as it was granted.
-    The ttl is far longer than the test, so that nothing else ends its hold."""
+    """A process that was stopped before its direct grant, or is killed right after it. The ttl is
+    far longer than the test, so that nothing else ends its hold."""
     with (
         holdfast.connect(server.url, namespace=namespace, ttl=3600) as ours,
         holdfast.connect(server.url, namespace=namespace, ttl=3600) as theirs,
@@ -285,15 +289,15 @@ def test_a_waiter_that_ends_with_its_grant_is_passed_over(
         go = threading.Event()
         thread = threading.Thread(target=work)
         thread.start()
-        wait_until("the first", lambda: len(subscriptions(admin, namespace)) == 1)
+        wait_until("the first", lambda: len(wakeups_of(admin, namespace)) == 1)
         words = [sys.executable, "-c", _WAITS, server.url, namespace]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-            wait_until("the child", lambda: len(subscriptions(admin, namespace)) == 2)
+            wait_until("the child", lambda: len(wakeups_of(admin, namespace)) == 2)
             if stopped:
                 os.kill(child.pid, signal.SIGSTOP)
             first.release()
-            wait_until("our turn", lambda: len(tokens) == 1)
-            go.set()  # now it hands over to the child, and stands in line behind it
+            wait_until("our grant", lambda: len(tokens) == 1)
+            go.set()  # now it releases to the child, and queues behind it
             if not stopped:
                 assert child.stdout is not None
                 assert int(child.stdout.readline()) > tokens[0]
@@ -304,10 +308,10 @@ def test_a_waiter_that_ends_with_its_grant_is_passed_over(
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_a_turn_lasts_as_long_as_any_hold(
+def test_a_direct_grant_lasts_as_long_as_any_hold(
     server: PostgresServer, admin: Admin, namespace: str, renew: bool
 ) -> None:
-    """The renewer renews it at once; where nothing is renewed, its waiter asks for the ttl."""
+    """The renewer renews it at once; without renewal the waiter attempts again for its ttl."""
     with (
         holdfast.connect(server.url, namespace=namespace) as ours,
         holdfast.connect(server.url, namespace=namespace) as theirs,
@@ -326,24 +330,24 @@ def test_a_turn_lasts_as_long_as_any_hold(
         worker = threading.Thread(target=hold)
         with ours.lock("name"):
             worker.start()
-            wait_until("the waiter", lambda: len(subscriptions(admin, namespace)) == 1)
+            wait_until("the waiter", lambda: len(wakeups_of(admin, namespace)) == 1)
         assert held.wait(SECONDS)
         wait_until("the renewal", lambda: left() > 2 * DIRECT_GRANT_SECONDS)
         done.set()
         worker.join()
 
 
-def test_rings_are_no_owners(server: PostgresServer, admin: Admin, namespace: str) -> None:
-    """Whoever may listen learns nothing that ends a hold."""
+def test_wake_ups_do_not_show_owners(server: PostgresServer, admin: Admin, namespace: str) -> None:
+    """A role that listens learns nothing that could end a hold."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         await ours.take(bench.claim())
         claim = bench.claim()
-        await stand(theirs, claim)
-        assert [key for _, key in subscriptions(admin, bench.namespace)] == [
+        await enqueue(theirs, claim)
+        assert [key for _, key in wakeups_of(admin, bench.namespace)] == [
             f"{wakeup_key(claim.owner).decode()} {DIRECT_GRANT_SECONDS:.6f}"
         ]
-        assert claim.owner not in str(subscriptions(admin, bench.namespace))
+        assert claim.owner not in str(wakeups_of(admin, bench.namespace))
 
-    over(server.url, Flavour.BLOCKING, body)
+    run_with_bench(server.url, Flavour.BLOCKING, body)

@@ -1,7 +1,7 @@
-"""What the tests of the PostgreSQL store share: a server, an administrator, and waiters on lease
-rows, below the clients: how they stand in line and are woken.
+"""What the tests of the PostgreSQL store share: a server, an administrator's connection, and
+waiters on lease rows at the level of the backend.
 
-Fixtures are taken over by name: ``server, admin = postgres_bench.server, postgres_bench.admin``.
+Import fixtures by name: ``server, admin = helpers.server, helpers.admin``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,23 @@ from holdfast.testing.contract.bench import SOON
 from servers.postgres import PostgresServer
 from servers.registry import Servers
 
-__all__ = ["Admin", "admin", "held", "listens_by", "over", "server", "stand", "subscriptions"]
+__all__ = [
+    "Admin",
+    "admin",
+    "enqueue",
+    "held",
+    "run_with_bench",
+    "server",
+    "subscribe_by",
+    "wakeups_of",
+]
 
 Admin = psycopg.Connection[tuple[object, ...]]
 
 
 @pytest.fixture
 def server(servers: Servers) -> PostgresServer:
-    """The server that most tests use together, each in a namespace of its own."""
+    """The server that most tests share, each in a namespace of its own."""
     return servers.of(PostgresServer)
 
 
@@ -44,7 +53,7 @@ class Running(Harness):
         self.url = url
 
 
-def over(url: str, flavour: Flavour, body: Callable[[Bench], Awaitable[None]]) -> None:
+def run_with_bench(url: str, flavour: Flavour, body: Callable[[Bench], Awaitable[None]]) -> None:
     """Runs a test's body with a bench of its own."""
 
     async def run() -> None:
@@ -57,34 +66,35 @@ def over(url: str, flavour: Flavour, body: Callable[[Bench], Awaitable[None]]) -
     asyncio.run(run())
 
 
-async def stand(peer: Peer, claim: Claim) -> Busy:
-    """In line, where it can be woken: the first wait only begins to listen."""
+async def enqueue(peer: Peer, claim: Claim) -> Busy:
+    """Queues a claim and subscribes, so that it can be woken: the first wait only subscribes."""
     busy = await peer.queue(claim)
-    await peer.wait(claim, busy, listens_by(busy))
+    await peer.wait(claim, busy, subscribe_by(busy))
     return await peer.queue(claim)
 
 
-def listens_by(busy: Busy) -> float:
-    """Until when to wait to begin to listen: that may take its time, but later waits must not."""
-    _, heard = busy.ref
-    return now() if heard else now() + SOON
+def subscribe_by(busy: Busy) -> float:
+    """Deadline of a wait that only subscribes: the first may take long, later ones must not."""
+    _, generation = busy.ref
+    return now() if generation else now() + SOON
 
 
 async def held(bench: Bench, name: str = "name", *, waited: bool = False) -> tuple[Peer, Grant]:
-    """A hold of one who came alone, or has waited and is likely to leave others behind."""
+    """Returns a peer with its grant, taken at once or after a wait. A holder that has waited
+    releases differently: there may be more waiters."""
     first, second = bench.peer(), bench.peer()
     grant = await first.take(bench.claim(name))
     if not waited:
         return first, grant
     claim = bench.claim(name)
-    await stand(second, claim)
+    await enqueue(second, claim)
     assert await first.release(grant)
     return second, await second.take(claim)
 
 
-def subscriptions(admin: Admin, namespace: str) -> list[tuple[str, str]]:
-    """Channel and ring of those who wait."""
+def wakeups_of(admin: Admin, namespace: str) -> list[tuple[str, str]]:
+    """Returns the channel and the wake-up text of each waiter, in the order of the queue."""
     rows = admin.execute(
         "SELECT bell, ring FROM holdfast.waiter WHERE namespace = %s ORDER BY place", (namespace,)
     )
-    return [(str(subscription), str(wake)) for subscription, wake in rows]
+    return [(str(channel), str(wakeup)) for channel, wakeup in rows]
