@@ -144,8 +144,8 @@ class Leases:
     async def _confirm_leader(self, session_id: str, term: str, until: float | None) -> None:
         """Proves that the node that answered a keep-alive leads a majority. A replaced leader that
         does not know it yet answers keep-alives by itself, but a read needs the other nodes. If the
-        read is answered in the same term, every other leader comes later and gives the session its
-        whole ttl again. Raises ``BackendUnavailable`` if the term changed."""
+        read is answered in the same term, every other leader is a later one and gives the session
+        its whole ttl again. Raises ``BackendUnavailable`` if the term changed."""
         body = b'{"key":"%b","keys_only":true}' % self.store.names.guard(session_id)
         found = await self.gateway.post(RANGE, body, until)
         if found["header"]["raft_term"] != term:
