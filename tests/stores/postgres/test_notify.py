@@ -15,7 +15,7 @@ from servers.postgres import PostgresServer
 from stores import sql_helpers
 from stores.postgres import helpers
 from stores.postgres.helpers import Admin, wakeups_of
-from stores.sql_helpers import LONG, Clients, release_to_waiter, wait_for_waiters, until
+from stores.sql_helpers import LONG, Clients, release_to_waiter, until, wait_for_waiters
 
 if TYPE_CHECKING:
     from holdfast import AsyncLock, AsyncLocks
