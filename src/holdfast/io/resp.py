@@ -4,13 +4,25 @@ before anything is kept for it, and however slowly it logs a connection in, that
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 import hiredis
 
 from holdfast.io.clock import now
 
-__all__ = ["INCOMPLETE", "Bounds", "Reader", "Refused", "TimedSocket", "WatchedStream"]
+__all__ = [
+    "FIRST_WORD",
+    "INCOMPLETE",
+    "Bounds",
+    "Reader",
+    "Refused",
+    "TimedSocket",
+    "WatchedStream",
+    "bulk",
+    "chunks",
+    "pack",
+]
 
 LARGEST_REPLY_BYTES = 32 << 20
 MOST_ELEMENTS = 1_000_000
@@ -172,3 +184,32 @@ class WatchedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def bulk(text: str) -> str:
+    """One packed argument."""
+    size = len(text) if text.isascii() else len(text.encode())
+    return f"${size}\r\n{text}\r\n"
+
+
+def pack(*words: str | int) -> bytes:
+    """One packed command."""
+    return f"*{len(words)}\r\n{''.join(bulk(str(word)) for word in words)}".encode()
+
+
+FIRST_WORD = pack("TIME")
+"""Sent in front of a command that tells others something, so that its reply comes behind that. A
+server writes last to whom it first had something to say: those who are told run while we wait,
+instead of waiting while we run on. The reply to this one is dropped, whatever it is."""
+
+
+def chunks(commands: Iterable[bytes], size: int) -> Iterable[list[bytes]]:
+    """Commands in batches, so that neither side's buffers grow without bound."""
+    batch: list[bytes] = []
+    for command in commands:
+        batch.append(command)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

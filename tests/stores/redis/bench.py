@@ -12,9 +12,8 @@ import pytest
 
 from holdfast.core.contract import Settings
 from holdfast.io.clock import now
-from holdfast.stores.redis.connection import key_slot
-from holdfast.stores.redis.wakeups import BlockingSubscription
-from holdfast.stores.redis.wakeups_aio import AsyncSubscription
+from holdfast.stores.redis.routes import key_slot
+from holdfast.stores.redis.wakeups import AsyncSubscription, BlockingSubscription
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.clients import open_client
 from holdfast.testing.contract import Bench, Peer

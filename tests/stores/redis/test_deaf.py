@@ -109,7 +109,7 @@ def test_a_new_subscription_leaves_nobody_behind(servers: Servers, late: bool) -
     async def body(bench: Bench) -> None:
         peer = bench.peer()
         backend: Any = peer.backend
-        wakeups, subscribe = backend._wakeups, backend._requests.route.subscription
+        wakeups, subscribe = backend._wakeups, backend._route.subscription
         await peer.take(bench.claim())
         claim = bench.claim()
         await peer.wait(claim, await peer.queue(claim), now())  # begins to listen

@@ -19,7 +19,7 @@ from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import Guarantee, Settings
 from holdfast.errors import Unsupported
 from holdfast.io.clock import now
-from holdfast.stores.redis.connection import key_slot
+from holdfast.stores.redis.routes import key_slot
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from holdfast.testing.history import Hold, faults, read_holds

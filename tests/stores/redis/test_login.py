@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.errors import BackendUnavailable
 from holdfast.stores.redis.aio import AsyncLink
-from holdfast.stores.redis.connection import Access, Address
+from holdfast.stores.redis.url import Access, Address
 from servers.tls import make_certificate
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, HoldfastError
-from holdfast.stores.redis.cluster import ClusterRoute
-from holdfast.stores.redis.connection import SLOTS, Access, Address, key_slot
-from holdfast.stores.redis.wire import AsyncWire, BlockingWire
+from holdfast.stores.redis.routes import SLOTS, AsyncWire, BlockingWire, ClusterRoute, key_slot
+from holdfast.stores.redis.url import Access, Address
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.proxy import Proxy
@@ -149,7 +148,7 @@ def test_a_sentinel_that_hangs_leaves_time_for_the_others(
         async with client.lock("name", timeout=4):
             pass
         before = hung.counts.connections
-        client._engine.backend._requests.route.refused()
+        client._engine.backend._route.refused()
         async with client.lock("name", timeout=4):
             pass
         assert hung.counts.connections == before

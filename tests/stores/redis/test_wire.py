@@ -12,9 +12,10 @@ from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.io.clock import now
+from holdfast.io.resp import pack
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.redis.backend import RedisBackend
-from holdfast.stores.redis.connection import key_slot, pack
+from holdfast.stores.redis.routes import key_slot
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from holdfast.url import open_store

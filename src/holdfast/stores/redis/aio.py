@@ -15,18 +15,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from holdfast.io.resp import WatchedStream
-from holdfast.stores.redis.connection import (
-    FIRST_WORD,
-    INCOMPLETE,
-    Access,
-    Address,
-    Greeting,
-    LinkBroken,
-    Reader,
-    chunks,
-    unreachable,
-)
+from holdfast.io.resp import FIRST_WORD, INCOMPLETE, Reader, WatchedStream, chunks
+from holdfast.stores.redis.replies import LinkBroken, unreachable
+from holdfast.stores.redis.url import Access, Address, Greeting
 
 __all__ = ["AsyncLink", "AsyncPool", "Wired"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.contract import (
@@ -18,19 +18,40 @@ from holdfast.core.contract import (
     Finding,
     Guarantee,
     Page,
+    Renewal,
     Runtime,
     Settings,
+    Waiting,
 )
 from holdfast.errors import Unsupported
-from holdfast.stores.redis.connection import LinkBroken, Refused, bulk
-from holdfast.stores.redis.inspect import Survey, read_standing, readable_standing
-from holdfast.stores.redis.probe import findings
-from holdfast.stores.redis.renew import Keeping
-from holdfast.stores.redis.replies import Excuses, Keys, busy_answer, milliseconds, refusal
-from holdfast.stores.redis.requests import Command, Requests
-from holdfast.stores.redis.scripts import Scripts
+from holdfast.io.resp import Refused, bulk, pack
+from holdfast.stores.redis.inspect import (
+    Survey,
+    eviction_greeting,
+    findings,
+    read_standing,
+    readable_standing,
+)
+from holdfast.stores.redis.replies import (
+    Excuses,
+    Keys,
+    LinkBroken,
+    busy_answer,
+    lock_name,
+    milliseconds,
+    refusal,
+)
+from holdfast.stores.redis.routes import (
+    AsyncWire,
+    BlockingWire,
+    ClusterRoute,
+    Route,
+    SentinelRoute,
+    SingleRoute,
+    Wire,
+)
+from holdfast.stores.redis.scripts import Script, Scripts
 from holdfast.stores.redis.url import Options, read_options
-from holdfast.stores.redis.wire import AsyncWire, BlockingWire
 from holdfast.url import Url
 
 __all__ = ["RedisBackend", "RedisStore", "initialise", "open_store"]
@@ -44,8 +65,19 @@ SIXTEEN_DIGITS = 10**15
 """Microseconds since the epoch have so many, from 2001 to 2286."""
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 
+REPLICATION_SECONDS = 1.0
+"""How long a grant may take to reach the replicas that were asked for."""
 
-class RedisBackend(Keeping):
+
+class Command(NamedTuple):
+    """A packed script call, and the key that says which node it goes to."""
+
+    script: Script
+    packed: bytes
+    key: str
+
+
+class RedisBackend:
     """Admits claims in scripts on the server."""
 
     def __init__(self, store: RedisStore, runtime: Runtime) -> None:
@@ -58,9 +90,10 @@ class RedisBackend(Keeping):
         self._wakeups: Any = self._wire.wakeups(self._keys.channel(secrets.token_hex(8)))
         self._shapes: dict[tuple[Mode, int, int, float, bool, int], str] = {}
         self._replicas, self._excuses = store.options.replicas, Excuses()
-        self._requests = Requests(self._wire, store.options, self._moved)
-        self._call, self._now = self._requests.call, self._requests.now
-        self._behind = self._requests.behind
+        self._route = _route(self._wire, store.options, self._moved)
+        self._call, self._now, self._behind = self._route.call, self._route.now, self._route.behind
+        patience = min(REPLICATION_SECONDS, store.options.access.request_seconds / 2)
+        self._wait_command = pack("WAIT", store.options.replicas, milliseconds(patience))
 
     def _moved(self) -> None:
         self._wakeups.drop()
@@ -107,11 +140,11 @@ class RedisBackend(Keeping):
             reply = await self._call(packed, key, until) if now is None else now(packed, until)
         except LinkBroken as error:
             self._doubt(claim)
-            reply = await self._requests.again(Command(script, packed, key), error, until)
+            reply = await self._again(Command(script, packed, key), error, until)
         if type(reply) is int:
             return Grant(claim, reply)
         if type(reply) is Refused:
-            reply = await self._requests.amend(Command(script, packed, key), reply, until)
+            reply = await self._amend(Command(script, packed, key), reply, until)
         return self._answer(claim, reply, heard)
 
     def _answer(self, claim: Claim, reply: Any, heard: int) -> Grant | Busy:
@@ -131,7 +164,7 @@ class RedisBackend(Keeping):
         self, claim: Claim, command: Command, heard: int, until: float | None
     ) -> Grant | Busy:
         try:
-            reply, short = await self._requests.replicated(command, until)
+            reply, short = await self._with_replicas(command, until)
         except LinkBroken:
             self._doubt(claim)
             raise
@@ -152,7 +185,7 @@ class RedisBackend(Keeping):
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
         self._excuses.tell(claim, busy)
         heard, last = busy.ref
-        subscription = self._requests.route.subscription
+        subscription = self._route.subscription
         token = await self._wakeups.wait(_subscription_key(claim.owner), heard, until, subscription)
         # A ring may have been under way since before the attempt whose answer this waits on.
         if token is None or token <= last:
@@ -161,6 +194,42 @@ class RedisBackend(Keeping):
 
     def nudge(self, claim: Claim) -> None:
         self._wakeups.wake(_subscription_key(claim.owner))
+
+    # ---- renewing
+
+    async def renew(
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
+    ) -> Renewal:
+        batch = [self._renewal(grant.claim, shorten) for grant in grants]
+        batch += [self._refreshing(claim, behind) for claim, behind in waits]
+        replies = await self._many(batch, until, again=not shorten)
+        lost: dict[str, str] = {}
+        unknown: dict[str, str] = {}
+        for grant, reply in zip(grants, replies, strict=False):
+            if type(reply) is not int:
+                unknown[grant.claim.owner] = str(refusal(reply, self.display, grant.claim.name))
+            elif reply == 0:
+                lost[grant.claim.owner] = "it ran out or was broken, and is no longer stored"
+        answers = zip(waits, replies[len(grants) :], strict=True)
+        forgotten = frozenset(waiting.claim.owner for waiting, reply in answers if reply == 0)
+        return Renewal(lost, unknown, forgotten)
+
+    def _renewal(self, claim: Claim, shorten: bool) -> Command:
+        script = self._scripts.renew
+        start, key = self._keys.start(script, claim.name)
+        words = f"{bulk(claim.owner)}{bulk(str(int(claim.ttl * 1000)))}{bulk(str(int(shorten)))}"
+        return Command(script, f"{start}{words}".encode(), key)
+
+    def _refreshing(self, claim: Claim, behind: int) -> Command:
+        script = self._scripts.refresh
+        start, key = self._keys.start(script, claim.name)
+        words = f"{bulk(claim.owner)}{bulk(str(behind))}"
+        return Command(script, f"{start}{words}".encode(), key)
 
     # ---- ending
 
@@ -185,12 +254,12 @@ class RedisBackend(Keeping):
                 reply = await self._call(packed, key)
         except LinkBroken as error:
             # If the first one did arrive, the hold was ours and is gone by now.
-            await self._requests.again(Command(script, packed, key), error)
+            await self._again(Command(script, packed, key), error)
             return True
         if type(reply) is int:
             return reply == 1
         if type(reply) is Refused:
-            reply = await self._requests.amend(Command(script, packed, key), reply)
+            reply = await self._amend(Command(script, packed, key), reply)
         return self._flag(reply, claim.name)
 
     def _flag(self, reply: Any, name: str) -> bool:
@@ -212,9 +281,9 @@ class RedisBackend(Keeping):
         except LinkBroken as error:
             self._doubt(claim)
             sure = False
-            reply = await self._requests.again(command, error)
+            reply = await self._again(command, error)
         if type(reply) is Refused:
-            reply = await self._requests.amend(command, reply)
+            reply = await self._amend(command, reply)
         if type(reply) is not list or len(reply) != 2 or type(reply[0]) is not int:
             raise refusal(reply, self.display, claim.name)
         if self._doubtful and grant.claim.owner in self._doubtful:
@@ -238,9 +307,9 @@ class RedisBackend(Keeping):
         sent = bulk(str(int(self._wall() * 1_000_000)))
         command = Command(script, f"{start}{bulk(claim.owner)}{sent}".encode(), key)
         try:
-            was = self._flag(await self._requests.one(command, until, again=False), claim.name)
+            was = self._flag(await self._one(command, until, again=False), claim.name)
         except LinkBroken as error:
-            await self._requests.again(command, error, until)
+            await self._again(command, error, until)
             was = True
         self._doubtful.pop(claim.owner, None)
         self._waiters.pop(claim.owner, None)
@@ -249,7 +318,7 @@ class RedisBackend(Keeping):
     async def revoke(self, name: str) -> list[int]:
         script = self._scripts.revoke
         start, key = self._keys.start(script, name)
-        reply = await self._requests.one(Command(script, start.encode(), key))
+        reply = await self._one(Command(script, start.encode(), key))
         if type(reply) is not list or any(type(token) is not int for token in reply):
             raise refusal(reply, self.display, name)
         return reply
@@ -261,7 +330,7 @@ class RedisBackend(Keeping):
         return read_standing(name, reply, self.display)
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
-        survey = Survey(self._keys, self._requests.route, self._standings)
+        survey = Survey(self._keys, self._route, self._standings)
         return await survey.page(prefix, cursor, limit)
 
     async def _standings(self, names: Sequence[str]) -> list[LockInfo]:
@@ -279,7 +348,7 @@ class RedisBackend(Keeping):
             start, key = self._keys.start(script, name)
             packed = f"{start}{bulk(str(LOOK_CAP))}".encode()
             commands.append(Command(script, packed, key))
-        return await self._requests.many(commands)
+        return await self._many(commands)
 
     # ---- records
 
@@ -288,12 +357,12 @@ class RedisBackend(Keeping):
         start, key = self._keys.start(script, grant.claim.name)
         words = (grant.claim.owner, value, str(grant.token), str(milliseconds(keep_seconds)))
         packed = f"{start}{''.join(map(bulk, words))}".encode()
-        return self._flag(await self._requests.one(Command(script, packed, key)), grant.claim.name)
+        return self._flag(await self._one(Command(script, packed, key)), grant.claim.name)
 
     async def recall(self, name: str) -> Record | None:
         script = self._scripts.recall
         start, key = self._keys.start(script, name)
-        reply = await self._requests.one(Command(script, start.encode(), key))
+        reply = await self._one(Command(script, start.encode(), key))
         if reply is None:
             return None
         if type(reply) is not list or [type(word) for word in reply] != [bytes, int, int]:
@@ -305,30 +374,118 @@ class RedisBackend(Keeping):
         pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
         await self.runtime.sleep(max(0.0, pause))
 
+    # ---- requests
+
+    async def _one(
+        self, command: Command, until: float | None = None, *, again: bool = True
+    ) -> Any:
+        """Sends one command and answers its reply."""
+        try:
+            reply = await self._call(command.packed, command.key, until)
+        except LinkBroken as error:
+            if not again:
+                raise
+            return await self._again(command, error, until)
+        return await self._amend(command, reply, until) if type(reply) is Refused else reply
+
+    async def _again(self, command: Command, error: LinkBroken, until: float | None = None) -> Any:
+        """Sends a command once more if the server had closed its connection."""
+        if not error.closed:
+            raise error
+        reply = await self._call(command.packed, command.key, until)
+        return await self._amend(command, reply, until) if type(reply) is Refused else reply
+
+    async def _amend(self, command: Command, reply: Refused, until: float | None = None) -> Any:
+        """Answers an error reply with the script's text, where that is what is missing."""
+        if reply.code == "NOSCRIPT":
+            in_full = command.script.in_full(command.packed)
+            again = await self._call(in_full, command.key, until)
+            if type(again) is not Refused:
+                return again
+            reply = again
+        self._look_elsewhere([reply])
+        raise refusal(reply, self.display, lock_name(command.key))
+
+    def _look_elsewhere(self, replies: Sequence[Any]) -> None:
+        """Where a replica answers, another may be the master by now."""
+        if any(type(reply) is Refused and reply.code == "READONLY" for reply in replies):
+            self._route.refused()
+
+    async def _many(
+        self, commands: Sequence[Command], until: float | None = None, *, again: bool = True
+    ) -> list[Any]:
+        """All in one round trip; what the server has no script for, in one more. Error replies
+        stand where their replies would."""
+        if not commands:
+            return []
+        packed = [command.packed for command in commands]
+        keys = [command.key for command in commands]
+        try:
+            replies = await self._route.calls(packed, keys, until)
+        except LinkBroken as error:
+            if not error.closed or not again:
+                raise
+            replies = await self._route.calls(packed, keys, until)
+        unknown = [i for i, r in enumerate(replies) if type(r) is Refused and r.code == "NOSCRIPT"]
+        if unknown:
+            full = [commands[i].script.in_full(packed[i]) for i in unknown]
+            loaded = await self._route.calls(full, [keys[i] for i in unknown], until)
+            for i, reply in zip(unknown, loaded, strict=True):
+                replies[i] = reply
+        self._look_elsewhere(replies)
+        return replies
+
+    async def _with_replicas(self, command: Command, until: float | None) -> tuple[Any, str]:
+        """The reply, and what is missing if too few replicas have what it wrote."""
+        reply, count = await self._route.alone(
+            [command.packed, self._wait_command], command.key, until
+        )
+        if type(reply) is Refused and reply.code == "NOSCRIPT":
+            full = command.script.in_full(command.packed)
+            reply, count = await self._route.alone([full, self._wait_command], command.key, until)
+        self._look_elsewhere([reply])
+        for each in (reply, count):
+            if type(each) is Refused:
+                raise refusal(each, self.display, lock_name(command.key))
+        if type(count) is not int:
+            raise refusal(count, self.display, lock_name(command.key))
+        enough = count >= self._replicas
+        return reply, "" if enough else f"{count} of {self._replicas} replicas have it"
+
     # ---- the store itself
 
     async def probe(self) -> list[Finding]:
         _, noted = self._keys.start(self._scripts.begin, "")
-        return await findings(self.options, self._requests.route, noted, self._wall())
+        return await findings(self.options, self._route, noted, self._wall())
 
     async def initialise(self) -> str:
         """Marks the server's data as whole, so that loss protection does not wait."""
         script = self._scripts.begin
         start, key = self._keys.start(script, "")
-        reply = await self._requests.one(Command(script, start.encode(), key))
+        reply = await self._one(Command(script, start.encode(), key))
         if type(reply) is not bytes:
             raise refusal(reply, self.display, "")
         return f"{self.display} is marked as new (run {reply.decode()[:8]}…)"
 
     def forget(self) -> None:
-        self._requests.route.forget()
+        self._route.forget()
         self._wakeups.forget()
         self._wakeups = self._wire.wakeups(self._keys.channel(secrets.token_hex(8)))
         self._shapes.clear()  # they name the parent's channel
 
     async def close(self) -> None:
         await self._wakeups.close()
-        await self._requests.route.close()
+        await self._route.close()
+
+
+def _route(wire: Wire, options: Options, moved: Callable[[], None]) -> Route:
+    greeting = None if options.allow_eviction else eviction_greeting(options.display)
+    if options.cluster:
+        return ClusterRoute(wire, options.nodes, greeting)
+    if options.sentinel_access is not None:
+        access, service = options.sentinel_access, options.service
+        return SentinelRoute(wire, options.nodes, access, service, greeting, moved)
+    return SingleRoute(wire, options.nodes[0], greeting)
 
 
 def _note(owners: dict[str, None], owner: str) -> None:

@@ -18,17 +18,9 @@ from redis.exceptions import RedisError
 from holdfast.io.clock import now
 from holdfast.io.connection_limit import ConnectionLimit, Permit
 from holdfast.io.readable import Readable, readable
-from holdfast.stores.redis.connection import (
-    FIRST_WORD,
-    INCOMPLETE,
-    Access,
-    Address,
-    Greeting,
-    LinkBroken,
-    Reader,
-    chunks,
-    unreachable,
-)
+from holdfast.io.resp import FIRST_WORD, INCOMPLETE, Reader, chunks
+from holdfast.stores.redis.replies import LinkBroken, unreachable
+from holdfast.stores.redis.url import Access, Address, Greeting
 
 __all__ = ["BlockingLink", "BlockingPool"]
 

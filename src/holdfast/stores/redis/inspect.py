@@ -6,13 +6,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from holdfast.claim import Holder, LockInfo, Mode, Waiter, read_label
-from holdfast.core.contract import Page
-from holdfast.errors import BackendUnavailable, Incompatible
-from holdfast.stores.redis.connection import Refused, pack
-from holdfast.stores.redis.replies import Keys, refusal
+from holdfast.core.contract import Finding, Page
+from holdfast.errors import BackendUnavailable, GuaranteeNotMet, Incompatible
+from holdfast.io.resp import Refused, pack
+from holdfast.stores.redis.replies import Keys, clock_time, refusal
 from holdfast.stores.redis.routes import Pool, Route
+from holdfast.stores.redis.url import Greeting, Options
 
-__all__ = ["Survey", "read_standing", "readable_standing"]
+__all__ = [
+    "Survey",
+    "eviction_greeting",
+    "findings",
+    "read_info",
+    "read_standing",
+    "readable_standing",
+]
 
 _MODES = {b"x": Mode.EXCLUSIVE, b"s": Mode.SHARED, b"n": Mode.SLOTS}
 SCAN_ROUNDS = 16
@@ -115,3 +123,142 @@ def _read_cursor(cursor: str | None) -> tuple[int, str, str]:
         return 0, "0", ""
     node, scan, after = cursor.split(".", 2)
     return int(node), scan, after
+
+
+def read_info(reply: Any) -> dict[str, str]:
+    """The fields of INFO."""
+    lines = reply.decode(errors="replace").splitlines() if isinstance(reply, bytes) else []
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _evicts(info: dict[str, str]) -> bool:
+    policy = info.get("maxmemory_policy", "noeviction")
+    return policy != "noeviction" and info.get("maxmemory", "0") != "0"
+
+
+def eviction_greeting(store: str) -> Greeting:
+    """Asks every new connection whether the server would throw locks away to make room."""
+
+    def judge(reply: Any) -> None:
+        info = read_info(reply)
+        if _evicts(info):
+            raise GuaranteeNotMet(
+                f"{store} may evict locks: its maxmemory-policy is {info['maxmemory_policy']!r}; "
+                "use noeviction, or say ?allow_eviction=on"
+            )
+
+    return Greeting(pack("INFO", "memory"), judge)
+
+
+async def findings(options: Options, route: Route, noted: str, wall: float) -> list[Finding]:
+    """One round of looking, node by node; ``noted`` is the key of loss protection's mark."""
+    found: list[Finding] = []
+    for pool in await route.pools():
+        info = await _info(pool)
+        found += await _node(pool, info, options)
+        if info and options.loss_protection:
+            found += await _pause(pool, info, options, noted, wall)
+    found.append(_loss(options))
+    if options.access.tls and options.access.options.get("ssl_cert_reqs") == "none":
+        found.append(Finding("tls", "certificates are not verified", "warning"))
+    if options.interop:
+        found.append(
+            Finding("interop", "redis-py's Lock has no line: order is not kept", "warning")
+        )
+    return found
+
+
+async def _info(pool: Pool) -> dict[str, str]:
+    """What a node tells about itself; empty where this user may not ask."""
+    info: dict[str, str] = {}
+    for section in ("server", "memory", "persistence", "replication"):
+        reply = await pool.call(pack("INFO", section))
+        if isinstance(reply, Refused):
+            if reply.code != "NOPERM":
+                raise refusal(reply, f"redis at {pool.address}", "")
+            return {}
+        info |= read_info(reply)
+    return info
+
+
+async def _node(pool: Pool, info: dict[str, str], options: Options) -> list[Finding]:
+    where = f"redis at {pool.address}"
+    if not info:
+        return [Finding(where, "INFO is not allowed: nothing can be verified", "warning")]
+    return [
+        Finding(where, f"{_product(info)}, run {info.get('run_id', '?')[:8]}"),
+        _role(where, info, options),
+        _memory(where, info, options),
+        _persistence(where, info, options),
+        *await _wakeups(where, pool),
+    ]
+
+
+async def _pause(
+    pool: Pool, info: dict[str, str], options: Options, noted: str, wall: float
+) -> list[Finding]:
+    """Whether loss protection lets nothing be granted now, or from the next request on."""
+    reply = await pool.call(pack("HMGET", noted, "mark", "barred"))
+    mark, barred = reply if type(reply) is list and len(reply) == 2 else (None, None)
+    server = f"{info.get('run_id', '')}:{info.get('master_replid', '')}"
+    if mark != server.encode():
+        detail = f"it grants nothing for {options.max_ttl:g} s from the next request on"
+    elif type(barred) is bytes and barred.isdigit() and int(barred[:16]) > wall * 1000:
+        detail = f"it grants nothing before {clock_time(int(barred[:16]))}"
+    else:
+        return []
+    detail += ": it may have lost holds (`holdfast init` marks a new one as new)"
+    return [Finding(f"redis at {pool.address}", detail, "warning")]
+
+
+async def _wakeups(where: str, pool: Pool) -> list[Finding]:
+    reply = await pool.call(pack("PUBSUB", "NUMSUB", "holdfast"))
+    if not isinstance(reply, Refused):
+        return []
+    detail = (
+        "PUBSUB NUMSUB is not allowed: a waiter whose process is gone holds up the line for 2 s"
+    )
+    return [Finding(where, detail, "warning")]
+
+
+def _product(info: dict[str, str]) -> str:
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info.get('redis_version', '?')}"
+
+
+def _role(where: str, info: dict[str, str], options: Options) -> Finding:
+    if info.get("role") != "master":
+        return Finding(where, "it is a replica: locks need the master", "broken")
+    connected = info.get("connected_slaves", "0")
+    count = int(connected) if connected.isdecimal() else 0
+    if count < options.replicas:
+        detail = f"{count} replicas are connected, {options.replicas} are asked for"
+        return Finding(where, detail, "broken")
+    return Finding(where, f"master with {count} replicas")
+
+
+def _memory(where: str, info: dict[str, str], options: Options) -> Finding:
+    policy = info.get("maxmemory_policy", "?")
+    if _evicts(info):
+        level = "warning" if options.allow_eviction else "broken"
+        return Finding(where, f"maxmemory-policy {policy} may evict locks", level)
+    return Finding(where, f"maxmemory-policy {policy}, nothing is evicted")
+
+
+def _persistence(where: str, info: dict[str, str], options: Options) -> Finding:
+    if info.get("aof_enabled") == "1":
+        return Finding(where, "the append-only file is on: a restart keeps locks")
+    if options.loss_protection:
+        return Finding(where, "no append-only file: after a restart nothing is granted for max_ttl")
+    return Finding(where, "no append-only file: a restart loses locks", "warning")
+
+
+def _loss(options: Options) -> Finding:
+    if options.loss_protection:
+        return Finding("loss protection", f"on, max_ttl {options.max_ttl:g} s")
+    return Finding(
+        "loss protection",
+        "off: a failover, a restart without its data or FLUSHALL may let two hold at once",
+        "warning",
+    )

@@ -7,16 +7,21 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
 from holdfast.claim import Busy, Claim
 from holdfast.core import admit, log
 from holdfast.core.contract import QUEUE_CAP
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
-from holdfast.stores.redis.connection import Refused, bulk
+from holdfast.io.resp import Refused, bulk
 from holdfast.stores.redis.scripts import Script
+from holdfast.stores.redis.url import Address
 
 __all__ = [
     "Excuses",
     "Keys",
+    "LinkBroken",
     "busy_answer",
     "clock_time",
     "damage",
@@ -25,6 +30,7 @@ __all__ = [
     "milliseconds",
     "refusal",
     "unescape",
+    "unreachable",
 ]
 
 KEPT_NAMES = 4096
@@ -183,3 +189,25 @@ def refusal(reply: Any, store: str, name: str) -> HoldfastError:
     if "unknown command" in text.lower():
         return Unsupported(f"{store} does not run scripts: {text}")
     return BackendUnavailable(f"{store} refuses: {text}")
+
+
+class LinkBroken(BackendUnavailable):
+    """A connection broke or was too slow: whether the server acted is unknown."""
+
+    def __init__(self, message: str, *, closed: bool) -> None:
+        super().__init__(message)
+        self.closed = closed
+        """Whether the other side closed or refused it: another try costs little then."""
+
+
+def unreachable(address: Address, error: BaseException, seconds: float) -> LinkBroken:
+    """The error for a failed connection or request; foreign texts hold no secrets here."""
+    closed = isinstance(error, EOFError | ConnectionResetError | BrokenPipeError)
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return LinkBroken(f"redis at {address} did not answer within {seconds:g} s", closed=False)
+    if isinstance(error, RedisError):
+        # Exactly this class: its subclasses are about logging in, which another try won't mend.
+        closed = type(error) is RedisConnectionError
+        return LinkBroken(f"redis at {address} can't be used: {error}", closed=closed)
+    what = str(error) or type(error).__name__
+    return LinkBroken(f"the connection to redis at {address} broke: {what}", closed=closed)

@@ -16,7 +16,7 @@ from holdfast.core.contract import (
     QUEUE_CAP,
     STALE_SECONDS,
 )
-from holdfast.stores.redis.connection import bulk
+from holdfast.io.resp import bulk
 
 __all__ = ["PROTOCOL", "Script", "Scripts", "read_lua"]
 

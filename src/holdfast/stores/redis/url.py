@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from holdfast.core.contract import Settings
-from holdfast.stores.redis.connection import Access, Address, link_options
+from holdfast.io.clock import now
+from holdfast.io.resp import TimedSocket
 from holdfast.url import Url
 
-__all__ = ["Options", "read_options"]
+__all__ = ["Access", "Address", "Greeting", "Options", "link_options", "read_options"]
 
 PORT, SENTINEL_PORT = 6379, 26379
 _BEHAVIOUR = ("loss_protection", "max_ttl", "replicas", "allow_eviction", "interop")
@@ -25,6 +31,112 @@ _TLS = (
     "ssl_check_hostname",
     "ssl_ciphers",
 )
+
+TRIFLE_SECONDS = 0.05
+"""Not worth a timeout of its own."""
+
+
+class Address(NamedTuple):
+    """A node: host and port, or the path of a UNIX socket with port 0."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        if not self.port:
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Greeting(NamedTuple):
+    """What every new connection is asked first, and who judges the reply."""
+
+    packed: bytes
+    judge: Callable[[Any], None]
+
+
+# What of a user's own client says where and as whom to connect; the rest is how it behaves.
+_TAKEN = frozenset({"db", "username", "password", "credential_provider", "client_name"})
+
+
+def link_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those settings of a redis-py connection that concern access: login, database, TLS."""
+    return {
+        key: value
+        for key, value in options.items()
+        if value is not None and (key in _TAKEN or key.startswith("ssl_"))
+    }
+
+
+# A subscription may be silent for hours: the kernel finds out in half a minute if it is dead.
+_KEEP_ALIVE = {
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+}
+
+
+class Access:
+    """How to open a connection to any node: plain or TLS, as whom, to which database."""
+
+    def __init__(self, *, tls: bool, options: dict[str, Any], request_seconds: float) -> None:
+        self.tls = tls
+        self.options = options
+        self.request_seconds = request_seconds
+
+    def seconds_until(self, until: float | None) -> float:
+        """How long a request may take that must be over by then."""
+        if until is None:
+            return self.request_seconds
+        return max(0.001, min(self.request_seconds, until - now()))
+
+    def in_a_hurry(self, until: float) -> bool:
+        """Whether that is sooner than every request has to be over, by more than a trifle."""
+        return until - now() < self.request_seconds - TRIFLE_SECONDS
+
+    def _arguments(self, address: Address, seconds: float) -> dict[str, Any]:
+        where: dict[str, Any] = {"host": address.host, "port": address.port}
+        if not address.port:
+            where = {"path": address.host}
+        else:
+            where |= {"socket_keepalive": True, "socket_keepalive_options": _KEEP_ALIVE}
+        options = self.options
+        if not self.tls or not address.port:
+            options = {key: value for key, value in options.items() if not key.startswith("ssl_")}
+        return (
+            where
+            | options
+            | {
+                "socket_timeout": seconds,
+                "socket_connect_timeout": seconds,
+                "retry": Retry(NoBackoff(), 0),
+                "protocol": 2,
+                "decode_responses": False,
+            }
+        )
+
+    def blocking(self, address: Address, seconds: float) -> Any:
+        """A redis-py connection, not open yet; it is open, and logged in, in so many seconds."""
+        import redis
+
+        arguments = self._arguments(address, seconds)
+        maker: Any = redis.SSLConnection if self.tls else redis.Connection
+        if not address.port:
+            maker = redis.UnixDomainSocketConnection
+        connection = maker(**arguments)
+        dial, by = connection._connect, now() + seconds
+        connection._connect = lambda: TimedSocket(dial(), by)
+        return connection
+
+    def aio(self, address: Address, seconds: float) -> Any:
+        """Its asyncio twin."""
+        import redis.asyncio as aio
+
+        arguments = self._arguments(address, seconds)
+        maker: Any = aio.SSLConnection if self.tls else aio.Connection
+        if not address.port:
+            maker = aio.UnixDomainSocketConnection
+        return maker(**arguments)
 
 
 @dataclass(frozen=True)
