@@ -20,7 +20,7 @@ from holdfast.io.clock import now
 from holdfast.stores.mysql import wakeups as mysql_listen
 from holdfast.stores.postgres import connect as postgres
 from holdfast.stores.postgres import wakeups as postgres_listen
-from holdfast.stores.redis import wire as redis_wire
+from holdfast.stores.redis import routes as redis_routes
 from holdfast.stores.redlock import wakeups as redlock_subscription
 from holdfast.stores.sqlite import datagram
 from holdfast.testing import Flavour, Harness

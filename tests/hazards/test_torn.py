@@ -13,7 +13,8 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.connection_limit import ConnectionLimit
 from holdfast.io.wakeups import BlockingWakeupHub
-from holdfast.stores.redis.connection import Access, LinkBroken
+from holdfast.stores.redis.replies import LinkBroken
+from holdfast.stores.redis.url import Access
 from holdfast.stores.redis.wakeups import BlockingWakeups
 from holdfast.stores.redlock.broadcast_blocking import BlockingBroadcast
 from holdfast.stores.redlock.nodes import Nodes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.core.contract import IDLE_COUNTER_SECONDS, STALE_SECONDS
-from holdfast.stores.redis.connection import pack
+from holdfast.io.resp import pack
 from holdfast.stores.redis.replies import Keys
 from holdfast.stores.redis.scripts import (
     DAY_SECONDS,

@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
+from holdfast.io.resp import pack
 from holdfast.io.single_flight import SingleFlight, look_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores.redis.aio import Wired
