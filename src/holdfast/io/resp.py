@@ -1,5 +1,9 @@
-"""Reading replies of a Redis server that may be broken or hostile: what it announces is bounded
-before anything is kept for it, and however slowly it logs a connection in, that ends in time."""
+"""RESP, the protocol of Redis: packs commands, and reads the replies of a server that may be broken
+or hostile.
+
+The size of a reply is checked before memory is allocated for it. A login has one deadline for all
+of its reads, so a server that sends one byte at a time does not prolong it.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,13 @@ import hiredis
 from holdfast.io.clock import now
 
 __all__ = [
-    "FIRST_WORD",
     "INCOMPLETE",
+    "REPLY_DELAY",
+    "BoundedStream",
     "Bounds",
-    "Reader",
-    "Refused",
+    "RedisRefused",
+    "ReplyReader",
     "TimedSocket",
-    "WatchedStream",
     "bulk",
     "chunks",
     "pack",
@@ -26,28 +30,30 @@ __all__ = [
 
 LARGEST_REPLY_BYTES = 32 << 20
 MOST_ELEMENTS = 1_000_000
-"""Of all arrays of one reply together."""
+"""Sum over all arrays of one reply."""
 LARGEST_LOGIN_BYTES, MOST_LOGIN_ELEMENTS = 1 << 16, 1000
-"""The same for replies to a login."""
+"""The same limits for the replies during a login."""
 LONGEST_LINE_BYTES = 1 << 16
 DEEPEST = 8
 _INTEGER = ord(":")
 INCOMPLETE = object()
-"""What a reader answers while a reply is not all there."""
+"""What ``ReplyReader.gets`` returns while a reply is not complete."""
 
 
-class Refused(Exception):
-    """An error reply. The connection it came over is fine."""
+class RedisRefused(Exception):
+    """An error reply of the server. Its connection stays usable."""
 
     @property
     def code(self) -> str:
-        """Its first word: ``NOSCRIPT``, ``MOVED``, ``READONLY`` …"""
+        """The first word of the reply: ``NOSCRIPT``, ``MOVED``, ``READONLY`` …"""
         return str(self).partition(" ")[0]
 
 
 class Bounds:
-    """Follows the replies of a connection by their headers alone; raises ``ConnectionError`` for
-    what is too large, too deep, or no reply."""
+    """Checks the headers of the replies on one connection.
+
+    Raises ``ConnectionError`` for a reply that is too large, nested too deeply, or not RESP.
+    """
 
     __slots__ = ("_elements", "_largest", "_line", "_most", "_open", "_payload", "_size")
 
@@ -57,9 +63,9 @@ class Bounds:
         self._largest, self._most = largest, most_elements
         self._line = b""
         self._payload = 0
-        """How many bytes of a text are still to come."""
+        """Bytes of the current bulk string that are not yet received."""
         self._open: list[int] = []
-        """How many elements are still to come, of each array that is not complete."""
+        """For each incomplete array, outermost first: elements that are not yet received."""
         self._size = self._elements = 0
 
     @property
@@ -92,7 +98,7 @@ class Bounds:
             return
         digits = line[1:].strip()
         if kind not in b"$*" or not digits.removeprefix(b"-").isdigit() or len(digits) > 15:
-            raise ConnectionError("what it says is no reply of Redis")
+            raise ConnectionError("it sent something that is not a reply of Redis")
         size = int(digits)
         if kind == b"$" and size >= 0:
             self._grow(size, 0)
@@ -108,10 +114,10 @@ class Bounds:
         self._elements += elements
         too_large = self._size > self._largest or self._elements > self._most
         if too_large or len(self._open) >= DEEPEST:
-            raise ConnectionError("its reply is larger than any of Redis to Holdfast can be")
+            raise ConnectionError("its reply is larger than any reply of Redis to Holdfast can be")
 
     def _complete(self) -> None:
-        """A reply, or an element of one, is all there."""
+        """Counts a complete reply, or a complete element of an array."""
         while self._open:
             self._open[-1] -= 1
             if self._open[-1]:
@@ -120,22 +126,22 @@ class Bounds:
         self._size = self._elements = 0
 
 
-class Reader:
-    """A parser of replies: bytes, ints, lists, None, and ``Refused`` as a value."""
+class ReplyReader:
+    """Parses replies: bytes, ints, lists, None, and ``RedisRefused`` values for error replies."""
 
     __slots__ = ("_bounds", "_feed", "gets")
 
     def __init__(self) -> None:
         reader = hiredis.Reader(
-            protocolError=ConnectionError, replyError=Refused, notEnoughData=INCOMPLETE
+            protocolError=ConnectionError, replyError=RedisRefused, notEnoughData=INCOMPLETE
         )
         self._bounds = Bounds()
         self._feed = reader.feed
         self.gets = reader.gets
 
     def feed(self, data: bytes) -> None:
-        """Takes in what came, if it keeps within the bounds: ``ConnectionError`` otherwise."""
-        # One number is the usual reply, and is not looked at any further.
+        """Adds received data. Raises ``ConnectionError`` if it exceeds the bounds."""
+        # Most replies are a single number, which needs no check.
         bounds = self._bounds
         if data[0] != _INTEGER or data.find(b"\n") != len(data) - 1 or not bounds.between_replies:
             bounds.check(data)
@@ -143,7 +149,7 @@ class Reader:
 
 
 class TimedSocket:
-    """A socket as redis-py reads it while it logs in: by one deadline, and within bounds."""
+    """The socket that redis-py reads during a login: one deadline, and bounded replies."""
 
     def __init__(self, sock: socket.socket, by: float) -> None:
         self.inner, self._by = sock, by
@@ -170,8 +176,11 @@ class TimedSocket:
         return getattr(self.inner, name)
 
 
-class WatchedStream:
-    """The same for its asyncio twin, which has its deadline from whoever awaits it."""
+class BoundedStream:
+    """The stream that redis-py reads during an asyncio login: bounded replies.
+
+    The caller sets the deadline, with ``asyncio.timeout``.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -187,24 +196,24 @@ class WatchedStream:
 
 
 def bulk(text: str) -> str:
-    """One packed argument."""
+    """Packs one argument as a bulk string."""
     size = len(text) if text.isascii() else len(text.encode())
     return f"${size}\r\n{text}\r\n"
 
 
 def pack(*words: str | int) -> bytes:
-    """One packed command."""
+    """Packs one command."""
     return f"*{len(words)}\r\n{''.join(bulk(str(word)) for word in words)}".encode()
 
 
-FIRST_WORD = pack("TIME")
-"""Sent in front of a command that tells others something, so that its reply comes behind that. A
-server writes last to whom it first had something to say: those who are told run while we wait,
-instead of waiting while we run on. The reply to this one is dropped, whatever it is."""
+REPLY_DELAY = pack("TIME")
+"""A cheap command pipelined in front of a release, so that Redis publishes the wake-up before it
+replies to us: Redis writes last to the client that it first had a reply for. The woken waiter then
+runs while we wait for our reply. The reply to this command is dropped, whatever it is."""
 
 
 def chunks(commands: Iterable[bytes], size: int) -> Iterable[list[bytes]]:
-    """Commands in batches, so that neither side's buffers grow without bound."""
+    """Splits commands into batches, so that the buffers of neither side grow without bound."""
     batch: list[bytes] = []
     for command in commands:
         batch.append(command)

@@ -207,7 +207,7 @@ def swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of this process subscribe, and hear nothing that is published."""
 
     def read_nothing(subscription: BlockingSubscription) -> list[str]:
-        subscription._link.messages()
+        subscription._connection.messages()
         return []
 
     def hear_nothing(subscription: AsyncSubscription, reply: object) -> None:
@@ -215,4 +215,4 @@ def swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
             subscription._subscribed.set_result(reply)
 
     monkeypatch.setattr(BlockingSubscription, "read", read_nothing)
-    monkeypatch.setattr(AsyncSubscription, "_heard", hear_nothing)
+    monkeypatch.setattr(AsyncSubscription, "_received", hear_nothing)

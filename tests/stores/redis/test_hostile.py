@@ -19,8 +19,8 @@ from holdfast.claim import Claim, Mode
 from holdfast.core.contract import Settings
 from holdfast.errors import HoldfastError
 from holdfast.io.clock import now
-from holdfast.io.resp import INCOMPLETE, Bounds, Reader, Refused
-from holdfast.stores.redis.wakeups import take_down
+from holdfast.io.resp import INCOMPLETE, Bounds, RedisRefused, ReplyReader
+from holdfast.stores.redis.wakeups import read_messages
 from holdfast.stores.redlock.wakeups import Listeners
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Peer
@@ -48,7 +48,7 @@ REPLIES = (
 VALUES: tuple[Any, ...] = (
     1,
     b"OK",
-    Refused("ERR no"),
+    RedisRefused("ERR no"),
     None,
     None,
     [],
@@ -76,7 +76,7 @@ TOO_MUCH = (
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 7, 1000])
 def test_replies_are_read_however_they_are_cut(cut: int) -> None:
-    stream, reader, found = b"".join(REPLIES), Reader(), []
+    stream, reader, found = b"".join(REPLIES), ReplyReader(), []
     for at in range(0, len(stream), cut):
         reader.feed(stream[at : at + cut])
         while (reply := reader.gets()) is not INCOMPLETE:
@@ -102,7 +102,7 @@ def test_what_is_too_much_is_refused_before_it_is_kept(data: bytes, cut: int) ->
 @pytest.mark.parametrize("data", [b"*1\r\n" * 9, b"%1\r\n:1\r\n:1\r\n"])
 def test_a_reader_keeps_to_the_bounds(data: bytes) -> None:
     with pytest.raises(ConnectionError):
-        Reader().feed(data)
+        ReplyReader().feed(data)
 
 
 def test_large_replies_in_a_row_are_each_within_the_bounds() -> None:
@@ -271,10 +271,10 @@ def test_messages_of_another_shape_are_no_wake_up() -> None:
         b"k " + b"9" * 400,
         b"k x",
         [],
-        Refused("no"),
+        RedisRefused("no"),
     )
     for _ in range(5000):
         message = [chance.choice(words) for _ in range(chance.choice((0, 1, 2, 3, 3, 3)))]
-        take_down([message, chance.choice(words)], tokens)
+        read_messages([message, chance.choice(words)], tokens)
         Listeners().read_message(message)
     assert tokens == {"k": 12}

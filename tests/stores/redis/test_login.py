@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BackendUnavailable
-from holdfast.stores.redis.aio import AsyncLink
-from holdfast.stores.redis.url import Access, Address
+from holdfast.stores.redis.aio import AsyncRedisConnection
+from holdfast.stores.redis.url import Access, NodeAddress
 from servers.tls import make_certificate
 
 
@@ -42,7 +42,7 @@ def test_a_refused_log_in_leaves_no_connection(tmp_path: Path) -> None:
 
     async def body(port: int, left: Future[bool]) -> None:
         with pytest.raises(BackendUnavailable, match="invalid username-password pair"):
-            await AsyncLink.open(access, Address("127.0.0.1", port))
+            await AsyncRedisConnection.open(access, NodeAddress("127.0.0.1", port))
         assert await asyncio.wrap_future(left)
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:

@@ -13,8 +13,14 @@ import pytest
 
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, HoldfastError
-from holdfast.stores.redis.routes import SLOTS, AsyncWire, BlockingWire, ClusterRoute, key_slot
-from holdfast.stores.redis.url import Access, Address
+from holdfast.stores.redis.routes import (
+    SLOTS,
+    AsyncConnector,
+    BlockingConnector,
+    ClusterRoute,
+    key_slot,
+)
+from holdfast.stores.redis.url import Access, NodeAddress
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.proxy import Proxy
@@ -46,14 +52,19 @@ def _by_the_body() -> bool:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Address]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[NodeAddress]:
     """Who was asked for the way by the body of the test."""
-    seen: list[Address] = []
-    for kind in (BlockingWire, AsyncWire):
+    seen: list[NodeAddress] = []
+    for kind in (BlockingConnector, AsyncConnector):
         once: Any = kind.once
 
         async def noted(
-            wire: Any, access: Access, address: Address, *words: Any, once: Any = once, **by: Any
+            wire: Any,
+            access: Access,
+            address: NodeAddress,
+            *words: Any,
+            once: Any = once,
+            **by: Any,
         ) -> Any:
             if _by_the_body():
                 seen.append(address)
@@ -72,7 +83,9 @@ def _name_on(cluster: RedisCluster, index: int) -> str:
 
 @pytest.mark.faults
 @blocking_and_asyncio
-def test_a_node_that_hangs_costs_its_own_names_only(flavour: Flavour, asked: list[Address]) -> None:
+def test_a_node_that_hangs_costs_its_own_names_only(
+    flavour: Flavour, asked: list[NodeAddress]
+) -> None:
     """It is the first that a client would ask for the slots, too."""
 
     async def body(client: Any) -> None:
@@ -94,7 +107,7 @@ def test_a_node_that_hangs_costs_its_own_names_only(flavour: Flavour, asked: lis
         with pytest.raises(HoldfastError):
             await client.lock(hung, timeout=1).acquire()
         assert asked
-        assert asked[0] != Address(node.host, node.port)
+        assert asked[0] != NodeAddress(node.host, node.port)
         node.resume()
         for lease in (its, other, third):
             await lease.release()
@@ -184,7 +197,7 @@ def test_behind_one_address_may_be_another_master(flavour: Flavour) -> None:
 
 def test_two_threads_may_retire_a_node() -> None:
     """Both have learned that it has no slots any more."""
-    here, there = Address("here", 1), Address("there", 1)
+    here, there = NodeAddress("here", 1), NodeAddress("there", 1)
 
     class Pool:
         async def close(self) -> None:
@@ -202,4 +215,4 @@ def test_two_threads_may_retire_a_node() -> None:
     route = ClusterRoute(Wire(), [here], None)  # type: ignore[arg-type]
     for address in (here, there):
         route._pool(address)
-    assert run_now(route._discover())[0] == Address("new", 1)
+    assert run_now(route._discover())[0] == NodeAddress("new", 1)

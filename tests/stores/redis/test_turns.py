@@ -10,7 +10,7 @@ import holdfast
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import DIRECT_GRANT_SECONDS, Settings
 from holdfast.io.clock import now
-from holdfast.stores.redis.backend import _subscription_key
+from holdfast.stores.redis.backend import _wakeup_key
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
@@ -115,7 +115,7 @@ def test_a_ring_from_before_the_attempt_is_no_grant(server: RedisServer, flavour
     async def body(bench: Bench) -> None:
         _, grant, theirs, claim, busy = await _one_holds_one_waits(bench)
         (channel,) = channels(server, bench.namespace)
-        server.ask("PUBLISH", channel, f"{_subscription_key(claim.owner)} {grant.token}")
+        server.ask("PUBLISH", channel, f"{_wakeup_key(claim.owner)} {grant.token}")
         assert await theirs.wait(claim, busy, now() + SECONDS) is None
 
     over(server.url, flavour, body)

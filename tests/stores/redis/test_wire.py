@@ -103,7 +103,7 @@ def test_an_attempt_that_arrives_after_its_undoing_takes_nothing(
         assert isinstance(peer.backend, RedisBackend)
         backend: Any = peer.backend
         start, key = backend._keys.start(backend._scripts.acquire, claim.name)
-        late = f"{start}{backend._claim_words(claim, True, 0)}".encode()
+        late = f"{start}{backend._pack_claim(claim, True, 0)}".encode()
         await peer.abandon(claim)
         reply = await peer.run(_call(backend, late, key))
         assert reply == [b"gone"]
@@ -224,15 +224,15 @@ def test_owners_are_never_published(server: RedisServer, flavour: Flavour) -> No
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         listener: Any = open_store(server.url, Settings()).backend(BlockingRuntime())
-        wakeups: Any = await listener._wire.subscription(listener.options.nodes[0], "nothing")
-        wakeups._link.send(pack("PSUBSCRIBE", "*"))
+        wakeups: Any = await listener._connector.subscription(listener.options.nodes[0], "nothing")
+        wakeups._connection.send(pack("PSUBSCRIBE", "*"))
         grant = await ours.take(bench.claim())
         claim = bench.claim()
         getting = asyncio.create_task(theirs.get(claim))
         await until(lambda: listening(server, bench.namespace) == 1)
         await ours.release(grant)
         await getting
-        heard = [message for message in wakeups._link.messages() if message[0] == b"pmessage"]
+        heard = [message for message in wakeups._connection.messages() if message[0] == b"pmessage"]
         wakeups.close()
         await listener.close()
         assert len(heard) == 1
@@ -323,7 +323,7 @@ def test_a_full_line_says_so(server: RedisServer) -> None:
         server.ask("HSET", f"{bench.namespace}:{{name}}", *line)
         busy = await peer.attempt(bench.claim())
         assert isinstance(busy, Busy)
-        assert "already wait" in busy.reason
+        assert "already queued" in busy.reason
 
     over(server.url, Flavour.BLOCKING, body)
 

@@ -1,4 +1,21 @@
-"""``redis://`` and its relatives: locks on Redis and Valkey, admitted by scripts on the server."""
+"""``redis://`` and its relatives: locks on Redis and Valkey, admitted by scripts on the server.
+
+What is stored (the spelling of keys, fields and channels is a format, and must not change)::
+
+    namespace:{name}          one hash per lock name; its fields are listed in lua/state.lua
+      x, xe, xl               the exclusive holder: owner, end, label
+      h:OWNER, s:NUMBER       shared and slot holders, and the owner of each slot
+      w:OWNER, l:NUMBER       the queue: an entry per waiter, and the waiter of each queue number
+      t                       the last token; it outlives the holders
+      rv, rt, ra, re          the record
+    namespace:loss            with loss_protection: the last known server, and when grants resume
+    namespace:wake:CLIENT     the channel on which the waiters of one client are woken
+    name                      with interop=redis-py: the key of redis-py's Lock
+
+Read in this order: ``lua/state.lua`` and ``lua/attempt.lua`` (the rules), ``scripts`` (how they are
+put together), ``backend`` (the requests), ``replies``, ``wakeups``, ``inspect``; then ``url``,
+``routes`` (which node), ``blocking`` and ``aio`` (connections and pools).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +27,6 @@ __all__ = ["open_store"]
 
 def open_store(url: Url, settings: Settings) -> Store:
     """Opens the store of a URL; nothing touches the network yet."""
-    from holdfast.stores.redis import backend
+    from holdfast.stores.redis.backend import open_store as open_redis
 
-    return backend.open_store(url, settings)
+    return open_redis(url, settings)

@@ -1,7 +1,7 @@
-"""The asyncio Redis wire: one pipelined connection for all tasks.
+"""Asyncio connections to Redis, and the pool of one node: one pipelined connection for all tasks.
 
 Replies are matched to requests in order. The reply to a cancelled request is dropped when it
-comes, so a cancellation costs no connection, and what is sent next is ordered behind it.
+arrives: a cancellation costs no connection, and the server runs later requests after it.
 """
 
 from __future__ import annotations
@@ -15,37 +15,39 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from holdfast.io.resp import FIRST_WORD, INCOMPLETE, Reader, WatchedStream, chunks
-from holdfast.stores.redis.replies import LinkBroken, unreachable
-from holdfast.stores.redis.url import Access, Address, Greeting
+from holdfast.io.resp import INCOMPLETE, REPLY_DELAY, BoundedStream, ReplyReader, chunks
+from holdfast.stores.redis.replies import RedisConnectionBroken, unreachable
+from holdfast.stores.redis.url import Access, Greeting, NodeAddress
 
-__all__ = ["AsyncLink", "AsyncPool", "Wired"]
+__all__ = ["AsyncPool", "AsyncRedisConnection", "RedisProtocol"]
 
 BATCH = 256
 TICKS = 4
-"""How often a request is looked at before it counts as unanswered."""
+"""How often the timer checks a request before the request times out."""
 
 
-class Wired(asyncio.Protocol):
-    """A protocol on a connection that redis-py has opened."""
+class RedisProtocol(asyncio.Protocol):
+    """An asyncio protocol on a connection that redis-py has opened."""
 
     _transport: asyncio.Transport
     _writer: asyncio.StreamWriter | None = None
-    """Kept although nothing is written to it: it closes the transport when it is collected."""
+    """Only kept alive: it closes the transport when it is garbage-collected."""
 
-    async def wire(self, access: Access, address: Address, until: float | None = None) -> None:
-        """Lets redis-py connect and log in, then takes its transport over."""
+    async def connect(
+        self, access: Access, address: NodeAddress, until: float | None = None
+    ) -> None:
+        """Lets redis-py connect and log in, then takes over its transport."""
         seconds = access.seconds_until(until)
         connection = access.aio(address, seconds)
-        # As a task of its own: inside, redis-py uses asyncio.wait_for, which on Python 3.11 may
-        # swallow a cancellation that comes as it ends.
-        opening = asyncio.ensure_future(self._open(connection))
+        # In a task of its own: redis-py uses asyncio.wait_for, which on Python 3.11 may swallow a
+        # cancellation that arrives as it ends.
+        task = asyncio.ensure_future(self._open(connection))
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.shield(opening)
+                await asyncio.shield(task)
         except BaseException as error:
-            opening.cancel()
-            opening.add_done_callback(self._give_up)
+            task.cancel()
+            task.add_done_callback(self._give_up)
             if isinstance(error, RedisError | OSError):
                 raise unreachable(address, error, seconds) from error
             raise
@@ -58,22 +60,22 @@ class Wired(asyncio.Protocol):
     async def _open(self, connection: Any) -> None:
         dial = connection._connect
 
-        async def dial_and_note() -> None:
+        async def dial_and_keep() -> None:
             await dial()
             self._writer = connection._writer
-            connection._reader = WatchedStream(connection._reader)
+            connection._reader = BoundedStream(connection._reader)
 
-        # Noted at once: redis-py forgets a transport that it has only begun to close.
-        connection._connect = dial_and_note
+        # Kept at once: redis-py forgets a transport as soon as it begins to close it.
+        connection._connect = dial_and_keep
         try:
             await connection.connect()
         finally:
             connection._reader = connection._writer = None
 
-    def _give_up(self, opening: asyncio.Future[None]) -> None:
-        """Ends a connection that nobody waits for any more."""
-        if not opening.cancelled():
-            opening.exception()  # seen: whoever asked has been told of something else
+    def _give_up(self, task: asyncio.Future[None]) -> None:
+        """Closes a connection whose caller has given up."""
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved: the caller got another error
         if self._writer is not None:
             self._writer.transport.abort()
 
@@ -82,8 +84,8 @@ class Wired(asyncio.Protocol):
         self._transport = transport
 
     def forget(self) -> None:
-        """In a forked child: socket and selector are the parent's too, so neither is told."""
-        _inherited.append(self)  # collecting it would unregister the parent's socket
+        """In a forked child: leaves socket and selector alone, as the parent uses them too."""
+        _inherited.append(self)  # garbage collection would unregister the parent's socket
         sock = self._transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
             with contextlib.suppress(OSError):
@@ -92,15 +94,15 @@ class Wired(asyncio.Protocol):
                 os.close(null)
 
 
-_inherited: list[Wired] = []
+_inherited: list[RedisProtocol] = []
 
 
-class AsyncLink(Wired):
+class AsyncRedisConnection(RedisProtocol):
     """One open connection, shared by any number of requests in flight."""
 
-    def __init__(self, access: Access, address: Address) -> None:
+    def __init__(self, access: Access, address: NodeAddress) -> None:
         self.address = address
-        self.broken: LinkBroken | None = None
+        self.broken: RedisConnectionBroken | None = None
         self._seconds = access.request_seconds
         self._loop = asyncio.get_running_loop()
         self._future = self._loop.create_future
@@ -108,23 +110,25 @@ class AsyncLink(Wired):
         self._watching = False
         self._oldest: asyncio.Future[Any] | None = None
         self._ticks = 0
-        reader = Reader()
+        reader = ReplyReader()
         self._feed, self._gets = reader.feed, reader.gets
 
     @classmethod
-    async def open(cls, access: Access, address: Address, until: float | None = None) -> AsyncLink:
-        link = cls(access, address)
-        await link.wire(access, address, until)
-        return link
+    async def open(
+        cls, access: Access, address: NodeAddress, until: float | None = None
+    ) -> AsyncRedisConnection:
+        connection = cls(access, address)
+        await connection.connect(access, address, until)
+        return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._write = self._transport.write
 
     def request(self, packed: bytes) -> asyncio.Future[Any]:
-        """Sends one command; the future brings its reply, an error reply as a ``Refused``."""
+        """Sends one command. The future returns its reply; an error reply is a ``RedisRefused``."""
         if self.broken is not None:
-            raise LinkBroken(str(self.broken), closed=self.broken.closed)
+            raise RedisConnectionBroken(str(self.broken), closed=self.broken.closed)
         future = self._future()
         self._waiting.append(future)
         self._write(packed)
@@ -133,17 +137,17 @@ class AsyncLink(Wired):
             self._loop.call_later(self._seconds / TICKS, self._watch)
         return future
 
-    def request_behind(self, packed: bytes) -> asyncio.Future[Any]:
-        """The same, with a reply that comes behind what the command tells others."""
+    def request_delayed(self, packed: bytes) -> asyncio.Future[Any]:
+        """The same; the server writes the wake-ups of the command before its reply."""
         if self.broken is None:
             dropped = self._future()
             dropped.cancel()
             self._waiting.append(dropped)
-        return self.request(FIRST_WORD + packed)
+        return self.request(REPLY_DELAY + packed)
 
     def data_received(self, data: bytes) -> None:
         waiting = self._waiting
-        if not waiting:  # whatever it is, it would be taken for the next reply
+        if not waiting:  # a reply without a request would be taken for the next reply
             self.close()
         try:
             self._feed(data)
@@ -154,12 +158,12 @@ class AsyncLink(Wired):
                 future = waiting.popleft()
                 if not future.done():
                     future.set_result(reply)
-        except ConnectionError as error:  # not a reply at all
+        except ConnectionError as error:  # not RESP, or too large
             self._break(unreachable(self.address, error, self._seconds))
 
     def _watch(self) -> None:
-        """One timer for all requests: it looks whether the oldest is still the same, and rests
-        when there is none."""
+        """One timer for all requests: checks whether the oldest request is still the same. Stops
+        when no request is waiting."""
         if not self._waiting or self.broken is not None:
             self._watching, self._oldest = False, None
             return
@@ -176,7 +180,7 @@ class AsyncLink(Wired):
         cause = exc or EOFError("closed by the server")
         self._break(unreachable(self.address, cause, self._seconds))
 
-    def _break(self, error: LinkBroken) -> None:
+    def _break(self, error: RedisConnectionBroken) -> None:
         if self.broken is not None:
             return
         self.broken = error
@@ -184,74 +188,78 @@ class AsyncLink(Wired):
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
-                future.set_exception(LinkBroken(str(error), closed=error.closed))
+                future.set_exception(RedisConnectionBroken(str(error), closed=error.closed))
 
     def close(self) -> None:
         self._break(
-            LinkBroken(f"the connection to redis at {self.address} is closed", closed=False)
+            RedisConnectionBroken(
+                f"the connection to redis at {self.address} is closed", closed=False
+            )
         )
 
     def forget(self) -> None:
-        self.broken = LinkBroken("it belongs to the parent process", closed=True)
+        self.broken = RedisConnectionBroken(
+            "the connection belongs to the parent process", closed=True
+        )
         super().forget()
 
 
 class AsyncPool:
-    """The one connection to a node, opened when first used and again when it broke; and those
-    that only ``alone`` needs."""
+    """The connections to one node: a pipelined one for all requests, opened at first use and again
+    after it broke, and exclusive ones for ``alone``."""
 
     def __init__(
-        self, access: Access, address: Address, limit: int, greeting: Greeting | None
+        self, access: Access, address: NodeAddress, limit: int, greeting: Greeting | None
     ) -> None:
         self.access, self.address = access, address
         self._limit, self._greeting = limit, greeting
-        self._link: AsyncLink | None = None
-        self._idle: list[AsyncLink] = []
-        self._opening = asyncio.Lock()
-        self._lanes = asyncio.Semaphore(limit)
+        self._connection: AsyncRedisConnection | None = None
+        self._idle: list[AsyncRedisConnection] = []
+        self._connecting = asyncio.Lock()
+        self._exclusive = asyncio.Semaphore(limit)
         self._closed = False
 
     def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]:
-        """Sends one command, and brings its reply. ``key`` is for topologies that route by it."""
-        if until is not None and self.access.in_a_hurry(until):
-            return self._hurried_call(packed, until)
-        link = self._link
-        if link is None or link.broken is not None:
-            return self._fresh_call(packed)
-        return link.request(packed)
+        """Sends one command and returns its reply. ``key`` is for routes, which choose a node."""
+        if until is not None and self.access.ends_early(until):
+            return self._call_by(packed, until)
+        connection = self._connection
+        if connection is None or connection.broken is not None:
+            return self._call_on_new(packed)
+        return connection.request(packed)
 
-    def call_behind(self, packed: bytes) -> Awaitable[Any]:
-        """The same, with a reply that comes behind what the command tells others."""
-        link = self._link
-        if link is None or link.broken is not None:
-            return self._fresh_call(packed)
-        return link.request_behind(packed)
+    def call_delayed(self, packed: bytes) -> Awaitable[Any]:
+        """The same; the reply comes after the wake-ups of the command, see ``REPLY_DELAY``."""
+        connection = self._connection
+        if connection is None or connection.broken is not None:
+            return self._call_on_new(packed)
+        return connection.request_delayed(packed)
 
-    async def _hurried_call(self, packed: bytes, until: float) -> Any:
+    async def _call_by(self, packed: bytes, until: float) -> Any:
         return (await self.calls([packed], until))[0]
 
-    async def _fresh_call(self, packed: bytes) -> Any:
-        """Over a connection that is opened for it first, all in the time of one request."""
+    async def _call_on_new(self, packed: bytes) -> Any:
+        """Opens a connection, then calls; all within the time of one request."""
         return (await self.calls([packed]))[0]
 
     async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
-        """Sends many commands at once and brings their replies, in order, all by ``until``."""
+        """Sends many commands at once and returns their replies, in order, all by ``until``."""
         if self._closed:
             return await self.alone(commands, until)
         replies: list[Any] = []
         seconds = self.access.seconds_until(until)
         try:
             async with asyncio.timeout(seconds):
-                link = await self._connect()
+                connection = await self._connect()
                 for batch in chunks(commands, BATCH):
-                    futures = [link.request(command) for command in batch]
+                    futures = [connection.request(command) for command in batch]
                     replies += await asyncio.gather(*futures)
         except TimeoutError as error:
             raise unreachable(self.address, error, seconds) from error
         return replies
 
     async def alone(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
-        """Sends commands that block their connection, so over one that nobody else uses."""
+        """Sends commands that block their connection, over a connection of their own."""
         seconds = self.access.seconds_until(until)
         try:
             async with asyncio.timeout(seconds):
@@ -260,55 +268,55 @@ class AsyncPool:
             raise unreachable(self.address, error, seconds) from error
 
     async def _alone(self, commands: Sequence[bytes]) -> list[Any]:
-        async with self._lanes:
+        async with self._exclusive:
             self._idle = [idle for idle in self._idle if idle.broken is None]
-            link = self._idle.pop() if self._idle else await self._open()
+            connection = self._idle.pop() if self._idle else await self._open()
             try:
-                futures = [link.request(command) for command in commands]
+                futures = [connection.request(command) for command in commands]
                 replies = await asyncio.gather(*futures)
             except BaseException:
-                link.close()
+                connection.close()
                 raise
-            self._idle.append(link)
+            self._idle.append(connection)
             if self._closed:
                 self.reset()
             return replies
 
-    async def _connect(self) -> AsyncLink:
-        async with self._opening:
-            link = self._link
-            if link is None or link.broken is not None:
-                link = self._link = await self._open()
+    async def _connect(self) -> AsyncRedisConnection:
+        async with self._connecting:
+            connection = self._connection
+            if connection is None or connection.broken is not None:
+                connection = self._connection = await self._open()
             if self._closed:
-                self.reset()  # it is asked for again, and then has a connection to itself
-            return link
+                self.reset()  # the retry of this request gets a connection of its own
+            return connection
 
-    async def _open(self) -> AsyncLink:
-        link = await AsyncLink.open(self.access, self.address)
+    async def _open(self) -> AsyncRedisConnection:
+        connection = await AsyncRedisConnection.open(self.access, self.address)
         try:
             if self._greeting is not None:
-                self._greeting.judge(await link.request(self._greeting.packed))
+                self._greeting.judge(await connection.request(self._greeting.packed))
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        return link
+        return connection
 
     def reset(self) -> None:
-        """Closes all connections: the next request opens another."""
-        links, self._link, self._idle = [self._link, *self._idle], None, []
-        for link in links:
-            if link is not None:
-                link.close()
+        """Closes all connections: the next request opens a new one."""
+        connections, self._connection, self._idle = [self._connection, *self._idle], None, []
+        for connection in connections:
+            if connection is not None:
+                connection.close()
 
     def forget(self) -> None:
-        links, self._link, self._idle = [self._link, *self._idle], None, []
-        for link in links:
-            if link is not None:
-                link.forget()
-        self._opening = asyncio.Lock()
-        self._lanes = asyncio.Semaphore(self._limit)
+        connections, self._connection, self._idle = [self._connection, *self._idle], None, []
+        for connection in connections:
+            if connection is not None:
+                connection.forget()
+        self._connecting = asyncio.Lock()
+        self._exclusive = asyncio.Semaphore(self._limit)
 
     async def close(self) -> None:
-        """Closes all connections: what is asked for after that has one to itself, until then."""
+        """Closes all connections. A later request opens one of its own and closes it at its end."""
         self._closed = True
         self.reset()

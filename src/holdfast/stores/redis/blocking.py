@@ -1,6 +1,6 @@
-"""The blocking Redis wire: one connection per request in flight.
+"""Blocking connections to Redis, and the pool of one node: one connection per request in flight.
 
-Nothing here ever suspends; methods are ``async`` to look like their asyncio twins.
+No method suspends; some are ``async`` to have the same interface as the asyncio pool.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from redis.exceptions import RedisError
 from holdfast.io.clock import now
 from holdfast.io.connection_limit import ConnectionLimit, Permit
 from holdfast.io.readable import Readable, readable
-from holdfast.io.resp import FIRST_WORD, INCOMPLETE, Reader, chunks
-from holdfast.stores.redis.replies import LinkBroken, unreachable
-from holdfast.stores.redis.url import Access, Address, Greeting
+from holdfast.io.resp import INCOMPLETE, REPLY_DELAY, ReplyReader, chunks
+from holdfast.stores.redis.replies import RedisConnectionBroken, unreachable
+from holdfast.stores.redis.url import Access, Greeting, NodeAddress
 
-__all__ = ["BlockingLink", "BlockingPool"]
+__all__ = ["BlockingPool", "BlockingRedisConnection"]
 
 READ_SIZE = 4096
 BATCH = 256
@@ -32,8 +32,8 @@ def _at_once(_: float) -> bool:
     return True  # the read itself has a timeout
 
 
-class BlockingLink:
-    """One open connection. Whoever gets an exception from it closes it."""
+class BlockingRedisConnection:
+    """One open connection. A caller that gets an exception from it must close it."""
 
     __slots__ = (
         "_feed",
@@ -43,12 +43,12 @@ class BlockingLink:
         "_seconds",
         "_send",
         "_sock",
-        "_watched",
+        "_socket_timeout",
         "address",
         "permit",
     )
 
-    def __init__(self, access: Access, address: Address, until: float | None = None) -> None:
+    def __init__(self, access: Access, address: NodeAddress, until: float | None = None) -> None:
         self.address = address
         self.permit: Permit | None = None
         self._seconds = access.seconds_until(until)
@@ -58,20 +58,20 @@ class BlockingLink:
         except (RedisError, OSError) as error:
             raise unreachable(address, error, self._seconds) from error
         self._sock: socket.socket = connection._sock.inner
-        connection._sock = None  # ours from here on: redis-py must not end it
+        connection._sock = None  # the socket is ours from here on: redis-py must not close it
         wait = readable(self._sock, access.request_seconds)
-        self._watched = wait is None
-        """Whether the socket's own timeout is needed."""
+        self._socket_timeout = wait is None
+        """True if the timeout of the socket itself is needed, as with TLS."""
         self._readable: Readable = wait or _at_once
         self.limit(access.request_seconds)
-        reader = Reader()
+        reader = ReplyReader()
         self._feed, self._gets = reader.feed, reader.gets
         self._send, self._recv = self._sock.sendall, self._sock.recv
 
     def limit(self, seconds: float) -> None:
-        """Sets how long a reply may take."""
+        """Sets the timeout of a reply."""
         self._seconds = seconds
-        if self._watched:
+        if self._socket_timeout:
             self._sock.settimeout(seconds)
 
     def fileno(self) -> int:
@@ -84,7 +84,7 @@ class BlockingLink:
             raise unreachable(self.address, error, self._seconds) from error
 
     def receive(self, by: float | None = None) -> Any:
-        """The next reply, all of it by one moment; an error reply is a ``Refused``, as a value."""
+        """Reads the next reply, complete by ``by``; an error reply is a ``RedisRefused`` value."""
         try:
             reply = self._gets()
             if reply is INCOMPLETE:
@@ -94,11 +94,11 @@ class BlockingLink:
         return reply
 
     def _rest(self, by: float) -> Any:
-        """Reads on until a reply is complete: however many reads that takes, not longer."""
+        """Reads until a reply is complete. One deadline for all reads."""
         reply: Any = INCOMPLETE
         while reply is INCOMPLETE:
             left = by - now()
-            if self._watched and left > 0:
+            if self._socket_timeout and left > 0:
                 self._sock.settimeout(left)
             if left <= 0 or not self._readable(left * 1000):
                 raise TimeoutError
@@ -126,26 +126,26 @@ class BlockingLink:
             raise unreachable(self.address, error, self._seconds) from error
         return self.receive(by) if reply is INCOMPLETE else reply
 
-    def call_behind(self, packed: bytes) -> Any:
-        """The same, with a reply that comes behind what the command tells others."""
+    def call_delayed(self, packed: bytes) -> Any:
+        """The same; the server writes the wake-ups of the command before its reply."""
         by = now() + self._seconds
-        self.send(FIRST_WORD + packed)
+        self.send(REPLY_DELAY + packed)
         self.receive(by)
         return self.receive(by)
 
     def call_by(self, packed: bytes, until: float, seconds: float) -> Any:
-        """The same, given up at ``until``; ``seconds`` is for all others."""
+        """The same with the deadline ``until``; then restores the timeout ``seconds``."""
         self.limit(max(0.001, until - now()))
         reply = self.call(packed)
         self.limit(seconds)
         return reply
 
     def listen(self) -> None:
-        """Turns it into a source of messages that is read without blocking."""
+        """Makes reads non-blocking, for a connection that only receives messages."""
         self._sock.settimeout(0.0)
 
     def messages(self) -> list[Any]:
-        """What came in, without blocking; raises when the other side is gone."""
+        """Reads the received messages without blocking. Raises if the connection is closed."""
         found = []
         try:
             while True:
@@ -155,157 +155,160 @@ class BlockingLink:
                 self._feed(data)
                 while (reply := self._gets()) is not INCOMPLETE:
                     found.append(reply)
-                # Whoever polls is told of what a plain socket still has; TLS may have read it.
-                if not self._watched:
+                # A poll reports unread data of a plain socket again. TLS may hold data in its own
+                # buffer, which no poll reports: read until it is empty.
+                if not self._socket_timeout:
                     return found
         except (BlockingIOError, ssl.SSLWantReadError):
             return found
         except (OSError, EOFError) as error:
             raise unreachable(self.address, error, self._seconds) from error
 
-    def alive(self) -> bool:
-        """Whether nothing came in unasked: an end of file, or a reply that nobody waits for."""
-        if self._watched:
-            return True  # TLS may have tickets to deliver; a dead one shows when it is used
+    def is_alive(self) -> bool:
+        """False if input arrived without a request: an end of file, or an unexpected reply."""
+        if self._socket_timeout:
+            return True  # TLS may deliver session tickets; a dead connection fails when used
         return not self._readable(0)
 
     def close(self) -> None:
         self._sock.close()
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's, only our handle on it goes."""
+        """In a forked child: closes our descriptor only. The connection is the parent's."""
         with contextlib.suppress(OSError):
             os.close(self._sock.detach())
 
 
 class BlockingPool:
-    """The connections to one node: a LIFO stack without a lock on the usual way."""
+    """The connections to one node: a LIFO stack; the usual call takes no lock."""
 
     def __init__(
-        self, access: Access, address: Address, limit: int, greeting: Greeting | None
+        self, access: Access, address: NodeAddress, limit: int, greeting: Greeting | None
     ) -> None:
         self.access, self.address, self.limit = access, address, limit
         self._greeting = greeting
-        self._idle: list[BlockingLink] = []
+        self._idle: list[BlockingRedisConnection] = []
         self._connection_limit = ConnectionLimit(limit)
         self._closed = False
 
     async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
-        """Sends one command, and reads its reply. ``key`` is for topologies that route by it."""
+        """Sends one command and reads its reply. ``key`` is for routes, which choose a node."""
         return self.call_now(packed, until)
 
-    def call_now(self, packed: bytes, until: float | None = None, behind: bool = False) -> Any:
-        """The same without a coroutine in between; ``behind`` what the command tells others."""
-        if until is not None and not self.access.in_a_hurry(until):
+    def call_now(self, packed: bytes, until: float | None = None, delayed: bool = False) -> Any:
+        """The same without a coroutine. ``delayed``: the reply comes after the wake-ups of the
+        command, see ``REPLY_DELAY``."""
+        if until is not None and not self.access.ends_early(until):
             until = None
         try:
-            link = self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
-            return self._fresh_call(packed, until)
+            return self._call_on_new(packed, until)
         try:
             if until is not None:
-                reply = self._hurried(link, packed, until)
+                reply = self._call_by(connection, packed, until)
             else:
-                reply = link.call_behind(packed) if behind else link.call(packed)
+                reply = connection.call_delayed(packed) if delayed else connection.call(packed)
         except BaseException:
-            self._drop(link)
-            self.reset()  # the others were open as long: they are suspect too
+            self._drop(connection)
+            self.reset()  # the other connections are as old: they may be broken too
             raise
-        self._idle.append(link)
+        self._idle.append(connection)
         if self._connection_limit.waiting:
             self._notify()
         return reply
 
-    def _hurried(self, link: BlockingLink, packed: bytes, until: float) -> Any:
-        return link.call_by(packed, until, self.access.request_seconds)
+    def _call_by(self, connection: BlockingRedisConnection, packed: bytes, until: float) -> Any:
+        return connection.call_by(packed, until, self.access.request_seconds)
 
-    def _fresh_call(self, packed: bytes, until: float | None) -> Any:
-        """Over a connection that is waited for or opened first, all in the time of one request."""
+    def _call_on_new(self, packed: bytes, until: float | None) -> Any:
+        """Waits for a connection or opens one, then calls; all within the time of one request."""
         until = now() + self.access.seconds_until(until)
-        link = self._take(until)
+        connection = self._take(until)
         try:
-            reply = self._hurried(link, packed, until)
+            reply = self._call_by(connection, packed, until)
         except BaseException:
-            self._drop(link)
+            self._drop(connection)
             raise
-        self._give(link)
+        self._give(connection)
         return reply
 
     async def alone(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
-        """The same as ``calls``: here every request has its connection to itself."""
+        """The same as ``calls``: every request has a connection of its own here."""
         return await self.calls(commands, until)
 
     async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]:
         """Sends many commands at once and reads their replies, in order, all by ``until``."""
         replies: list[Any] = []
         by = now() + self.access.seconds_until(until)
-        link = self._take(by)
+        connection = self._take(by)
         try:
             for batch in chunks(commands, BATCH):
-                link.limit(self.access.seconds_until(by))
-                link.send(b"".join(batch))
-                replies += [link.receive(by) for _ in batch]
-            link.limit(self.access.request_seconds)
+                connection.limit(self.access.seconds_until(by))
+                connection.send(b"".join(batch))
+                replies += [connection.receive(by) for _ in batch]
+            connection.limit(self.access.request_seconds)
         except BaseException:
-            self._drop(link)
+            self._drop(connection)
             self.reset()
             raise
-        self._give(link)
+        self._give(connection)
         return replies
 
-    def _take(self, until: float | None = None) -> BlockingLink:
-        """A connection for this thread alone, waited for if all are in use."""
+    def _take(self, until: float | None = None) -> BlockingRedisConnection:
+        """A connection for this thread alone. Waits if all are in use; raises
+        ``RedisConnectionBroken`` if none is free in time."""
         deadline = time.monotonic() + self.access.seconds_until(until)
         connection_limit, permit = self._connection_limit, None
         with connection_limit.mutex:
             connection_limit.waiting += 1
             try:
-                while not (link := self._pop_alive()) and not (permit := connection_limit.take()):
+                while not (idle := self._pop_alive()) and not (permit := connection_limit.take()):
                     if not connection_limit.wait(deadline - time.monotonic()):
-                        raise LinkBroken(
+                        raise RedisConnectionBroken(
                             f"all {self.limit} connections to {self.address} are busy", closed=False
                         )
             finally:
                 connection_limit.waiting -= 1
-        return link or self._connect(permit, until)
+        return idle or self._connect(permit, until)
 
-    def _pop_alive(self) -> BlockingLink | None:
+    def _pop_alive(self) -> BlockingRedisConnection | None:
         while self._idle:
             try:
-                link = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
                 return None
-            if link.alive():
-                return link
-            link.close()
-            self._connection_limit.free(link.permit)
+            if connection.is_alive():
+                return connection
+            connection.close()
+            self._connection_limit.free(connection.permit)
         return None
 
-    def _connect(self, permit: Permit | None, until: float | None) -> BlockingLink:
+    def _connect(self, permit: Permit | None, until: float | None) -> BlockingRedisConnection:
         try:
-            link = BlockingLink(self.access, self.address, until)
+            connection = BlockingRedisConnection(self.access, self.address, until)
         except BaseException:
             self._connection_limit.free(permit)
             raise
-        link.permit = permit
+        connection.permit = permit
         try:
             if self._greeting is not None:
-                link.limit(self.access.seconds_until(until))
-                self._greeting.judge(link.call(self._greeting.packed))
-                link.limit(self.access.request_seconds)
+                connection.limit(self.access.seconds_until(until))
+                self._greeting.judge(connection.call(self._greeting.packed))
+                connection.limit(self.access.request_seconds)
         except BaseException:
-            self._drop(link)
+            self._drop(connection)
             raise
-        return link
+        return connection
 
-    def _give(self, link: BlockingLink) -> None:
-        self._idle.append(link)
+    def _give(self, connection: BlockingRedisConnection) -> None:
+        self._idle.append(connection)
         if self._connection_limit.waiting:
             self._notify()
 
-    def _drop(self, link: BlockingLink) -> None:
-        link.close()
-        self._connection_limit.free(link.permit)
+    def _drop(self, connection: BlockingRedisConnection) -> None:
+        connection.close()
+        self._connection_limit.free(connection.permit)
 
     def _notify(self) -> None:
         self._connection_limit.call()
@@ -313,24 +316,23 @@ class BlockingPool:
             self.reset()
 
     def reset(self) -> None:
-        """Closes what is idle: after a failure the others are suspect too."""
+        """Closes the idle connections: after a failure they may be broken too."""
         while self._idle:
             try:
-                link = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
                 return
-            self._drop(link)
+            self._drop(connection)
 
     def forget(self) -> None:
-        for link in self._idle:
-            link.forget()
+        for connection in self._idle:
+            connection.forget()
         self._idle = []
         self._connection_limit = ConnectionLimit(self.limit)
 
     async def close(self) -> None:
         self._closed = True
         with self._connection_limit.mutex:
-            self._connection_limit.waiting += (
-                1  # whoever gives a connection back looks up, and closes it
-            )
+            # From now on every returned connection calls `_notify`, which closes it.
+            self._connection_limit.waiting += 1
         self.reset()

@@ -1,4 +1,4 @@
-"""Names as keys, and answers as errors: the words between the Redis backend and its scripts."""
+"""The keys of a lock name, and what the replies of the scripts mean: values or errors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from holdfast.claim import Busy, Claim
 from holdfast.core import admit, log
 from holdfast.core.contract import QUEUE_CAP
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
-from holdfast.io.resp import Refused, bulk
+from holdfast.io.resp import RedisRefused, bulk
 from holdfast.stores.redis.scripts import Script
-from holdfast.stores.redis.url import Address
+from holdfast.stores.redis.url import NodeAddress
 
 __all__ = [
-    "Excuses",
     "Keys",
-    "LinkBroken",
+    "ReasonLog",
+    "RedisConnectionBroken",
     "busy_answer",
     "clock_time",
     "damage",
@@ -36,7 +36,7 @@ __all__ = [
 KEPT_NAMES = 4096
 _FULL, _JOINED = 2, 1
 _DAMAGED = re.compile(r"DAMAGED ([^;]*);")
-"""How ``reading.lua`` says what is wrong with what is stored."""
+"""How ``reading.lua`` reports damaged data."""
 
 
 def milliseconds(seconds: float) -> int:
@@ -44,7 +44,7 @@ def milliseconds(seconds: float) -> int:
 
 
 def escape(text: str) -> str:
-    """Text that can stand between the braces of a hash tag, and stays readable."""
+    """Escapes the characters that a hash tag must not have; the text stays readable."""
     if "%" in text or "{" in text or "}" in text:
         return text.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
     return text
@@ -55,14 +55,15 @@ def unescape(text: str) -> str:
 
 
 def lock_name(state: str) -> str:
-    """The name whose state key this is, in whichever namespace."""
+    """The lock name of a state key of any namespace."""
     return unescape(state.partition(":{")[2][:-1])
 
 
 class Keys:
-    """The key of a name, ``namespace:{name}``, packed once per name.
+    """The key of a lock name, ``namespace:{name}``, packed once per name.
 
-    The hash tag is the name itself, so a redis-py Lock of that name lives in the same slot.
+    This spelling is stored: it must not change. The hash tag is the name itself, so that a redis-py
+    Lock of the same name is in the same slot.
     """
 
     def __init__(self, namespace: str, *, cluster: bool) -> None:
@@ -71,22 +72,22 @@ class Keys:
         self._wake = f"{quote(namespace, safe='')}:wake:"
 
     def channel(self, client: str) -> str:
-        """Where a client listens; without blanks, which separate words in a stored entry."""
+        """The channel of a client. It has no blanks: they separate the fields of a stored entry."""
         return self._wake + client
 
     def name(self, state: str) -> str:
-        """The name whose state key this is."""
+        """The lock name of a state key of this namespace."""
         return unescape(state[len(self._prefix) + 2 : -1])
 
     def pattern(self, prefix: str) -> str:
-        """What SCAN matches: state keys of names that start so."""
+        """The SCAN pattern for the state keys of all names with this prefix."""
         literal = f"{self._prefix}:{{{escape(prefix)}"
         for special in "\\*?[]":
             literal = literal.replace(special, "\\" + special)
         return literal + "*}"
 
     def start(self, script: Script, name: str) -> tuple[str, str]:
-        """A command up to its arguments, and the key that routes it; kept for the next time."""
+        """The command up to its arguments, and the key that routes it. Cached per name."""
         found = script.starts.get(name)
         if found is None:
             if len(script.starts) >= KEPT_NAMES:
@@ -99,65 +100,69 @@ class Keys:
         if kind == "foreign":
             if self._cluster and escape(name) != name:
                 raise Unsupported(f"{name!r} can't be shared with redis-py's Lock on a cluster")
-            return name  # the very key of a redis-py Lock
+            return name  # the key that a redis-py Lock of this name uses
         if kind == "loss":
             return f"{self._prefix}:loss"
         return f"{self._prefix}:{{{escape(name)}}}"
 
 
 def clock_time(moment: int) -> str:
-    """A time of day for people, from milliseconds that a server told."""
+    """Formats a server's time in milliseconds as a time of day."""
     try:
         return datetime.fromtimestamp(moment / 1000, UTC).strftime("%H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
-        return "a year that no calendar has"
+        return "a time out of range"
 
 
 def _is_digits(word: Any) -> bool:
     return type(word) is bytes and len(word) <= 16 and word.isdigit()
 
 
-def busy_answer(claim: Claim, reply: Any, store: str, heard: int) -> Busy:
-    """Reads an answer that is no grant; raises where nothing was changed."""
+def busy_answer(claim: Claim, reply: Any, store: str, generation: int) -> Busy:
+    """Reads a reply that is not a grant. Raises if the script changed nothing: another limit, an
+    abandoned request, an unexpected reply.
+
+    ``generation`` is the subscription that was live when the request was sent.
+    """
     kind = reply[0]
     if kind == b"limit":
         limit = int(reply[1]) if len(reply) == 2 and _is_digits(reply[1]) else 0
         admit.check_limit(claim, limit, slots=limit > 0, store=store)
     if kind == b"gone":
         raise BackendUnavailable(
-            f"a request for {claim.name!r} reached {store} after it had been given up"
+            f"a request for {claim.name!r} reached {store} after it was abandoned"
         )
     if kind != b"busy" or [type(word) for word in reply[1:]] != [int] * 5:
         raise refusal(reply, store, claim.name)
-    _, place, retry, joined, barred, token = reply
+    _, position, retry, joined, barred, token = reply
     reason = ""
     if joined == _FULL:
-        reason = f"{QUEUE_CAP} already wait for {claim.name!r}"
+        reason = f"{QUEUE_CAP} waiters are already queued for {claim.name!r}"
         retry = 1000
     if barred:
         reason = (
             f"{store} grants nothing before {clock_time(barred)}: it was restarted, emptied, "
             "demoted or replaced and may have lost holds (loss_protection; "
-            "`holdfast init` marks a new one as new)"
+            "`holdfast init` marks a new server as new)"
         )
-    return Busy(place, retry / 1000 if retry >= 0 else None, (heard, token), reason)
+    return Busy(position, retry / 1000 if retry >= 0 else None, (generation, token), reason)
 
 
-class Excuses:
-    """Tells the log why a store grants nothing: once for all names that wait because of it."""
+class ReasonLog:
+    """Logs why a store grants nothing: one warning per reason, not one per waiting name."""
 
     def __init__(self) -> None:
-        self._told = ""
+        self._last = ""
 
     def tell(self, claim: Claim, busy: Busy) -> None:
-        if busy.reason and busy.reason != self._told:
-            self._told = busy.reason
+        if busy.reason and busy.reason != self._last:
+            self._last = busy.reason
             log.warning("waiting for %r: %s", claim.name, busy.reason)
 
 
 def damage(reply: Any) -> str:
-    """What is wrong with what is stored, where that is what an error reply is about."""
-    if not isinstance(reply, Refused):
+    """What is wrong with the stored data, if an error reply reports that; otherwise ``""``."""
+    if not isinstance(reply, RedisRefused):
         return ""
     if "WRONGTYPE" in str(reply):
         return "it is a value of another type"
@@ -166,7 +171,7 @@ def damage(reply: Any) -> str:
 
 
 def refusal(reply: Any, store: str, name: str) -> HoldfastError:
-    """The error for a reply about a lock that is none of the expected ones."""
+    """The error for an unexpected reply to a request about the lock ``name``."""
     if isinstance(reply, HoldfastError):
         return reply
     if isinstance(reply, list) and reply[:1] == [b"incompatible"]:
@@ -178,11 +183,12 @@ def refusal(reply: Any, store: str, name: str) -> HoldfastError:
     what = damage(reply)
     if what:
         return Incompatible(
-            f"what {store} has stored for the lock {name!r} can't be used: {what}. When nobody "
-            "holds it, delete its key there and raise connect(epoch=…), so that fences still grow"
+            f"the data that {store} has stored for the lock {name!r} can't be used: {what}. While "
+            "the lock is not held, delete its key there and raise connect(epoch=…), so that fences "
+            "still grow"
         )
-    if not isinstance(reply, Refused):
-        return BackendUnavailable(f"{store} gave an answer that is not understood")
+    if not isinstance(reply, RedisRefused):
+        return BackendUnavailable(f"{store} sent a reply that can't be read")
     text = str(reply)
     if reply.code == "READONLY":
         return BackendUnavailable(f"{store} is a read-only replica: locks need the master")
@@ -191,23 +197,29 @@ def refusal(reply: Any, store: str, name: str) -> HoldfastError:
     return BackendUnavailable(f"{store} refuses: {text}")
 
 
-class LinkBroken(BackendUnavailable):
-    """A connection broke or was too slow: whether the server acted is unknown."""
+class RedisConnectionBroken(BackendUnavailable):
+    """A connection broke or timed out. The server may or may not have run the request."""
 
     def __init__(self, message: str, *, closed: bool) -> None:
         super().__init__(message)
         self.closed = closed
-        """Whether the other side closed or refused it: another try costs little then."""
+        """True if the server closed or refused the connection: a retry is cheap then."""
 
 
-def unreachable(address: Address, error: BaseException, seconds: float) -> LinkBroken:
-    """The error for a failed connection or request; foreign texts hold no secrets here."""
+def unreachable(
+    address: NodeAddress, error: BaseException, seconds: float
+) -> RedisConnectionBroken:
+    """The error for a failed connection or request. The texts of redis-py contain no secrets."""
     closed = isinstance(error, EOFError | ConnectionResetError | BrokenPipeError)
     if isinstance(error, TimeoutError | BlockingIOError):
-        return LinkBroken(f"redis at {address} did not answer within {seconds:g} s", closed=False)
+        return RedisConnectionBroken(
+            f"redis at {address} did not answer within {seconds:g} s", closed=False
+        )
     if isinstance(error, RedisError):
-        # Exactly this class: its subclasses are about logging in, which another try won't mend.
+        # Exactly this class: its subclasses report a failed login, which a retry does not cure.
         closed = type(error) is RedisConnectionError
-        return LinkBroken(f"redis at {address} can't be used: {error}", closed=closed)
+        return RedisConnectionBroken(f"redis at {address} can't be used: {error}", closed=closed)
     what = str(error) or type(error).__name__
-    return LinkBroken(f"the connection to redis at {address} broke: {what}", closed=closed)
+    return RedisConnectionBroken(
+        f"the connection to redis at {address} broke: {what}", closed=closed
+    )

@@ -1,8 +1,9 @@
-"""Which node a command goes to: the one server, or the master that Sentinel names, or the owner of
-a cluster's slot.
+"""Which node a command goes to: the one server, the master that Sentinel names, or the owner of a
+slot in a cluster. And ``Connector``: the two factories of connections, blocking and asyncio.
 
-Written once over pools of either kind. A route answers error replies that are not about routing
-as ``Refused`` values; routing errors are its own business.
+A route is written once over pools of either kind. Error replies about routing are handled here; all
+others are returned as ``RedisRefused`` values. A cluster node that hangs or is gone costs only its
+own lock names: commands for other nodes go on, and wait only a short time for it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.resp import Refused, pack
-from holdfast.stores.redis.aio import AsyncLink, AsyncPool
-from holdfast.stores.redis.blocking import BlockingLink, BlockingPool
+from holdfast.io.resp import RedisRefused, pack
+from holdfast.stores.redis.aio import AsyncPool, AsyncRedisConnection
+from holdfast.stores.redis.blocking import BlockingPool, BlockingRedisConnection
 from holdfast.stores.redis.replies import unreachable
-from holdfast.stores.redis.url import Access, Address, Greeting
+from holdfast.stores.redis.url import Access, Greeting, NodeAddress
 from holdfast.stores.redis.wakeups import (
     AsyncSubscription,
     AsyncWakeups,
@@ -29,45 +30,45 @@ from holdfast.stores.redis.wakeups import (
 )
 
 __all__ = [
-    "AsyncWire",
-    "BlockingWire",
-    "CallBehind",
+    "AsyncConnector",
+    "BlockingConnector",
+    "CallDelayed",
     "CallNow",
     "ClusterRoute",
+    "Connector",
     "Pool",
     "Route",
     "SentinelRoute",
     "SingleRoute",
-    "Wire",
 ]
 
 T = TypeVar("T")
 
-HUNG_SECONDS = 1.0
-"""How long one is waited for while there are others to ask."""
+SILENT_SECONDS = 1.0
+"""The longest wait for a node while there are other nodes to ask."""
 SLOTS = 16_384
 ATTEMPTS = 16
-"""How often a command follows the slots of a cluster that is being rearranged."""
+"""How many redirections a command follows while the cluster moves slots."""
 MOVING_SECONDS = 0.05
 BATCH_SECONDS = 0.25
-"""How long a batch waits for a slot that is on its way: it has answers for others to bring."""
+"""The longest wait of a batch for a slot that is being moved: other replies of it are ready."""
 COMMAND_SECONDS = 0.001
-"""How much longer a batch may take for each command."""
+"""Additional time of a batch per command."""
 _UNSETTLED = ("TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING")
-_ON_ITS_WAY = ("MOVED", "ASK", "TRYAGAIN")
-Owners = list[Address | None]
+_MOVING = ("MOVED", "ASK", "TRYAGAIN")
+Owners = list[NodeAddress | None]
 _NOT_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
 
 
 CallNow = Callable[..., Any]
-"""A packed command, by when it is given up, and whether its reply comes behind what it tells."""
-CallBehind = Callable[[bytes], Awaitable[Any]]
+"""Takes a packed command, its deadline, and whether its reply is delayed."""
+CallDelayed = Callable[[bytes], Awaitable[Any]]
 
 
 class Pool(Protocol):
     """The connections to one node."""
 
-    address: Address
+    address: NodeAddress
 
     def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]: ...
     async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]: ...
@@ -77,28 +78,28 @@ class Pool(Protocol):
     async def close(self) -> None: ...
 
 
-class Wire(Protocol):
-    """Blocking or asyncio."""
+class Connector(Protocol):
+    """Opens connections, blocking or asyncio."""
 
     access: Access
 
-    def pool(self, address: Address, greeting: Greeting | None) -> Any: ...
+    def pool(self, address: NodeAddress, greeting: Greeting | None) -> Any: ...
     async def once(
-        self, access: Access, address: Address, *commands: bytes, until: float | None = None
+        self, access: Access, address: NodeAddress, *commands: bytes, until: float | None = None
     ) -> list[Any]: ...
     async def subscription(
-        self, address: Address, channel: str, until: float | None = None
+        self, address: NodeAddress, channel: str, until: float | None = None
     ) -> Any: ...
     async def sleep(self, seconds: float) -> None: ...
 
 
 class Route(Protocol):
-    """Where commands go. Keys are the routing keys of their commands, one each."""
+    """Sends commands to their nodes. ``keys`` has one routing key per command."""
 
-    now: CallNow | None
-    """``call`` without a coroutine in between, where one blocking server is all there is."""
-    behind: CallBehind | None
-    """``call`` with a reply that comes behind what is told others, for one server's tasks."""
+    call_now: CallNow | None
+    """``call`` without a coroutine; only with one server and a blocking client."""
+    call_delayed: CallDelayed | None
+    """``call`` with a delayed reply, see ``REPLY_DELAY``; only with one server and asyncio."""
 
     def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]: ...
     async def calls(
@@ -114,34 +115,34 @@ class Route(Protocol):
     async def close(self) -> None: ...
 
 
-class BlockingWire:
-    """Makes what talks to nodes, for blocking backends."""
+class BlockingConnector:
+    """Opens connections and pools for blocking backends."""
 
     blocking = True
 
     def __init__(self, access: Access, connections: int) -> None:
         self.access, self.connections = access, connections
 
-    def pool(self, address: Address, greeting: Greeting | None) -> BlockingPool:
+    def pool(self, address: NodeAddress, greeting: Greeting | None) -> BlockingPool:
         return BlockingPool(self.access, address, self.connections, greeting)
 
     async def once(
-        self, access: Access, address: Address, *commands: bytes, until: float | None = None
+        self, access: Access, address: NodeAddress, *commands: bytes, until: float | None = None
     ) -> list[Any]:
-        """Opens a connection for a few commands and closes it."""
-        link = BlockingLink(access, address, until)
+        """Opens a connection, sends commands, closes it. Returns their replies."""
+        connection = BlockingRedisConnection(access, address, until)
         try:
-            link.limit(access.seconds_until(until))
-            return [link.call(command) for command in commands]
+            connection.limit(access.seconds_until(until))
+            return [connection.call(command) for command in commands]
         finally:
-            link.close()
+            connection.close()
 
     async def subscription(
-        self, address: Address, channel: str, until: float | None = None
+        self, address: NodeAddress, channel: str, until: float | None = None
     ) -> BlockingSubscription:
-        link = BlockingLink(self.access, address, until)
-        link.limit(self.access.seconds_until(until))
-        return BlockingSubscription(link, channel)
+        connection = BlockingRedisConnection(self.access, address, until)
+        connection.limit(self.access.seconds_until(until))
+        return BlockingSubscription(connection, channel)
 
     def wakeups(self, channel: str) -> BlockingWakeups:
         return BlockingWakeups(channel)
@@ -150,33 +151,33 @@ class BlockingWire:
         time.sleep(seconds)
 
 
-class AsyncWire:
-    """Makes what talks to nodes, for asyncio backends."""
+class AsyncConnector:
+    """Opens connections and pools for asyncio backends."""
 
     blocking = False
 
     def __init__(self, access: Access, connections: int) -> None:
         self.access, self.connections = access, connections
 
-    def pool(self, address: Address, greeting: Greeting | None) -> AsyncPool:
+    def pool(self, address: NodeAddress, greeting: Greeting | None) -> AsyncPool:
         return AsyncPool(self.access, address, self.connections, greeting)
 
     async def once(
-        self, access: Access, address: Address, *commands: bytes, until: float | None = None
+        self, access: Access, address: NodeAddress, *commands: bytes, until: float | None = None
     ) -> list[Any]:
-        """Opens a connection for a few commands and closes it."""
+        """Opens a connection, sends commands, closes it. Returns their replies."""
         seconds = access.seconds_until(until)
-        link = await AsyncLink.open(access, address, until)
+        connection = await AsyncRedisConnection.open(access, address, until)
         try:
             async with asyncio.timeout(access.seconds_until(until)):
-                return [await link.request(command) for command in commands]
+                return [await connection.request(command) for command in commands]
         except TimeoutError as error:
             raise unreachable(address, error, seconds) from error
         finally:
-            link.close()
+            connection.close()
 
     async def subscription(
-        self, address: Address, channel: str, until: float | None = None
+        self, address: NodeAddress, channel: str, until: float | None = None
     ) -> AsyncSubscription:
         return await AsyncSubscription.open(self.access, address, channel, until)
 
@@ -187,42 +188,46 @@ class AsyncWire:
         await asyncio.sleep(seconds)
 
 
-def share(deadline: float, others: int, seconds: float = HUNG_SECONDS) -> float:
-    """Until when one may take: never more than half of the time while others are still to come."""
+def share(deadline: float, others: int, seconds: float = SILENT_SECONDS) -> float:
+    """The deadline of one node: at most half of the remaining time while ``others`` are left."""
     if not others:
         return deadline
     moment = now()
     return moment + min(seconds, max(0.0, deadline - moment) / 2)
 
 
-class Guides:
-    """Who of them was of use last. Needs no lock: at worst somebody is asked in vain."""
+class SeedNodes:
+    """The nodes to ask about the topology, best first: sentinels, or nodes of a cluster.
+
+    Needs no lock: a race costs at most one needless request.
+    """
 
     def __init__(self) -> None:
-        self._last: Address | None = None
-        self.silent: set[Address] = set()
-        """Those that did not answer when they were asked last."""
+        self._last: NodeAddress | None = None
+        self.silent: set[NodeAddress] = set()
+        """Nodes that did not answer the last request."""
 
-    def in_turn(self, addresses: Iterable[Address]) -> list[Address]:
-        """The one that knew the way last comes first, those that did not answer come last."""
+    def in_order(self, addresses: Iterable[NodeAddress]) -> list[NodeAddress]:
+        """Sorts addresses: the node of the last good answer first, silent nodes last."""
         return sorted(addresses, key=lambda each: (each in self.silent, each != self._last))
 
     async def ask(
         self,
-        wire: Wire,
+        connector: Connector,
         access: Access,
-        addresses: Iterable[Address],
+        addresses: Iterable[NodeAddress],
         question: bytes,
-        read: Callable[[Address, Any], T],
+        read: Callable[[NodeAddress, Any], T],
         until: float | None,
     ) -> T:
-        """What the first one says that ``read`` makes sense of: it raises where there is none."""
+        """The first answer that ``read`` accepts; it raises ``BackendUnavailable`` for any other.
+        Raises the same if no node has a good answer."""
         deadline = now() + access.seconds_until(until)
-        turns, failures = self.in_turn(addresses), []
-        for others, address in zip(range(len(turns) - 1, -1, -1), turns, strict=True):
+        ordered, failures = self.in_order(addresses), []
+        for others, address in zip(range(len(ordered) - 1, -1, -1), ordered, strict=True):
             by = share(deadline, others)
             try:
-                (reply,) = await wire.once(access, address, question, until=by)
+                (reply,) = await connector.once(access, address, question, until=by)
                 found = read(address, reply)
             except BackendUnavailable as error:
                 self.silent.add(address)
@@ -237,12 +242,14 @@ class Guides:
 class SingleRoute:
     """One server, always the same."""
 
-    def __init__(self, wire: Wire, address: Address, greeting: Greeting | None) -> None:
-        self._wire = wire
-        self._pool: Pool = wire.pool(address, greeting)
-        self.call = self._pool.call  # no step in between on the usual way
-        self.now: CallNow | None = getattr(self._pool, "call_now", None)
-        self.behind: CallBehind | None = getattr(self._pool, "call_behind", None)
+    def __init__(
+        self, connector: Connector, address: NodeAddress, greeting: Greeting | None
+    ) -> None:
+        self._connector = connector
+        self._pool: Pool = connector.pool(address, greeting)
+        self.call = self._pool.call  # bound once: the usual call has no extra step
+        self.call_now: CallNow | None = getattr(self._pool, "call_now", None)
+        self.call_delayed: CallDelayed | None = getattr(self._pool, "call_delayed", None)
 
     async def calls(
         self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
@@ -255,13 +262,13 @@ class SingleRoute:
         return await self._pool.alone(commands, until)
 
     async def subscription(self, channel: str, until: float) -> Any:
-        return await self._wire.subscription(self._pool.address, channel, until)
+        return await self._connector.subscription(self._pool.address, channel, until)
 
     async def pools(self) -> list[Pool]:
         return [self._pool]
 
     def refused(self) -> None:
-        """A replica answered: behind this address may be another server by now."""
+        """A replica answered: reconnect, as this address may lead to another server now."""
         self._pool.reset()
 
     def forget(self) -> None:
@@ -272,23 +279,23 @@ class SingleRoute:
 
 
 class SentinelRoute:
-    """The master that the sentinels name. ``moved`` is called when it is another one."""
+    """The master that the sentinels name. ``moved`` is called when the master has changed."""
 
-    now: CallNow | None = None
-    behind: CallBehind | None = None
+    call_now: CallNow | None = None
+    call_delayed: CallDelayed | None = None
 
     def __init__(
         self,
-        wire: Wire,
-        sentinels: Sequence[Address],
+        connector: Connector,
+        sentinels: Sequence[NodeAddress],
         sentinel_access: Access,
         service: str,
         greeting: Greeting | None,
         moved: Callable[[], None],
     ) -> None:
-        self._wire, self._service, self._greeting = wire, service, greeting
+        self._connector, self._service, self._greeting = connector, service, greeting
         self._sentinels, self._access, self._moved = list(sentinels), sentinel_access, moved
-        self._guides = Guides()
+        self._seed_nodes = SeedNodes()
         self._pool: Pool | None = None
         self._sure = False
         self._changing = threading.Lock()
@@ -300,7 +307,7 @@ class SentinelRoute:
         except BackendUnavailable:
             self._sure = False
             raise
-        if type(reply) is Refused:
+        if type(reply) is RedisRefused:
             self._judge([reply])
         return reply
 
@@ -326,47 +333,49 @@ class SentinelRoute:
         return replies
 
     def _judge(self, replies: Sequence[Any]) -> None:
-        if any(type(reply) is Refused and reply.code in _NOT_MASTER for reply in replies):
+        if any(type(reply) is RedisRefused and reply.code in _NOT_MASTER for reply in replies):
             self.refused()
 
     async def _find(self, until: float | None = None) -> Pool:
-        """Asks the sentinels, the one that knew last first."""
+        """Asks the sentinels for the master and opens a pool to it, unless it is unchanged."""
         address = await self._master(until)
         with self._changing:
             known, self._sure = self._pool, True
             if known is not None and known.address == address:
                 return known
-            pool: Pool = self._wire.pool(address, self._greeting)
+            pool: Pool = self._connector.pool(address, self._greeting)
             self._pool = pool
         if known is not None:
             await known.close()
             self._moved()
         return pool
 
-    async def _master(self, until: float | None) -> Address:
+    async def _master(self, until: float | None) -> NodeAddress:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
-        wire, access, sentinels = self._wire, self._access, self._sentinels
+        connector, access, sentinels = self._connector, self._access, self._sentinels
         try:
-            return await self._guides.ask(wire, access, sentinels, question, self._named, until)
+            return await self._seed_nodes.ask(
+                connector, access, sentinels, question, self._named, until
+            )
         except BackendUnavailable as error:
             raise BackendUnavailable(f"no sentinel names a master: {error}") from error
 
-    def _named(self, sentinel: Address, reply: Any) -> Address:
+    def _named(self, sentinel: NodeAddress, reply: Any) -> NodeAddress:
         if isinstance(reply, list) and [type(word) for word in reply] == [bytes, bytes]:
             return node_address(reply[0].decode(errors="replace"), reply[1].decode("latin-1"))
-        refused = isinstance(reply, Refused)
+        refused = isinstance(reply, RedisRefused)
         says = f"refuses: {reply}" if refused else f"knows no master {self._service!r}"
         raise BackendUnavailable(f"the sentinel at {sentinel} {says}")
 
     async def subscription(self, channel: str, until: float) -> Any:
         pool = self._pool if self._sure and self._pool is not None else await self._find(until)
-        return await self._wire.subscription(pool.address, channel, until)
+        return await self._connector.subscription(pool.address, channel, until)
 
     async def pools(self) -> list[Pool]:
         return [self._pool if self._sure and self._pool is not None else await self._find()]
 
     def refused(self) -> None:
-        """This is no longer the master: ask again who is."""
+        """The pool's server is not the master: ask the sentinels before the next request."""
         self._sure = False
         if self._pool is not None:
             self._pool.reset()
@@ -382,63 +391,67 @@ class SentinelRoute:
 
 
 class ClusterRoute:
-    """The owners of the slots, as any node of the cluster tells it."""
+    """A cluster: each command goes to the owner of its slot. Any node knows all owners."""
 
-    now: CallNow | None = None
-    behind: CallBehind | None = None
+    call_now: CallNow | None = None
+    call_delayed: CallDelayed | None = None
 
-    def __init__(self, wire: Wire, seeds: Sequence[Address], greeting: Greeting | None) -> None:
-        self._wire, self._greeting = wire, greeting
+    def __init__(
+        self, connector: Connector, seeds: Sequence[NodeAddress], greeting: Greeting | None
+    ) -> None:
+        self._connector, self._greeting = connector, greeting
         self._seeds = list(seeds)
-        self._guides = Guides()
-        self._pools: dict[Address, Pool] = {}
+        self._seed_nodes = SeedNodes()
+        self._pools: dict[NodeAddress, Pool] = {}
         self._owners: Owners = []
-        self._lost: set[Address] = set()
-        """Owners that did not answer since they were told: others may have their slots by now."""
+        self._lost: set[NodeAddress] = set()
+        """Owners that failed since the last discovery: their slots may have new owners."""
 
-    def _pool(self, address: Address) -> Pool:
+    def _pool(self, address: NodeAddress) -> Pool:
         known = self._pools.get(address)
         if known is not None:
             return known
-        # Two threads may come here at once; a pool that is not used has opened nothing.
-        return self._pools.setdefault(address, self._wire.pool(address, self._greeting))
+        # Two threads may do this at once; the pool that loses has opened no connection.
+        return self._pools.setdefault(address, self._connector.pool(address, self._greeting))
 
-    def _lose(self, address: Address) -> None:
+    def _lose(self, address: NodeAddress) -> None:
         self._lost.add(address)
-        self._guides.silent.add(address)
+        self._seed_nodes.silent.add(address)
 
     async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
-        deadline = now() + self._wire.access.seconds_until(until)
+        deadline = now() + self._connector.access.seconds_until(until)
         return await self._follow(packed, key_slot(key), until, deadline)
 
     async def _follow(self, packed: bytes, slot: int, until: float | None, deadline: float) -> Any:
-        """Goes where it is sent, and waits until the deadline for a slot that is on its way."""
+        """Follows redirections, and waits until the deadline for a slot that is being moved."""
         address, asking = await self._owner(slot, until), False
         reply: Any = None
-        sent_on = 0
-        while sent_on < ATTEMPTS:
-            reply = await self._ask(address, packed, asking, until)
-            if type(reply) is not Refused:
+        redirections = 0
+        while redirections < ATTEMPTS:
+            reply = await self._call_node(address, packed, asking, until)
+            if type(reply) is not RedisRefused:
                 return reply
             code = reply.code
             if code in ("MOVED", "ASK"):
-                sent_on += 1
+                redirections += 1
                 address, asking = _target(reply, address), code == "ASK"
                 if not asking:
                     self._owners[slot : slot + 1] = [address] if self._owners else []
             elif code in _UNSETTLED and now() < deadline:
-                await self._wire.sleep(MOVING_SECONDS)
+                await self._connector.sleep(MOVING_SECONDS)
                 if code != "TRYAGAIN":
                     self._owners = []
                     address, asking = await self._owner(slot, until), False
             else:
                 return reply
-        raise BackendUnavailable(f"the cluster does not settle who has slot {slot}: {reply}")
+        raise BackendUnavailable(f"too many redirections for slot {slot} of the cluster: {reply}")
 
-    async def _ask(self, address: Address, packed: bytes, asking: bool, until: float | None) -> Any:
+    async def _call_node(
+        self, address: NodeAddress, packed: bytes, asking: bool, until: float | None
+    ) -> Any:
         pool = self._pool(address)
-        if until is None and address in self._guides.silent:
-            until = now() + HUNG_SECONDS  # whoever waits here may have others to see to
+        if until is None and address in self._seed_nodes.silent:
+            until = now() + SILENT_SECONDS  # the caller may have requests for other nodes
         try:
             if asking:
                 reply = (await pool.calls([pack("ASKING"), packed], until))[1]
@@ -447,57 +460,59 @@ class ClusterRoute:
         except BackendUnavailable:
             self._lose(address)
             raise
-        if self._guides.silent:
-            self._guides.silent.discard(address)
+        if self._seed_nodes.silent:
+            self._seed_nodes.silent.discard(address)
         return reply
 
     async def calls(
         self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
     ) -> list[Any]:
-        """One batch per node; what a node no longer has is asked for again, one by one. What can't
-        be had is answered by its error: the other nodes' part is still worth it."""
-        deadline = now() + self._wire.access.seconds_until(until)
+        """Sends one batch per node; redirected commands follow one by one. The reply of a command
+        that fails is its error, so that the replies of the other nodes are not lost."""
+        deadline = now() + self._connector.access.seconds_until(until)
         slots = [key_slot(key) for key in keys]
         owners = await self._owners_of(slots, deadline)
         replies: list[Any] = [None] * len(commands)
-        places: dict[Address, list[int]] = {}
+        by_node: dict[NodeAddress, list[int]] = {}
         for index, slot in enumerate(slots):
             address = owners[slot]
             if address is None:
-                replies[index] = self._nobody_has(slot)
+                replies[index] = self._no_owner(slot)
             else:
-                places.setdefault(address, []).append(index)
-        turns = self._guides.in_turn(places)
-        for others, address in zip(range(len(turns) - 1, -1, -1), turns, strict=True):
-            indexes = places[address]
-            by = self._patience(address, len(indexes), others, deadline)
+                by_node.setdefault(address, []).append(index)
+        ordered = self._seed_nodes.in_order(by_node)
+        for others, address in zip(range(len(ordered) - 1, -1, -1), ordered, strict=True):
+            indexes = by_node[address]
+            by = self._batch_deadline(address, len(indexes), others, deadline)
             batch = await self._batch(address, [commands[index] for index in indexes], by)
             for index, reply in zip(indexes, batch, strict=True):
                 replies[index] = reply
         for index, reply in enumerate(replies):
-            if isinstance(reply, Refused) and reply.code in _ON_ITS_WAY:
+            if isinstance(reply, RedisRefused) and reply.code in _MOVING:
                 replies[index] = await self._followed(commands[index], slots[index], until)
         return replies
 
-    def _patience(self, address: Address, commands: int, others: int, deadline: float) -> float:
-        """Until when a node's batch may take. One that did not answer before gets little time, also
-        as the last: there may be more to do soon."""
-        seconds = HUNG_SECONDS + commands * COMMAND_SECONDS
-        if address in self._guides.silent:
+    def _batch_deadline(
+        self, address: NodeAddress, commands: int, others: int, deadline: float
+    ) -> float:
+        """The deadline of a node's batch. A silent node gets little time, even as the last one: the
+        caller may have more to do."""
+        seconds = SILENT_SECONDS + commands * COMMAND_SECONDS
+        if address in self._seed_nodes.silent:
             return min(deadline, now() + seconds)
         return share(deadline, others, seconds)
 
-    async def _batch(self, address: Address, commands: list[bytes], by: float) -> list[Any]:
+    async def _batch(self, address: NodeAddress, commands: list[bytes], by: float) -> list[Any]:
         try:
             replies = await self._pool(address).calls(commands, by)
         except BackendUnavailable as error:
             self._lose(address)
             return [error] * len(commands)
-        self._guides.silent.discard(address)
+        self._seed_nodes.silent.discard(address)
         return replies
 
     async def _followed(self, packed: bytes, slot: int, until: float | None) -> Any:
-        """Where one slot is stuck on its way, all others of a batch are answered all the same."""
+        """The reply, or the error as a value: a slot that is stuck fails its command only."""
         try:
             return await self._follow(packed, slot, until, now() + BATCH_SECONDS)
         except BackendUnavailable as error:
@@ -515,30 +530,31 @@ class ClusterRoute:
                 self._lose(address)
                 raise
             first = replies[0]
-            if type(first) is not Refused or first.code not in _ON_ITS_WAY:
+            if type(first) is not RedisRefused or first.code not in _MOVING:
                 return replies
-            # A slot on its way elsewhere: look again until it has arrived.
-            await self._wire.sleep(MOVING_SECONDS)
+            # The slot is being moved: ask again until it has arrived.
+            await self._connector.sleep(MOVING_SECONDS)
             self._owners = []
-        raise BackendUnavailable(f"the cluster does not settle who has slot {slot}")
+        raise BackendUnavailable(f"slot {slot} of the cluster is still being moved")
 
-    # ---- who has which slots
+    # ---- the owners of the slots
 
-    async def _owner(self, slot: int, until: float | None = None) -> Address:
+    async def _owner(self, slot: int, until: float | None = None) -> NodeAddress:
         owners = self._owners
         if not owners or (self._lost and owners[slot] in self._lost):
             owners = await self._discover(until)
         address = owners[slot]
         if address is None:
-            raise self._nobody_has(slot)
+            raise self._no_owner(slot)
         return address
 
-    def _nobody_has(self, slot: int) -> BackendUnavailable:
+    def _no_owner(self, slot: int) -> BackendUnavailable:
         self._owners = []
         return BackendUnavailable(f"no node of the cluster has slot {slot}")
 
     async def _owners_of(self, slots: Sequence[int], deadline: float) -> Owners:
-        """For a batch: asked for anew where one of them was lost, kept if nobody can tell."""
+        """The owners for a batch: discovered again if one of them failed; the known ones if that
+        fails."""
         owners = self._owners
         if owners and not (self._lost and any(owners[slot] in self._lost for slot in slots)):
             return owners
@@ -551,36 +567,40 @@ class ClusterRoute:
 
     async def _discover(self, until: float | None = None) -> Owners:
         known = [address for address in list(self._pools) if address not in self._seeds]
-        wire, nodes, question = self._wire, self._seeds + known, pack("CLUSTER", "SLOTS")
+        connector, nodes, question = self._connector, self._seeds + known, pack("CLUSTER", "SLOTS")
         try:
-            owners = await self._guides.ask(wire, wire.access, nodes, question, _slots, until)
+            owners = await self._seed_nodes.ask(
+                connector, connector.access, nodes, question, _slots, until
+            )
         except BackendUnavailable as error:
-            raise BackendUnavailable(f"no node tells the cluster's slots: {error}") from error
+            raise BackendUnavailable(
+                f"no node names the owners of the cluster's slots: {error}"
+            ) from error
         self._owners = owners
         self._lost.clear()
         await self._retire(set(owners))
         return owners
 
-    async def _retire(self, owners: set[Address | None]) -> None:
-        """Closes the connections to nodes that have no slots any more."""
+    async def _retire(self, owners: set[NodeAddress | None]) -> None:
+        """Closes the connections to nodes that no longer own slots."""
         for address in [address for address in list(self._pools) if address not in owners]:
-            pool = self._pools.pop(address, None)  # unless another thread was faster
+            pool = self._pools.pop(address, None)  # None if another thread was faster
             if pool is not None:
                 await pool.close()
 
     async def subscription(self, channel: str, until: float) -> Any:
-        """A message reaches the subscribers of every node: any will do."""
-        deadline = now() + self._wire.access.seconds_until(until)
-        turns = self._guides.in_turn(pool.address for pool in await self.pools())
+        """Subscribes at any node: a message reaches the subscribers of all nodes."""
+        deadline = now() + self._connector.access.seconds_until(until)
+        ordered = self._seed_nodes.in_order(pool.address for pool in await self.pools())
         failures: list[str] = []
-        for others, address in zip(range(len(turns) - 1, -1, -1), turns, strict=True):
+        for others, address in zip(range(len(ordered) - 1, -1, -1), ordered, strict=True):
             try:
-                return await self._wire.subscription(address, channel, share(deadline, others))
+                return await self._connector.subscription(address, channel, share(deadline, others))
             except BackendUnavailable as error:
                 self._lose(address)
                 failures.append(str(error))
         self._owners = []
-        raise BackendUnavailable(f"no node takes a subscription: {'; '.join(failures)}")
+        raise BackendUnavailable(f"no node accepts a subscription: {'; '.join(failures)}")
 
     async def pools(self) -> list[Pool]:
         owners = self._owners or await self._discover()
@@ -598,10 +618,10 @@ class ClusterRoute:
             await pool.close()
 
 
-def _slots(seed: Address, reply: Any) -> Owners:
-    """The owners of all slots, as a node tells them."""
+def _slots(seed: NodeAddress, reply: Any) -> Owners:
+    """Reads a reply to CLUSTER SLOTS: the owner of each slot."""
     if not isinstance(reply, list) or not reply:
-        said = reply if isinstance(reply, Refused) else "no slots"
+        said = reply if isinstance(reply, RedisRefused) else "no slots"
         raise BackendUnavailable(f"{seed}: {said}")
     owners: Owners = [None] * SLOTS
     try:
@@ -611,12 +631,12 @@ def _slots(seed: Address, reply: Any) -> Owners:
                 raise ValueError(f"slots {first} to {last}")
             owners[first : last + 1] = [node_address(host, port)] * (last + 1 - first)
     except (ValueError, TypeError, IndexError, AttributeError) as error:
-        raise BackendUnavailable(f"{seed}: its slots are not understood") from error
+        raise BackendUnavailable(f"{seed}: its reply to CLUSTER SLOTS can't be read") from error
     return owners
 
 
-def _target(reply: Refused, asked: Address) -> Address:
-    """The node that ``MOVED 866 host:port`` names; an empty host means the one that was asked."""
+def _target(reply: RedisRefused, asked: NodeAddress) -> NodeAddress:
+    """The node of a reply ``MOVED 866 host:port``; an empty host is the node that was asked."""
     host, _, port = str(reply).rpartition(" ")[2].rpartition(":")
     return node_address(host or asked.host, port)
 
@@ -632,8 +652,8 @@ def key_slot(key: str) -> int:
     return crc_hqx(data, 0) % SLOTS
 
 
-def node_address(host: str, port: str) -> Address:
-    """A node as another one names it; ``BackendUnavailable`` if that is no address."""
+def node_address(host: str, port: str) -> NodeAddress:
+    """The address of a node in a reply. Raises ``BackendUnavailable`` if it is invalid."""
     if not host or not port.isdecimal() or len(port) > 5:
         raise BackendUnavailable(f"not the address of a node: {host[:100]!r} {port[:10]!r}")
-    return Address(host, int(port))
+    return NodeAddress(host, int(port))

@@ -1,7 +1,8 @@
-"""The scripts of the Redis backend, put together from ``lua/`` and packed ahead.
+"""The scripts of the Redis backend, built from ``lua/`` and packed ahead.
 
-A command is a constant head and a body: keys and arguments. When a server does not know a
-script (restarted, flushed, another node), the same body goes behind a head with its text.
+A command is a constant head (EVALSHA and the digest) and a body (keys and arguments). If a server
+does not know the script, because it was restarted or flushed or is another node, the same body is
+sent again with a head that has the script's text.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from holdfast.io.resp import bulk
 __all__ = ["PROTOCOL", "Script", "Scripts", "read_lua"]
 
 PROTOCOL = "1"
-"""The version of what is stored; versions that differ refuse each other."""
+"""The version of the stored format. A client of another version is refused."""
 DAY_SECONDS = 86_400.0
 REMEMBER_SECONDS = 30.0
-"""How long an abandoned owner is remembered: longer than any request of its can be under way."""
+"""How long an abandoned owner is remembered: longer than any of its requests can be in flight."""
 REMEMBER_BYTES = 10_000
-"""How much is spent on that: some two hundred owners, the newest."""
+"""Space for abandoned owners: about two hundred, the newest ones."""
 PORTION = 256
-"""How many fields are read at once."""
+"""How many fields one command reads or writes."""
 LARGEST_NUMBER = 2**53 - 1
-"""Past it the numbers of Lua repeat."""
+"""Above it, not every whole number is a Lua number."""
 MOST_SLOTS = 2**20
-"""How many slots, or readers, one name has at most."""
+"""The most slots, or readers, of one name."""
 MOST_NUMBERS = 2**24
-"""How far apart the first and the last in line may stand, with all who left between them."""
+"""The largest distance from the first to the last queue number, abandoned ones included."""
 LABEL_BYTES = 8192
-"""Longer labels are not shown: a note has 1024 bytes at the most."""
+"""Longer labels are not shown: no client writes one, as a note has at most 1024 bytes."""
 FOREIGN_SECONDS = 0.1
-"""How often a hold of redis-py's Lock is looked at, as redis-py does itself."""
+"""Polling interval while a redis-py Lock holds the name; redis-py uses the same one."""
 
 _FOLDER = Path(__file__).with_name("lua")
 _PARTS = {
@@ -48,7 +49,7 @@ _PARTS = {
         "state",
         "expire()",
         "local was = drop(ARGV[1])",
-        "settle()",
+        "admit_waiters()",
         "return finish(was and 1 or 0)",
     ),
     "exchange": (
@@ -58,7 +59,7 @@ _PARTS = {
         "attempt",
         "expire()",
         "local was = drop(ARGV[1])",
-        "settle()",
+        "admit_waiters()",
         "return finish({was and 1 or 0, attempt(claim(2))})",
     ),
     "renew": ("renew",),
@@ -78,7 +79,7 @@ local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
 
 
 class Script:
-    """One script with its keys, in order, and a fixed number of arguments."""
+    """One script: the kinds of its keys, in order, and a fixed number of arguments."""
 
     def __init__(self, text: str, keys: Sequence[str], arguments: int) -> None:
         digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -87,25 +88,25 @@ class Script:
         self.keys = keys
         self.head = f"*{words}\r\n{bulk('EVALSHA')}{bulk(digest)}{count}"
         self.starts: dict[str, tuple[str, str]] = {}
-        """Commands up to their arguments, by name; see ``Keys.start``."""
+        """Packed commands up to their arguments, by lock name; see ``Keys.start``."""
         self._in_full = f"*{words}\r\n{bulk('EVAL')}{bulk(text)}{count}".encode()
         self._size = len(self.head)
 
     def in_full(self, packed: bytes) -> bytes:
-        """The same command with the script's text, for a server that does not know it."""
+        """The same command with the script's text, for a server that does not know the digest."""
         return self._in_full + packed[self._size :]
 
 
 class Scripts:
-    """All scripts of one backend: their text depends on what the store was asked to do."""
+    """All scripts of one backend. Their text depends on the options of the store."""
 
     def __init__(
         self, *, loss_protection: bool, interop: bool, cluster: bool, replicas: bool
     ) -> None:
-        # A waiter must ask itself where a grant needs more than this hash, and where it can't be
-        # told whether the waiter's client listens: on a cluster it may do so at another node.
+        # No direct grant where a grant needs more than this hash, or where a script can't see
+        # whether the waiter's client is subscribed: on a cluster it may be, at another node.
         self.direct = not (loss_protection or interop or cluster or replicas)
-        """Whether a release may grant to whom it wakes."""
+        """Whether a release may grant directly to the waiter that it wakes."""
         flags = (loss_protection, interop, cluster, self.direct)
         values = ", ".join(str(flag).lower() for flag in flags)
         self._flags = f"local LOSS, INTEROP, CLUSTER, DIRECT = {values}\n"

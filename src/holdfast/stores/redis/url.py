@@ -1,4 +1,10 @@
-"""What a Redis URL or a user's own client says: where to connect, as whom, and what to promise."""
+"""The settings of a Redis store, read from a URL or from a user's redis-py client: addresses,
+login, and options.
+
+``Access`` opens connections through redis-py (TCP, TLS, UNIX sockets, AUTH, SELECT, credential
+providers). After the login its socket is taken over by ``blocking`` or ``aio``: commands are packed
+ahead and replies are read by hiredis, without redis-py's pool, retries or metrics.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ from holdfast.io.clock import now
 from holdfast.io.resp import TimedSocket
 from holdfast.url import Url
 
-__all__ = ["Access", "Address", "Greeting", "Options", "link_options", "read_options"]
+__all__ = ["Access", "Greeting", "NodeAddress", "RedisOptions", "access_options", "read_options"]
 
 PORT, SENTINEL_PORT = 6379, 26379
 _BEHAVIOUR = ("loss_protection", "max_ttl", "replicas", "allow_eviction", "interop")
@@ -32,12 +38,12 @@ _TLS = (
     "ssl_ciphers",
 )
 
-TRIFLE_SECONDS = 0.05
-"""Not worth a timeout of its own."""
+NEGLIGIBLE_SECONDS = 0.05
+"""A deadline this close to the usual one gets no timeout of its own."""
 
 
-class Address(NamedTuple):
-    """A node: host and port, or the path of a UNIX socket with port 0."""
+class NodeAddress(NamedTuple):
+    """The address of a node: host and port, or the path of a UNIX socket with port 0."""
 
     host: str
     port: int
@@ -49,18 +55,22 @@ class Address(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """What every new connection is asked first, and who judges the reply."""
+    """The first command on every new connection, and the function that checks its reply.
+
+    ``judge`` raises if the server must not be used.
+    """
 
     packed: bytes
     judge: Callable[[Any], None]
 
 
-# What of a user's own client says where and as whom to connect; the rest is how it behaves.
+# Settings of a user's client that say where to connect and as which user. The others say how that
+# client behaves, and are ignored.
 _TAKEN = frozenset({"db", "username", "password", "credential_provider", "client_name"})
 
 
-def link_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those settings of a redis-py connection that concern access: login, database, TLS."""
+def access_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Selects the settings of a redis-py connection that concern access: login, database, TLS."""
     return {
         key: value
         for key, value in options.items()
@@ -68,7 +78,8 @@ def link_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# A subscription may be silent for hours: the kernel finds out in half a minute if it is dead.
+# A subscription may be silent for hours. With these the kernel detects a dead connection within
+# half a minute.
 _KEEP_ALIVE = {
     getattr(socket, name): value
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
@@ -77,7 +88,7 @@ _KEEP_ALIVE = {
 
 
 class Access:
-    """How to open a connection to any node: plain or TLS, as whom, to which database."""
+    """Opens connections to any node: plain or TLS, with one login and one database."""
 
     def __init__(self, *, tls: bool, options: dict[str, Any], request_seconds: float) -> None:
         self.tls = tls
@@ -85,16 +96,16 @@ class Access:
         self.request_seconds = request_seconds
 
     def seconds_until(self, until: float | None) -> float:
-        """How long a request may take that must be over by then."""
+        """The timeout of a request that must end by ``until``."""
         if until is None:
             return self.request_seconds
         return max(0.001, min(self.request_seconds, until - now()))
 
-    def in_a_hurry(self, until: float) -> bool:
-        """Whether that is sooner than every request has to be over, by more than a trifle."""
-        return until - now() < self.request_seconds - TRIFLE_SECONDS
+    def ends_early(self, until: float) -> bool:
+        """True if ``until`` is noticeably earlier than the usual timeout of a request."""
+        return until - now() < self.request_seconds - NEGLIGIBLE_SECONDS
 
-    def _arguments(self, address: Address, seconds: float) -> dict[str, Any]:
+    def _arguments(self, address: NodeAddress, seconds: float) -> dict[str, Any]:
         where: dict[str, Any] = {"host": address.host, "port": address.port}
         if not address.port:
             where = {"path": address.host}
@@ -115,8 +126,9 @@ class Access:
             }
         )
 
-    def blocking(self, address: Address, seconds: float) -> Any:
-        """A redis-py connection, not open yet; it is open, and logged in, in so many seconds."""
+    def blocking(self, address: NodeAddress, seconds: float) -> Any:
+        """A redis-py connection that is not open yet. Its ``connect`` takes at most ``seconds``,
+        including the login."""
         import redis
 
         arguments = self._arguments(address, seconds)
@@ -128,8 +140,8 @@ class Access:
         connection._connect = lambda: TimedSocket(dial(), by)
         return connection
 
-    def aio(self, address: Address, seconds: float) -> Any:
-        """Its asyncio twin."""
+    def aio(self, address: NodeAddress, seconds: float) -> Any:
+        """The same for asyncio. The caller limits the time of ``connect``."""
         import redis.asyncio as aio
 
         arguments = self._arguments(address, seconds)
@@ -140,14 +152,14 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Options:
+class RedisOptions:
     """All settings of a Redis store."""
 
     display: str
-    nodes: tuple[Address, ...]
+    nodes: tuple[NodeAddress, ...]
     access: Access = field(repr=False)
     service: str = ""
-    """The master's name, where the nodes are sentinels."""
+    """The name of the master, if the nodes are sentinels."""
     sentinel_access: Access | None = field(default=None, repr=False)
     cluster: bool = False
     loss_protection: bool = False
@@ -157,8 +169,8 @@ class Options:
     interop: bool = False
 
 
-def read_options(url: Url, settings: Settings) -> Options:
-    """Raises ``ValueError`` for what can't be, before anything touches the network."""
+def read_options(url: Url, settings: Settings) -> RedisOptions:
+    """Reads all settings, without network access. Raises ``ValueError`` for invalid ones."""
     url.refuse_unknown(*_BEHAVIOUR, *_ACCESS, *_TLS)
     behaviour = _behaviour(url)
     if settings.client is not None:
@@ -167,8 +179,8 @@ def read_options(url: Url, settings: Settings) -> Options:
         options = _from_url(url, settings, behaviour)
     if options.cluster and options.loss_protection:
         raise ValueError(
-            "loss_protection can't be had on a cluster: its nodes lose data one by one, "
-            "and no script sees more than its own"
+            "loss_protection is not available on a cluster: its nodes lose data one by one, "
+            "and a script sees only the data of its own node"
         )
     return options
 
@@ -176,16 +188,16 @@ def read_options(url: Url, settings: Settings) -> Options:
 def _behaviour(url: Url) -> dict[str, Any]:
     interop = url.options.get("interop", "")
     if interop not in ("", "redis-py"):
-        raise ValueError(f"interop={interop!r}: it knows redis-py only")
+        raise ValueError(f"interop={interop!r}: only redis-py is supported")
     replicas = url.number("replicas", 0)
     if replicas != int(replicas):
-        raise ValueError(f"replicas={replicas}: a whole number")
+        raise ValueError(f"replicas={replicas}: must be a whole number")
     max_ttl = url.number("max_ttl", 60.0)
     if max_ttl <= 0:
         raise ValueError("max_ttl must be more than 0")
     loss_protection = url.flag("loss_protection")
     if "max_ttl" in url.options and not loss_protection:
-        raise ValueError("max_ttl belongs to loss_protection=on")
+        raise ValueError("max_ttl needs loss_protection=on")
     return {
         "loss_protection": loss_protection,
         "max_ttl": max_ttl,
@@ -195,10 +207,10 @@ def _behaviour(url: Url) -> dict[str, Any]:
     }
 
 
-def _from_url(url: Url, settings: Settings, behaviour: dict[str, Any]) -> Options:
+def _from_url(url: Url, settings: Settings, behaviour: dict[str, Any]) -> RedisOptions:
     tls = url.scheme == "rediss" or url.flag("tls")
     login: dict[str, Any] = {"username": url.username, "password": url.password}
-    options = link_options({**login, **url.options, "db": _database(url)})
+    options = access_options({**login, **url.options, "db": _database(url)})
     for key in ("ssl_check_hostname",):
         if key in options:
             options[key] = url.flag(key)
@@ -206,23 +218,23 @@ def _from_url(url: Url, settings: Settings, behaviour: dict[str, Any]) -> Option
     if url.scheme == "unix":
         if not url.path:
             raise ValueError("unix:// needs the path of a socket: unix:///run/redis.sock")
-        return Options(str(url), (Address(url.path, 0),), access, **behaviour)
+        return RedisOptions(str(url), (NodeAddress(url.path, 0),), access, **behaviour)
     port = SENTINEL_PORT if url.scheme == "redis+sentinel" else PORT
-    nodes = tuple(Address(host, given or port) for host, given in url.hosts)
+    nodes = tuple(NodeAddress(host, given or port) for host, given in url.hosts)
     if not nodes and url.scheme in ("redis", "rediss"):
-        nodes = (Address("localhost", PORT),)
+        nodes = (NodeAddress("localhost", PORT),)
     _check_count(url, nodes)
     if url.scheme == "redis+sentinel":
         behaviour |= {"service": _service(url), "sentinel_access": _sentinel_access(url, access)}
-    return Options(str(url), nodes, access, cluster=url.scheme == "redis+cluster", **behaviour)
+    return RedisOptions(str(url), nodes, access, cluster=url.scheme == "redis+cluster", **behaviour)
 
 
-def _check_count(url: Url, nodes: tuple[Address, ...]) -> None:
+def _check_count(url: Url, nodes: tuple[NodeAddress, ...]) -> None:
     if not nodes:
         raise ValueError(f"{url.scheme}:// needs at least one host")
     if len(nodes) > 1 and url.scheme in ("redis", "rediss"):
         raise ValueError(
-            f"{url.scheme}:// is one server; several hosts are redis+sentinel://, "
+            f"{url.scheme}:// takes one server; for several hosts use redis+sentinel://, "
             "redis+cluster:// or redlock://"
         )
 
@@ -254,12 +266,12 @@ def _sentinel_access(url: Url, access: Access) -> Access:
         "password": url.options.get("sentinel_password"),
     }
     trust = {key: value for key, value in access.options.items() if key.startswith("ssl_")}
-    options = link_options({**login, **trust})
+    options = access_options({**login, **trust})
     return Access(tls=access.tls, options=options, request_seconds=access.request_seconds)
 
 
-def _from_client(client: Any, settings: Settings, behaviour: dict[str, Any]) -> Options:
-    """Takes where and as whom from a redis-py client, never its connections."""
+def _from_client(client: Any, settings: Settings, behaviour: dict[str, Any]) -> RedisOptions:
+    """Reads addresses and login from a redis-py client; its connections are never used."""
     manager = getattr(client, "nodes_manager", None)
     if manager is not None:
         return _from_cluster_client(client, manager, settings, behaviour)
@@ -268,43 +280,49 @@ def _from_client(client: Any, settings: Settings, behaviour: dict[str, Any]) -> 
         raise TypeError(f"not a redis-py client: {type(client).__name__}")
     given: dict[str, Any] = pool.connection_kwargs
     tls = _is_tls(pool.connection_class, given)
-    access = Access(tls=tls, options=link_options(given), request_seconds=settings.request_seconds)
+    access = Access(
+        tls=tls, options=access_options(given), request_seconds=settings.request_seconds
+    )
     sentinels = getattr(pool, "sentinel_manager", None)
     if sentinels is not None:
         return _from_sentinels(sentinels, pool.service_name, access, behaviour)
     if given.get("path"):
-        return Options(f"unix://{given['path']}", (Address(given["path"], 0),), access, **behaviour)
-    address = Address(given.get("host") or "localhost", int(given.get("port") or PORT))
+        return RedisOptions(
+            f"unix://{given['path']}", (NodeAddress(given["path"], 0),), access, **behaviour
+        )
+    address = NodeAddress(given.get("host") or "localhost", int(given.get("port") or PORT))
     display = f"{'rediss' if tls else 'redis'}://{address}/{given.get('db') or 0}"
-    return Options(display, (address,), access, **behaviour)
+    return RedisOptions(display, (address,), access, **behaviour)
 
 
 def _from_sentinels(
     manager: Any, service: str, access: Access, behaviour: dict[str, Any]
-) -> Options:
+) -> RedisOptions:
     nodes, sentinel_options = [], {}
     for sentinel in manager.sentinels:
         given = sentinel.connection_pool.connection_kwargs
-        nodes.append(Address(given["host"], int(given["port"])))
-        sentinel_options = link_options(given)
+        nodes.append(NodeAddress(given["host"], int(given["port"])))
+        sentinel_options = access_options(given)
     tls = bool(nodes) and _is_tls(manager.sentinels[0].connection_pool.connection_class, {})
     sentinel_access = Access(
         tls=tls, options=sentinel_options, request_seconds=access.request_seconds
     )
     display = f"redis+sentinel://{','.join(map(str, nodes))}/{service}"
     behaviour |= {"service": service, "sentinel_access": sentinel_access}
-    return Options(display, tuple(nodes), access, **behaviour)
+    return RedisOptions(display, tuple(nodes), access, **behaviour)
 
 
 def _from_cluster_client(
     client: Any, manager: Any, settings: Settings, behaviour: dict[str, Any]
-) -> Options:
+) -> RedisOptions:
     given: dict[str, Any] = getattr(client, "connection_kwargs", None) or manager.connection_kwargs
-    nodes = tuple(Address(node.host, int(node.port)) for node in manager.startup_nodes.values())
+    nodes = tuple(NodeAddress(node.host, int(node.port)) for node in manager.startup_nodes.values())
     tls = bool(given.get("ssl")) or _is_tls(given.get("connection_class"), given)
-    access = Access(tls=tls, options=link_options(given), request_seconds=settings.request_seconds)
+    access = Access(
+        tls=tls, options=access_options(given), request_seconds=settings.request_seconds
+    )
     display = f"redis+cluster://{','.join(map(str, nodes))}"
-    return Options(display, nodes, access, cluster=True, **behaviour)
+    return RedisOptions(display, nodes, access, cluster=True, **behaviour)
 
 
 def _is_tls(connection_class: Any, given: dict[str, Any]) -> bool:

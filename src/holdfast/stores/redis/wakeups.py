@@ -1,4 +1,9 @@
-"""Wake-ups: one subscribed connection, whatever the number of waiters."""
+"""Wake-ups: one subscribed connection per backend, for any number of waiters.
+
+A release publishes the key of the waiter on the channel of the waiter's client, and the token if it
+granted the lock directly. Each subscription has a generation number. A waiter trusts a subscription
+only if it was live when the waiter's request was sent: otherwise the wake-up may have been missed.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +16,33 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.resp import INCOMPLETE, Reader, Refused, pack
+from holdfast.io.resp import INCOMPLETE, RedisRefused, ReplyReader, pack
 from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
-from holdfast.stores.redis.aio import Wired
-from holdfast.stores.redis.blocking import BlockingLink
-from holdfast.stores.redis.replies import LinkBroken, unreachable
-from holdfast.stores.redis.url import Access, Address
+from holdfast.stores.redis.aio import RedisProtocol
+from holdfast.stores.redis.blocking import BlockingRedisConnection
+from holdfast.stores.redis.replies import RedisConnectionBroken, unreachable
+from holdfast.stores.redis.url import Access, NodeAddress
 
 __all__ = [
     "AsyncSubscription",
     "AsyncWakeups",
     "BlockingSubscription",
     "BlockingWakeups",
-    "take_down",
+    "read_messages",
 ]
 
 KEPT_TOKENS = 4096
 LONGEST_TOKEN = 16
-"""Scripts count to 2^53, which has so many digits."""
+"""Digits of 2^53, the largest token of a script."""
+SUBSCRIBE_AGAIN_SECONDS = (0.01, 0.1)
+"""Random pause after a subscription broke: its server may be back then."""
 
 
-def take_down(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
-    """The keys that messages ring. If one brings a grant, its token is put where whoever is woken
-    looks for it; those of waiters that have left are forgotten in the end."""
+def read_messages(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
+    """The keys of the waiters that these messages wake. The token of a direct grant is stored in
+    ``tokens``, where the woken waiter takes it; tokens of waiters that are gone are dropped, oldest
+    first, once there are ``KEPT_TOKENS``."""
     keys = []
     for message in messages:
         if type(message) is list and len(message) == 3 and type(message[2]) is bytes:
@@ -48,42 +56,42 @@ def take_down(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
 
 
 class BlockingSubscription:
-    """A subscribed connection, as the wake-up hub wants it."""
+    """A subscribed connection, with the interface that the wake-up hub reads."""
 
-    def __init__(self, link: BlockingLink, channel: str) -> None:
-        self._link = link
+    def __init__(self, connection: BlockingRedisConnection, channel: str) -> None:
+        self._connection = connection
         self.tokens: dict[str, int] = {}
-        """Grants that came with a ring. They end with the subscription that brought them."""
+        """Tokens of direct grants, by waiter. They end with their subscription."""
         try:
-            reply = link.call(pack("SUBSCRIBE", channel))
-            if isinstance(reply, Refused):
-                message = f"redis at {link.address} refuses SUBSCRIBE: {reply}"
-                raise LinkBroken(message, closed=False)
-            link.listen()
+            reply = connection.call(pack("SUBSCRIBE", channel))
+            if isinstance(reply, RedisRefused):
+                message = f"redis at {connection.address} refuses SUBSCRIBE: {reply}"
+                raise RedisConnectionBroken(message, closed=False)
+            connection.listen()
         except BaseException:
-            link.close()
+            connection.close()
             raise
 
     def fileno(self) -> int:
-        return self._link.fileno()
+        return self._connection.fileno()
 
     def read(self) -> list[str]:
-        return take_down(self._link.messages(), self.tokens)
+        return read_messages(self._connection.messages(), self.tokens)
 
     def close(self) -> None:
-        self._link.close()
+        self._connection.close()
 
     def forget(self) -> None:
-        self._link.forget()
+        self._connection.forget()
 
 
 class BlockingWakeups:
-    """Who waits in this backend, and the subscription that wakes them."""
+    """The waiters of a blocking backend, and the subscription that wakes them."""
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
-        self.hearing = 0
-        """Which subscription is live, counted from 1; 0 while there is none."""
+        self.generation = 0
+        """The number of the live subscription, counted from 1; 0 while there is none."""
         self._count = 0
         self._hub = BlockingWakeupHub()
         self._single_flight = SingleFlight()
@@ -92,58 +100,62 @@ class BlockingWakeups:
     async def wait(
         self,
         key: str,
-        heard: int,
+        generation: int,
         until: float,
         subscribe: Callable[[str, float], Awaitable[BlockingSubscription]],
     ) -> int | None:
-        """Returns when woken or by ``until``; at once unless what is waited for was asked while
-        the subscription that is live now was live (``heard``): its wake-up may have come before.
-        Answers the token, if the ring brought a grant.
+        """Waits until woken, at most until ``until``. Returns the token if the wake-up brought a
+        direct grant, otherwise None.
+
+        Returns at once if ``generation``, the subscription that was live when the request was sent,
+        is not the live one: the wake-up may have been missed.
         """
         try:
-            if not self.hearing and not await self._subscribe(until, subscribe):
+            if not self.generation and not await self._subscribe(until, subscribe):
                 self._hub.wait(key, look_by(until))
                 return None
             subscription = self._subscription
-            if subscription is None or not heard or heard != self.hearing:
+            if subscription is None or not generation or generation != self.generation:
                 return None
             self._hub.wait(key, until, subscription)
             return subscription.tokens.pop(key, None)
-        except (LinkBroken, OSError):
+        except (RedisConnectionBroken, OSError):
             self.drop()
-            time.sleep(random.uniform(0.01, 0.1))
+            time.sleep(random.uniform(*SUBSCRIBE_AGAIN_SECONDS))
             return None
 
     async def _subscribe(
         self, until: float, subscribe: Callable[[str, float], Awaitable[BlockingSubscription]]
     ) -> bool:
-        """Whether there is a subscription now; there is none yet while another one subscribes."""
-        place = self._single_flight.begin()
-        if place is None:
+        """True if there is a subscription now. False while another thread opens it, or if it
+        failed."""
+        permit = self._single_flight.begin()
+        if permit is None:
             return False
         began = now()
         try:
-            if not self.hearing:
+            if not self.generation:
                 self._subscription = await subscribe(self.channel, open_by(until, inf))
                 self._hub.attach(self._subscription)
                 self._count += 1
-                self.hearing = self._count
+                self.generation = self._count
         except BackendUnavailable:
-            # The next attempt says what is wrong, if anything is; until then nobody spins.
+            # The next attempt raises the error, if it persists. The back-off of the single flight
+            # prevents a busy loop until then.
             self._single_flight.failed(began)
             return False
         finally:
-            self._single_flight.end(place)
-        self._hub.wake(EVERYBODY)  # those who look for themselves need not any more
+            self._single_flight.end(permit)
+        self._hub.wake(EVERYBODY)  # waiters that poll can rely on the subscription now
         return True
 
     def wake(self, key: str) -> None:
         self._hub.wake(key)
 
     def drop(self) -> None:
-        """The subscription broke, or its server is no longer the one: everybody attempts again
-        and the first to wait subscribes anew."""
-        self.hearing = 0
+        """Gives up a subscription that broke, or whose server was replaced. All waiters attempt
+        again, and the first one to wait subscribes again."""
+        self.generation = 0
         self._hub.wake(EVERYBODY)
 
     def forget(self) -> None:
@@ -155,26 +167,26 @@ class BlockingWakeups:
         self._hub.close()
 
 
-class AsyncSubscription(Wired):
-    """A subscribed connection that wakes as messages come in."""
+class AsyncSubscription(RedisProtocol):
+    """A subscribed connection that wakes waiters as messages arrive."""
 
-    def __init__(self, access: Access, address: Address) -> None:
+    def __init__(self, access: Access, address: NodeAddress) -> None:
         self.address = address
         self.tokens: dict[str, int] = {}
-        """Grants that came with a ring. They end with the subscription that brought them."""
+        """Tokens of direct grants, by waiter. They end with their subscription."""
         self._seconds = access.request_seconds
         self._wake: Callable[[str], None] | None = None
         self._lost: Callable[[AsyncSubscription], None] | None = None
         self._subscribed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        reader = Reader()
+        reader = ReplyReader()
         self._feed, self._gets = reader.feed, reader.gets
 
     @classmethod
     async def open(
-        cls, access: Access, address: Address, channel: str, until: float | None = None
+        cls, access: Access, address: NodeAddress, channel: str, until: float | None = None
     ) -> AsyncSubscription:
         subscription = cls(access, address)
-        await subscription.wire(access, address, until)
+        await subscription.connect(access, address, until)
         seconds = access.seconds_until(until)
         try:
             subscription._transport.write(pack("SUBSCRIBE", channel))
@@ -186,9 +198,10 @@ class AsyncSubscription(Wired):
         except BaseException:
             subscription.close()
             raise
-        if isinstance(reply, Refused):
+        if isinstance(reply, RedisRefused):
             subscription.close()
-            raise LinkBroken(f"redis at {address} refuses SUBSCRIBE: {reply}", closed=False)
+            message = f"redis at {address} refuses SUBSCRIBE: {reply}"
+            raise RedisConnectionBroken(message, closed=False)
         return subscription
 
     def attach(
@@ -200,15 +213,15 @@ class AsyncSubscription(Wired):
         try:
             self._feed(data)
             while (reply := self._gets()) is not INCOMPLETE:
-                self._heard(reply)
+                self._received(reply)
         except ConnectionError:
             self._transport.abort()
 
-    def _heard(self, reply: Any) -> None:
+    def _received(self, reply: Any) -> None:
         if not self._subscribed.done():
             self._subscribed.set_result(reply)
         elif self._wake is not None and isinstance(reply, list):
-            for key in take_down((reply,), self.tokens):
+            for key in read_messages((reply,), self.tokens):
                 self._wake(key)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -228,12 +241,12 @@ class AsyncSubscription(Wired):
 
 
 class AsyncWakeups:
-    """Who waits in this backend, and the subscription that wakes them."""
+    """The waiters of an asyncio backend, and the subscription that wakes them."""
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
-        self.hearing = 0
-        """Which subscription is live, counted from 1; 0 while there is none."""
+        self.generation = 0
+        """The number of the live subscription, counted from 1; 0 while there is none."""
         self._count = 0
         self._hub = AsyncWakeupHub()
         self._single_flight = SingleFlight()
@@ -243,19 +256,16 @@ class AsyncWakeups:
     async def wait(
         self,
         key: str,
-        heard: int,
+        generation: int,
         until: float,
         subscribe: Callable[[str, float], Awaitable[AsyncSubscription]],
     ) -> int | None:
-        """Returns when woken or by ``until``; at once unless what is waited for was asked while
-        the subscription that is live now was live (``heard``): its wake-up may have come before.
-        Answers the token, if the ring brought a grant.
-        """
-        if not self.hearing and not await self._subscribe(until, subscribe):
+        """The same as ``BlockingWakeups.wait``."""
+        if not self.generation and not await self._subscribe(until, subscribe):
             await self._hub.wait(key, look_by(until))
             return None
         subscription = self._subscription
-        if subscription is None or not heard or heard != self.hearing:
+        if subscription is None or not generation or generation != self.generation:
             return None
         await self._hub.wait(key, until)
         return subscription.tokens.pop(key, None)
@@ -263,9 +273,10 @@ class AsyncWakeups:
     async def _subscribe(
         self, until: float, subscribe: Callable[[str, float], Awaitable[AsyncSubscription]]
     ) -> bool:
-        """Whether there is a subscription now; there is none yet while another one subscribes."""
-        place = self._single_flight.begin()
-        if place is None:
+        """True if there is a subscription now. False while another task opens it, or if it
+        failed."""
+        permit = self._single_flight.begin()
+        if permit is None:
             return False
         began = now()
         try:
@@ -275,28 +286,30 @@ class AsyncWakeups:
                 subscription.close()
             elif not subscription.closing:
                 self._count += 1
-                self._subscription, self.hearing = subscription, self._count
+                self._subscription, self.generation = subscription, self._count
         except BackendUnavailable:
-            # The next attempt says what is wrong, if anything is; until then nobody spins.
+            # The next attempt raises the error, if it persists. The back-off of the single flight
+            # prevents a busy loop until then.
             self._single_flight.failed(began)
             return False
         finally:
-            self._single_flight.end(place)
-        self._hub.wake_all()  # those who look for themselves need not any more
+            self._single_flight.end(permit)
+        self._hub.wake_all()  # waiters that poll can rely on the subscription now
         return True
 
     def _lost(self, subscription: AsyncSubscription) -> None:
         if self._subscription is subscription:
-            self._subscription, self.hearing = None, 0
-            # Everybody attempts again and subscribes anew, a moment later: the server may be back.
-            asyncio.get_running_loop().call_later(random.uniform(0.01, 0.1), self._hub.wake_all)
+            self._subscription, self.generation = None, 0
+            # All waiters attempt again and subscribe again, after a pause.
+            pause = random.uniform(*SUBSCRIBE_AGAIN_SECONDS)
+            asyncio.get_running_loop().call_later(pause, self._hub.wake_all)
 
     def wake(self, key: str) -> None:
         self._hub.wake(key)
 
     def drop(self) -> None:
-        """Ends the subscription: the server it came from is no longer the one."""
-        subscription, self._subscription, self.hearing = self._subscription, None, 0
+        """Closes the subscription: its server was replaced. All waiters attempt again."""
+        subscription, self._subscription, self.generation = self._subscription, None, 0
         if subscription is not None:
             subscription.close()
             self._hub.wake_all()

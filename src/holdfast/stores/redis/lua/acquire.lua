@@ -1,9 +1,9 @@
--- The usual ways of an exclusive claim, with as few steps as they can have: the name is free, or
--- it is held and this one joins the line, or this one was woken as the first in line. All else,
--- and the rules that these follow, is in `state` and `attempt`; numbers that are none are told there.
--- KEYS: state, then what flags add
+-- The usual cases of an exclusive claim, in as few commands as possible: the name is free; or it is
+-- held, and the claim joins the queue; or the claim was woken as the first in the queue. All other
+-- cases, and the rules, are in `state` and `attempt`; damaged numbers are reported there.
+-- KEYS: state, then the keys that the options add
 -- ARGV: owner, label, sent µs, ttl ms, shape: mode, weight, limit, join, max ttl ms,
--- handed ms, channel
+-- ms of a direct grant (0: none), channel
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
@@ -36,13 +36,13 @@ if not LOSS and not INTEROP and string.sub(ARGV[5], 1, 1) == 'x' then
       call('HSET', KEYS[1], 't', token, 'x', owner, 'xe', now + ARGV[4], 'xl', ARGV[2])
       return token
     end
-    local join, handed, channel = string.match(ARGV[5], '^x 1 0 (%d) %d+ (%d+) (%S+)$')
+    local join, direct_ms, channel = string.match(ARGV[5], '^x 1 0 (%d) %d+ (%d+) (%S+)$')
     if s[3] and s[3] ~= owner and ends > now and join == '1' and waiting < QUEUE
       and call('HEXISTS', KEYS[1], 'w:' .. owner) == 0
     then
       local mine = string.format('%.0f', number + 1)
       local entry = string.format('%s x 1 %.0f 0 0 %.0f %s %s %s', mine, now, micros,
-        handed, channel, ARGV[2])
+        direct_ms, channel, ARGV[2])
       call('HSET', KEYS[1], 'q', mine, 'l:' .. mine, owner, 'w:' .. owner, entry,
         'w', waiting + 1, 'i', s[6] and first or mine)
       return {'busy', waiting, ends - now + 1, 1, 0, last}

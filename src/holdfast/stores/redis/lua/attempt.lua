@@ -1,6 +1,7 @@
--- The rules of `attempt`: the same grant again, a new one, or a place in the line.
--- Answers the token, or {'slots', token, slot…}, or {'busy', place, retry ms, joined, barred until,
--- last token}, or {'limit', in use}, or {'gone'} for a request that arrives after its own undoing.
+-- The rules of `attempt`: the same grant again, a new grant, or an entry in the queue.
+-- Returns the token, or {'slots', token, slot…}, or {'busy', position, retry ms, joined, barred
+-- until, last token}, or {'limit', in use}, or {'gone'} for a request that was abandoned before it
+-- arrived.
 local function earliest()
   local moment = soonest_reservation
   if x and (not moment or ends < moment) then moment = ends end
@@ -8,8 +9,8 @@ local function earliest()
   return moment and math.max(0, moment - now) + 1 or -1
 end
 
--- How many stand in front of a number: counted while that is cheap.
-local function place_of(number)
+-- How many waiters are before a queue number; an upper bound if counting would be expensive.
+local function position_of(number)
   if number - first > PORTION then return number - first end
   local count = 0
   for _, owner in ipairs(numbered('l:', first, number - 1)) do
@@ -18,29 +19,29 @@ local function place_of(number)
   return count
 end
 
-local function join_line(c, mine)
+local function join_queue(c, mine)
   if mine then
     local number, _, _, _, _, behind, since = read_wait(c.owner)
-    write_wait(c.owner, number, c.mode, c.weight, now, 0, behind, since, c.handed, c.channel,
+    write_wait(c.owner, number, c.mode, c.weight, now, 0, behind, since, c.direct_ms, c.channel,
       c.label)
-    return place_of(tonumber(number)), 1
+    return position_of(tonumber(number)), 1
   end
-  local place = waiting
-  if not c.join then return place, 0 end
-  if waiting >= QUEUE then return place, 2 end
+  local position = waiting
+  if not c.join then return position, 0 end
+  if waiting >= QUEUE then return position, 2 end
   last = last + 1
   if waiting == 0 then first = last end
   waiting = waiting + 1
   set('v', VERSION, 'k', limit, 'q', last, 'l:' .. whole(last), c.owner)
   write_wait(c.owner, whole(last), c.mode, c.weight, now, 0, '0',
-    whole(time[1] * 1000000 + time[2]), c.handed, c.channel, c.label)
+    whole(time[1] * 1000000 + time[2]), c.direct_ms, c.channel, c.label)
   keep(0)
-  return place, 1
+  return position, 1
 end
 
 local function busy(c, mine, retry, barred)
-  local place, joined = join_line(c, mine)
-  return {'busy', place, retry or earliest(), joined, barred or 0, token}
+  local position, joined = join_queue(c, mine)
+  return {'busy', position, retry or earliest(), joined, barred or 0, token}
 end
 
 local function pick_slots(owner, weight)
@@ -55,7 +56,7 @@ local function pick_slots(owner, weight)
 end
 
 local function grant(c, mine)
-  if mine then leave(c.owner) end
+  if mine then leave_queue(c.owner) end
   token = next_token(token, time[1] * 1000000 + time[2])
   set('v', VERSION, 't', token, 'k', limit)
   keep(c.ttl)
@@ -72,8 +73,9 @@ local function grant(c, mine)
   return taken
 end
 
--- What redis-py's Lock sees. It wakes nobody, so its holds are looked at again soon.
-local function taken_elsewhere(c)
+-- Takes the key of redis-py's Lock, or returns after how many ms to try again if such a Lock holds
+-- it. redis-py publishes no wake-up, so its holds are polled.
+local function held_by_redis_py(c)
   local left = foreign_owner() and call('PTTL', KEYS[2])
   if not left or foreign == c.owner then
     if not left or left < c.ttl then foreign, foreign_ttl = c.owner, c.ttl end
@@ -82,12 +84,12 @@ local function taken_elsewhere(c)
   return left >= 0 and math.min(left + 1, FOREIGN) or FOREIGN
 end
 
--- A retry whose first answer was lost gets the same grant again, with its ttl renewed; unless what
--- redis-py's Lock sees of it has become another's. It may arrive late, after others that set a later
--- end: that stays.
-local function again(c)
+-- A retry whose first reply was lost gets the same grant again, with its ttl renewed; unless the key
+-- of redis-py's Lock has another owner by now. The retry may arrive late, after a renewal with a later
+-- end: the later end stays.
+local function granted_before(c)
   if x == c.owner then
-    if INTEROP and taken_elsewhere(c) then
+    if INTEROP and held_by_redis_py(c) then
       drop(c.owner)
       return nil
     end
@@ -106,7 +108,7 @@ local function again(c)
   return answer
 end
 
--- Until when nothing is granted: this server may have lost holds that their owners believe in.
+-- Until when nothing is granted: this server may have lost holds whose owners still rely on them.
 local function barred_until(max_ttl)
   local mark = server_mark()
   local key = KEYS[#KEYS]
@@ -129,11 +131,11 @@ end
 local function attempt(c)
   if abandoned(c) then return {'gone'} end
   expire()
-  local same = again(c)
+  local same = granted_before(c)
   if same then return same end
   local barred = LOSS and barred_until(c.max_ttl)
   local mine = waiting > 0 and get('w:' .. c.owner) and true
-  local admitted, blocked = settle(mine and c.owner)
+  local admitted, blocked = admit_waiters(mine and c.owner)
   if x or n > 0 or waiting > (mine and 1 or 0) then
     if limit ~= c.limit then return {'limit', limit} end
   else
@@ -144,18 +146,18 @@ local function attempt(c)
   if not mine then admitted = not blocked and fits(c.mode, c.weight) end
   if barred then return busy(c, mine, barred - now + 1, barred) end
   if not admitted then return busy(c, mine) end
-  local foreign = INTEROP and taken_elsewhere(c)
+  local foreign = INTEROP and held_by_redis_py(c)
   if foreign then return busy(c, mine, foreign) end
   return grant(c, mine)
 end
 
 local function claim(at)
-  local mode, weight, want, join, max_ttl, handed, channel =
+  local mode, weight, want, join, max_ttl, direct_ms, channel =
     string.match(ARGV[at + 4], '^(%a) (%d+) (%d+) (%d) (%d+) (%d+) (%S+)$')
   return {
     owner = ARGV[at], label = ARGV[at + 1], sent = tonumber(ARGV[at + 2]),
     ttl = tonumber(ARGV[at + 3]), mode = mode, weight = tonumber(weight), limit = want,
-    join = join == '1', max_ttl = tonumber(max_ttl), handed = handed,
+    join = join == '1', max_ttl = tonumber(max_ttl), direct_ms = direct_ms,
     channel = channel,
   }
 end

@@ -1,4 +1,4 @@
--- Marks what is stored here as known to be whole. KEYS[1] is where loss protection keeps its mark.
+-- Marks the data of this server as complete. KEYS[1] is the key of loss protection.
 local mark = server_mark()
 redis.call('HSET', KEYS[1], 'mark', mark, 'barred', 0)
 return mark

@@ -1,8 +1,8 @@
--- Reads who holds and who waits, and changes nothing. Both lists are cut at ARGV[1].
--- Answers limit, now ms, holders as {mode, token, end ms, slots, label}…,
+-- Reads holders and waiters, and changes nothing. Each list has at most ARGV[1] entries.
+-- Returns limit, now ms, holders as {mode, token, end ms, slots, label}…,
 -- waiters as {mode, behind, since µs, label}….
 local most = tonumber(ARGV[1])
-local found, line = {}, {}
+local found, queue = {}, {}
 if x and ends > now then
   found[1] = {'x', whole(token), whole(ends), '-', shown(call('HGET', state, 'xl') or '')}
 end
@@ -15,14 +15,14 @@ for _, owner in ipairs(holders()) do
 end
 for from = first, waiting > 0 and last or 0, PORTION do
   for _, owner in ipairs(numbered('l:', from, math.min(from + PORTION - 1, last))) do
-    if owner and #line < most then
+    if owner and #queue < most then
       local number, mode, _, refreshed, reserved, behind, since, _, _, label = read_wait(owner)
       if not number then damaged('a place in line without an entry') end
       if refreshed + STALE >= now and (reserved == '0' or tonumber(reserved) >= now) then
-        line[#line + 1] = {mode, behind, since, shown(label)}
+        queue[#queue + 1] = {mode, behind, since, shown(label)}
       end
     end
   end
-  if #line >= most then break end
+  if #queue >= most then break end
 end
-return {limit, now, found, line}
+return {limit, now, found, queue}

@@ -1,8 +1,9 @@
--- By what a server knows whether its data may have lost something: this process, and the replication
--- history that it writes. Both are new after a restart. Every promotion begins a new history: a master
--- that was demoted, and promoted again, may have missed what another one wrote meanwhile.
--- Kept in a field of its own: an earlier version keeps the process alone, as `run`. If both wrote the
--- same field, each would take the other's note for a loss, and neither would ever grant anything.
+-- Identifies a server, to detect that its data may be incomplete: the id of this process, and the id
+-- of its replication history. Both change with a restart. Every promotion starts a new history: a
+-- master that was demoted and promoted again may have missed writes of the master in between.
+-- Stored in a field of its own, because an earlier version stores the process id alone, as `run`. If
+-- both versions wrote one field, each would take the value of the other for a loss, and neither would
+-- ever grant.
 local function server_mark()
   local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
   local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')

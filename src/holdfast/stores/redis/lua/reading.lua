@@ -1,5 +1,5 @@
--- Reads numbers that are stored. They are whole and below 2^53: past that a number of Lua's no longer
--- grows by one. Anything else ends the script, before it has written anything.
+-- Reads stored numbers. They are whole and below 2^53: above that, a Lua number no longer grows by
+-- one. Anything else ends the script with an error, before it has written anything.
 local function damaged(what)
   error('DAMAGED ' .. what .. ';', 0)
 end
@@ -15,12 +15,12 @@ local function next_token(last, micros)
   return math.max(last + 1, micros)
 end
 
--- How many listen to a channel. A user who may not ask is answered 1: somebody is taken to listen.
+-- The number of subscribers of a channel; 1 if this user may not run PUBSUB, so that waiters are woken.
 local function listeners(channel)
   return redis.pcall('PUBSUB', 'NUMSUB', channel)[2] or 1
 end
 
--- A label longer than any client of ours writes is not shown.
+-- A label that is longer than any client writes is not shown.
 local function shown(label)
   return #label <= LABEL_BYTES and label or ''
 end

@@ -1,4 +1,4 @@
--- Reads the record. Answers value, token, age ms, or nothing.
+-- Reads the record. Returns value, token, age ms; or false if there is none.
 local s = redis.call('HMGET', KEYS[1], 'v', 'rv', 'rt', 'ra', 're')
 if s[1] and s[1] ~= VERSION then return {'incompatible', s[1]} end
 local time = redis.call('TIME')

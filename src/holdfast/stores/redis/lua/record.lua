@@ -1,5 +1,5 @@
--- Keeps a value if the hold is still its owner's. ARGV: owner, value, token, keep ms.
--- Answers 1, or 0 if the hold is gone.
+-- Stores a value if the owner still holds the lock. ARGV: owner, value, token, keep ms.
+-- Returns 1, or 0 if the hold is gone.
 expire()
 if x ~= ARGV[1] and (n == 0 or not read_hold(ARGV[1])) then return finish(0) end
 local keeps = tonumber(ARGV[4])

@@ -1,5 +1,6 @@
--- Extends a hold that is still its owner's. ARGV: owner, ttl ms, 1 to let it end sooner than now
--- stored: else a later end stays, since this may arrive late. Answers 1, or 0 if it is gone.
+-- Extends a hold if its owner still has it. ARGV: owner, ttl ms, 1 to allow an end that is sooner than
+-- the stored one: otherwise a later end stays, since this renewal may arrive late.
+-- Returns 1, or 0 if the hold is gone.
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
@@ -9,9 +10,9 @@ local ttl, keeps_until = tonumber(ARGV[2]), s[4] and number(s[4], 'e')
 local function later_of(stored)
   return ARGV[3] == '1' and now + ttl or math.max(stored, now + ttl)
 end
-local alone_until = s[2] == ARGV[1] and number(s[3] or '', 'xe') or 0
-if alone_until > now then
-  local renewed = later_of(alone_until)
+local exclusive_until = s[2] == ARGV[1] and number(s[3] or '', 'xe') or 0
+if exclusive_until > now then
+  local renewed = later_of(exclusive_until)
   if INTEROP then
     if call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
     call('PEXPIRE', KEYS[2], renewed - now)

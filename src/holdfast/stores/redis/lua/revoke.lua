@@ -1,7 +1,7 @@
--- Ends all holds and answers their tokens.
+-- Ends all holds and returns their tokens.
 expire()
 local tokens = {}
 if x then tokens[1] = drop(x) end
 for _, owner in ipairs(holders()) do tokens[#tokens + 1] = drop(owner) end
-settle()
+admit_waiters()
 return finish(tokens)

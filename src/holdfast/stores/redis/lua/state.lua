@@ -1,14 +1,15 @@
--- All that is known about a name, and the rules: what runs out, who fits, who is woken.
--- A name is one hash, and nothing else: a cluster moves it in one piece.
---   v protocol version   t last token   k limit (0: a lock)   e when the key runs out
+-- The stored state of a name, and the rules: what expires, what fits, which waiters are woken.
+-- A name is one hash and nothing else, so a cluster moves it in one piece. These field names are
+-- stored and must not change:
+--   v protocol version   t last token   k limit (0: a lock)   e when the key expires
 --   x xe xl              the exclusive holder: owner, end, label
---   h:OWNER s:NUMBER     shared and slots holders; who has a slot (readers count as one each)
---   n b f                their weight, the slots as text of 0 and 1, no end is earlier than this
---   w:OWNER l:NUMBER     those in line; who has a number in it
---   w i q                how many they are, no number is lower, the last number
+--   h:OWNER s:NUMBER     shared and slot holders; the owner of a slot (a reader takes one)
+--   n b f                their total weight, the slots as text of 0 and 1, a lower bound of their ends
+--   w:OWNER l:NUMBER     entries of the queue; the owner of a queue number
+--   w i q                the number of entries, a lower bound of their numbers, the last number
 --   d g                  until when abandoned owners are remembered, and which
---   rv rt ra re          the record: value, token, when it was written, its end
--- Times are in ms, tokens in µs: both whole in a Lua number, and redis.call writes them out whole.
+--   rv rt ra re          the record: value, token, time of writing, its end
+-- Times are in ms, tokens in µs: both are exact in a Lua number, and redis.call writes all digits.
 local state = KEYS[1]
 local s = call('HMGET', state, 'v', 't', 'k', 'x', 'xe', 'n', 'b', 'f', 'w', 'i', 'q', 'd', 'e')
 if s[1] and s[1] ~= VERSION then
@@ -33,10 +34,10 @@ if #slots > MOST_SLOTS or select(2, string.gsub(slots, '1', '')) ~= n or string.
 end
 if waiting > 0 and last - first >= MOST_NUMBERS then damaged('the line from i to q is too long') end
 
--- What changes is gathered here and written by `finish`, in one go: a script that fails, or that the
--- server does not let write (too few replicas, a failed save, no memory), has changed nothing. Who
--- is woken is told after that.
-local changes = {}  -- the new text of a field, or false where it goes
+-- Changes are collected here, and `finish` writes them at the end: a script that fails, or whose
+-- writes the server refuses (too few replicas, a failed save, no memory), has changed nothing.
+-- Wake-ups are published after the writes.
+local changes = {}  -- the new text of a field, or false if the field is deleted
 local expires_in
 local messages = {}
 
@@ -58,7 +59,7 @@ local function get(field)
   return value
 end
 
--- The key outlives what it holds, and names that nobody uses go in the end.
+-- Keeps the key longer than its holds; the key of an unused name expires.
 local function keep(ttl)
   local until_ms = now + math.max(ttl, KEEP)
   if not keeps_until or until_ms > keeps_until then
@@ -68,8 +69,8 @@ local function keep(ttl)
   end
 end
 
--- The key that redis-py's Lock sees, with `interop`: its owner and, where that changes, its new ttl,
--- which is 0 where it goes. Read when it is first asked for, and written by `finish` like all else.
+-- The key of redis-py's Lock, with `interop`: its owner and, if that changes, its new ttl, or 0 to
+-- delete it. Read at first use, and written by `finish` like all other changes.
 local foreign, foreign_ttl
 local function foreign_owner()
   if foreign == nil then foreign = call('GET', KEYS[2]) end
@@ -100,8 +101,8 @@ local function note_counts()
   end
 end
 
--- Writes all that changed, then tells who was woken; one who may not publish has told nobody, and
--- they look by themselves. Answers the reply.
+-- Writes all changes, then publishes the wake-ups, and returns the reply. If this user may not publish,
+-- the waiters attempt again by themselves.
 local function finish(reply)
   note_counts()
   local gone, fields = {}, {}
@@ -114,14 +115,14 @@ local function finish(reply)
     end
   end
   write_foreign()
-  write('HDEL', gone)  -- first: a server without memory still lets go
+  write('HDEL', gone)  -- first: a server without free memory still allows deletes
   write('HSET', fields)
   if expires_in then call('PEXPIRE', state, expires_in) end
   for _, message in ipairs(messages) do redis.pcall('PUBLISH', message[1], message[2]) end
   return reply
 end
 
--- Reads many numbered fields, in portions that Lua's stack can take.
+-- Reads a range of numbered fields; at most PORTION, as Lua's stack is limited.
 local function numbered(prefix, from, to)
   local fields = {}
   for at = from, to do fields[#fields + 1] = prefix .. whole(at) end
@@ -154,7 +155,7 @@ local function write_hold(owner, mode, weight, its_end, its_token, its_slots, la
   if soonest_end == 0 or its_end < soonest_end then soonest_end = its_end end
 end
 
--- Ends a hold and gives its token, or nil if there was none.
+-- Ends a hold and returns its token, or nil if there is none.
 local function drop(owner)
   if INTEROP and foreign_owner() == owner then foreign, foreign_ttl = false, 0 end
   if x == owner then
@@ -176,7 +177,7 @@ local function drop(owner)
   return its_token
 end
 
--- The owners of all slots that are taken, each once.
+-- The owners of all taken slots, each once.
 local function holders()
   local owners, seen = {}, {}
   for from = 0, #slots - 1, PORTION do
@@ -220,14 +221,14 @@ local function read_wait(owner)
   return unpack(read)
 end
 
-local function write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, handed,
+local function write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, direct_ms,
     channel, label)
   set('w:' .. owner, number .. ' ' .. mode .. ' ' .. weight .. ' '
     .. whole(refreshed) .. ' ' .. whole(reserved) .. ' ' .. behind .. ' ' .. since .. ' '
-    .. handed .. ' ' .. channel .. ' ' .. label)
+    .. direct_ms .. ' ' .. channel .. ' ' .. label)
 end
 
-local function leave(owner)
+local function leave_queue(owner)
   local number = read_wait(owner)
   if not number then return end
   unset('w:' .. owner, 'l:' .. number)
@@ -235,54 +236,54 @@ local function leave(owner)
   if tonumber(number) == first then first = first + 1 end
 end
 
--- What holders take, and then those in line: whoever stands in front counts as if it held.
-local capacity, weights, anybody, alone
+-- What is taken by holders, and by the waiters that are admitted before the current one.
+local capacity, weights, any_holder, exclusive_holder
 local function count_holders()
   capacity, weights = tonumber(limit), n
-  anybody, alone = x or n > 0, x
+  any_holder, exclusive_holder = x or n > 0, x
 end
 
 local function fits(mode, weight)
-  if mode == 'x' then return not anybody end
-  if mode == 's' then return not alone end
+  if mode == 'x' then return not any_holder end
+  if mode == 's' then return not exclusive_holder end
   return weights + weight <= capacity
 end
 
-local function take(mode, weight)
-  anybody, weights = true, weights + weight
-  if mode == 'x' then alone = true end
+local function count_as_holder(mode, weight)
+  any_holder, weights = true, weights + weight
+  if mode == 'x' then exclusive_holder = true end
 end
 
 local function full()
   if capacity > 0 then return weights >= capacity end
-  return alone
+  return exclusive_holder
 end
 
--- Wakes one in line when all is written. Answers whether somebody is there to hear it; waiters that
--- do not listen yet attempt again soon.
+-- Wakes a waiter, after the writes. Returns false if its client is gone: its channel has no
+-- subscriber. A waiter without a channel has not subscribed yet, and attempts again soon.
 local function wake(owner, channel)
   if channel == '-' then return true end
-  local heard = CLUSTER or listeners(channel) > 0
-  if heard then
+  local listening = CLUSTER or listeners(channel) > 0
+  if listening then
     messages[#messages + 1] = {channel, string.sub(redis.sha1hex(owner), 1, 16)}
   end
-  return heard
+  return listening
 end
 
--- Goes along the line while claims fit: reserves for them, wakes them, skips who is gone.
--- Tells whether `me` fits in its place, and whether somebody who does not fit was met.
+-- Walks the queue while claims fit: reserves the lock for them, wakes them, and removes waiters that
+-- are gone. Returns whether `me` fits at its position, and whether a waiter that does not fit was met.
 local soonest_reservation
-local function settle(me)
+local function admit_waiters(me)
   local admitted, at_front, size, from = false, true, 4, first
   soonest_reservation = nil
   count_holders()
   while waiting > 0 and from <= last and not full() do
     local owners = numbered('l:', from, math.min(from + size - 1, last))
     for at, owner in ipairs(owners) do
-      local here, number, mode, weight, refreshed, reserved, behind, since, handed, channel, label
+      local here, number, mode, weight, refreshed, reserved, behind, since, direct_ms, channel, label
         = owner
       if here then
-        number, mode, weight, refreshed, reserved, behind, since, handed, channel, label =
+        number, mode, weight, refreshed, reserved, behind, since, direct_ms, channel, label =
           read_wait(owner)
         if not number then damaged('a place in line without an entry') end
         reserved = tonumber(reserved)
@@ -296,19 +297,19 @@ local function settle(me)
         reserved = now + GRACE
         here = wake(owner, channel)
         if here then
-          write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, handed,
+          write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, direct_ms,
             channel, label)
         end
       end
       if here then
         at_front = false
-        take(mode, weight)
+        count_as_holder(mode, weight)
         if owner ~= me and (not soonest_reservation or reserved < soonest_reservation) then
           soonest_reservation = reserved
         end
         if full() then return admitted, false end
       else
-        if owner then leave(owner) end
+        if owner then leave_queue(owner) end
         if at_front then first = from + at end
       end
     end
