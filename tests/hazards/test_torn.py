@@ -13,7 +13,7 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.connection_limit import ConnectionLimit
 from holdfast.io.wakeups import BlockingWakeupHub
-from holdfast.stores.redis.replies import LinkBroken
+from holdfast.stores.redis.replies import RedisConnectionBroken
 from holdfast.stores.redis.url import Access
 from holdfast.stores.redis.wakeups import BlockingWakeups
 from holdfast.stores.redlock.broadcast_blocking import BlockingBroadcast
@@ -177,19 +177,19 @@ def test_who_is_torn_as_it_subscribes_leaves_that_to_others(name: str, line: int
     wakeups = BlockingWakeups("channel")
 
     def wait(until: float) -> object:
-        return run_now(wakeups.wait("key", wakeups.hearing, until, subscribe))  # type: ignore[arg-type]
+        return run_now(wakeups.wait("key", wakeups.generation, until, subscribe))  # type: ignore[arg-type]
 
     torn_at(getattr(BlockingWakeups, name).__code__, line, lambda: wait(now() + SOON))
 
     def listen() -> None:
         until = now() + SOON
-        while not wakeups.hearing and now() < until:
+        while not wakeups.generation and now() < until:
             wait(until)
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     thread.join(2 * SOON)
-    assert wakeups.hearing
+    assert wakeups.generation
     run_now(wakeups.close())
     for subscription in made:  # one that was torn off is nobody's
         subscription.close()

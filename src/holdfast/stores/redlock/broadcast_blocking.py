@@ -16,9 +16,11 @@ from typing import Any
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.io.clock import now
 from holdfast.io.connection_limit import ConnectionLimit, Permit
-from holdfast.io.resp import INCOMPLETE, Refused
-from holdfast.stores.redis.blocking import BlockingLink
-from holdfast.stores.redis.replies import LinkBroken, unreachable
+from holdfast.io.resp import INCOMPLETE
+from holdfast.io.resp import RedisRefused as Refused
+from holdfast.stores.redis.blocking import BlockingRedisConnection as BlockingLink
+from holdfast.stores.redis.replies import RedisConnectionBroken as LinkBroken
+from holdfast.stores.redis.replies import unreachable
 from holdfast.stores.redis.url import Access
 from holdfast.stores.redlock.nodes import (
     CONNECT_SECONDS,

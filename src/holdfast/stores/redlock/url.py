@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.contract import Settings
-from holdfast.stores.redis.url import Access, Address, link_options
+from holdfast.stores.redis.url import Access
+from holdfast.stores.redis.url import NodeAddress as Address
+from holdfast.stores.redis.url import access_options as link_options
 from holdfast.url import Url
 
 __all__ = ["RedlockOptions", "read_options"]
