@@ -1,5 +1,5 @@
-"""Stored state that no version of ours wrote: every word says so with ``Incompatible`` and the
-lock's name, changes nothing, and the other names are told as always."""
+"""Damaged data: every method raises ``Incompatible`` with the lock's name and changes nothing;
+other names are listed as usual."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from servers.redis import RedisServer
 from servers.registry import Servers
-from stores.redis.bench import blocking_and_asyncio, over
-from stores.redis.test_writes import stand_in_line
+from stores.redis.helpers import blocking_and_asyncio, over
+from stores.redis.test_writes import join_queue
 from stores.redlock.helpers import Nodes, three
 
 __all__ = ["three"]
@@ -59,10 +59,10 @@ def _fields(server: RedisServer, key: str) -> dict[str, str]:
 
 
 def _damages(fields: dict[str, str]) -> Iterator[tuple[str, str | None]]:
-    """A field, and what is written there; ``None`` where it goes."""
+    """Pairs of a field and its damaged value; ``None`` deletes the field."""
     for field in fields:
         if field in ("v", "x", "xl", "i") or field.startswith(("l:", "s:")):
-            continue  # texts, or wrong only together with others
+            continue  # free text, or wrong only in combination with other fields
         for value in ENTRIES if ":" in field else ("2",) if field == "b" else BAD_NUMBERS:
             yield field, value
     for field in fields:
@@ -71,14 +71,16 @@ def _damages(fields: dict[str, str]) -> Iterator[tuple[str, str | None]]:
 
 
 async def _renew(peer: Peer, grant: Grant, *, shorten: bool) -> None:
-    """What is wrong is told with its reason, since a renewal is of many holds."""
+    """Raises the reason of a failed renewal, which a batch returns as a value."""
     work = peer.backend.renew([grant], [], until=now() + SECONDS, shorten=shorten)
     for reason in (await peer.run(work)).unknown.values():
         raise Incompatible(reason)
 
 
-async def _every_word(server: RedisServer, key: str, peer: Peer, grant: Grant, claim: Claim) -> int:
-    """How many words can't be done; each of them says so, and changes nothing."""
+async def _every_method(
+    server: RedisServer, key: str, peer: Peer, grant: Grant, claim: Claim
+) -> int:
+    """The number of methods that fail; each raises the right error and changes nothing."""
     words: list[tuple[str, Callable[[], Awaitable[object]]]] = [
         ("look", lambda: peer.look("name")),
         ("attempt", lambda: peer.attempt(claim)),
@@ -89,7 +91,7 @@ async def _every_word(server: RedisServer, key: str, peer: Peer, grant: Grant, c
         ("renew", lambda: _renew(peer, grant, shorten=False)),
         ("shorten", lambda: _renew(peer, grant, shorten=True)),
     ]
-    told = 0
+    failed = 0
     for word, call in words:
         before, text = _fields(server, key), ""
         try:
@@ -99,8 +101,8 @@ async def _every_word(server: RedisServer, key: str, peer: Peer, grant: Grant, c
         if text:
             assert "'name' can't be used: " in text
             assert _fields(server, key) == before, f"{word} was half done"
-            told += 1
-    return told
+            failed += 1
+    return failed
 
 
 async def _check_damages(server: RedisServer, bench: Bench, peer: Peer, grant: Grant) -> None:
@@ -116,22 +118,22 @@ async def _check_damages(server: RedisServer, bench: Bench, peer: Peer, grant: G
             server.ask("HDEL", key, field)
         else:
             server.ask("HSET", key, field, value)
-        assert await _every_word(server, key, peer, grant, claim) > 0, f"{field}={value!r}"
+        assert await _every_method(server, key, peer, grant, claim) > 0, f"{field}={value!r}"
         server.ask("DEL", key)
         server.ask("HSET", key, *(word for pair in whole.items() for word in pair))
 
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SLOTS])
 @blocking_and_asyncio
-def test_damaged_state_is_told(server: RedisServer, flavour: Flavour, mode: Mode) -> None:
-    """Each field, one after the other."""
+def test_damaged_state_is_reported(server: RedisServer, flavour: Flavour, mode: Mode) -> None:
+    """Damages each field, one after the other."""
 
     async def body(bench: Bench) -> None:
         peer, limit = bench.peer(), 2 if mode is Mode.SLOTS else 0
         grant = await peer.take(bench.claim(mode=mode, limit=limit))
         if limit:
             await peer.take(bench.claim(mode=mode, limit=limit))
-        await stand_in_line(peer, bench.claim(mode=mode, limit=limit))
+        await join_queue(peer, bench.claim(mode=mode, limit=limit))
         await _check_damages(server, bench, peer, grant)
 
     over(server.url, flavour, body)
@@ -139,10 +141,10 @@ def test_damaged_state_is_told(server: RedisServer, flavour: Flavour, mode: Mode
 
 @pytest.mark.parametrize("word", ["release", "exchange", "revoke", "attempt"])
 @blocking_and_asyncio
-def test_what_redis_py_sees_is_as_whole_as_the_rest(
+def test_a_failed_method_leaves_the_key_of_redis_py(
     server: RedisServer, flavour: Flavour, word: str
 ) -> None:
-    """Where a word can't be done, the key of redis-py's Lock stays whose it was."""
+    """If a method fails, the key of redis-py's Lock keeps its owner."""
 
     async def body(bench: Bench) -> None:
         peer, claim, name = bench.peer(), bench.claim(bench.namespace), bench.namespace
@@ -150,7 +152,7 @@ def test_what_redis_py_sees_is_as_whole_as_the_rest(
         grant = await peer.take(bench.claim(name))
         await peer.queue(claim)
         server.ask("HDEL", key, f"w:{claim.owner}")
-        if word == "attempt":  # a grant that is refused at its last step
+        if word == "attempt":  # a grant that fails at its last step
             server.ask("DEL", key, name)
             server.ask("HSET", key, "v", "1", "t", str(LARGEST))
         before = _fields(server, key), server.ask("GET", name)
@@ -180,8 +182,10 @@ DAMAGES: Sequence[tuple[str, ...]] = (
 
 @pytest.mark.parametrize("damage", [*DAMAGES, ("SET", "text")], ids="-".join)
 @blocking_and_asyncio
-def test_a_list_goes_on(server: RedisServer, flavour: Flavour, damage: tuple[str, ...]) -> None:
-    """The name that can't be read says so in its place."""
+def test_a_list_shows_the_other_names(
+    server: RedisServer, flavour: Flavour, damage: tuple[str, ...]
+) -> None:
+    """The damaged name is listed with a notice."""
 
     async def body(bench: Bench) -> None:
         peer, key = bench.peer(), f"{bench.namespace}:{{name}}"
@@ -202,7 +206,7 @@ def test_a_list_goes_on(server: RedisServer, flavour: Flavour, damage: tuple[str
 
 @blocking_and_asyncio
 def test_tokens_end_before_they_repeat(server: RedisServer, flavour: Flavour) -> None:
-    """Past 2^53 a script can't count by one: it says so instead."""
+    """Above 2^53 a script can't count by one: it fails instead."""
 
     async def body(bench: Bench) -> None:
         peer, theirs, key = bench.peer(), bench.peer(), f"{bench.namespace}:{{name}}"
@@ -211,19 +215,19 @@ def test_tokens_end_before_they_repeat(server: RedisServer, flavour: Flavour) ->
         await peer.release(first)
         last = await peer.take(bench.claim())
         assert last.token == LARGEST
-        heir = bench.claim()
-        await stand_in_line(theirs, heir)
+        waiter = bench.claim()
+        await join_queue(theirs, waiter)
         assert await peer.release(last)
         for mode in (Mode.EXCLUSIVE, Mode.SHARED):
             with pytest.raises(Incompatible, match=r"'name'.*2\^53.*epoch"):
-                await theirs.attempt(heir._replace(mode=mode))
+                await theirs.attempt(waiter._replace(mode=mode))
 
     over(server.url, flavour, body)
 
 
 @blocking_and_asyncio
 def test_a_node_with_damaged_state_has_no_vote(three: Nodes, flavour: Flavour) -> None:
-    """The others decide; where too few are left, it is told."""
+    """The other nodes decide; if too few are left, the error says so."""
 
     async def body(bench: Bench) -> None:
         peer, key = bench.peer(), f"{bench.namespace}:redlock:{{name}}"
@@ -276,8 +280,8 @@ def test_the_tokens_of_a_majority_end_before_they_repeat(three: Nodes, flavour: 
 
 
 @blocking_and_asyncio
-def test_a_quarantine_without_an_end_is_told(servers: Servers, flavour: Flavour) -> None:
-    """However far away its end is."""
+def test_a_quarantine_without_an_end_is_reported(servers: Servers, flavour: Flavour) -> None:
+    """Even if its end is out of range."""
     server = servers.of(RedisServer)
 
     async def body(bench: Bench) -> None:

@@ -1,5 +1,4 @@
-"""A hand-over inside a client, and a grant that is asked for again: nobody gets what another
-has."""
+"""``exchange`` inside a client, and repeated attempts: a hold is never granted twice."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.registry import Servers
 from stores.client_runner import run_with_clients
-from stores.redis.bench import blocking_and_asyncio, over, until
+from stores.redis.helpers import blocking_and_asyncio, over, until
 
 SECONDS = 30.0
 
@@ -30,7 +29,7 @@ def server(servers: Servers) -> RedisServer:
 
 @pytest.fixture
 def replica() -> Iterator[RedisServer]:
-    """A replica, of a master of its own."""
+    """A replica with a master of its own."""
     with RedisServer() as master, RedisServer(replica_of=master) as replica:
         replica.wait_linked()
         yield replica
@@ -42,19 +41,19 @@ def _replicated(replica: RedisServer) -> str:
 
 
 @blocking_and_asyncio
-def test_replicas_that_are_late_take_nothing_from_an_heir(
+def test_late_replicas_take_nothing_from_the_next_waiter(
     replica: RedisServer, flavour: Flavour
 ) -> None:
-    """The release woke it, and it came by itself; when the exchange goes on, replicas lag."""
+    """The release woke the next waiter, which attempted; then replicas lag in the exchange."""
 
     async def body(bench: Bench) -> None:
-        peer, heir = bench.peer(), bench.claim()
+        peer, waiter = bench.peer(), bench.claim()
         grant = await peer.get(bench.claim())
-        await peer.queue(heir)
+        await peer.queue(waiter)
         assert await peer.release(grant)
-        its = await peer.get(heir)
+        its = await peer.get(waiter)
         replica.pause()
-        _, answer = await peer.exchange(grant, heir)  # its release is over, its heir is not
+        _, answer = await peer.exchange(grant, waiter)  # the release is done, the attempt is not
         assert isinstance(answer, Busy)
         assert [holder.token for holder in (await peer.look("name")).holders] == [its.token]
         replica.resume()
@@ -64,20 +63,20 @@ def test_replicas_that_are_late_take_nothing_from_an_heir(
 
 
 @blocking_and_asyncio
-def test_replicas_that_were_late_leave_an_heir_to_itself(
+def test_late_replicas_leave_the_next_waiter_to_attempt(
     replica: RedisServer, flavour: Flavour
 ) -> None:
-    """One whose grant was given back stands in no line, and comes again all the same."""
+    """A waiter whose grant was undone is in no queue, and attempts again by itself."""
 
     async def body(bench: Bench) -> None:
-        peer, heir = bench.peer(), bench.claim("other")
+        peer, waiter = bench.peer(), bench.claim("other")
         grant = await peer.get(bench.claim())
         replica.pause()
-        await peer.queue(heir)
+        await peer.queue(waiter)
         replica.resume()
-        its = await peer.get(heir)
+        its = await peer.get(waiter)
         replica.pause()
-        _, answer = await peer.exchange(grant, heir)
+        _, answer = await peer.exchange(grant, waiter)
         assert isinstance(answer, Busy)
         assert [holder.token for holder in (await peer.look("other")).holders] == [its.token]
         replica.resume()
@@ -87,8 +86,10 @@ def test_replicas_that_were_late_leave_an_heir_to_itself(
 
 @pytest.mark.usefixtures("no_recheck")
 @blocking_and_asyncio
-def test_a_client_with_replicas_hands_over(replica: RedisServer, flavour: Flavour) -> None:
-    """The release of one wakes the next: nobody has to look by itself."""
+def test_a_client_with_replicas_wakes_the_next_waiter(
+    replica: RedisServer, flavour: Flavour
+) -> None:
+    """The release wakes the next waiter: no polling is needed."""
 
     async def body(client: Any) -> None:
         tokens: list[int] = []
@@ -105,38 +106,38 @@ def test_a_client_with_replicas_hands_over(replica: RedisServer, flavour: Flavou
 
 
 @blocking_and_asyncio
-def test_a_hold_in_doubt_is_handed_over_in_one_step(
+def test_an_uncertain_hold_is_exchanged_in_one_step(
     server: RedisServer, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The heir is not asked for after it may have come, and left, by itself; and what is still
-    under way of the one who leaves finds nothing to take."""
+    """The exchange grants in one step, as the next waiter may have attempted and left by itself
+    before a second step; and a late attempt of the released owner takes nothing."""
 
     async def body(bench: Bench) -> None:
-        peer, claim, heir = bench.peer(proxied=True), bench.claim(), bench.claim()
+        peer, claim, waiter = bench.peer(proxied=True), bench.claim(), bench.claim()
         await peer.look("name")  # opens the connection
         dropped = proxy.drop_next_reply()
         grant = await peer.take(claim)
         assert dropped.is_set()
-        await peer.queue(heir)
-        monkeypatch.setattr(peer.backend, "attempt", _not_on_its_behalf)
-        was_ours, handed = await peer.exchange(grant, heir)
+        await peer.queue(waiter)
+        monkeypatch.setattr(peer.backend, "attempt", _no_second_step)
+        was_ours, granted = await peer.exchange(grant, waiter)
         assert was_ours
-        assert isinstance(handed, Grant)
-        assert [holder.token for holder in (await peer.look("name")).holders] == [handed.token]
+        assert isinstance(granted, Grant)
+        assert [holder.token for holder in (await peer.look("name")).holders] == [granted.token]
         assert claim.owner in str(server.ask("HGET", f"{bench.namespace}:{{name}}", "g"))
-        assert await peer.release(handed)
+        assert await peer.release(granted)
 
     with Proxy(server) as proxy:
         over(server.url, flavour, body, proxy.url)
 
 
-async def _not_on_its_behalf(*_: object, **__: object) -> None:
-    raise AssertionError("the heir was asked for in a second step")
+async def _no_second_step(*_: object, **__: object) -> None:
+    raise AssertionError("the next waiter was granted in a second step")
 
 
 @blocking_and_asyncio
-def test_what_shortens_a_hold_is_sent_once(server: RedisServer, flavour: Flavour) -> None:
-    """If it was sent again and answered, the first might still arrive, behind a later extend."""
+def test_a_shortening_renewal_is_sent_once(server: RedisServer, flavour: Flavour) -> None:
+    """If it were sent again, the first one might still arrive, after a later extend."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer(proxied=True)
@@ -156,8 +157,10 @@ def test_what_shortens_a_hold_is_sent_once(server: RedisServer, flavour: Flavour
 
 
 @blocking_and_asyncio
-def test_what_redis_py_took_is_not_granted_again(server: RedisServer, flavour: Flavour) -> None:
-    """The key that both share was deleted by hand: a retry has the name only with the key."""
+def test_a_name_taken_by_redis_py_is_not_granted_again(
+    server: RedisServer, flavour: Flavour
+) -> None:
+    """The shared key was deleted by hand: a retry is granted only together with the key."""
 
     async def body(bench: Bench) -> None:
         peer, claim = bench.peer(), bench.claim(bench.namespace)

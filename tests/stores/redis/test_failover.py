@@ -1,8 +1,8 @@
-"""Failovers at the worst moments of a hand-over: the release that wakes the first in line has
-granted it for a moment, and the master is gone before the word, or before that is confirmed.
+"""Failovers at the worst moments of a direct grant: a release has granted the lock to the first
+waiter, and the master fails before the wake-up is sent, or before the grant is renewed.
 
-What a replica has is kept: two never hold at once. What it lacks is lost, as with every failover:
-then the later token is the higher one, and the fence refuses the earlier. Nobody hangs.
+What the replica has is kept: two clients never hold at once. What it lacks is lost, as with every
+failover: then the later token is higher, and the fence refuses the earlier one. No client hangs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.testing import Flavour
 from holdfast.testing.processes import Process
 from servers.redis import RedisServer
 from servers.redis_sentinel import SentinelTrio
-from stores.redis.bench import (
+from stores.redis.helpers import (
     blocking_and_asyncio,
     clients,
     cut_off,
@@ -35,7 +35,7 @@ from stores.redis.bench import (
 pytestmark = pytest.mark.faults
 
 TTL = 6.0
-"""Of holds that a replica keeps although they have ended: others wait for no longer."""
+"""A replica may keep holds that have ended: other clients wait at most this long for them."""
 SECONDS = 60.0
 kept_or_lost = pytest.mark.parametrize("kept", [True, False], ids=["kept", "lost"])
 
@@ -51,7 +51,7 @@ def _last_token(server: RedisServer, namespace: str) -> int:
 
 
 async def _replicate_or_not(trio: SentinelTrio, kept: bool) -> None:
-    """The hold and the line are on the replica; what comes from here on is ``kept`` or not."""
+    """The replica has the hold and the queue; later writes reach it only if ``kept``."""
     await replicated(trio.master)
     if not kept:
         cut_off(trio.master)
@@ -61,9 +61,9 @@ async def _knows(trio: SentinelTrio, namespace: str, token: int) -> None:
     await until(lambda: _last_token(trio.replicas[0], namespace) >= token)
 
 
-async def _hand_over(trio: SentinelTrio, namespace: str, held: Any, heir: Any) -> Any:
-    """Releases while the heir waits; the lease that it gets."""
-    getting = asyncio.create_task(heir.lock("name", timeout=SECONDS).acquire())
+async def _release_to(trio: SentinelTrio, namespace: str, held: Any, waiter: Any) -> Any:
+    """Releases while ``waiter`` waits. Returns the lease of the waiter."""
+    getting = asyncio.create_task(waiter.lock("name", timeout=SECONDS).acquire())
     await until(lambda: listening(trio.master, namespace) == 1)
     assert await held.release() is True
     lease = await getting
@@ -71,45 +71,45 @@ async def _hand_over(trio: SentinelTrio, namespace: str, held: Any, heir: Any) -
     return lease
 
 
-async def _turn(
+async def _direct_grant(
     trio: SentinelTrio, namespace: str, ours: Any, theirs: Any, kept: bool
 ) -> tuple[Any, int]:
-    """A lease that came with its wake-up, and the token of the hold before. Whoever had to wait
-    for long asks once more instead, which is then tried again."""
+    """A lease that was granted directly, and the token of the hold before it. On a slow machine a
+    waiter may attempt by itself instead: then it is tried again."""
     held = await ours.lock("name", timeout=SECONDS).acquire()
     await _replicate_or_not(trio, kept)
-    while (lease := await _hand_over(trio, namespace, held, theirs))._hold.grant.seconds is None:
-        held = await _hand_over(trio, namespace, lease, ours)
+    while (lease := await _release_to(trio, namespace, held, theirs))._hold.grant.seconds is None:
+        held = await _release_to(trio, namespace, lease, ours)
     return lease, held.token
 
 
 @kept_or_lost
 @blocking_and_asyncio
-def test_a_turn_that_is_not_confirmed(
+def test_a_direct_grant_that_is_not_renewed(
     trio: SentinelTrio, namespace: str, flavour: Flavour, kept: bool, tmp_path: Path
 ) -> None:
-    """It ends by its own clock unless the new master has it; the next holder comes later."""
+    """The lease ends by its own clock unless the new master has it; the next hold starts later."""
 
     async def main() -> None:
         options = {"namespace": namespace, "ttl": TTL}
         async with clients(trio.url, flavour, 3, **options) as (ours, theirs, third):
-            turn, before = await _turn(trio, namespace, ours, theirs, kept)
+            direct, before = await _direct_grant(trio, namespace, ours, theirs, kept)
             if kept:
-                await _knows(trio, namespace, turn.token)
+                await _knows(trio, namespace, direct.token)
             trio.master.kill()
-            granted_until = turn._hold.ends  # by the old master, whatever it has said
+            granted_until = direct._hold.ends  # granted by the old master, renewed or not
             coming = asyncio.create_task(_enter(third))
-            await until(lambda: turn.lost or turn._hold.ends > granted_until)
-            believed_until = min(turn._hold.ends, now())
-            if not turn.lost:
-                assert kept, "a new master has confirmed what it can't know of"
+            await until(lambda: direct.lost or direct._hold.ends > granted_until)
+            believed_until = min(direct._hold.ends, now())
+            if not direct.lost:
+                assert kept, "a new master has renewed a hold that it can't have"
                 believed_until = now()
-                assert await turn.release() is True
+                assert await direct.release() is True
             later, entered = await coming
-            assert later.token > turn.token > before
+            assert later.token > direct.token > before
             if kept:
                 assert believed_until <= entered, "two held at the same time"
-            _refused_behind(tmp_path / "ledger", later, turn)
+            _refused_behind(tmp_path / "ledger", later, direct)
             assert await later.release() is True
 
     asyncio.run(main())
@@ -117,12 +117,12 @@ def test_a_turn_that_is_not_confirmed(
 
 async def _enter(client: Any) -> tuple[Any, float]:
     lease = await client.lock("name", timeout=SECONDS).acquire()
-    assert lease is not None, "it was never let in"
+    assert lease is not None, "the lock was never granted"
     return lease, now()
 
 
 def _refused_behind(path: Path, later: Any, earlier: Any) -> None:
-    """Where the later holder was, the earlier one can do no harm."""
+    """After the later holder has written, the fence refuses the earlier holder."""
     with fencing.file.guard(path, later.fence) as file:
         file.write_text("later")
     with pytest.raises(StaleFence), fencing.file.guard(path, earlier.fence):
@@ -131,11 +131,11 @@ def _refused_behind(path: Path, later: Any, earlier: Any) -> None:
 
 @kept_or_lost
 @blocking_and_asyncio
-def test_a_wake_up_that_comes_too_late(
+def test_a_wake_up_that_arrives_too_late(
     trio: SentinelTrio, namespace: str, flavour: Flavour, kept: bool
 ) -> None:
-    """The first in line is frozen as it is woken, and wakes after the failover with the old
-    master's word in its ear: by then it is the turn of the second."""
+    """The first waiter is frozen when it is woken, and runs on after the failover with the wake-up
+    of the old master: by then the second waiter holds the lock."""
 
     async def main() -> None:
         options = {"namespace": namespace, "ttl": TTL}
@@ -151,13 +151,13 @@ def test_a_wake_up_that_comes_too_late(
             first.stop()
             await _replicate_or_not(trio, kept)
             assert await ours.ask("release", name="name") is True
-            told = _last_token(trio.master, namespace)
-            assert told > before, "the release did not grant it"
+            granted = _last_token(trio.master, namespace)
+            assert granted > before, "the release did not grant it"
             if kept:
-                await _knows(trio, namespace, told)
+                await _knows(trio, namespace, granted)
             trio.master.kill()
             token = await second.answer()
-            assert token > told
+            assert token > granted
             first.go_on()
             await until(lambda: listening(trio.current_master(), namespace) == 1)
             assert (await second.ask("state", name="name"))["held"]
@@ -169,15 +169,15 @@ def test_a_wake_up_that_comes_too_late(
 
 @kept_or_lost
 @blocking_and_asyncio
-def test_a_wake_up_that_never_comes(
+def test_a_wake_up_that_never_arrives(
     trio: SentinelTrio,
     namespace: str,
     flavour: Flavour,
     kept: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The master is gone between the release and the word: those in line find the new one, and
-    are let in one after the other."""
+    """The master fails between the release and the wake-up: the waiters find the new master, and
+    are granted one after the other."""
     swallow_messages(monkeypatch)
 
     async def main() -> None:

@@ -1,5 +1,5 @@
-"""A server that is broken or hostile: it costs no more memory than a reply can have, no more time
-than a request has, and ends in the errors that are documented."""
+"""A broken or hostile server: it costs no more memory than the largest reply and no more time than
+a request, and causes only the documented errors."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from holdfast.testing import Flavour
 from holdfast.testing.contract import Peer
 from holdfast.testing.workers import Workers
 from holdfast.url import open_store
-from stores.redis.bench import blocking_and_asyncio
+from stores.redis.helpers import blocking_and_asyncio
 
-Talk = Callable[[socket.socket], None]
+Answerer = Callable[[socket.socket], None]
 CLAIM = Claim("name", Mode.EXCLUSIVE, 1, 0, 30.0, "owner", "[]")
 REQUEST_SECONDS = 1.0
 SPARE_SECONDS = 3.0
@@ -75,7 +75,7 @@ TOO_MUCH = (
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 7, 1000])
-def test_replies_are_read_however_they_are_cut(cut: int) -> None:
+def test_replies_are_read_in_pieces_of_any_size(cut: int) -> None:
     stream, reader, found = b"".join(REPLIES), ReplyReader(), []
     for at in range(0, len(stream), cut):
         reader.feed(stream[at : at + cut])
@@ -88,7 +88,7 @@ def test_replies_are_read_however_they_are_cut(cut: int) -> None:
 
 @pytest.mark.parametrize("cut", [3, 4096, 1_000_000])
 @pytest.mark.parametrize("data", TOO_MUCH, ids=lambda data: str(data[:20]))
-def test_what_is_too_much_is_refused_before_it_is_kept(data: bytes, cut: int) -> None:
+def test_too_much_is_refused_before_it_is_stored(data: bytes, cut: int) -> None:
     bounds = Bounds(1000, 100)
 
     def take_in() -> None:
@@ -114,48 +114,48 @@ def test_large_replies_in_a_row_are_each_within_the_bounds() -> None:
 
 
 @contextmanager
-def serving(talk: Talk) -> Iterator[int]:
-    """The port of a server that talks so on every connection."""
+def serving(answer: Answerer) -> Iterator[int]:
+    """The port of a server that runs ``answer`` on every connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve(wire: socket.socket) -> None:
-            with contextlib.suppress(OSError), wire:
-                talk(wire)
+        def serve(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError), connection:
+                answer(connection)
 
         def accept() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    wire, _ = listener.accept()
-                    threading.Thread(target=serve, args=(wire,), daemon=True).start()
+                    connection, _ = listener.accept()
+                    threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
         threading.Thread(target=accept, daemon=True).start()
         yield listener.getsockname()[1]
 
 
-def saying(reply: bytes) -> Talk:
-    """Answers every command with the same."""
+def saying(reply: bytes) -> Answerer:
+    """Answers every command with the same reply."""
 
-    def talk(wire: socket.socket) -> None:
-        while data := wire.recv(65_536):
-            wire.sendall(reply * max(1, data.count(b"\r\n*") + 1))
+    def answer(connection: socket.socket) -> None:
+        while data := connection.recv(65_536):
+            connection.sendall(reply * max(1, data.count(b"\r\n*") + 1))
 
-    return talk
+    return answer
 
 
-def dripping(letters: bytes) -> Talk:
-    """Answers with a byte now and then."""
+def dripping(letters: bytes) -> Answerer:
+    """Answers with one byte at a time, slowly."""
 
-    def talk(wire: socket.socket) -> None:
-        wire.recv(65_536)
+    def answer(connection: socket.socket) -> None:
+        connection.recv(65_536)
         for letter in letters:
-            wire.sendall(bytes([letter]))
+            connection.sendall(bytes([letter]))
             time.sleep(0.2)
 
-    return talk
+    return answer
 
 
 def fails(url: str, flavour: Flavour) -> tuple[list[HoldfastError], float]:
-    """What every word on that store raises, and how long the slowest took."""
+    """What every method on that store raises, and the time of the slowest one."""
 
     async def run() -> tuple[list[HoldfastError], float]:
         workers, errors, slowest = Workers(), [], 0.0
@@ -180,35 +180,37 @@ def fails(url: str, flavour: Flavour) -> tuple[list[HoldfastError], float]:
 @pytest.mark.parametrize("login", ["", "user:secret@"])
 @blocking_and_asyncio
 def test_a_reply_that_drips_ends_with_its_request(flavour: Flavour, login: str) -> None:
-    """As the answer to a login, or to a request."""
+    """As the reply to a login, or to a request."""
     with serving(dripping(b"+" + b"x" * 40)) as port:
         errors, slowest = fails(f"redis://{login}127.0.0.1:{port}", flavour)
     assert len(errors) == 4
-    # A connection is opened for each, and once more for what was closed meanwhile.
+    # Each request opens a connection, and another one if it was closed in between.
     assert slowest < 2 * REQUEST_SECONDS + SPARE_SECONDS
 
 
-def after_the_login(talk: Talk) -> Talk:
-    """Answers what redis-py asks first, and the question about evictions, as a server would."""
+def after_the_login(answer: Answerer) -> Answerer:
+    """Answers the login of redis-py and the INFO about evictions as a real server does."""
 
-    def talk_later(wire: socket.socket) -> None:
-        while (data := wire.recv(65_536)) and b"EVAL" not in data:
+    def answer_later(connection: socket.socket) -> None:
+        while (data := connection.recv(65_536)) and b"EVAL" not in data:
             if b"INFO" in data:
-                wire.sendall(b"$24\r\nmaxmemory_policy:whatever\r\n"[:5] + b"x" * 24 + b"\r\n")
+                connection.sendall(
+                    b"$24\r\nmaxmemory_policy:whatever\r\n"[:5] + b"x" * 24 + b"\r\n"
+                )
             else:
-                wire.sendall(b"+OK\r\n" * max(1, data.count(b"*")))
-        talk(wire)
+                connection.sendall(b"+OK\r\n" * max(1, data.count(b"*")))
+        answer(connection)
 
-    return talk_later
+    return answer_later
 
 
 @blocking_and_asyncio
 def test_an_answer_that_drips_ends_with_its_request(flavour: Flavour) -> None:
-    """On a connection that was fine until then."""
+    """On a connection that worked until then."""
 
-    def drip(wire: socket.socket) -> None:
+    def drip(connection: socket.socket) -> None:
         for _ in range(160):
-            wire.sendall(b"$")
+            connection.sendall(b"$")
             time.sleep(0.05)
 
     async def run() -> float:
@@ -247,8 +249,8 @@ ODD = (
 @pytest.mark.parametrize("reply", ODD, ids=repr)
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel", "redlock"])
 @blocking_and_asyncio
-def test_an_answer_of_another_shape_is_told(flavour: Flavour, scheme: str, reply: bytes) -> None:
-    """With an error of ours, or understood; never with another one."""
+def test_an_unexpected_reply_is_an_error(flavour: Flavour, scheme: str, reply: bytes) -> None:
+    """With a documented error, or accepted; never with another exception."""
     with serving(saying(reply)) as port, serving(saying(reply)) as two, serving(saying(reply)) as x:
         hosts = f"127.0.0.1:{port}"
         if scheme == "redlock":
@@ -259,7 +261,7 @@ def test_an_answer_of_another_shape_is_told(flavour: Flavour, scheme: str, reply
     assert slowest < 3 * REQUEST_SECONDS + SPARE_SECONDS
 
 
-def test_messages_of_another_shape_are_no_wake_up() -> None:
+def test_unexpected_messages_are_no_wake_up() -> None:
     chance = random.Random(1)
     tokens: dict[str, int] = {}
     words: tuple[Any, ...] = (

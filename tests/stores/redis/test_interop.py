@@ -1,4 +1,4 @@
-"""``interop=redis-py``: old code with redis-py's ``Lock`` and new code exclude each other."""
+"""``interop=redis-py``: redis-py's ``Lock`` and Holdfast exclude each other."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from holdfast.url import open_store
 from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.registry import Servers
-from stores.redis.bench import Slot, blocking_and_asyncio, clients, over, until
+from stores.redis.helpers import Slot, blocking_and_asyncio, clients, over, until
 
 INTEROP = "?interop=redis-py"
 SECONDS = 60.0
 
 
 def _name() -> str:
-    """Verbatim names ignore the namespace."""
+    """A unique name: the key of redis-py's Lock has no namespace."""
     return f"old-{secrets.token_hex(6)}"
 
 
@@ -67,10 +67,10 @@ def test_redis_py_and_holdfast_exclude_each_other(servers: Servers, flavour: Fla
 
 
 @blocking_and_asyncio
-def test_what_redis_py_sees_ends_no_sooner_than_the_hold(
+def test_the_key_of_redis_py_ends_no_sooner_than_the_hold(
     servers: Servers, flavour: Flavour
 ) -> None:
-    """Nor does a renewal or an attempt shorten it that arrives late; its owner may."""
+    """A late renewal or attempt does not shorten it either; its owner may."""
     server = servers.of(RedisServer)
 
     async def body(bench: Bench) -> None:
@@ -90,7 +90,7 @@ def test_what_redis_py_sees_ends_no_sooner_than_the_hold(
 
 
 @blocking_and_asyncio
-def test_a_hold_that_redis_py_took_over_is_lost(servers: Servers, flavour: Flavour) -> None:
+def test_a_hold_whose_key_redis_py_took_is_lost(servers: Servers, flavour: Flavour) -> None:
     server = servers.of(RedisServer)
 
     async def body(bench: Bench) -> None:
@@ -107,8 +107,8 @@ def test_a_hold_that_redis_py_took_over_is_lost(servers: Servers, flavour: Flavo
 
 @blocking_and_asyncio
 def test_from_redis_py_to_native_without_a_gap(servers: Servers, flavour: Flavour) -> None:
-    """Clients with and without interop see each other's holds, so a fleet can move client by
-    client."""
+    """Clients with and without interop see each other's holds, so clients can be migrated one by
+    one."""
     server = servers.of(RedisServer)
 
     async def body(bench: Bench) -> None:
@@ -128,12 +128,11 @@ def test_from_redis_py_to_native_without_a_gap(servers: Servers, flavour: Flavou
     over(server.url + INTEROP, flavour, body)
 
 
-class Crowd:
+class Contenders:
     """Processes that contend for one name: two of each client, three with redis-py's Lock."""
 
     ENOUGH = 10
-    """So often a hold of either client is followed by one of redis-py's, and the other way
-    round."""
+    """How often holds of each client must be followed by one of redis-py's Lock, and vice versa."""
 
     def __init__(self, server: RedisServer, name: str, folder: Path) -> None:
         self.name, self.path, self._enough = name, folder / "history", folder / "enough"
@@ -142,12 +141,12 @@ class Crowd:
             for flavour in list(Flavour) * 2
             for process in [Process(server.url + INTEROP, flavour, ttl=30)]
         }
-        script = Path(__file__).with_name("redis_py_contender.py")
+        script = Path(__file__).with_name("redis_py_process.py")
         words = [sys.executable, script, server.url, name, self.path, self._enough]
         self.old = [subprocess.Popen([str(word) for word in words]) for _ in range(3)]
 
     async def contend(self) -> list[Hold]:
-        """What all of them held, as each noted itself, once they have met often enough."""
+        """The recorded holds of all processes, once they have alternated often enough."""
         ends = now() + SECONDS
         while min(self.meetings().values()) < self.ENOUGH:
             assert now() < ends, f"they hardly met: {self.meetings()}"
@@ -159,7 +158,7 @@ class Crowd:
         return read_holds(self.path)
 
     def meetings(self) -> Counter[tuple[str, str]]:
-        """How often one kind came after another."""
+        """How often a hold of one kind follows one of the other kind."""
         holds = read_holds(self.path) if self.path.exists() else []
         kinds = [self.clients[h.process][1] if h.process in self.clients else "old" for h in holds]
         found = Counter({(a, b): 0 for kind in Flavour for a, b in (("old", kind), (kind, "old"))})
@@ -178,14 +177,14 @@ class Crowd:
 def test_no_overlap_between_processes_with_redis_py_and_holdfast(
     servers: Servers, tmp_path: Path
 ) -> None:
-    """Each notes when it holds, on one clock; both clients and redis-py's Lock in turn."""
-    with closing(Crowd(servers.of(RedisServer), _name(), tmp_path)) as crowd:
-        holds = asyncio.run(crowd.contend())
+    """Each process records its holds, on one clock; both clients and redis-py's Lock alternate."""
+    with closing(Contenders(servers.of(RedisServer), _name(), tmp_path)) as contenders:
+        holds = asyncio.run(contenders.contend())
     assert faults(holds) == []
-    assert len({hold.process for hold in holds}) == len(crowd.clients) + len(crowd.old)
+    assert len({hold.process for hold in holds}) == len(contenders.clients) + len(contenders.old)
 
 
-def test_interop_says_what_it_cannot_promise() -> None:
+def test_interop_has_fewer_guarantees() -> None:
     store = open_store("redis://localhost" + INTEROP, Settings())
     missing = {Guarantee.FIFO, Guarantee.SHARED, Guarantee.SLOTS}
     assert not store.guarantees & missing
@@ -203,7 +202,7 @@ def test_interop_on_a_cluster_refuses_names_of_another_slot(servers: Servers) ->
 
 
 def _tried_again(cluster: RedisCluster) -> int:
-    """How often its nodes have said TRYAGAIN."""
+    """The number of TRYAGAIN replies of all nodes."""
     lines = [
         line
         for node in cluster.nodes
@@ -217,8 +216,8 @@ def _tried_again(cluster: RedisCluster) -> int:
 def test_a_shared_name_moves_in_two_pieces(
     servers: Servers, namespace: str, flavour: Flavour
 ) -> None:
-    """Its two keys are on two nodes for a while, which say TRYAGAIN: whoever asks then, asks again
-    by itself, and finds the name as it was."""
+    """Its two keys are on two nodes for a while, which reply TRYAGAIN: requests are repeated, and
+    the state is unchanged."""
     cluster, name = servers.of(RedisCluster), _name()
 
     async def main() -> None:
@@ -250,7 +249,7 @@ def test_a_shared_name_moves_in_two_pieces(
 def test_a_name_that_is_stuck_keeps_no_other_from_being_renewed(
     servers: Servers, flavour: Flavour
 ) -> None:
-    """A batch has an answer for every name but that whose slot is on its way."""
+    """A batch has a reply for every name except the one whose slot is being moved."""
     cluster, name = servers.of(RedisCluster), _name()
     other = next(each for each in iter(_name, "") if key_slot(each) != key_slot(name))
 

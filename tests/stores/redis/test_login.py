@@ -1,4 +1,4 @@
-"""Logging in to Redis over asyncio, where redis-py's connection becomes ours."""
+"""Login over asyncio: redis-py opens the connection, then its transport is taken over."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from servers.tls import make_certificate
 
 
 def _refuse(listener: socket.socket, context: ssl.SSLContext) -> bool:
-    """Answers a log-in with an error and never says goodbye; whether the client hung up."""
+    """Answers a login with an error and never closes. Returns True when the client has closed."""
     connection, _ = listener.accept()
     with connection, context.wrap_socket(connection, server_side=True) as secured:
         secured.recv(1024)
         secured.sendall(b"-WRONGPASS invalid username-password pair\r\n")
-        # Read below TLS, so that the client's own goodbye is never answered.
+        # Read below TLS, so that the client's TLS shutdown is never answered.
         raw = socket.socket(fileno=secured.detach())
         with raw, contextlib.suppress(ConnectionResetError):
             raw.settimeout(10.0)
@@ -32,8 +32,8 @@ def _refuse(listener: socket.socket, context: ssl.SSLContext) -> bool:
         return True
 
 
-def test_a_refused_log_in_leaves_no_connection(tmp_path: Path) -> None:
-    """However slowly the server parts: what redis-py only begins to close is cut."""
+def test_a_refused_login_leaves_no_connection(tmp_path: Path) -> None:
+    """Even if the server never closes: a transport that redis-py begins to close is aborted."""
     made = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.certificate, made.key)

@@ -1,5 +1,5 @@
-"""``loss_protection``: a server that may have lost holds grants nothing until they are over, and
-says so; without it, two can hold at once, and the fence refuses the first."""
+"""``loss_protection``: a server that may have lost holds grants nothing until those have ended, and
+reports it. Without it, two clients can hold at once, and the fence refuses the first one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.testing.contract import Bench, Peer
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer
 from servers.redis_sentinel import SentinelTrio
-from stores.redis.bench import blocking_and_asyncio, clients, cut_off, over, replicated, until
+from stores.redis.helpers import blocking_and_asyncio, clients, cut_off, over, replicated, until
 
 PROTECTED = "?loss_protection=on&max_ttl=3"
 SECONDS = 60.0
@@ -46,8 +46,8 @@ async def _begin(peer: Peer) -> None:
 
 
 def lose(server: RedisServer, how: str) -> None:
-    """What may cost a server holds. A failback: another one was the master, and this one is it
-    again without having heard from the other."""
+    """Events in which a server may lose holds. In a failback another server was the master, and
+    this one is promoted again without the writes of the other."""
     if how == "flush":
         server.ask("FLUSHALL")
     elif how == "failback":
@@ -59,7 +59,7 @@ def lose(server: RedisServer, how: str) -> None:
 
 
 async def _refused_until_max_ttl(bench: Bench, peer: Peer, lost_at: float) -> Grant:
-    """Nothing is granted for max_ttl, the reason is told, and then it is."""
+    """Nothing is granted for max_ttl, with a reason; then the lock is granted."""
     claim = bench.claim("other", ttl=3.0)
     busy = await peer.attempt(claim, join=False)
     assert isinstance(busy, Busy)
@@ -125,14 +125,14 @@ def test_holds_that_a_restart_kept_go_on(flavour: Flavour) -> None:
 
 
 async def _warnings(peer: Peer) -> str:
-    """What ``check()`` warns of."""
+    """The warnings of ``check()``."""
     found = await peer.run(peer.backend.probe())
     return "; ".join(each.detail for each in found if each.level == "warning")
 
 
 @blocking_and_asyncio
-def test_check_tells_that_nothing_is_granted(own_server: RedisServer, flavour: Flavour) -> None:
-    """Before anybody has asked, and then until when."""
+def test_check_warns_that_nothing_is_granted(own_server: RedisServer, flavour: Flavour) -> None:
+    """Before the first request, and then with the time at which grants resume."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -153,7 +153,7 @@ def test_check_tells_that_nothing_is_granted(own_server: RedisServer, flavour: F
 def test_an_earlier_version_beside_this_one_is_no_loss(
     own_server: RedisServer, flavour: Flavour
 ) -> None:
-    """It notes the server as ``run`` and ``until``, at each of its attempts."""
+    """It stores the server as ``run`` and ``until``, with each of its attempts."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -169,7 +169,7 @@ def test_an_earlier_version_beside_this_one_is_no_loss(
 
 @blocking_and_asyncio
 def test_an_earlier_version_beside_this_one_costs_no_votes(flavour: Flavour) -> None:
-    """As with one server."""
+    """The same as with one server."""
     with Ensemble([RedisServer() for _ in range(3)]) as nodes:
         url = f"redlock://{nodes.hosts}?max_ttl=3"
         mark_as_new(url)
@@ -187,13 +187,13 @@ def test_an_earlier_version_beside_this_one_costs_no_votes(flavour: Flavour) -> 
 
 
 def _mark_as_new(url: str, namespace: str) -> None:
-    """What an operator does with ``holdfast init``."""
+    """The work of ``holdfast init``."""
     with holdfast.connect(url, namespace=namespace, ttl=3) as locks:
         run_now(locks._engine.backend.initialise())  # type: ignore[attr-defined]
 
 
 def _barred_until(server: RedisServer, namespace: str) -> str:
-    """Until when a server grants nothing, as it has noted itself."""
+    """The stored time before which a server grants nothing."""
     noted = server.ask("HGET", f"{namespace}:loss", "barred")
     return datetime.fromtimestamp(int(str(noted)) / 1000, UTC).strftime("%H:%M:%S UTC")
 
@@ -202,36 +202,36 @@ WHY = "it was restarted, emptied, demoted or replaced and may have lost holds"
 
 
 @blocking_and_asyncio
-def test_the_error_and_the_log_say_why_and_until_when(
+def test_the_error_and_the_log_have_reason_and_time(
     own_server: RedisServer, namespace: str, flavour: Flavour, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error to everybody who gives up, the log once, although two names wait."""
+    """In every error, and once in the log, although two names wait."""
 
     async def main() -> None:
         url = f"{own_server.url}?loss_protection=on"
         async with clients(url, flavour, namespace=namespace) as (opened,):
-            told = ""
+            reason = ""
             for name, timeout in (("at once", 0), ("name", 1), ("other", 0.1)):
                 with pytest.raises(LockTimeout) as caught:
                     async with opened.lock(name, timeout=timeout):
                         pass
-                told = f"grants nothing before {_barred_until(own_server, namespace)}: {WHY}"
-                assert told in str(caught.value)
+                reason = f"grants nothing before {_barred_until(own_server, namespace)}: {WHY}"
+                assert reason in str(caught.value)
             _mark_as_new(url, namespace)
             async with opened.lock("name", timeout=0):
                 pass
-        (line,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-        assert line.startswith("waiting for 'name': redis://")
-        assert told in line
+        (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert warning.startswith("waiting for 'name': redis://")
+        assert reason in warning
 
     asyncio.run(main())
 
 
 @blocking_and_asyncio
-def test_a_majority_says_why_and_until_when(
+def test_a_majority_reports_reason_and_time(
     flavour: Flavour, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As one server does."""
+    """The same as with one server."""
 
     async def main() -> None:
         async with clients(f"redlock://{nodes.hosts}", flavour) as (opened,):
@@ -239,9 +239,11 @@ def test_a_majority_says_why_and_until_when(
             with pytest.raises(LockTimeout) as caught:
                 async with opened.lock("name", timeout=1):
                     pass
-        told = r"\d of 3 nodes of redlock://\S+ grant nothing before \d\d:\d\d:\d\d UTC: they were"
-        assert re.search(told, str(caught.value))
-        assert re.search(f"^waiting for 'name': {told}", caplog.messages[0])
+        reason = (
+            r"\d of 3 nodes of redlock://\S+ grant nothing before \d\d:\d\d:\d\d UTC: they were"
+        )
+        assert re.search(reason, str(caught.value))
+        assert re.search(f"^waiting for 'name': {reason}", caplog.messages[0])
 
     with Ensemble([RedisServer() for _ in range(3)]) as nodes:
         asyncio.run(main())
@@ -252,7 +254,7 @@ def test_a_majority_says_why_and_until_when(
 def test_a_majority_that_lost_something_grants_nothing_for_max_ttl(
     flavour: Flavour, loss: str
 ) -> None:
-    """Each node by itself."""
+    """Each node decides by itself."""
     with Ensemble([RedisServer() for _ in range(3)]) as nodes:
         url = f"redlock://{nodes.hosts}?max_ttl=3"
         mark_as_new(url)
@@ -274,7 +276,7 @@ def test_a_majority_that_lost_something_grants_nothing_for_max_ttl(
 
 
 async def _asked(peer: Peer, claim: Claim) -> Grant | Busy:
-    """An attempt, made again while nodes that were restarted are not reached yet."""
+    """An attempt, repeated while restarted nodes are not reachable yet."""
     while True:
         with suppress(BackendUnavailable):
             return await peer.attempt(claim, join=False)
@@ -283,7 +285,7 @@ async def _asked(peer: Peer, claim: Claim) -> Grant | Busy:
 
 @blocking_and_asyncio
 def test_larger_ttls_are_refused(own_server: RedisServer, namespace: str, flavour: Flavour) -> None:
-    """As a client's own, as a lock's, and for a hold that is there already."""
+    """As the default of a client, as the ttl of a lock, and for an existing hold."""
     url = own_server.url + PROTECTED
     _mark_as_new(url, namespace)
 
@@ -303,7 +305,7 @@ def test_larger_ttls_are_refused(own_server: RedisServer, namespace: str, flavou
 
 
 async def _write(server: RedisServer, flavour: Flavour, fence: Any, value: str) -> None:
-    """What a holder does with the resource that its lock protects."""
+    """A write to the protected resource."""
     if flavour is Flavour.ASYNCIO:
         async with redis.asyncio.Redis.from_url(server.url) as client:
             await fencing.redis.guard(client, "stock:7", fence).set(value)
@@ -318,8 +320,8 @@ async def _write(server: RedisServer, flavour: Flavour, fence: Any, value: str) 
 def test_a_replica_is_promoted_without_the_lock(
     flavour: Flavour, namespace: str, protected: bool
 ) -> None:
-    """With loss protection nobody is let in while the holder still believes in its hold. Without,
-    both hold, each by its own word, and the fence refuses the write of the first."""
+    """With loss protection nothing is granted while the first holder relies on its hold. Without
+    it, both hold the lock, and the fence refuses the write of the first."""
     suffix = PROTECTED if protected else ""
     options: dict[str, Any] = {"namespace": namespace, "timeout": SECONDS}
     options["ttl"] = 3 if protected else 60
@@ -330,7 +332,7 @@ def test_a_replica_is_promoted_without_the_lock(
             clients(replica.url + suffix, flavour, **options) as (new,),
         ):
             await replicated(master)
-            replica.ask("REPLICAOF", "127.0.0.1", "1")  # it no longer hears of anything
+            replica.ask("REPLICAOF", "127.0.0.1", "1")  # it gets no further writes
             first = await old.lock("name").acquire()
             master.kill()
             replica.ask("REPLICAOF", "NO", "ONE")
@@ -355,7 +357,7 @@ def test_a_replica_is_promoted_without_the_lock(
 @pytest.mark.faults
 @blocking_and_asyncio
 def test_sentinel_promotes_a_replica_without_the_lock(flavour: Flavour, namespace: str) -> None:
-    """The new master knows by its run id that it is another one, and grants nothing."""
+    """The new master has another run id than the stored one, and grants nothing."""
 
     async def main(trio: SentinelTrio) -> None:
         url = f"{trio.url}?loss_protection=on&max_ttl=120"

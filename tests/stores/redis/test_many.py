@@ -14,13 +14,13 @@ from holdfast.testing import Flavour
 from servers.process import wait_until
 from servers.proxy import Proxy
 from servers.redis import RedisServer
-from stores.redis.bench import (
+from stores.redis.helpers import (
     blocking_and_asyncio,
     clients,
     connections,
     scripts_run,
-    somebody_rests,
     until,
+    waiter_sleeps,
 )
 
 MANY = 1000
@@ -28,7 +28,7 @@ MANY = 1000
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server that nobody else asks anything."""
+    """A server that only this test uses."""
     with RedisServer() as server:
         yield server
 
@@ -48,7 +48,7 @@ def test_a_thousand_tasks_take_few_requests_and_connections(server: RedisServer)
 
             async with lock:
                 users = [asyncio.create_task(use(number)) for number in range(MANY)]
-                await asyncio.to_thread(wait_until, "the waiters", lambda: somebody_rests(server))
+                await asyncio.to_thread(wait_until, "the waiters", lambda: waiter_sleeps(server))
             await asyncio.wait(users, return_when=asyncio.FIRST_COMPLETED)
             most.append(await asyncio.to_thread(connections, server))
             await asyncio.gather(*users)
@@ -60,7 +60,7 @@ def test_a_thousand_tasks_take_few_requests_and_connections(server: RedisServer)
 
 
 def _renew_all(client: Any) -> None:
-    """Lets the renewer renew everything now, as if a third of the ttl had passed."""
+    """Makes the renewer renew all holds now, as if a third of the ttl had passed."""
     renewer = client._renewer_thread.renewer
     for hold in renewer.holds.values():
         hold.renew_at = 0.0
@@ -68,7 +68,7 @@ def _renew_all(client: Any) -> None:
 
 
 def _renewed(client: Any) -> bool:
-    """Whether it has, and every answer is there."""
+    """True if all holds are renewed."""
     return all(hold.renew_at > 0.0 for hold in client._renewer_thread.renewer.holds.values())
 
 
@@ -84,7 +84,7 @@ def test_a_thousand_holds_are_renewed_in_one_batch(server: RedisServer, flavour:
             threads = {thread.name for thread in set(threading.enumerate()) - before}
             ours = {name for name in threads if name.startswith("holdfast")}
             assert ours - {"holdfast-watcher"} == {"holdfast-renewer"}
-            _renew_all(client)  # from here on it is connected, and the server knows the script
+            _renew_all(client)  # connects, and loads the script into the server
             await until(lambda: _renewed(client))
             asked = scripts_run(server)
             proxy.reset_counts()

@@ -1,10 +1,10 @@
 """Every schedule of a small Redis store with direct grants: certain times of two holders never
 overlap, and tokens differ and grow.
 
-One client holds, two more want the name. Requests land late or in any order, replies get lost, a
-server refuses to write, wake-ups come late or to nobody, holds run out, waiters give up. The rules
-are those of ``lua/`` and of ``core``, on a clock of a few ticks. Variants that are known to be
-wrong must be caught, or the check is worth nothing.
+One client holds the lock, two more want it. Requests arrive late or in any order, replies get lost,
+a server refuses to write, wake-ups arrive late or not at all, holds expire, waiters give up. The
+rules are those of ``lua/`` and of ``core``, on a clock of a few ticks. Variants that are known to
+be wrong must be caught: that shows that the check works.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import NamedTuple
 import pytest
 
 CLIENTS = (0, 1, 2)
-NOBODY = -1
-LAST_TICK, TTL, HANDED = 4, 3, 2
+NO_CLIENT = -1
+LAST_TICK, TTL, DIRECT_TICKS = 4, 3, 2
 IDLE, WAITING, HOLDING, OVER = range(4)
 NOTHING, ATTEMPT, RENEWAL, RELEASE, LEAVING = range(5)
 
 
 class Client(NamedTuple):
-    """What one client knows, and its request that is under way."""
+    """What one client knows, and its request in flight."""
 
     phase: int = IDLE
     asked: int = -1
-    """When its last attempt was sent."""
+    """The time at which its last attempt was sent."""
     certain: int = 0
     last: int = 0
-    """The last token of the name, as the answer to its last attempt told."""
+    """The last token of the name, from the reply to its last attempt."""
     request: int = NOTHING
     sent: int = -1
     inbox: tuple[int, ...] = ()
-    """Tokens of wake-ups that are under way to it."""
+    """Tokens of the wake-ups in flight to this client."""
 
     def plain(self) -> Client:
-        """Without what no longer matters, so that states that go on alike are the same."""
+        """Without data that no longer matters, so that equivalent states are equal."""
         if self.phase == OVER:
             return Client(OVER, request=self.request)
         return self._replace(
@@ -47,10 +47,10 @@ class Client(NamedTuple):
 
 
 class Store(NamedTuple):
-    holder: int = NOBODY
+    holder: int = NO_CLIENT
     end: int = 0
     counter: int = 0
-    line: tuple[int, ...] = ()
+    queue: tuple[int, ...] = ()
 
 
 class World(NamedTuple):
@@ -58,7 +58,7 @@ class World(NamedTuple):
     store: Store
     clients: tuple[Client, ...]
     granted: int
-    """The token of the block that was entered last."""
+    """The token of the last hold that was entered."""
 
     def put(self, at: int, client: Client, store: Store | None = None) -> World:
         clients = (*self.clients[:at], client.plain(), *self.clients[at + 1 :])
@@ -66,17 +66,17 @@ class World(NamedTuple):
 
 
 class Wrong(Exception):
-    """Two hold at once, a token came twice, or a grant is kept that nobody hears of."""
+    """Two clients hold at once, a token is repeated, or an undelivered grant is kept."""
 
 
 class Rules:
-    """What the scripts and the clients do; variants override one of them."""
+    """The rules of scripts and clients; a variant overrides one of them."""
 
     def token(self, store: Store, now: int) -> int:
         return max(store.counter + 1, now)
 
     def told_if_refused(self) -> bool:
-        """Whether a wake-up is out although the server refused to write the grant."""
+        """Whether a wake-up is sent although the server refused to write the grant."""
         return False
 
     def certain_from(self, client: Client, now: int) -> int:
@@ -86,20 +86,20 @@ class Rules:
         return token > client.last
 
     def takes_back(self) -> bool:
-        """Whether a grant that nobody hears of is taken back."""
+        """Whether an undelivered direct grant is undone."""
         return True
 
     # ---- the server
 
     def expired(self, store: Store, now: int) -> Store:
-        return store._replace(holder=NOBODY) if store.end <= now else store
+        return store._replace(holder=NO_CLIENT) if store.end <= now else store
 
     def granted(self, store: Store, at: int, end: int, now: int) -> Store:
-        line = tuple(each for each in store.line if each != at)
-        return Store(at, end, self.token(store, now), line)
+        queue = tuple(each for each in store.queue if each != at)
+        return Store(at, end, self.token(store, now), queue)
 
     def lands(self, world: World, at: int) -> Iterator[World]:
-        """What may come of the request of one client that is under way."""
+        """All outcomes of the request in flight of one client."""
         client, now = world.clients[at], world.now
         store, done = self.expired(world.store, now), client._replace(request=NOTHING)
         if client.request == ATTEMPT:
@@ -113,24 +113,24 @@ class Rules:
             yield world.put(at, done._replace(certain=certain), kept)
             yield world.put(at, done, kept)  # its reply is lost
         elif client.request == LEAVING:
-            line = tuple(each for each in store.line if each != at)
-            holder = NOBODY if store.holder == at else store.holder
-            yield world.put(at, done, store._replace(line=line, holder=holder))
+            queue = tuple(each for each in store.queue if each != at)
+            holder = NO_CLIENT if store.holder == at else store.holder
+            yield world.put(at, done, store._replace(queue=queue, holder=holder))
         else:
             yield from self._release(world.put(at, done), at, store)
 
     def _attempt(self, world: World, at: int, client: Client, store: Store) -> Iterator[World]:
         asked = client._replace(asked=client.sent, phase=IDLE)
-        if store.holder in (at, NOBODY):
-            # Those in front of it, if any, were not refreshed for long, and are skipped.
+        if store.holder in (at, NO_CLIENT):
+            # Waiters before it, if any, were not refreshed in time, and are skipped.
             held = store._replace(end=max(store.end, world.now + TTL))
-            if store.holder == NOBODY:
-                held = self.granted(store._replace(line=()), at, world.now + TTL, world.now)
+            if store.holder == NO_CLIENT:
+                held = self.granted(store._replace(queue=()), at, world.now + TTL, world.now)
             yield self.enters(world.put(at, asked, held), at, held.counter, client.sent + TTL)
             yield world.put(at, asked, held)  # its reply is lost
-        if store.holder != at and (store.holder != NOBODY or store.line[:1] not in ((), (at,))):
-            line = store.line if at in store.line else (*store.line, at)
-            joined = store._replace(line=line)
+        if store.holder != at and (store.holder != NO_CLIENT or store.queue[:1] not in ((), (at,))):
+            queue = store.queue if at in store.queue else (*store.queue, at)
+            joined = store._replace(queue=queue)
             yield world.put(at, asked._replace(phase=WAITING, last=store.counter), joined)
             yield world.put(at, asked, joined)
 
@@ -139,17 +139,17 @@ class Rules:
             yield world._replace(store=store)
             return
         refused = world
-        free = store._replace(holder=NOBODY)
-        if store.line:
-            first = store.line[0]
-            handed = self.granted(free, first, world.now + HANDED, world.now)
-            heir = world.clients[first]
-            told = heir._replace(inbox=(*heir.inbox, handed.counter))
-            yield world.put(first, told, handed)
+        free = store._replace(holder=NO_CLIENT)
+        if store.queue:
+            first = store.queue[0]
+            direct = self.granted(free, first, world.now + DIRECT_TICKS, world.now)
+            waiter = world.clients[first]
+            woken = waiter._replace(inbox=(*waiter.inbox, direct.counter))
+            yield world.put(first, woken, direct)
             if self.told_if_refused():
-                refused = world.put(first, told)
-            unheard = Store(NOBODY, 0, handed.counter, store.line[1:])
-            yield world._replace(store=unheard if self.takes_back() else handed)
+                refused = world.put(first, woken)
+            undelivered = Store(NO_CLIENT, 0, direct.counter, store.queue[1:])
+            yield world._replace(store=undelivered if self.takes_back() else direct)
         else:
             yield world._replace(store=free)
         yield refused
@@ -157,7 +157,7 @@ class Rules:
     # ---- the clients
 
     def enters(self, world: World, at: int, token: int, certain: int) -> World:
-        """A block is entered, unless its time is over already."""
+        """Enters a hold, unless its time is over already."""
         client = world.clients[at]
         if certain <= world.now:
             return world.put(at, client._replace(phase=IDLE))
@@ -167,18 +167,18 @@ class Rules:
         return world.put(at, entered)._replace(granted=token)
 
     def hears(self, world: World, at: int) -> Iterator[World]:
-        """One that waits hears of one of the wake-ups that are under way to it."""
+        """A waiter receives one of the wake-ups in flight to it."""
         client = world.clients[at]
         for index, token in enumerate(client.inbox):
             rest = client._replace(inbox=client.inbox[:index] + client.inbox[index + 1 :])
             if self.believes(client, token):
-                certain = self.certain_from(client, world.now) + HANDED
+                certain = self.certain_from(client, world.now) + DIRECT_TICKS
                 yield self.enters(world.put(at, rest), at, token, certain)
             else:
                 yield world.put(at, rest._replace(phase=IDLE))
 
     def acts(self, world: World, at: int) -> Iterator[World]:
-        """What a client may do next."""
+        """All next steps of a client."""
         client, now = world.clients[at], world.now
         if client.request != NOTHING:
             yield from self.lands(world, at)
@@ -201,19 +201,19 @@ class Rules:
 
 
 def judge(world: World) -> None:
-    """What must be so at every moment."""
+    """Raises ``Wrong`` if an invariant is broken."""
     sure = [c for c in world.clients if c.phase == HOLDING and c.certain > world.now]
     if len(sure) > 1:
         raise Wrong(f"two hold at once: {world}")
     store = world.store
-    if store.holder != NOBODY and store.end > world.now:
+    if store.holder != NO_CLIENT and store.end > world.now:
         holder = world.clients[store.holder]
         if holder.phase == WAITING and store.counter not in holder.inbox:
             raise Wrong(f"a grant that nobody hears of is kept: {world}")
 
 
 def check(rules: Rules) -> int:
-    """Walks through every schedule; answers how many states there are."""
+    """Visits every schedule. Returns the number of states."""
     held = Client(HOLDING, certain=TTL, sent=0)
     first = World(0, Store(0, TTL, 1), (held, Client(), Client()), 1)
     seen, todo = {first}, [first]
@@ -227,7 +227,7 @@ def check(rules: Rules) -> int:
     return len(seen)
 
 
-def test_no_schedule_lets_two_hold() -> None:
+def test_no_schedule_has_two_holders() -> None:
     assert check(Rules()) > 10_000
 
 

@@ -1,4 +1,4 @@
-"""Redis by other ways than one plain server: TLS, sockets, users, clients, Sentinel, Cluster."""
+"""Redis other than one plain server: TLS, sockets, users, user clients, Sentinel, Cluster."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
 from servers.registry import Servers
-from stores.redis.bench import Slot, blocking_and_asyncio, client_peer, over, replicated
+from stores.redis.helpers import Slot, blocking_and_asyncio, client_peer, over, replicated
 
 T = TypeVar("T")
 
 
 async def _everything(bench: Bench) -> None:
-    """Every script once, and a wake-up between two peers."""
+    """Runs every script once, and wakes a waiter of another peer."""
     ours, theirs = bench.peer(), bench.peer()
     await _hand_over(bench, ours, theirs)
     reader = await ours.take(bench.claim("rw", Mode.SHARED))
@@ -84,7 +84,7 @@ def test_tls_refuses_a_certificate_that_it_cannot_verify(
 
 
 @blocking_and_asyncio
-def test_a_wrong_password_is_told_without_it(servers: Servers, flavour: Flavour) -> None:
+def test_a_wrong_password_is_not_in_the_error(servers: Servers, flavour: Flavour) -> None:
     server = servers.of(RedisServer, password="right")
 
     async def body(bench: Bench) -> None:
@@ -184,7 +184,7 @@ def test_sentinel(servers: Servers, flavour: Flavour) -> None:
 
 
 async def _persistently(work: Callable[[], Awaitable[T]]) -> T:
-    """Tries again as the core does, while a failover is under way."""
+    """Retries during a failover, as the core does."""
     deadline = now() + 30.0
     while True:
         try:
@@ -195,7 +195,7 @@ async def _persistently(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _get_with_re_checks(peer: Peer, claim: Claim) -> Grant:
-    """As the core waits: a source of wake-ups that went dark costs a delay, never a hang."""
+    """Waits as the core does: a broken subscription costs a delay, never a hang."""
     while True:
         answer = await _persistently(lambda: peer.attempt(claim))
         if isinstance(answer, Grant):
@@ -207,7 +207,7 @@ async def _get_with_re_checks(peer: Peer, claim: Claim) -> Grant:
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 @blocking_and_asyncio
 def test_a_failover_during_a_hold_and_a_wait(flavour: Flavour, fault: str) -> None:
-    """The hold and the line are on the replica; the wake-up connection moves with the master."""
+    """The replica has the hold and the queue; the subscription follows the master."""
     with SentinelTrio() as trio:
 
         async def body(bench: Bench) -> None:
@@ -223,7 +223,7 @@ def test_a_failover_during_a_hold_and_a_wait(flavour: Flavour, fault: str) -> No
             renewed = await _persistently(lambda: ours.renew([grant]))
             assert renewed == ({}, {}, frozenset(), None)
             assert trio.current_master() is not old
-            # It wakes early, finds the new master and listens there before the release.
+            # The waiter returns early, finds the new master and subscribes there in time.
             await _persistently(lambda: bench.in_line(ours, "name", 1))
             assert await _persistently(lambda: ours.release(grant)) is True
             assert (await getting).token > grant.token
@@ -237,9 +237,7 @@ def test_cluster(servers: Servers, flavour: Flavour) -> None:
 
 
 @blocking_and_asyncio
-def test_a_cluster_is_rearranged_during_a_hold_and_a_wait(
-    servers: Servers, flavour: Flavour
-) -> None:
+def test_a_slot_is_moved_during_a_hold_and_a_wait(servers: Servers, flavour: Flavour) -> None:
     cluster = servers.of(RedisCluster)
 
     async def body(bench: Bench) -> None:
@@ -250,7 +248,7 @@ def test_a_cluster_is_rearranged_during_a_hold_and_a_wait(
         slot = Slot(cluster, f"{bench.namespace}:{{name}}")
         slot.begin()
         assert (await ours.renew([grant])).lost == {}
-        slot.move()  # the old owner sends everybody on, and the new one wants to be asked
+        slot.move()  # the old owner replies ASK, and the new owner requires ASKING
         assert (await ours.renew([grant])) == ({}, {}, frozenset(), None)
         assert isinstance(await ours.attempt(bench.claim(), join=False), Busy)
         slot.end()
@@ -264,7 +262,7 @@ def test_a_cluster_is_rearranged_during_a_hold_and_a_wait(
 @pytest.mark.faults
 @blocking_and_asyncio
 def test_a_node_of_a_cluster_is_gone_for_good(flavour: Flavour) -> None:
-    """Its replica takes its slots over; clients that knew the old owner find the new one."""
+    """Its replica takes over its slots; clients that knew the old owner find the new one."""
     with RedisCluster(replicas=1, timeout_ms=1000) as cluster:
 
         async def body(bench: Bench) -> None:
@@ -300,6 +298,6 @@ async def _sure_renewal(peer: Peer, grant: Grant) -> bool:
         ("unix://?db=0", "path of a socket"),
     ],
 )
-def test_what_cannot_be_is_refused_without_a_server(url: str, message: str) -> None:
+def test_invalid_options_are_refused_without_a_server(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_store(url, Settings())

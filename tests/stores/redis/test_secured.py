@@ -17,16 +17,16 @@ from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
 from servers.registry import Servers
 from servers.resp import RedisError
-from stores.redis.bench import blocking_and_asyncio, clients, listening, until
+from stores.redis.helpers import blocking_and_asyncio, clients, listening, until
 
 PASSWORD, OF_SENTINELS = "p@ss/w:rd", "an&ther"
 TTL = 300.0
-"""Much longer than a test: whoever waits for a hold to end is woken, or waits in vain."""
+"""Much longer than a test: a waiter acquires only if it is woken."""
 Store = Callable[[Servers], Any]
 
 
 def sentinel(servers: Servers) -> SentinelTrio:
-    """Master and sentinels have passwords of their own."""
+    """Master and sentinels have different passwords."""
     return servers.of(SentinelTrio, tls=True, password=PASSWORD, sentinel_password=OF_SENTINELS)
 
 
@@ -35,21 +35,21 @@ def cluster(servers: Servers) -> RedisCluster:
 
 
 def _somebody_listens(store: Any, namespace: str) -> bool:
-    """In line for the name, and where a release can reach it."""
+    """True if a waiter is in the queue of the name and can be woken."""
     for node in store.nodes:
-        with suppress(RedisError):  # a sentinel, or a node that has other slots
+        with suppress(RedisError):  # a sentinel, or a node that owns other slots
             if isinstance(node, RedisServer) and listening(node, namespace):
                 return True
     return False
 
 
-# A trio takes a while to find together.
+# Three sentinels need some time to find each other.
 SLOW_SENTINEL = pytest.param(sentinel, marks=pytest.mark.faults)
 
 
 @pytest.fixture
 def only_woken(no_recheck: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does the renewer look after those who wait: that wakes them, too."""
+    """The renewer does not refresh waiters either: that would wake them, too."""
     monkeypatch.setattr(renewer, "REFRESH_SECONDS", TTL)
 
 
@@ -79,7 +79,7 @@ NOT_TRUSTED, NOT_LET_IN = "certificate verify failed", "invalid username-passwor
 
 
 @pytest.mark.parametrize(
-    ("store_of", "word", "instead", "told"),
+    ("store_of", "word", "instead", "message"),
     [
         (sentinel, "ssl_ca_certs", "client_name", NOT_TRUSTED),
         (sentinel, "p%40ss", "gu3ss", NOT_LET_IN),
@@ -91,15 +91,15 @@ NOT_TRUSTED, NOT_LET_IN = "certificate verify failed", "invalid username-passwor
 )
 @pytest.mark.faults
 @blocking_and_asyncio
-def test_what_is_wrong_is_told_without_secrets(
-    servers: Servers, flavour: Flavour, store_of: Store, word: str, instead: str, told: str
+def test_errors_have_no_secrets(
+    servers: Servers, flavour: Flavour, store_of: Store, word: str, instead: str, message: str
 ) -> None:
-    """A store that nobody vouches for, and logins that are wrong or missing."""
+    """An unverified certificate, and wrong or missing logins."""
     url = store_of(servers).url.replace(word, instead)
 
     async def main() -> None:
         async with clients(url, flavour) as (client,):
-            with pytest.raises(BackendUnavailable, match=told) as caught:
+            with pytest.raises(BackendUnavailable, match=message) as caught:
                 await client.lock("name", timeout=0).acquire()
         for secret in ("gu3ss", PASSWORD, OF_SENTINELS):
             assert secret not in str(caught.value)

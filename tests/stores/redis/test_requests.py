@@ -1,4 +1,4 @@
-"""What is peculiar to Redis below the contract: scripts, connections, keys, late requests."""
+"""Details of Redis below the contract: scripts, connections, keys, late requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.registry import Servers
-from stores.redis.bench import (
+from stores.redis.helpers import (
     blocking_and_asyncio,
     channels,
     connections,
@@ -92,10 +92,10 @@ def test_a_lost_reply_gives_the_same_grant(server: RedisServer, flavour: Flavour
 
 
 @blocking_and_asyncio
-def test_an_attempt_that_arrives_after_its_undoing_takes_nothing(
+def test_an_attempt_that_arrives_after_its_abandon_takes_nothing(
     server: RedisServer, flavour: Flavour
 ) -> None:
-    """A request can be overtaken by the abandon that undoes it, on another connection."""
+    """A request can arrive after the abandon that undoes it, over another connection."""
 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
@@ -108,7 +108,7 @@ def test_an_attempt_that_arrives_after_its_undoing_takes_nothing(
         reply = await peer.run(_call(backend, late, key))
         assert reply == [b"gone"]
         assert not (await peer.look("name")).holders
-        # What is sent after the undoing is another matter.
+        # An attempt that is sent after the abandon is granted.
         assert isinstance(await peer.attempt(claim), Grant)
 
     over(server.url, flavour, body)
@@ -129,7 +129,7 @@ def test_a_cancelled_request_leaves_its_connection_usable(server: RedisServer) -
                 claim = bench.claim(f"name-{number}")
                 proxy.hold_replies()
                 asked = asyncio.create_task(peer.attempt(claim))
-                await asyncio.sleep(0)  # it is on its way
+                await asyncio.sleep(0)  # the request is sent
                 asked.cancel()
                 undone = asyncio.create_task(peer.abandon(claim))
                 await asyncio.wait([asked])
@@ -145,7 +145,7 @@ def test_a_cancelled_request_leaves_its_connection_usable(server: RedisServer) -
 
 
 @blocking_and_asyncio
-def test_a_silent_server_is_given_up_in_time(server: RedisServer, flavour: Flavour) -> None:
+def test_a_silent_server_is_an_error_in_time(server: RedisServer, flavour: Flavour) -> None:
     proxy = Proxy(server)
     try:
 
@@ -177,7 +177,7 @@ async def _hurried(backend: Any, grant: Grant) -> None:
 
 
 @blocking_and_asyncio
-def test_every_key_runs_out_in_the_end(server: RedisServer, flavour: Flavour) -> None:
+def test_every_key_expires(server: RedisServer, flavour: Flavour) -> None:
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(), bench.peer()
         grant = await ours.take(bench.claim())
@@ -232,18 +232,20 @@ def test_owners_are_never_published(server: RedisServer, flavour: Flavour) -> No
         await until(lambda: listening(server, bench.namespace) == 1)
         await ours.release(grant)
         await getting
-        heard = [message for message in wakeups._connection.messages() if message[0] == b"pmessage"]
+        published = [
+            message for message in wakeups._connection.messages() if message[0] == b"pmessage"
+        ]
         wakeups.close()
         await listener.close()
-        assert len(heard) == 1
-        assert not any(claim.owner.encode() in part for part in heard[0])
+        assert len(published) == 1
+        assert not any(claim.owner.encode() in part for part in published[0])
 
     over(server.url, flavour, body)
 
 
 @blocking_and_asyncio
 def test_a_dead_waiter_is_skipped_at_once(server: RedisServer, flavour: Flavour) -> None:
-    """Nobody hears its wake-up, so the name is reserved for the next, without a grace."""
+    """Its channel has no subscriber, so the lock is reserved for the next waiter at once."""
 
     async def body(bench: Bench) -> None:
         ours, dying, theirs = bench.peer(), bench.peer(), bench.peer()
@@ -258,7 +260,7 @@ def test_a_dead_waiter_is_skipped_at_once(server: RedisServer, flavour: Flavour)
         await until(lambda: len(channels(server, bench.namespace)) == 1)
         await ours.release(grant)
         granted = await second
-        assert granted.token - grant.token < 1_000_000, "it waited for somebody dead"
+        assert granted.token - grant.token < 1_000_000, "the lock was reserved for the dead waiter"
         assert not (await ours.look("name")).waiters
 
     over(server.url, flavour, body)
@@ -315,12 +317,12 @@ def test_a_counter_survives_a_clock_that_went_back(server: RedisServer, flavour:
     over(server.url, flavour, body)
 
 
-def test_a_full_line_says_so(server: RedisServer) -> None:
+def test_a_full_queue_is_reported(server: RedisServer) -> None:
     async def body(bench: Bench) -> None:
         peer = bench.peer()
         await peer.take(bench.claim())
-        line = ("w", "10000", "i", "1", "q", "10000")
-        server.ask("HSET", f"{bench.namespace}:{{name}}", *line)
+        queue_fields = ("w", "10000", "i", "1", "q", "10000")
+        server.ask("HSET", f"{bench.namespace}:{{name}}", *queue_fields)
         busy = await peer.attempt(bench.claim())
         assert isinstance(busy, Busy)
         assert "already queued" in busy.reason

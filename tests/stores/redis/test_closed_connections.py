@@ -1,4 +1,4 @@
-"""Servers that close every connection, subscriptions too: asked again, and nothing is lost."""
+"""A server closes every connection and subscription: requests are sent again, no hold is lost."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
 from servers.registry import Servers
-from stores.redis.bench import blocking_and_asyncio, channels, over, until
+from stores.redis.helpers import blocking_and_asyncio, channels, over, until
 
 pytestmark = pytest.mark.faults
 
 
 class Store(NamedTuple):
-    """A URL, and the servers behind it that clients ask."""
+    """A URL, and the servers that clients connect to."""
 
     url: str
     nodes: Sequence[RedisServer]
@@ -32,7 +32,7 @@ class Store(NamedTuple):
             for kind in ("normal", "pubsub"):
                 node.ask("CLIENT", "KILL", "TYPE", kind)
 
-    def listened_to(self, bench: Bench) -> bool:
+    def has_subscriber(self, bench: Bench) -> bool:
         return any(channels(node, bench.namespace) for node in self.nodes)
 
 
@@ -49,8 +49,8 @@ def _alone(servers: Servers) -> Store:
 
 
 def _sentinel(servers: Servers) -> Store:
-    # The sentinels' own connections are killed too, and they take their time to come back: that
-    # is no reason for them to look for another master.
+    # The connections of the sentinels are killed too, and they take time to reconnect: with a long
+    # down time, they do not elect another master for that reason.
     trio = servers.of(SentinelTrio, down_ms=60_000)
     return Store(trio.url, [trio.current_master()])
 
@@ -77,8 +77,8 @@ STORES: dict[str, Callable[[Servers], Store]] = {
 
 @pytest.mark.parametrize("kind", STORES)
 @blocking_and_asyncio
-def test_killed_connections_cost_no_hold(servers: Servers, kind: str, flavour: Flavour) -> None:
-    """One client holds and another waits: the hold goes on, and so does the wait, which only a
+def test_closed_connections_cost_no_hold(servers: Servers, kind: str, flavour: Flavour) -> None:
+    """One client holds and another waits: the hold survives, and so does the wait, which only a
     wake-up can end."""
     store = STORES[kind](servers)
 
@@ -86,11 +86,11 @@ def test_killed_connections_cost_no_hold(servers: Servers, kind: str, flavour: F
         ours, theirs = bench.peer(), bench.peer()
         grant = await ours.take(bench.claim())
         waiting = asyncio.create_task(theirs.get(bench.claim(), 30.0))
-        await until(lambda: store.listened_to(bench))
+        await until(lambda: store.has_subscriber(bench))
         store.kill_connections()
         renewed = await ours.renew([grant])
         assert (renewed.lost, renewed.unknown) == ({}, {})
-        await until(lambda: store.listened_to(bench))
+        await until(lambda: store.has_subscriber(bench))
         store.kill_connections()
         assert await ours.release(grant) is True
         assert (await waiting).token > grant.token

@@ -1,4 +1,4 @@
-"""A hold that comes with the wake-up: who may rely on it, and for how long."""
+"""Direct grants: a hold that arrives with the wake-up, when it is valid, and for how long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.url import open_store
 from servers.process import wait_until
 from servers.redis import RedisServer
 from servers.registry import Servers
-from stores.redis.bench import blocking_and_asyncio, channels, listening, over, scripts_run
+from stores.redis.helpers import blocking_and_asyncio, channels, listening, over, scripts_run
 
 SECONDS = 30.0
 
@@ -28,21 +28,21 @@ def server(servers: Servers) -> RedisServer:
 
 
 async def _one_holds_one_waits(bench: Bench) -> tuple[Peer, Grant, Peer, Claim, Busy]:
-    """Each in a client of its own."""
+    """Holder and waiter, each in a client of its own."""
     ours, theirs = bench.peer(), bench.peer()
     grant = await ours.take(bench.claim())
     claim = bench.claim()
-    return ours, grant, theirs, claim, await _stand_in_line(theirs, claim)
+    return ours, grant, theirs, claim, await _join_queue(theirs, claim)
 
 
-async def _stand_in_line(peer: Peer, claim: Claim) -> Busy:
-    """Where it can be woken: the first wait only begins to listen."""
+async def _join_queue(peer: Peer, claim: Claim) -> Busy:
+    """Joins the queue with a channel: the first wait only subscribes."""
     await peer.wait(claim, await peer.queue(claim), now())
     return await peer.queue(claim)
 
 
 @blocking_and_asyncio
-def test_a_hand_over_is_one_request(server: RedisServer, flavour: Flavour) -> None:
+def test_a_direct_grant_is_one_request(server: RedisServer, flavour: Flavour) -> None:
     async def body(bench: Bench) -> None:
         warm = bench.peer()
         await warm.release(await warm.take(bench.claim()))  # the server knows the scripts
@@ -63,15 +63,15 @@ def test_a_hand_over_is_one_request(server: RedisServer, flavour: Flavour) -> No
 
 
 @blocking_and_asyncio
-def test_a_line_is_handed_down(server: RedisServer, flavour: Flavour) -> None:
-    """Each in turn, and the line is empty in the end."""
+def test_a_queue_is_granted_in_order(server: RedisServer, flavour: Flavour) -> None:
+    """The waiters are granted in order, and the queue is empty at the end."""
 
     async def body(bench: Bench) -> None:
         peers = [bench.peer() for _ in range(5)]
         grant = await peers[0].take(bench.claim())
         claims = [bench.claim() for _ in peers[1:]]
         answers = [
-            await _stand_in_line(peer, claim) for peer, claim in zip(peers[1:], claims, strict=True)
+            await _join_queue(peer, claim) for peer, claim in zip(peers[1:], claims, strict=True)
         ]
         giver = peers[0]
         for peer, claim, busy in zip(peers[1:], claims, answers, strict=True):
@@ -89,8 +89,10 @@ def test_a_line_is_handed_down(server: RedisServer, flavour: Flavour) -> None:
 
 
 @blocking_and_asyncio
-def test_a_turn_ends_although_its_connection_is_gone(server: RedisServer, flavour: Flavour) -> None:
-    """The reply to its release comes behind the next one's wake-up, or not at all."""
+def test_a_release_is_done_although_its_connection_is_closed(
+    server: RedisServer, flavour: Flavour
+) -> None:
+    """The reply to its release arrives after the wake-up of the next waiter, or not at all."""
 
     async def body(bench: Bench) -> None:
         ours, grant, theirs, claim, busy = await _one_holds_one_waits(bench)
@@ -98,19 +100,21 @@ def test_a_turn_ends_although_its_connection_is_gone(server: RedisServer, flavou
         brought = await theirs.wait(claim, busy, now() + SECONDS)
         assert brought is not None
         again = bench.claim()
-        busy = await _stand_in_line(ours, again)
+        busy = await _join_queue(ours, again)
         server.ask("CLIENT", "KILL", "TYPE", "normal")
         assert await theirs.release(brought) is True
-        handed = await ours.wait(again, busy, now() + SECONDS)
-        assert handed is not None
-        assert [each.token for each in (await theirs.look("name")).holders] == [handed.token]
+        direct = await ours.wait(again, busy, now() + SECONDS)
+        assert direct is not None
+        assert [each.token for each in (await theirs.look("name")).holders] == [direct.token]
 
     over(server.url, flavour, body)
 
 
 @blocking_and_asyncio
-def test_a_ring_from_before_the_attempt_is_no_grant(server: RedisServer, flavour: Flavour) -> None:
-    """It may tell of a turn that was missed: that hold is over, or not its any more."""
+def test_a_wake_up_from_before_the_attempt_is_no_grant(
+    server: RedisServer, flavour: Flavour
+) -> None:
+    """It may be about an earlier grant that was missed: that hold has ended, or changed owner."""
 
     async def body(bench: Bench) -> None:
         _, grant, theirs, claim, busy = await _one_holds_one_waits(bench)
@@ -122,14 +126,14 @@ def test_a_ring_from_before_the_attempt_is_no_grant(server: RedisServer, flavour
 
 
 @blocking_and_asyncio
-def test_who_does_not_come_for_its_turn_misses_it(server: RedisServer, flavour: Flavour) -> None:
-    """It listens, so it was granted; but it neither renews the hold nor asks for it."""
+def test_a_direct_grant_that_is_not_taken_ends(server: RedisServer, flavour: Flavour) -> None:
+    """Its client is subscribed, so it was granted; but it neither renews the hold nor attempts."""
 
     async def body(bench: Bench) -> None:
         ours, frozen, theirs = bench.peer(), bench.peer(), bench.peer()
         grant = await ours.take(bench.claim())
-        first = bench.claim(ttl=2.0)  # else it would be HANDED_SECONDS
-        busy = await _stand_in_line(frozen, first)
+        first = bench.claim(ttl=2.0)  # otherwise it would be DIRECT_GRANT_SECONDS
+        busy = await _join_queue(frozen, first)
         second = bench.claim()
         await theirs.queue(second)
         assert await ours.release(grant)
@@ -145,10 +149,10 @@ def test_who_does_not_come_for_its_turn_misses_it(server: RedisServer, flavour: 
 
 @blocking_and_asyncio
 @pytest.mark.parametrize("option", ["interop=redis-py", "replicas=1", "loss_protection=on"])
-def test_nobody_is_granted_whose_own_options_forbid_it(
+def test_no_direct_grant_if_the_waiter_s_options_forbid_it(
     server: RedisServer, flavour: Flavour, option: str
 ) -> None:
-    """Such a waiter has more to do for a grant than the release of a plain client does."""
+    """A grant of such a waiter needs more than the release of a plain client does."""
 
     async def body(bench: Bench) -> None:
         ours = bench.peer()
@@ -157,7 +161,7 @@ def test_nobody_is_granted_whose_own_options_forbid_it(
         try:
             grant = await ours.take(bench.claim())
             claim = bench.claim()
-            busy = await _stand_in_line(theirs, claim)
+            busy = await _join_queue(theirs, claim)
             assert await ours.release(grant)
             assert await theirs.wait(claim, busy, now() + SECONDS) is None
             assert not (await ours.look("name")).holders
@@ -173,8 +177,8 @@ def _left(locks: holdfast.Locks) -> float:
 
 
 @pytest.mark.parametrize("renew", [True, False])
-def test_a_turn_lasts_as_long_as_any_hold(server: RedisServer, namespace: str, renew: bool) -> None:
-    """The renewer renews it at once; where nothing is renewed, its waiter asks for the ttl."""
+def test_a_direct_grant_gets_its_full_ttl(server: RedisServer, namespace: str, renew: bool) -> None:
+    """The renewer renews it at once; without renewal, the waiter attempts, to get its full ttl."""
     with (
         holdfast.connect(server.url, namespace=namespace) as ours,
         holdfast.connect(server.url, namespace=namespace) as theirs,

@@ -1,4 +1,4 @@
-"""Sixteen processes and one lock, ten seconds: nobody overlaps, tokens grow, turns are fair."""
+"""Sixteen processes contend for one lock for ten seconds: no overlap, growing tokens, fairness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scale.crowd import contend
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer
 from servers.registry import Servers
-from stores.redis.bench import blocking_and_asyncio
+from stores.redis.helpers import blocking_and_asyncio
 
 pytestmark = pytest.mark.faults
 
@@ -35,8 +35,10 @@ def _tokens(holds: list[Hold]) -> list[int]:
 
 
 @blocking_and_asyncio
-def test_sixteen_processes_take_turns(servers: Servers, tmp_path: Path, flavour: Flavour) -> None:
-    """First come, first served, also on a machine that is overloaded."""
+def test_sixteen_processes_are_served_in_order(
+    servers: Servers, tmp_path: Path, flavour: Flavour
+) -> None:
+    """In order of arrival, also on an overloaded machine."""
     url = servers.of(RedisServer).url
     holds, processes = asyncio.run(contend(url, flavour, tmp_path / "history"))
     assert faults(holds) == []
@@ -47,7 +49,7 @@ def test_sixteen_processes_take_turns(servers: Servers, tmp_path: Path, flavour:
 
 @blocking_and_asyncio
 def test_sixteen_processes_on_a_majority(masters: str, tmp_path: Path, flavour: Flavour) -> None:
-    """Without a line, all are served all the same."""
+    """Redlock has no queue, but every process is served."""
     holds, processes = asyncio.run(contend(masters, flavour, tmp_path / "history"))
     assert faults(holds) == []
     assert _tokens(holds) == sorted(set(_tokens(holds)))

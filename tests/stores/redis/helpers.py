@@ -1,4 +1,4 @@
-"""A contract bench over any Redis URL, in either world, and a look into the server."""
+"""Helpers: a contract bench over any Redis URL, blocking or asyncio, and a server's state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ __all__ = [
     "over",
     "replicated",
     "scripts_run",
-    "somebody_rests",
     "swallow_messages",
     "until",
+    "waiter_sleeps",
 ]
 
 LONGEST_SECONDS = 60.0
@@ -47,7 +47,7 @@ blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
 
 
 class UrlHarness(Harness):
-    """A store that a test has started itself."""
+    """A harness for servers that the test has started."""
 
     name = "redis"
 
@@ -80,7 +80,7 @@ def over(
 async def clients(
     url: str, flavour: Flavour, count: int = 1, **options: Any
 ) -> AsyncIterator[list[Any]]:
-    """Clients to one store, with the words of the asyncio ones; closed at the end."""
+    """Clients of one store, with the asyncio interface in both flavours; closed at the end."""
     workers = Workers()
     opened = [open_client(url, flavour, workers.run, **options) for _ in range(count)]
     try:
@@ -108,7 +108,7 @@ def keys(server: RedisServer, namespace: str) -> list[str]:
 
 
 def connections(server: RedisServer) -> int:
-    """How many clients are connected, the asking one aside."""
+    """The number of connected clients, without the connection of this request."""
     return len(str(server.ask("CLIENT", "LIST")).splitlines()) - 1
 
 
@@ -121,8 +121,8 @@ def scripts_run(server: RedisServer) -> int:
     )
 
 
-def somebody_rests(server: RedisServer) -> bool:
-    """Whether somebody listens there, and nothing has been asked for a while."""
+def waiter_sleeps(server: RedisServer) -> bool:
+    """True if a client is subscribed, and no script has run for 0.3 s."""
     before = scripts_run(server)
     time.sleep(0.3)
     listening = server.ask("CLIENT", "LIST", "TYPE", "pubsub")
@@ -130,32 +130,32 @@ def somebody_rests(server: RedisServer) -> bool:
 
 
 def channels(server: RedisServer, namespace: str) -> list[str]:
-    """Where somebody listens: one per client, and with Redlock one per name that is waited for."""
+    """The channels with subscribers: one per client; with Redlock, one per name with waiters."""
     found = server.ask("PUBSUB", "CHANNELS", f"{namespace}*:wake:*")
     assert isinstance(found, list)
     return [str(channel) for channel in found]
 
 
 def listening(server: RedisServer, namespace: str, name: str = "name") -> int:
-    """How many of those in line said where they listen."""
+    """The number of queue entries that name a channel."""
     entries = server.ask("HVALS", f"{namespace}:{{{name}}}")
     assert isinstance(entries, list)
     return sum(":wake:" in str(entry) for entry in entries)
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Returns once it is true; a server that does not answer says no."""
+    """Returns once ``true()`` is true. A server that does not answer counts as false."""
     deadline = now() + READY_SECONDS
     while True:
         with suppress(OSError):
             if true():
                 return
-        assert now() < deadline, "it did not come to pass"
+        assert now() < deadline, "the condition did not become true in time"
         await asyncio.sleep(0.01)
 
 
 async def replicated(server: RedisServer) -> None:
-    """Returns once a replica has all that the server has."""
+    """Returns once a replica has all writes of the server."""
 
     def followed() -> bool:
         lines = str(server.ask("INFO", "replication")).splitlines()
@@ -167,7 +167,7 @@ async def replicated(server: RedisServer) -> None:
 
 
 def cut_off(master: RedisServer) -> None:
-    """From here on no replica hears of anything; the master goes on as before."""
+    """Stops replication: replicas get no further writes; the master goes on as before."""
     master.ask("ACL", "SETUSER", "default", "-psync", "-sync")
     master.ask("CLIENT", "KILL", "TYPE", "replica")
 
@@ -193,7 +193,7 @@ class Slot:
         self.source.ask("CLUSTER", "SETSLOT", self.number, "MIGRATING", self.target.id)
 
     def move(self, *keys: str) -> None:
-        """Moves these keys, or all that are left."""
+        """Moves these keys, or all remaining ones."""
         for key in keys or self._keys(self.source):
             target = (self.target.host, str(self.target.port), key, "0", "5000")
             assert self.source.ask("MIGRATE", *target) == "OK"
@@ -204,15 +204,15 @@ class Slot:
 
 
 def swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of this process subscribe, and hear nothing that is published."""
+    """Clients of this process subscribe, and drop all messages."""
 
     def read_nothing(subscription: BlockingSubscription) -> list[str]:
         subscription._connection.messages()
         return []
 
-    def hear_nothing(subscription: AsyncSubscription, reply: object) -> None:
+    def drop_message(subscription: AsyncSubscription, reply: object) -> None:
         if not subscription._subscribed.done():
             subscription._subscribed.set_result(reply)
 
     monkeypatch.setattr(BlockingSubscription, "read", read_nothing)
-    monkeypatch.setattr(AsyncSubscription, "_received", hear_nothing)
+    monkeypatch.setattr(AsyncSubscription, "_received", drop_message)

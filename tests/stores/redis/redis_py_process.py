@@ -1,6 +1,6 @@
-"""Old code: takes and gives back one of redis-py's own locks, and notes when it held it.
+"""A process that uses redis-py's own Lock: acquires and releases it, and records its holds.
 
-It goes on until a file says that it is enough."""
+It ends when the file ``enough`` exists."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from holdfast.testing.history import Recorder
 
 TTL_SECONDS = 30.0
 SLEEP_SECONDS = 0.005
-"""Old code has no place in line: who comes seldom hardly finds a busy name free."""
+"""redis-py's Lock has no queue: with a long polling interval it rarely finds a busy name free."""
 PAUSE_SECONDS = 0.03
-"""Nor has it any manners: who comes again at once leaves nothing to the others."""
+"""Without this pause, the process would acquire again at once and starve the others."""
 
 
 def main(url: str, name: str, history: str, enough: str) -> None:
@@ -31,7 +31,7 @@ def main(url: str, name: str, history: str, enough: str) -> None:
                 return
             recorder.asked(str(attempt), name)
             with lock:
-                # It has no tokens: the server's time stands for one, as Holdfast counts in it.
+                # redis-py's Lock has no tokens: the server's time serves as one.
                 seconds, micros = client.time()
                 recorder.held(str(attempt), seconds * 1_000_000 + micros, TTL_SECONDS)
                 time.sleep(0.001)

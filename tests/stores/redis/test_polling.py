@@ -1,4 +1,4 @@
-"""Wake-ups that never arrive: behind every notification stands a look of the waiter's own."""
+"""Lost wake-ups: a waiter also polls, so it acquires the lock without a message."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from servers.ensemble import Ensemble
 from servers.process import wait_until
 from servers.redis import RedisServer
 from servers.registry import Servers
-from stores.redis.bench import over, somebody_rests, swallow_messages
+from stores.redis.helpers import over, swallow_messages, waiter_sleeps
 
 
 @pytest.fixture(params=["redis", "redlock"])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """Servers whose messages are heard by nobody."""
+    """Servers whose messages are dropped by the clients."""
     _swallow_messages(monkeypatch)
     monkeypatch.setattr("holdfast.core.acquire.RECHECK_SECONDS", (1.0, 1.5))
     with Store(request.param, 3 if request.param == "redlock" else 1) as store:
@@ -47,22 +47,22 @@ class Store(Ensemble[RedisServer]):
             mark_as_new(self.url)
 
     def wait_for_waiter(self) -> None:
-        """Returns when somebody listens and rests."""
-        wait_until("the waiter", partial(somebody_rests, self.nodes[0]))
+        """Returns when the waiter is subscribed and sends nothing."""
+        wait_until("the waiter", partial(waiter_sleeps, self.nodes[0]))
 
 
 def _swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     read_message = Listeners.read_message
 
-    def hear_subscriptions(listeners: Listeners, message: list[bytes]) -> list[str]:
+    def drop_messages(listeners: Listeners, message: list[bytes]) -> list[str]:
         return [] if message[0] == b"message" else read_message(listeners, message)
 
     swallow_messages(monkeypatch)
-    monkeypatch.setattr(Listeners, "read_message", hear_subscriptions)
+    monkeypatch.setattr(Listeners, "read_message", drop_messages)
 
 
-def test_a_deaf_waiter_finds_out(store: Store) -> None:
-    """The release is not told, and the ttl is far away."""
+def test_a_waiter_without_messages_polls(store: Store) -> None:
+    """The message of the release is dropped, and the ttl is long."""
     with (
         holdfast.connect(store.url, ttl=60) as ours,
         holdfast.connect(store.url, ttl=60) as theirs,
@@ -79,7 +79,7 @@ def test_a_deaf_waiter_finds_out(store: Store) -> None:
         assert waiting.result(40) > held.token
 
 
-def test_a_deaf_waiter_finds_out_async(store: Store) -> None:
+def test_a_waiter_without_messages_polls_async(store: Store) -> None:
     """The same through the asyncio client."""
 
     async def main() -> None:
@@ -101,9 +101,9 @@ def test_a_deaf_waiter_finds_out_async(store: Store) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_a_new_subscription_leaves_nobody_behind(servers: Servers, late: bool) -> None:
-    """One is about to wait as the subscription that would have told it is replaced by another,
-    before or after it has sat down: what was told in between it must see for itself."""
+def test_a_replaced_subscription_ends_the_wait(servers: Servers, late: bool) -> None:
+    """The subscription is replaced just before or just after the waiter starts to wait: messages in
+    between are lost, so the waiter must return and attempt again."""
     server = servers.of(RedisServer)
 
     async def body(bench: Bench) -> None:
@@ -112,7 +112,7 @@ def test_a_new_subscription_leaves_nobody_behind(servers: Servers, late: bool) -
         wakeups, subscribe = backend._wakeups, backend._route.subscription
         await peer.take(bench.claim())
         claim = bench.claim()
-        await peer.wait(claim, await peer.queue(claim), now())  # begins to listen
+        await peer.wait(claim, await peer.queue(claim), now())  # subscribes
         busy = await peer.queue(claim)
         hub = wakeups._hub
         wait = hub.wait

@@ -1,4 +1,5 @@
-"""Who waits a second for a lock does not wait longer for a store that hangs, by whatever way."""
+"""A store that hangs: an acquire with a timeout of one second ends in about that time, on every
+kind of deployment."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from servers.redis_sentinel import SentinelTrio
 from stores.signals import signals
 
 LESS_THAN_A_REQUEST_SECONDS = 4.0
-"""A request may take five. What the machine stood still is not counted."""
+"""A request may take five seconds. Time in which the machine stood still is not counted."""
 
 SEVERAL_REQUESTS_SECONDS = 20.0
 
@@ -85,8 +86,8 @@ def store(running: Store) -> Iterator[Store]:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_hanging_store_is_given_up_with_the_timeout(store: Store, warm: bool) -> None:
-    """Over connections that are open, and over those that would have to be opened."""
+def test_an_acquire_ends_with_its_timeout(store: Store, warm: bool) -> None:
+    """Over open connections, and over connections that must be opened first."""
     with holdfast.connect(store.url) as locks:
         if warm:
             with locks.lock("before"):
@@ -100,8 +101,8 @@ def test_a_hanging_store_is_given_up_with_the_timeout(store: Store, warm: bool) 
     assert took < LESS_THAN_A_REQUEST_SECONDS
 
 
-def test_signals_do_not_stretch_a_request(store: Store) -> None:
-    """Neither one that has a timeout of its own, nor one that may take as long as any."""
+def test_signals_do_not_prolong_a_request(store: Store) -> None:
+    """Neither a request with a deadline of its own, nor one with the usual timeout."""
     with holdfast.connect(store.url, patience=1) as locks:
         lease = locks.lock("held").acquire()
         assert lease is not None
@@ -119,7 +120,7 @@ def test_signals_do_not_stretch_a_request(store: Store) -> None:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_hanging_store_is_given_up_with_the_timeout_async(store: Store, warm: bool) -> None:
+def test_an_acquire_ends_with_its_timeout_async(store: Store, warm: bool) -> None:
     """The same through the asyncio client."""
 
     async def main() -> float:

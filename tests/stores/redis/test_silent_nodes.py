@@ -1,5 +1,5 @@
-"""A node, a sentinel or a master that hangs or is no longer what it was: whoever can do without is
-not held up by it."""
+"""A node, a sentinel or a master that hangs or has changed its role: requests that do not need it
+are not delayed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from servers.redis import RedisServer
 from servers.redis_cluster import RedisCluster
 from servers.redis_sentinel import SentinelTrio
 from stores.client_runner import run_with_clients
-from stores.redis.bench import (
+from stores.redis.helpers import (
     blocking_and_asyncio,
     over,
     replicated,
@@ -36,15 +36,15 @@ from stores.redis.bench import (
 )
 
 LONG_MS = 600_000
-"""A cluster that does not find out by itself that a node hangs."""
+"""The node timeout of a cluster that does not detect by itself that a node hangs."""
 
 
 BODY = "the body of the test"
-"""The name of its task. What it gave up is undone beside it, by other tasks or a thread of the
-client's, and they ask for the way too."""
+"""The name of its task. Other tasks and threads of the client undo abandoned requests in the
+background, and ask for the topology too."""
 
 
-def _by_the_body() -> bool:
+def _is_test_body() -> bool:
     if threading.current_thread() is threading.main_thread():
         task = asyncio.current_task()
         return task is not None and task.get_name() == BODY
@@ -53,29 +53,29 @@ def _by_the_body() -> bool:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[NodeAddress]:
-    """Who was asked for the way by the body of the test."""
+    """The nodes that the body of the test asked for the topology."""
     seen: list[NodeAddress] = []
     for kind in (BlockingConnector, AsyncConnector):
         once: Any = kind.once
 
         async def noted(
-            wire: Any,
+            connector: Any,
             access: Access,
             address: NodeAddress,
             *words: Any,
             once: Any = once,
             **by: Any,
         ) -> Any:
-            if _by_the_body():
+            if _is_test_body():
                 seen.append(address)
-            return await once(wire, access, address, *words, **by)
+            return await once(connector, access, address, *words, **by)
 
         monkeypatch.setattr(kind, "once", noted)
     return seen
 
 
 def _name_on(cluster: RedisCluster, index: int) -> str:
-    """A name whose slot the node has."""
+    """A lock name whose slot the node owns."""
     count = len(cluster.masters)
     slots = range(index * SLOTS // count, (index + 1) * SLOTS // count)
     return next(name for name in map(str, range(SLOTS)) if key_slot(name) in slots)
@@ -86,26 +86,26 @@ def _name_on(cluster: RedisCluster, index: int) -> str:
 def test_a_node_that_hangs_costs_its_own_names_only(
     flavour: Flavour, asked: list[NodeAddress]
 ) -> None:
-    """It is the first that a client would ask for the slots, too."""
+    """It is also the first node that a client would ask for the slots."""
 
     async def body(client: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
         task.set_name(BODY)
-        hung, near, far = (_name_on(cluster, index) for index in range(3))
-        its = await client.lock(hung).acquire()
+        silent, near, far = (_name_on(cluster, index) for index in range(3))
+        its = await client.lock(silent).acquire()
         other = await client.lock(near).acquire()
         node = cluster.masters[0]
         node.pause()
         await until(lambda: bool(its.lost))
         assert other.held
         with pytest.raises(HoldfastError):
-            await client.lock(hung, timeout=1).acquire()
+            await client.lock(silent, timeout=1).acquire()
         asked.clear()
         third = await client.lock(far, timeout=30).acquire()
-        assert not asked  # what is known of the others is as good as before
+        assert not asked  # the known owners of the other slots are still used
         with pytest.raises(HoldfastError):
-            await client.lock(hung, timeout=1).acquire()
+            await client.lock(silent, timeout=1).acquire()
         assert asked
         assert asked[0] != NodeAddress(node.host, node.port)
         node.resume()
@@ -119,7 +119,7 @@ def test_a_node_that_hangs_costs_its_own_names_only(
 @pytest.mark.faults
 @blocking_and_asyncio
 def test_replicas_are_waited_for_where_the_slot_is_now(flavour: Flavour) -> None:
-    """Its master is gone for good, and a replica has taken over."""
+    """The master of the slot is gone, and a replica has taken over."""
 
     async def body(client: Any) -> None:
         before = await client.lock("name", timeout=30).acquire()
@@ -139,7 +139,7 @@ def test_replicas_are_waited_for_where_the_slot_is_now(flavour: Flavour) -> None
 
 @pytest.fixture
 def sentinels() -> Iterator[tuple[str, list[Proxy]]]:
-    """A deployment's URL, by way of proxies before its sentinels."""
+    """The URL of a deployment, with proxies in front of its sentinels."""
     with SentinelTrio(replicas=0) as trio, ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(sentinel)) for sentinel in trio.sentinels]
         hosts = ",".join(f"{proxy.server.host}:{proxy.port}" for proxy in proxies)
@@ -150,29 +150,29 @@ def sentinels() -> Iterator[tuple[str, list[Proxy]]]:
 def test_a_sentinel_that_hangs_leaves_time_for_the_others(
     sentinels: tuple[str, list[Proxy]], flavour: Flavour
 ) -> None:
-    """And is not asked first any more."""
+    """Afterwards it is not asked first."""
     url, proxies = sentinels
 
     async def body(client: Any) -> None:
-        hung, *others = proxies
-        hung.stall()
+        silent, *others = proxies
+        silent.stall()
         for proxy in others:
             proxy.delay(0.02)
         async with client.lock("name", timeout=4):
             pass
-        before = hung.counts.connections
+        before = silent.counts.connections
         client._engine.backend._route.refused()
         async with client.lock("name", timeout=4):
             pass
-        assert hung.counts.connections == before
+        assert silent.counts.connections == before
 
     run_with_clients(flavour, body, url)
 
 
 @blocking_and_asyncio
-def test_behind_one_address_may_be_another_master(flavour: Flavour) -> None:
-    """Connections to the one that was demoted go on; batches, and who waits for replicas, let go
-    of it all the same."""
+def test_an_address_may_lead_to_another_master(flavour: Flavour) -> None:
+    """Connections to the demoted server still work; batches, and requests with ``replicas``, drop
+    them."""
 
     async def body(bench: Bench) -> None:
         ours, theirs = bench.peer(proxied=True), bench.peer(proxied=True)
@@ -196,14 +196,14 @@ def test_behind_one_address_may_be_another_master(flavour: Flavour) -> None:
 
 
 def test_two_threads_may_retire_a_node() -> None:
-    """Both have learned that it has no slots any more."""
+    """Both threads have discovered that the node owns no slots."""
     here, there = NodeAddress("here", 1), NodeAddress("there", 1)
 
     class Pool:
         async def close(self) -> None:
-            route._pools.clear()  # another thread comes in between
+            route._pools.clear()  # another thread is faster
 
-    class Wire:
+    class Connector:
         access = Access(tls=False, options={}, request_seconds=5.0)
 
         def pool(self, *_: object) -> Pool:
@@ -212,7 +212,7 @@ def test_two_threads_may_retire_a_node() -> None:
         async def once(self, *_: object, **__: object) -> list[Any]:
             return [[[0, SLOTS - 1, [b"new", 1]]]]
 
-    route = ClusterRoute(Wire(), [here], None)  # type: ignore[arg-type]
+    route = ClusterRoute(Connector(), [here], None)  # type: ignore[arg-type]
     for address in (here, there):
         route._pool(address)
     assert run_now(route._discover())[0] == NodeAddress("new", 1)

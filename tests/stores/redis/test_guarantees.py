@@ -1,4 +1,4 @@
-"""What a Redis store promises on request: copies on replicas, and no eviction."""
+"""Optional guarantees of a Redis store: grants on replicas, and no eviction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.redis import RedisServer
 from servers.registry import Servers
-from stores.redis.bench import blocking_and_asyncio, over
+from stores.redis.helpers import blocking_and_asyncio, over
 
 
 @blocking_and_asyncio
@@ -22,12 +22,12 @@ def test_a_grant_that_too_few_replicas_have_is_undone(flavour: Flavour) -> None:
 
         async def body(bench: Bench) -> None:
             peer = bench.peer()
-            grant = await peer.get(bench.claim())  # a busy replica may not say so in time
+            grant = await peer.get(bench.claim())  # a busy replica may confirm too late
             assert replica.ask("EXISTS", f"{bench.namespace}:{{name}}") == 1
-            was, handed = await peer.exchange(grant, bench.claim())
+            was, granted = await peer.exchange(grant, bench.claim())
             assert was
-            assert isinstance(handed, Grant)
-            assert await peer.release(handed)
+            assert isinstance(granted, Grant)
+            assert await peer.release(granted)
             replica.pause()
             busy = await peer.attempt(bench.claim())
             assert isinstance(busy, Busy)
@@ -40,7 +40,7 @@ def test_a_grant_that_too_few_replicas_have_is_undone(flavour: Flavour) -> None:
 
 
 @blocking_and_asyncio
-def test_waiting_for_replicas_blocks_nobody_else(flavour: Flavour) -> None:
+def test_waiting_for_replicas_blocks_no_other_request(flavour: Flavour) -> None:
     with RedisServer() as master, RedisServer(replica_of=master) as replica:
         replica.wait_linked()
 
