@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.testing import Flavour
 from holdfast.testing.clients import open_client
 from holdfast.testing.workers import Workers
-from stores.redis.bench import LONGEST_SECONDS
+from stores.redis.helpers import LONGEST_SECONDS
 
 __all__ = ["run_with_clients"]
 

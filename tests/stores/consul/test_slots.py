@@ -17,7 +17,7 @@ from servers.consul import ConsulServer
 from servers.registry import Servers
 from stores.claims import claim_of
 from stores.http_peer import Peer, peers
-from stores.redis.bench import blocking_and_asyncio
+from stores.redis.helpers import blocking_and_asyncio
 
 SOON = 60.0
 

@@ -15,7 +15,7 @@ from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer
-from stores.redis.bench import blocking_and_asyncio, over
+from stores.redis.helpers import blocking_and_asyncio, over
 
 PASSWORD = "p@ss/w:rd"
 QUOTED = "p%40ss%2Fw%3Ard"

@@ -18,7 +18,7 @@ from holdfast.testing.processes import Process
 from servers.process import wait_until
 from servers.redis import RedisServer
 from stores.client_runner import run_with_clients
-from stores.redis.bench import blocking_and_asyncio, until
+from stores.redis.helpers import blocking_and_asyncio, until
 from stores.redlock import helpers
 from stores.redlock.helpers import KEY, Nodes, held_by
 

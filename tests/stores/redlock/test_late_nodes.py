@@ -12,7 +12,7 @@ import pytest
 from holdfast.testing import Flavour
 from servers.process import wait_until
 from stores.client_runner import run_with_clients
-from stores.redis.bench import blocking_and_asyncio, scripts_run, somebody_rests, until
+from stores.redis.helpers import blocking_and_asyncio, scripts_run, somebody_rests, until
 from stores.redlock import helpers
 from stores.redlock.helpers import KEY, Nodes, held_by
 

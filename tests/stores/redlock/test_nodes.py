@@ -17,7 +17,7 @@ from servers.ensemble import Ensemble
 from servers.proxy import Proxy
 from servers.redis import RedisServer
 from stores.client_runner import run_with_clients
-from stores.redis.bench import blocking_and_asyncio, until
+from stores.redis.helpers import blocking_and_asyncio, until
 from stores.redlock.helpers import KEY, Nodes
 
 SOON = 30.0

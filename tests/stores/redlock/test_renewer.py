@@ -23,7 +23,7 @@ from servers.process import wait_until
 from servers.redis import RedisServer
 from stores.claims import claim_of
 from stores.client_runner import run_with_clients
-from stores.redis.bench import blocking_and_asyncio, over, scripts_run, until
+from stores.redis.helpers import blocking_and_asyncio, over, scripts_run, until
 from stores.redlock import helpers
 from stores.redlock.helpers import Nodes
 

@@ -15,7 +15,7 @@ from holdfast.stores.redlock.votes import wait_for_all
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from servers.redis import RedisServer
-from stores.redis.bench import blocking_and_asyncio, over, until
+from stores.redis.helpers import blocking_and_asyncio, over, until
 from stores.redlock import helpers
 from stores.redlock.helpers import Nodes
 

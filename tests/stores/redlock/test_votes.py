@@ -13,7 +13,7 @@ from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.redis import RedisServer
 from servers.registry import Servers
-from stores.redis.bench import blocking_and_asyncio, over
+from stores.redis.helpers import blocking_and_asyncio, over
 from stores.redlock.helpers import Nodes, three
 
 __all__ = ["three"]

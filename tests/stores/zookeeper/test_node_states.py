@@ -30,7 +30,7 @@ from holdfast.testing.contract.bench import ACROSS, Bench, Peer
 from holdfast.testing.workers import Workers
 from servers.process import wait_until
 from stores.claims import claim_of
-from stores.redis.bench import blocking_and_asyncio, over, until
+from stores.redis.helpers import blocking_and_asyncio, over, until
 from stores.zookeeper import helpers
 from stores.zookeeper.helpers import TTL, QuickServer, nodes_of
 
@@ -89,7 +89,7 @@ def test_a_waiter_whose_node_ends_as_it_is_woken_is_not_granted(
         assert await waiting is None
         taken = await getting or await others.get(behind)
         back = asyncio.create_task(ours.get(claim, ACROSS))
-        await bench.in_line(others, "name", 1)
+        await bench.wait_for_waiters(others, "name", 1)
         assert await others.release(taken)
         again = await back
         assert again.token > taken.token

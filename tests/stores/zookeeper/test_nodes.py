@@ -28,7 +28,7 @@ from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
 from servers.process import wait_until
 from stores.claims import claim_of
-from stores.redis.bench import blocking_and_asyncio, over, until
+from stores.redis.helpers import blocking_and_asyncio, over, until
 from stores.zookeeper import helpers
 from stores.zookeeper.helpers import TTL, QuickServer, nodes_of
 
