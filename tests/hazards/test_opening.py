@@ -39,10 +39,13 @@ OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
         (postgres_listen.BlockingPostgresWakeups, "_share"),
         (postgres.PostgresConnector, "listen"),
     ),
-    "redis": ((redis_wire.BlockingWire, "subscription"), (redis_wire.AsyncWire, "subscription")),
+    "redis": (
+        (redis_routes.BlockingConnector, "subscription"),
+        (redis_routes.AsyncConnector, "subscription"),
+    ),
     "redlock": (
         (redlock_subscription.NameSubscription, "__init__"),
-        (redlock_subscription.AsyncNameSubscription, "wire"),
+        (redlock_subscription.AsyncNameSubscription, "connect"),
     ),
     "sqlite": ((datagram.Folder, "bind"),) * 2,
 }

@@ -231,5 +231,5 @@ def test_a_broadcast_loses_no_connections(name: str, line: int) -> None:
     thread.start()
     thread.join(2 * SOON)
     assert taken
-    with pytest.raises(LinkBroken, match="busy"):
+    with pytest.raises(RedisConnectionBroken, match="busy"):
         broadcast._take(now())

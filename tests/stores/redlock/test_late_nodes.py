@@ -12,7 +12,7 @@ import pytest
 from holdfast.testing import Flavour
 from servers.process import wait_until
 from stores.client_runner import run_with_clients
-from stores.redis.helpers import blocking_and_asyncio, scripts_run, somebody_rests, until
+from stores.redis.helpers import blocking_and_asyncio, scripts_run, until, waiter_sleeps
 from stores.redlock import helpers
 from stores.redlock.helpers import KEY, Nodes, held_by
 
@@ -143,7 +143,7 @@ def test_a_waiter_woken_before_all_nodes_have_released_retries(
         lease = await ours.lock("name", renew=False).acquire()
         waiting = asyncio.create_task(wait_for_it())
         # Long enough that the hold does not count as young.
-        rests = partial(somebody_rests, three.nodes[0])
+        rests = partial(waiter_sleeps, three.nodes[0])
         await asyncio.to_thread(wait_until, "the waiter to rest", rests)
         for proxy in three.proxies[1:]:
             proxy.stall()

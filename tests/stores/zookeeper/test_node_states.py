@@ -89,7 +89,7 @@ def test_a_waiter_whose_node_ends_as_it_is_woken_is_not_granted(
         assert await waiting is None
         taken = await getting or await others.get(behind)
         back = asyncio.create_task(ours.get(claim, ACROSS))
-        await bench.wait_for_waiters(others, "name", 1)
+        await bench.in_line(others, "name", 1)
         assert await others.release(taken)
         again = await back
         assert again.token > taken.token

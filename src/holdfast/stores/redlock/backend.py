@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
-from holdfast.stores.redis.connection import Refused, bulk, pack
+from holdfast.io.resp import RedisRefused, bulk, pack
 from holdfast.stores.redis.inspect import read_scan
-from holdfast.stores.redis.replies import Excuses, milliseconds, refusal
+from holdfast.stores.redis.replies import ReasonLog, milliseconds, refusal
 from holdfast.stores.redis.scripts import Script
 from holdfast.stores.redlock.broadcast_aio import AsyncBroadcast
 from holdfast.stores.redlock.broadcast_blocking import BlockingBroadcast
@@ -148,7 +148,7 @@ class RedlockBackend:
         self._seen: dict[str, int] = {}
         """Counters of names that are ahead of our clock."""
         self._yield_until: dict[str, float] = {}
-        self._retries, self._reason_log = RetrySchedule(runtime), Excuses()
+        self._retries, self._reason_log = RetrySchedule(runtime), ReasonLog()
         self._channels: dict[str, str] = {}
 
     def _new_wakeups(self) -> Any:
@@ -560,7 +560,7 @@ class RedlockBackend:
         answer = round_.answers[node]
         if type(answer) is not list:
             return "0", []  # the node is down: what a majority holds is on another node too
-        if isinstance(answer[0], Refused):
+        if isinstance(answer[0], RedisRefused):
             raise refusal(answer[0], str(self._nodes.members[node].address), prefix)
         return read_scan(answer[0], self._keys, str(self._nodes.members[node].address))
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.io.clock import now
-from holdfast.stores.redis.aio import AsyncLink
-from holdfast.stores.redis.connection import Access, LinkBroken
+from holdfast.stores.redis.aio import AsyncRedisConnection
+from holdfast.stores.redis.replies import RedisConnectionBroken
+from holdfast.stores.redis.url import Access
 from holdfast.stores.redlock.nodes import (
     CONNECT_SECONDS,
     UNRESPONSIVE_SECONDS,
@@ -31,7 +32,7 @@ class _NodeConnection:
     __slots__ = ("connecting", "link", "unread_since")
 
     def __init__(self) -> None:
-        self.link: AsyncLink | None = None
+        self.link: AsyncRedisConnection | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.unread_since: float | None = None
         """Since when a reply is pending that no call waits for; ``None`` if there is none."""
@@ -139,7 +140,7 @@ class AsyncBroadcast:
         try:
             for command in commands:
                 link.request(command).add_done_callback(arrived)
-        except LinkBroken as error:
+        except RedisConnectionBroken as error:
             self._link_broke(index, pending, link, error)
 
     def _send_more(self, index: int, pending: _Pending, arrived: Any) -> None:
@@ -147,13 +148,13 @@ class AsyncBroadcast:
         link, round_ = self._connections[index].link, pending.round
         try:
             if link is None:
-                raise LinkBroken("it was closed", closed=True)
+                raise RedisConnectionBroken("it was closed", closed=True)
             for at in round_.amended[index]:
                 link.request(round_.request.in_full(at)).add_done_callback(arrived)
-        except LinkBroken as error:
+        except RedisConnectionBroken as error:
             round_.failed(index, error)
 
-    def _load_scripts(self, link: AsyncLink) -> None:
+    def _load_scripts(self, link: AsyncRedisConnection) -> None:
         """Load the scripts on a node that forgot them, after the other nodes have decided the
         round. The old command is not sent again: it would come out of order, after later requests.
         The next request finds the scripts loaded."""
@@ -171,7 +172,7 @@ class AsyncBroadcast:
             pending.stop()  # from here on the other nodes have STRAGGLER_SECONDS
 
     def _link_broke(
-        self, index: int, pending: _Pending, link: AsyncLink, error: BaseException
+        self, index: int, pending: _Pending, link: AsyncRedisConnection, error: BaseException
     ) -> None:
         connection, round_ = self._connections[index], pending.round
         if connection.link is link:
@@ -179,12 +180,16 @@ class AsyncBroadcast:
             link.close()
         if index not in round_.waiting:
             return
-        closed = isinstance(error, LinkBroken) and error.closed
+        closed = isinstance(error, RedisConnectionBroken) and error.closed
         if closed and index not in round_.resent and not pending.done.done():
             round_.restart(index)
             self._background(self._resend(index, pending, error))
             return
-        cause = error if isinstance(error, Exception) else LinkBroken(str(error), closed=False)
+        cause = (
+            error
+            if isinstance(error, Exception)
+            else RedisConnectionBroken(str(error), closed=False)
+        )
         round_.failed(index, cause)
         self.nodes.members[index].failed(error)
 
@@ -194,7 +199,7 @@ class AsyncBroadcast:
         if self._connections[index].link is not None:
             self._send(index, pending, pending.round.request.commands)
         else:
-            pending.round.failed(index, LinkBroken(str(error), closed=True))
+            pending.round.failed(index, RedisConnectionBroken(str(error), closed=True))
         pending.check()
 
     # ---- connections
@@ -273,10 +278,10 @@ class AsyncBroadcast:
         connection, node = self._connections[index], self.nodes.members[index]
         if connection.link is not None and connection.link.broken is None:
             return
-        link: AsyncLink | None = None
+        link: AsyncRedisConnection | None = None
         try:
             async with asyncio.timeout(self.access.request_seconds):
-                link = await AsyncLink.open(self.access, node.address)
+                link = await AsyncRedisConnection.open(self.access, node.address)
                 replies = [link.request(command) for command in self.nodes.greeting]
                 self.nodes.check_info(node, (await asyncio.gather(*replies))[0])
         except (HoldfastError, TimeoutError) as error:

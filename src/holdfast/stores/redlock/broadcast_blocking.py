@@ -16,11 +16,9 @@ from typing import Any
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.io.clock import now
 from holdfast.io.connection_limit import ConnectionLimit, Permit
-from holdfast.io.resp import INCOMPLETE
-from holdfast.io.resp import RedisRefused as Refused
-from holdfast.stores.redis.blocking import BlockingRedisConnection as BlockingLink
-from holdfast.stores.redis.replies import RedisConnectionBroken as LinkBroken
-from holdfast.stores.redis.replies import unreachable
+from holdfast.io.resp import INCOMPLETE, RedisRefused
+from holdfast.stores.redis.blocking import BlockingRedisConnection
+from holdfast.stores.redis.replies import RedisConnectionBroken, unreachable
 from holdfast.stores.redis.url import Access
 from holdfast.stores.redlock.nodes import (
     CONNECT_SECONDS,
@@ -38,7 +36,7 @@ MOST_UNREAD = 512
 """A connection with more unread replies is closed: more requests might fill its buffers."""
 
 
-class NodeLink(BlockingLink):
+class NodeLink(BlockingRedisConnection):
     """A connection to one node. Replies to earlier rounds may be unread: they come first."""
 
     __slots__ = ("unread", "unread_since")
@@ -72,10 +70,10 @@ class NodeLink(BlockingLink):
         """Count a reply to an earlier round as read."""
         self.unread -= 1
         self.unread_since = now()
-        if type(reply) is Refused and reply.code == "NOSCRIPT":
+        if type(reply) is RedisRefused and reply.code == "NOSCRIPT":
             # A new connection loads the scripts first; sent here, the command would come out of
             # order, after later requests.
-            raise LinkBroken(f"redis at {self.address} forgot its scripts", closed=True)
+            raise RedisConnectionBroken(f"redis at {self.address} forgot its scripts", closed=True)
 
 
 class NodeConnections:
@@ -128,7 +126,8 @@ class BlockingBroadcast:
 
     async def call(self, request: RoundRequest, until: float | None = None) -> Round:
         """Send a request to all nodes. Returns when their answers are enough, when every node has
-        answered or failed, or at the deadline. Raises ``LinkBroken`` if no connection is free."""
+        answered or failed, or at the deadline. Raises ``RedisConnectionBroken`` if no connection
+        is free."""
         connections = self._take(until)
         try:
             return self._run_round(connections, request, until)
@@ -184,7 +183,7 @@ class BlockingBroadcast:
             if link is not None:
                 try:
                     link.send(packed)
-                except LinkBroken:
+                except RedisConnectionBroken:
                     connections.drop(index)
                     continue
                 link.unread_since = link.unread_since if link.unread else now()
@@ -204,7 +203,7 @@ class BlockingBroadcast:
             try:
                 if link is not None and link.replies():
                     connections.drop(index)  # a reply without a request
-            except LinkBroken:
+            except RedisConnectionBroken:
                 connections.drop(index)
         self._drop_unresponsive(connections)
         wanted = range(self._total) if round_.request.only is None else round_.request.only
@@ -314,7 +313,7 @@ class BlockingBroadcast:
         assert link is not None
         try:
             link.send(packed)
-        except LinkBroken as error:
+        except RedisConnectionBroken as error:
             self._link_broke(connections, index, round_, error, until)
 
     def _read(
@@ -327,11 +326,13 @@ class BlockingBroadcast:
             replies = link.replies()
             for reply in replies:
                 if index not in round_.waiting:
-                    raise LinkBroken(f"redis at {link.address} sent an extra reply", closed=False)
+                    raise RedisConnectionBroken(
+                        f"redis at {link.address} sent an extra reply", closed=False
+                    )
                 more = round_.take(index, reply)
                 if more is not None:
                     link.send(more)
-        except LinkBroken as error:
+        except RedisConnectionBroken as error:
             self._link_broke(connections, index, round_, error, until)
 
     def _link_broke(
@@ -339,7 +340,7 @@ class BlockingBroadcast:
         connections: NodeConnections,
         index: int,
         round_: Round,
-        error: LinkBroken,
+        error: RedisConnectionBroken,
         until: float | None,
     ) -> None:
         """Replace a connection that the server closed and send the request again, once."""
@@ -352,7 +353,7 @@ class BlockingBroadcast:
             if link is None:
                 round_.failed(index, error)
                 return
-            with contextlib.suppress(LinkBroken):
+            with contextlib.suppress(RedisConnectionBroken):
                 link.send(round_.request.packed)
                 return
             connections.drop(index)
@@ -385,7 +386,7 @@ class BlockingBroadcast:
         with connection_limit.mutex:
             while not (connections := self._pop()) and not (permit := connection_limit.take()):
                 if not connection_limit.wait(deadline - time.monotonic()):
-                    raise LinkBroken(
+                    raise RedisConnectionBroken(
                         f"all {self._limit} connections to {self.nodes.display} are busy",
                         closed=False,
                     )

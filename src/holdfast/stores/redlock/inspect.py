@@ -9,8 +9,8 @@ from typing import Any
 from holdfast.claim import Holder, LockInfo, Mode, read_label
 from holdfast.core.contract import Finding
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet
-from holdfast.stores.redis.connection import Refused
-from holdfast.stores.redis.probe import read_info
+from holdfast.io.resp import RedisRefused
+from holdfast.stores.redis.inspect import read_info
 from holdfast.stores.redis.replies import damage, refusal
 from holdfast.stores.redlock.nodes import Nodes, RedlockNode
 from holdfast.stores.redlock.url import RedlockOptions
@@ -27,7 +27,7 @@ def read_lock_info(name: str, replies: dict[int, Any], nodes: Nodes) -> LockInfo
     answers = [[reply] for reply in replies.values()]
     check_round(answers, nodes.quorum, nodes.display, name)
     for reply in replies.values():
-        if isinstance(reply, Refused) and not damage(reply):
+        if isinstance(reply, RedisRefused) and not damage(reply):
             raise refusal(reply, nodes.display, name)
     try:
         return _agreed(name, [r for r in replies.values() if type(r) is list], nodes)
@@ -96,7 +96,7 @@ def _node(nodes: Nodes, node: RedlockNode, reply: Any, options: RedlockOptions) 
     if reply is None:
         detail = f"no answer: the store survives one failure less ({node.cause or 'no reply'})"
         return [Finding(where, detail, "warning")]
-    if isinstance(reply, Refused):
+    if isinstance(reply, RedisRefused):
         return [Finding(where, f"INFO is refused, nothing can be verified: {reply}", "warning")]
     try:
         nodes.check_info(node, reply)

@@ -14,7 +14,8 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet
 from holdfast.io.clock import now
-from holdfast.stores.redis.connection import Address, Refused, pack
+from holdfast.io.resp import RedisRefused, pack
+from holdfast.stores.redis.url import NodeAddress
 from holdfast.stores.redlock.votes import answered_count
 
 __all__ = [
@@ -44,7 +45,7 @@ class RedlockNode:
 
     __slots__ = ("address", "cause", "down", "failures", "fit", "retry_at", "reviving", "run")
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: NodeAddress) -> None:
         self.address = address
         self.down = self.reviving = False
         self.fit = False
@@ -72,7 +73,7 @@ class Nodes:
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        addresses: Sequence[NodeAddress],
         *,
         display: str,
         allow_eviction: bool,
@@ -107,7 +108,7 @@ class Nodes:
         """Check the reply to INFO. Raises ``GuaranteeNotMet`` if the node may not vote: a replica,
         a server that evicts keys, or the same server as another node."""
         if not isinstance(reply, bytes):
-            if isinstance(reply, Refused) and reply.code == "NOPERM":
+            if isinstance(reply, RedisRefused) and reply.code == "NOPERM":
                 node.fit = True
                 return
             raise BackendUnavailable(f"redis at {node.address} refuses INFO: {reply}")
@@ -143,7 +144,7 @@ class Nodes:
         for node, answer in zip(self.members, answers, strict=True):
             if isinstance(answer, Exception):
                 causes.append(f"{node.address}: {answer}")
-            elif type(answer) is list and isinstance(answer[0], Refused):
+            elif type(answer) is list and isinstance(answer[0], RedisRefused):
                 causes.append(f"{node.address} refuses: {answer[0]}")
             elif answer is None:
                 causes.append(node.cause or f"{node.address} did not answer in time")
@@ -203,7 +204,7 @@ class Round:
             if len(got) < len(self.request.commands):
                 return None
             unknown = [
-                at for at, r in enumerate(got) if type(r) is Refused and r.code == "NOSCRIPT"
+                at for at, r in enumerate(got) if type(r) is RedisRefused and r.code == "NOSCRIPT"
             ]
             if unknown:
                 self.amended[index] = unknown

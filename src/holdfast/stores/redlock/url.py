@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.contract import Settings
-from holdfast.stores.redis.url import Access
-from holdfast.stores.redis.url import NodeAddress as Address
-from holdfast.stores.redis.url import access_options as link_options
+from holdfast.stores.redis.url import Access, NodeAddress, access_options
 from holdfast.url import Url
 
 __all__ = ["RedlockOptions", "read_options"]
@@ -34,7 +32,7 @@ class RedlockOptions:
     """All settings of a Redlock store."""
 
     display: str
-    nodes: tuple[Address, ...]
+    nodes: tuple[NodeAddress, ...]
     access: Access = field(repr=False)
     loss_protection: bool = True
     max_ttl: float = 60.0
@@ -48,7 +46,7 @@ class RedlockOptions:
 def read_options(url: Url, settings: Settings) -> RedlockOptions:
     """Return the options of a URL. Raises ``ValueError`` if they are invalid; no network access."""
     url.refuse_unknown(*_OPTIONS)
-    nodes = tuple(Address(host, port or PORT) for host, port in url.hosts)
+    nodes = tuple(NodeAddress(host, port or PORT) for host, port in url.hosts)
     _check_nodes(nodes)
     loss_protection = url.flag("loss_protection", default=True)
     max_ttl = url.number("max_ttl", 60.0)
@@ -57,7 +55,7 @@ def read_options(url: Url, settings: Settings) -> RedlockOptions:
     if "max_ttl" in url.options and not loss_protection:
         raise ValueError("max_ttl belongs to loss_protection=on")
     login: dict[str, Any] = {"username": url.username, "password": url.password}
-    options = link_options({**login, **url.options, "db": _database(url)})
+    options = access_options({**login, **url.options, "db": _database(url)})
     if "ssl_check_hostname" in options:
         options["ssl_check_hostname"] = url.flag("ssl_check_hostname")
     access = Access(tls=url.flag("tls"), options=options, request_seconds=settings.request_seconds)
@@ -65,7 +63,7 @@ def read_options(url: Url, settings: Settings) -> RedlockOptions:
     return RedlockOptions(str(url), nodes, access, loss_protection, max_ttl, allow_eviction)
 
 
-def _check_nodes(nodes: tuple[Address, ...]) -> None:
+def _check_nodes(nodes: tuple[NodeAddress, ...]) -> None:
     count = len(nodes)
     if len(set(nodes)) != count:
         raise ValueError("redlock:// names a host twice: a majority needs independent servers")

@@ -18,7 +18,7 @@ from holdfast.claim import Busy, Claim
 from holdfast.core import admit
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
-from holdfast.stores.redis.connection import Refused
+from holdfast.io.resp import RedisRefused
 from holdfast.stores.redis.replies import clock_time, damage, refusal
 
 __all__ = [
@@ -163,7 +163,7 @@ class Ballot:
 def answered_count(answers: Sequence[Any]) -> int:
     """Count the nodes that answered. An answer of errors alone does not count."""
     return sum(
-        type(answer) is list and not all(isinstance(reply, Refused) for reply in answer)
+        type(answer) is list and not all(isinstance(reply, RedisRefused) for reply in answer)
         for answer in answers
     )
 

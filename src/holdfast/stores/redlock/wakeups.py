@@ -16,12 +16,13 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.resp import pack
+from holdfast.io.resp import INCOMPLETE, ReplyReader, pack
 from holdfast.io.single_flight import SingleFlight, look_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
-from holdfast.stores.redis.aio import Wired
-from holdfast.stores.redis.blocking import BlockingLink
-from holdfast.stores.redis.connection import INCOMPLETE, Access, LinkBroken, Reader, pack
+from holdfast.stores.redis.aio import RedisProtocol
+from holdfast.stores.redis.blocking import BlockingRedisConnection
+from holdfast.stores.redis.replies import RedisConnectionBroken
+from holdfast.stores.redis.url import Access
 from holdfast.stores.redlock.nodes import CONNECT_SECONDS, Nodes, RedlockNode
 
 __all__ = ["AsyncNameWakeups", "BlockingNameWakeups", "Listeners"]
@@ -126,7 +127,7 @@ class NameSubscription:
         self, access: Access, node: RedlockNode, read_message: Callable[[list[bytes]], list[str]]
     ) -> None:
         self.node, self._read_message = node, read_message
-        self._link = BlockingLink(access, node.address, now() + CONNECT_SECONDS)
+        self._link = BlockingRedisConnection(access, node.address, now() + CONNECT_SECONDS)
         self._link.listen()
 
     def send(self, word: str, channel: str) -> None:
@@ -184,7 +185,7 @@ class BlockingNameWakeups:
             return
         try:
             woken = self._hub.wait(key, until if self._subscription is not None else look_by(until))
-        except (LinkBroken, OSError):
+        except (RedisConnectionBroken, OSError):
             self._drop()
             time.sleep(random.uniform(*RECONNECT_SECONDS))
             return
@@ -205,7 +206,7 @@ class BlockingNameWakeups:
                 if self._subscription is not None and not self._listeners.is_known(channel):
                     self._listeners.begin_subscribe(channel)
                     self._subscription.send("SUBSCRIBE", channel)
-            except LinkBroken:
+            except RedisConnectionBroken:
                 self._drop()
                 return True
         return new
@@ -253,7 +254,7 @@ class BlockingNameWakeups:
             if empty and subscription is not None:
                 try:
                     subscription.send("UNSUBSCRIBE", channel)
-                except LinkBroken:
+                except RedisConnectionBroken:
                     self._drop()
 
     def wake(self, key: str) -> None:
@@ -268,7 +269,7 @@ class BlockingNameWakeups:
         self._hub.close()
 
 
-class AsyncNameSubscription(Wired):
+class AsyncNameSubscription(RedisProtocol):
     """A subscribed connection that passes each message to a callback."""
 
     def __init__(
@@ -279,7 +280,7 @@ class AsyncNameSubscription(Wired):
     ) -> None:
         self.node, self._read_message = node, read_message
         self._lost: Callable[[AsyncNameSubscription], None] | None = lost
-        reader = Reader()
+        reader = ReplyReader()
         self._feed, self._gets = reader.feed, reader.gets
 
     def send(self, word: str, channel: str) -> None:
@@ -369,7 +370,7 @@ class AsyncNameWakeups:
                 continue
             subscription = AsyncNameSubscription(node, self._read_message, self._lost)
             try:
-                await subscription.wire(self._access, node.address, now() + CONNECT_SECONDS)
+                await subscription.connect(self._access, node.address, now() + CONNECT_SECONDS)
             except BackendUnavailable as error:
                 node.failed(error)
                 continue
