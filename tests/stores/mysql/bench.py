@@ -25,7 +25,7 @@ from holdfast.io.clock import now
 from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.mysql.protocol import quoted
-from holdfast.stores.mysql.wakeup_session import SleepSubscription
+from holdfast.stores.mysql.wakeups import SleepSubscription
 from holdfast.testing import Flavour
 from holdfast.url import open_store
 from servers.mysql import MySQLServer

@@ -12,7 +12,7 @@ from holdfast.claim import Grant
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.stores.mysql import wakeups as mysql_listen
-from holdfast.stores.mysql.wakeup_session import SleepSubscription
+from holdfast.stores.mysql.wakeups import SleepSubscription
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
 from stores.claims import claim_of

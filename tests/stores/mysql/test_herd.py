@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
+from holdfast.stores.mysql.backend import LeaseBackend
 from holdfast.stores.mysql.row import State
-from holdfast.stores.mysql.row_cas import Rows
 from servers.mysql import MySQLServer
 from stores.claims import claim_of
 from stores.mysql import bench as mysql_bench
@@ -23,7 +23,7 @@ def test_whoever_steps_back_reads_anew(
 ) -> None:
     """What it was told before that is old by then: deciding on it would be in vain every time."""
     ours, theirs = backend_of(server.url, namespace), backend_of(server.url, namespace)
-    assert isinstance(ours, Rows)
+    assert isinstance(ours, LeaseBackend)
     held, waiting = taken(theirs, claim_of()), claim_of()
     assert isinstance(run_now(ours.attempt(waiting, join=True)), Busy)
     write, races, naps = ours._write, [], []

@@ -20,7 +20,7 @@ import pytest
 import holdfast
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.io.clock import now
-from holdfast.stores.mysql.login import address_of, log_in
+from holdfast.stores.mysql.connect import address_of, log_in
 from holdfast.url import parse_url
 from servers.mysql import MySQLServer
 from servers.tls import Certificate, make_certificate

@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
-from holdfast.stores.mysql.schema import TABLES, schema_sql
+from holdfast.stores.mysql.sql import TABLES, schema_sql
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers

@@ -12,7 +12,7 @@ import pymysql
 import pytest
 
 import holdfast
-from holdfast.stores.mysql.sleep import sleep, still_lock
+from holdfast.stores.mysql.sql import sleep, still_lock
 from servers.mysql import MySQLServer
 from stores.mysql import bench as mysql_bench
 from stores.mysql.bench import Admin, account, rows, wait_for

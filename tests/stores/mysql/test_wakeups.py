@@ -14,10 +14,8 @@ import pytest
 from holdfast.claim import Busy
 from holdfast.io.clock import now
 from holdfast.stores.mysql.connection import Connection
-from holdfast.stores.mysql.sleep import still_lock
-from holdfast.stores.mysql.sql import subscription_lock
-from holdfast.stores.mysql.wakeup_session import SleepSubscription
-from holdfast.stores.mysql.wakeups import Hanger
+from holdfast.stores.mysql.sql import still_lock, subscription_lock
+from holdfast.stores.mysql.wakeups import Hanger, SleepSubscription
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
 from servers.registry import Servers

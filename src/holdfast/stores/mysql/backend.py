@@ -7,41 +7,72 @@ All else reads the row, decides by the rules of ``mysql_row``, and writes it (``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.acquire import LEAST_REQUEST_SECONDS
-from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
-from holdfast.errors import Incompatible
-from holdfast.stores.mysql.connection import Refused
-from holdfast.stores.mysql.in_flight_releases import make_leaving
+from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
+from holdfast.errors import BackendUnavailable, Incompatible
+from holdfast.io.clock import now
+from holdfast.stores.mysql.connect import Store
+from holdfast.stores.mysql.connection import Refused, Wire, checked
 from holdfast.stores.mysql.inspect import clock_finding, findings
 from holdfast.stores.mysql.protocol import Result, Row
-from holdfast.stores.mysql.row import State, parse_state, read_record, read_state
-from holdfast.stores.mysql.row_cas import REMEMBERED, UNREADABLE, Rows, Wire
-from holdfast.stores.mysql.sql import LeaseStatements, place_of, subscription_lock
-from holdfast.stores.mysql.wakeup_check import ask_for, told_by
-from holdfast.stores.mysql.wakeups import SLEEP_SECONDS, Hanger, make_listening
+from holdfast.stores.mysql.row import State, empty_state, parse_state, read_record, read_state
+from holdfast.stores.mysql.sql import IF_WRITTEN, LeaseStatements, place_of, subscription_lock
+from holdfast.stores.mysql.wakeups import SLEEP_SECONDS, Hanger, ask_for, make_listening, told_by
+from holdfast.url import Url
 
-__all__ = ["LeaseBackend"]
+__all__ = ["LeaseBackend", "LeaseStore"]
 
+T = TypeVar("T")
 BATCH = 200
 PURGE_EVERY = 1000
 """After so many attempts twice that number of names is looked at, and the idle ones dropped."""
 LOST = "it ran out or was broken, and is no longer stored"
+CHANGES = 100
+"""So often a row may be changed by others while we decide."""
+REMEMBERED = 4096
+CLASHES = frozenset({1020, 1205, 1213})
+"""The server gave way to another transaction; nothing was changed."""
+UNREADABLE = frozenset({1264, 1292, 1366, 1690, 1916})
+"""What is stored is not what a statement can count with; nothing was changed. The row tells."""
+LONGEST_SECONDS = 5.0
+"""Nothing rests on the order: who has waited for so long asks all the same."""
 
 
-class LeaseBackend(Rows):
+class LeaseStore(Store):
+    """Lease rows: a hold ends by itself with its ttl."""
+
+    mode = "lease"
+    guarantees = frozenset(Guarantee) - {Guarantee.SURVIVES_SERVER_LOSS, Guarantee.WATCH}
+    longest_ttl = 10 * 365 * 86400.0
+
+    def __init__(self, url: Url, settings: Settings) -> None:
+        super().__init__(url, settings)
+        self._statements = LeaseStatements(self._dialler.schema, settings.namespace)
+
+    def backend(self, runtime: Runtime) -> LeaseBackend:
+        dialler, seconds = self._dialler, self._settings.request_seconds
+        hanger = Hanger(dialler.greet_to_stay, lambda: dialler.galera, self._statements, seconds)
+        return LeaseBackend(runtime, self._wire(runtime), hanger, self._statements, self.display)
+
+
+class LeaseBackend:
     """Admits claims in the rows of one namespace."""
 
     def __init__(
         self, runtime: Runtime, wire: Wire, hanger: Hanger, statements: LeaseStatements,
         display: str,
     ) -> None:  # fmt: skip
-        listening = make_listening(runtime, hanger)
-        super().__init__(runtime, wire, hanger, listening, statements, display)
+        self.runtime, self.wire, self.statements, self.display = runtime, wire, statements, display
+        self.listening, self._hanger = make_listening(runtime, hanger), hanger
+        self._crowded: dict[str, None] = {}
+        """Names that were not alone when last seen: asking for them as free is in vain."""
         self._leaving = make_leaving(runtime)
         self._standing: dict[str, str] = {}
         """Who joined a line, with the subscription that it told of: its next attempt is for when
@@ -407,6 +438,132 @@ class LeaseBackend(Rows):
         self.listening.close()
         await self.wire.close()
 
+    async def _ask(self, sql: bytes, owner: str = "", until: float | None = None) -> list[Result]:
+        """One request; again where the server gave way to another."""
+        reply = await self.wire.request(sql, owner, until)
+        for clash in range(CHANGES):
+            if reply.failure is None or reply.failure.code not in CLASHES:
+                break
+            await self._step_back(clash)
+            reply = await self.wire.request(sql, owner, until)
+        return checked(reply, self.display)
+
+    async def _step_back(self, times: int) -> bool:
+        """Leaves the row to others for a moment, the longer the more often they were faster, so
+        that a crowd of any size spreads out; whether it did. Four lose ten races in a row now and
+        then, fifty often do: what doubles each time would keep the four waiting for nothing."""
+        if times <= 2:
+            return False
+        await self.runtime.sleep(self.runtime.between(0.0, min(0.25, 0.0005 * times**2)))
+        return True
+
+    async def _change(
+        self,
+        name: str,
+        decide: Callable[[State], T],
+        owner: str = "",
+        until: float | None = None,
+        then: bytes = b"",
+        state: State | None = None,
+    ) -> T:
+        """Reads the row, decides, and writes what has changed; again if others were faster."""
+        state = await self._read(name, owner, until) if state is None else state
+        for times in range(CHANGES):
+            answer = decide(state)
+            state.settle(owner)
+            if not state.changed and not then:
+                return answer
+            fresh = await self._write(state, owner, until, then)
+            if fresh is None:
+                return answer
+            state = fresh
+            if await self._step_back(times):  # what was fresh before that is old by now
+                state = await self._read(name, owner, until)
+        raise BackendUnavailable(f"{self.display}: {name!r} keeps changing while it is asked for")
+
+    async def _read(self, name: str, owner: str = "", until: float | None = None) -> State:
+        (row,) = (await self._ask(self.statements.read(name), owner, until))[0].rows
+        return self._state(name, row)
+
+    def _state(self, name: str, row: tuple[bytes | None, ...]) -> State:
+        if row[1] is None:
+            return empty_state(name, int(row[0] or 0), self.display)
+        return read_state(row, name, self.display)
+
+    async def _write(
+        self, state: State, owner: str, until: float | None, then: bytes
+    ) -> State | None:
+        """Writes a state; answers a newer one instead if there is one."""
+        mine = [wake for wake in state.wakes if wake.subscription == self.listening.subscription]
+        calls = [wake for wake in state.wakes if wake.subscription != self.listening.subscription]
+        batch = [self.statements.write(state)]
+        if then:
+            batch = [b"BEGIN", *batch, IF_WRITTEN, then, b"COMMIT"]
+        batch.append(self.statements.read(state.name))
+        subscriptions = list(dict.fromkeys(wake.subscription for wake in calls))
+        results = await self._send(batch, subscriptions, owner, until)
+        if not results[1 if then else 0].affected:
+            return self._state(state.name, results[len(batch) - 1].rows[0])
+        self._note(state)
+        for wake in mine:
+            self.listening.wake(wake.owner)
+        if results[len(batch) :]:
+            await self._finish_calls(state.name, subscriptions, results[len(batch)], until)
+        return None
+
+    async def _send(
+        self, batch: list[bytes], subscriptions: list[str], owner: str, until: float | None
+    ) -> list[Result]:
+        """One request. The calls come last in it: one that fails says that nobody is there."""
+        least = len(batch)
+        if subscriptions and not self._hanger.looks:
+            found = b", ".join(
+                b"IS_USED_LOCK(%s)" % subscription_lock(subscription)
+                for subscription in subscriptions
+            )
+            batch = [*batch, b"SELECT " + found, _stir(subscriptions[0])]
+        return await self._request(b"; ".join(batch), least, owner, until)
+
+    async def _request(
+        self, sql: bytes, least: int, owner: str = "", until: float | None = None
+    ) -> list[Result]:
+        """One request, of which what comes behind ``least`` results may fail."""
+        reply = await self.wire.request(sql, owner, until)
+        for clash in range(CHANGES):
+            if len(reply.results) > least:
+                return reply.results
+            if reply.failure is None or reply.failure.code not in CLASHES:
+                break
+            await self._step_back(clash)
+            reply = await self.wire.request(sql, owner, until)
+        return checked(reply, self.display)
+
+    def _note(self, state: State) -> None:
+        if state.crowd:
+            self._crowd(state.name)
+        else:
+            self._crowded.pop(state.name, None)
+
+    def _crowd(self, name: str) -> None:
+        self._crowded[name] = None
+        if len(self._crowded) > REMEMBERED:
+            self._crowded.pop(next(iter(self._crowded)), None)
+
+    async def _finish_calls(
+        self, name: str, subscriptions: list[str], found: Result, until: float | None
+    ) -> None:
+        """Stirs the other subscriptions, and skips those whose sessions have ended."""
+        gone = {
+            subscription
+            for subscription, number in zip(subscriptions, found.rows[0], strict=True)
+            if number is None
+        }
+        for subscription in subscriptions[1:]:
+            if subscription not in gone:
+                await self.wire.request(_stir(subscription), until=until)
+        if gone:
+            await self._change(name, lambda state: state.skip(gone), until=until)
+
 
 def _standing(row: Row, store: str) -> LockInfo:
     """What a row of a survey shows; of one that can't be read, that it is there."""
@@ -466,3 +623,69 @@ def _together(statements: list[bytes]) -> bytes:
     if len(statements) == 1:
         return statements[0] + b"; DO 0"
     return b"; ".join([b"BEGIN", *statements, b"COMMIT"])
+
+
+def _stir(subscription: str) -> bytes:
+    return b"KILL QUERY IS_USED_LOCK(%s)" % subscription_lock(subscription)
+
+
+class Leaving(Protocol):
+    """Waits that end when a name has been left."""
+
+    names: dict[str, None]
+    """Whoever leaves puts the name in here before it asks, and says ``left`` afterwards."""
+
+    def left(self, name: str) -> None: ...
+    async def wait(self, name: str, until: float | None) -> None: ...
+
+
+def make_leaving(runtime: Runtime) -> Leaving:
+    """By the world that it is for."""
+    return BlockingLeaving() if runtime.blocking else AsyncLeaving()
+
+
+class BlockingLeaving:
+    """For threads."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self._waiting = 0
+        self._mutex = threading.RLock()  # entered directly: the condition's own way can be torn
+        self._changed = threading.Condition(self._mutex)
+
+    def left(self, name: str) -> None:
+        self.names.pop(name, None)
+        if self._waiting:  # who is not counted yet looks at the names after that
+            with self._mutex:
+                self._changed.notify_all()
+
+    async def wait(self, name: str, until: float | None) -> None:
+        by = now() + LONGEST_SECONDS
+        by = by if until is None else min(by, until)
+        with self._mutex:
+            self._waiting += 1
+            try:
+                while name in self.names and (left := by - now()) > 0:
+                    self._changed.wait(left)
+            finally:
+                self._waiting -= 1
+
+
+class AsyncLeaving:
+    """For the tasks of one loop."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    def left(self, name: str) -> None:
+        self.names.pop(name, None)
+        for future in self._waiting.pop(name, ()):
+            if not future.done():
+                future.set_result(None)
+
+    async def wait(self, name: str, until: float | None) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(name, []).append(future)
+        left = LONGEST_SECONDS if until is None else min(LONGEST_SECONDS, until - now())
+        await asyncio.wait([future], timeout=max(0.0, left))

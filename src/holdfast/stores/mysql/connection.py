@@ -14,17 +14,15 @@ import ssl
 from contextlib import suppress
 from typing import Any
 
-from pymysql.constants import CLIENT
-
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.stores._sql import connection as sql
 from holdfast.stores._sql import session as sql_session
+from holdfast.stores._sql import wire as sql_wire
 from holdfast.stores._sql.connection import Dropped
-from holdfast.stores.mysql.login import Address, log_in
 from holdfast.stores.mysql.protocol import Parser, Reply, Result, packed
 
-__all__ = ["Connection", "Refused", "Session", "Sessions", "dial", "mark_of"]
+__all__ = ["Connection", "Refused", "Session", "Sessions", "Wire", "checked", "mark_of"]
 
 INTERRUPTED = 1317
 UNKNOWN_THREAD = 1094
@@ -180,8 +178,9 @@ class Connection(sql.SqlConnection[bytes, Reply]):
             self._client._force_close()
 
 
-Session = sql_session.SqlSession[Connection]
-Sessions = sql_session.SessionRegistry[Connection]
+Session = sql_session.Session[Connection]
+Sessions = sql_session.Sessions[Connection]
+Wire = sql_wire.Wire[bytes, Reply]
 
 
 def mark_of(session: Session) -> int:
@@ -195,9 +194,3 @@ def checked(reply: Reply, server: str) -> list[Result]:
         return reply.results
     code, text = reply.failure
     raise Refused(f"{server} refused: {text} ({code})", code)
-
-
-def dial(address: Address, until: float) -> Connection:
-    """Connects to the first of the hosts that answers."""
-    options = {"client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": None}
-    return Connection(log_in(address, until, **options), address.display)

@@ -11,25 +11,119 @@ line out. Everything else is decided in ``mysql_row``.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 
 from holdfast.claim import Claim
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, STALE_SECONDS
+from holdfast.sql import check_identifier
 from holdfast.stores.mysql.protocol import quoted
 from holdfast.stores.mysql.row import CALLED, MICROS, NONE, State
-from holdfast.stores.mysql.schema import Schema
 
 __all__ = [
     "CLOCK",
     "IF_WRITTEN",
     "NOW",
+    "PROTOCOL",
     "PURGE_TRANSACTIONS",
+    "TABLES",
     "UTC_MICROS",
     "LeaseStatements",
+    "Schema",
     "fill",
     "place_of",
+    "schema_sql",
+    "sleep",
+    "still_lock",
     "subscription_lock",
 ]
+
+PROTOCOL = 1
+"""Grows when versions can't exclude each other any more. Kept for every namespace."""
+TABLES = ("protocol", "lock", "record", "counter", "transaction")
+
+# Names are bytes: no collation takes case, accents or a trailing blank for the same.
+_SQL = """\
+CREATE TABLE IF NOT EXISTS @protocol (
+  namespace VARBINARY(512) NOT NULL PRIMARY KEY,
+  version INT NOT NULL,
+  mode VARBINARY(16) NOT NULL
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
+
+-- Lease rows: all state of a name. Times are in microseconds since 1970.
+CREATE TABLE IF NOT EXISTS @lock (
+  namespace VARBINARY(512) NOT NULL,
+  name VARBINARY(512) NOT NULL,
+  version BIGINT NOT NULL,
+  token BIGINT NOT NULL,
+  owner VARBINARY(64) NOT NULL,
+  label BLOB NOT NULL,
+  since BIGINT NOT NULL,
+  crowd LONGBLOB NOT NULL,
+  ends BIGINT NOT NULL,
+  PRIMARY KEY (namespace, name)
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
+
+CREATE TABLE IF NOT EXISTS @record (
+  namespace VARBINARY(512) NOT NULL,
+  name VARBINARY(512) NOT NULL,
+  value LONGBLOB NOT NULL,
+  token BIGINT NOT NULL,
+  written BIGINT NOT NULL,
+  expires BIGINT NOT NULL,
+  PRIMARY KEY (namespace, name),
+  KEY (namespace, expires)
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
+
+-- Advisory mode: tokens, and who took what last. Slot -1 is the name as a whole.
+CREATE TABLE IF NOT EXISTS @counter (
+  namespace VARBINARY(512) NOT NULL,
+  name VARBINARY(512) NOT NULL,
+  slot INT NOT NULL,
+  token BIGINT NOT NULL,
+  capacity INT NOT NULL,
+  session BIGINT NOT NULL,
+  label BLOB NOT NULL,
+  since BIGINT NOT NULL,
+  ttl BIGINT NOT NULL,
+  PRIMARY KEY (namespace, name, slot),
+  KEY (namespace, since)
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
+
+-- Locks in callers' own transactions.
+CREATE TABLE IF NOT EXISTS @transaction (
+  namespace VARBINARY(512) NOT NULL,
+  name VARBINARY(512) NOT NULL,
+  token BIGINT NOT NULL,
+  PRIMARY KEY (namespace, name),
+  KEY (namespace, token)
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
+"""
+
+
+class Schema:
+    """The names of our tables in one database."""
+
+    def __init__(self, prefix: str = "holdfast_") -> None:
+        self.prefix = check_identifier(prefix, "prefix")
+
+    def filled(self, sql: str) -> str:
+        """The text with every ``@name`` as the name that the table has here."""
+        return re.sub(r"@([a-z]+)", rf"`{self.prefix}\1`", sql)
+
+    def sql(self) -> str:
+        """All of it, as a script that can be run again."""
+        return self.filled(_SQL)
+
+
+def schema_sql(*, prefix: str = "holdfast_") -> str:
+    """The SQL that makes Holdfast's tables; running it again changes nothing.
+
+    >>> schema_sql(prefix="hf_").startswith("CREATE TABLE IF NOT EXISTS `hf_protocol`")
+    True
+    """
+    return Schema(prefix).sql()
+
 
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
 UTC_MICROS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
@@ -234,6 +328,21 @@ def place_of(told: int) -> tuple[int, float]:
     """
     left, place = divmod(told - JOINED, PLACES)
     return place, left / 1000
+
+
+def still_lock(subscription: str) -> bytes:
+    """The named lock that a subscription sleeps on."""
+    return b"'hf:still:%s'" % subscription.encode()
+
+
+def sleep(lock: bytes, seconds: float) -> bytes:
+    """An expression that tells, with 1, if it was cut short. Whoever gets the lock, as the session
+    that had it has ended, keeps it and sleeps by itself from then on."""
+    alone = b"SLEEP(%.2f)" % seconds
+    # A wait tells 1 for a lock that it got, 0 for none in time, and nothing at all if killed.
+    wait = b"ELT(2 - GET_LOCK(%s, %.2f), %s, 0)" % (lock, seconds, alone)
+    ours = b"IS_USED_LOCK(%s) <=> CONNECTION_ID()" % lock
+    return b"IF(%s, %s, IFNULL(%s, 1))" % (ours, alone, wait)
 
 
 class LeaseStatements:

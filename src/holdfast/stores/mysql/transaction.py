@@ -11,8 +11,7 @@ from typing import Any
 
 from holdfast.errors import LockTimeout, Unsupported
 from holdfast.sql import Asked
-from holdfast.stores.mysql.schema import Schema
-from holdfast.stores.mysql.sql import UTC_MICROS
+from holdfast.stores.mysql.sql import UTC_MICROS, Schema
 
 __all__ = ["take"]
 

@@ -13,32 +13,85 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 
-from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.admit import check_limit
-from holdfast.core.contract import Finding, Renewal, Runtime, Settings, Waiting
-from holdfast.errors import BackendUnavailable, LimitMismatch
+from holdfast.core.contract import (
+    Finding,
+    Guarantee,
+    Page,
+    Renewal,
+    Runtime,
+    Settings,
+    Waiting,
+)
+from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
+from holdfast.stores._sql import advisory as sql_advisory_keep
 from holdfast.stores._sql.connection import Dial, Dropped
-from holdfast.stores.mysql.connection import Connection, Session, Sessions, mark_of
-from holdfast.stores.mysql.protocol import Reply, Result
-from holdfast.stores.mysql_advisory.inspect import AdvisoryView, Wire
-from holdfast.stores.mysql_advisory.renew import Keeping
-from holdfast.stores.mysql_advisory.session import AsyncTalk, BlockingTalk, Talk
-from holdfast.stores.mysql_advisory.slots import Slots
+from holdfast.stores.mysql.connect import Store
+from holdfast.stores.mysql.connection import (
+    Connection,
+    Session,
+    Sessions,
+    Wire,
+    checked,
+    mark_of,
+)
+from holdfast.stores.mysql.inspect import findings
+from holdfast.stores.mysql.protocol import Reply, Result, Row
+from holdfast.stores.mysql.row import read_record
+from holdfast.stores.mysql_advisory.inspect import holders_of, waiter_of
+from holdfast.stores.mysql_advisory.session import AsyncTalk, BlockingTalk, Talk, open_session
 from holdfast.stores.mysql_advisory.sql import AdvisoryStatements, came, hold_mark, session_lock
+from holdfast.url import Url
 
-__all__ = ["AdvisoryBackend"]
+__all__ = ["AdvisoryBackend", "AdvisoryStore"]
 
 RECHECK_SECONDS = 1.0
 FRESH_SHARE = 0.1
 """How much of a ttl may be over when a grant is told."""
 REBINDS = 5
 REMEMBERED = 1024
+PURGE_EVERY = 1000
+ENDING_SECONDS = 2.0
+"""How long ``revoke`` waits for the server to have ended a session."""
+MOST_SLOTS = 1024
 
 
-class AdvisoryBackend(AdvisoryView):
+class AdvisoryStore(Store):
+    """Named locks: a hold ends with its connection, or when that is idle for its ttl."""
+
+    mode = "advisory"
+    guarantees = frozenset(Guarantee) - {
+        Guarantee.FIFO,
+        Guarantee.SHARED,
+        Guarantee.SURVIVES_SERVER_LOSS,
+        Guarantee.WATCH,
+    }
+    longest_ttl = 365 * 86400.0  # the most that wait_timeout takes
+
+    def __init__(self, url: Url, settings: Settings) -> None:
+        super().__init__(url, settings)
+        self._statements = AdvisoryStatements(self._dialler.schema, settings.namespace)
+        self._sessions = Sessions(settings.connections)
+
+    def backend(self, runtime: Runtime) -> AdvisoryBackend:
+        self._sessions.users += 1
+        return AdvisoryBackend(
+            runtime,
+            self._wire(runtime),
+            partial(open_session, self._dialler),
+            self._sessions,
+            self._statements,
+            self._settings,
+            self.display,
+        )
+
+
+class AdvisoryBackend:
     """Admits claims by the server's own locks."""
 
     def __init__(
@@ -51,12 +104,12 @@ class AdvisoryBackend(AdvisoryView):
         settings: Settings,
         display: str,
     ) -> None:
-        super().__init__(runtime, wire, statements, display)
+        self.runtime, self.wire, self.statements, self.display = runtime, wire, statements, display
+        self._until_purge = PURGE_EVERY
         self.sessions = sessions
         self.talk: Talk = BlockingTalk() if runtime.blocking else AsyncTalk()
         self._dial, self._seconds = dial, settings.request_seconds
         self._keep = Keeping(sessions, self.talk, statements)
-        self._slots = Slots(self.ask, statements, display)
         self._wanted: dict[str, None] = {}
         """Names that somebody else had when they were last asked for."""
         self._nudged: set[str] = set()
@@ -120,7 +173,7 @@ class AdvisoryBackend(AdvisoryView):
         try:
             await self._set_ttl(session, claim.ttl)
             if claim.mode is Mode.SLOTS:
-                answer = await self._slots.take(session, claim, join=join, queued=queued)
+                answer = await self._take_slots(session, claim, join=join, queued=queued)
             else:
                 answer = await self._take_lock(session, claim, join, queued)
         except LimitMismatch:
@@ -186,6 +239,72 @@ class AdvisoryBackend(AdvisoryView):
         if len(self._wanted) > REMEMBERED:
             self._wanted.pop(next(iter(self._wanted)), None)
 
+    async def _take_slots(
+        self, session: Session, claim: Claim, *, join: bool, queued: bool
+    ) -> Grant | Busy:
+        """Takes the slots or keeps the turn, if it may wait; else leaves no trace."""
+        if claim.limit > MOST_SLOTS:
+            raise Unsupported(f"{self.display} has at most {MOST_SLOTS} slots in advisory mode")
+        turn = self.statements.lock(claim.name, ":t")
+        has_turn, was, free = await self._look_at_slots(session, claim, turn, queued)
+        if was is not None and was != claim.limit:
+            await self._rebind(session, claim, was, turn if has_turn else b"")
+        if not has_turn:
+            return Busy(0)
+        if claim.weight > len(free):
+            session.turn = join or queued
+            if not session.turn:
+                await self.ask(session, b"DO RELEASE_LOCK(%s)" % turn)
+            return Busy(0, RECHECK_SECONDS)
+        return await self._count_slots(session, claim, tuple(free[: claim.weight]), turn)
+
+    async def _look_at_slots(
+        self, session: Session, claim: Claim, turn: bytes, queued: bool
+    ) -> tuple[bool, int | None, list[int]]:
+        """Whether the turn is ours, what the name counts as, and which slots are free."""
+        slots = self.statements.slots(claim.name, range(claim.limit))
+        # A nap that was killed may have ended before it gave back the lock it is found by.
+        nap = self.statements.lock(claim.name, ":n")
+        ask = b"SELECT 1, RELEASE_LOCK(%s)" % nap if queued else b"SELECT GET_LOCK(%s, 0)" % turn
+        look = b"SELECT " + b", ".join(b"IS_FREE_LOCK(%s)" % lock for lock in slots)
+        capacity = self.statements.capacity(claim.name)
+        got, counts, flags = await self._series(session, [ask, capacity, look])
+        was = int(counts.rows[0][0] or 0) if counts.rows else None
+        free = [slot for slot, flag in enumerate(flags.rows[0]) if flag == b"1"]
+        return got.rows[0][0] == b"1", was, free
+
+    async def _rebind(self, session: Session, claim: Claim, was: int, turn: bytes) -> None:
+        """Makes the name what the claim says, if nobody uses it; raises ``LimitMismatch``."""
+        if turn:
+            (changed,) = await self.ask(session, self.statements.rebind(claim, was))
+            if changed.affected:
+                return
+            await self.ask(session, b"DO RELEASE_LOCK(%s)" % turn)
+        check_limit(claim, was, slots=was > 0, store=self.display)
+
+    async def _count_slots(
+        self, session: Session, claim: Claim, slots: tuple[int, ...], turn: bytes
+    ) -> Grant | Busy:
+        locks = [*self.statements.slots(claim.name, slots), hold_mark(mark_of(session))]
+        taking = b"SELECT " + b", ".join(b"GET_LOCK(%s, 0)" % lock for lock in locks)
+        counting = self.statements.count_slots(claim, slots, mark_of(session))
+        free_turn = b"DO RELEASE_LOCK(%s)" % turn
+        series = [taking, b"BEGIN", *counting, b"COMMIT", free_turn]
+        taken, _, counted, *_ = await self._series(session, series)
+        if counted.affected and all(value == b"1" for value in taken.rows[0]):
+            return Grant(claim, counted.insert_id, slots)
+        # Somebody made the name something else between our look and our count.
+        session.connection.close()
+        raise session.connection.broken(f"{claim.name!r} was changed meanwhile")
+
+    async def _series(self, session: Session, statements: Sequence[bytes]) -> list[Result]:
+        """The results of all; what a kill between two of them has cut short is given up."""
+        results = await self.ask(session, b"; ".join(statements))
+        if len(results) < len(statements):
+            session.connection.close()
+            raise session.connection.broken("its request was interrupted")
+        return results
+
     async def ask(self, session: Session, sql: bytes) -> list[Result]:
         """One request on a session."""
         return session.connection.checked(await self._talk_to(session, sql))
@@ -193,6 +312,9 @@ class AdvisoryBackend(AdvisoryView):
     async def _talk_to(self, session: Session, sql: bytes) -> Reply:
         by = min(session.until, now() + self._seconds)
         return await self.talk.request(session, sql, by)
+
+    async def _request(self, sql: bytes, until: float | None = None) -> list[Result]:
+        return checked(await self.wire.request(sql, until=until), self.display)
 
     def _line_up(self, session: Session, claim: Claim) -> None:
         """Sends the request that waits for the lock; ``attempt`` reads its answer."""
@@ -372,6 +494,45 @@ class AdvisoryBackend(AdvisoryView):
         if claim.mode is Mode.SLOTS:
             await self.wire.request(self.statements.stir(claim.name))
 
+    async def revoke(self, name: str) -> list[int]:
+        (held,) = await self._request(self.statements.look([name]))
+        tokens = list(dict.fromkeys(int(row[3] or 0) for row in held.rows))
+        # By what only this hold has: its slots may be the next one's by the time of the kill.
+        for mark in dict.fromkeys(int(row[7] or 0) for row in held.rows):
+            await self.wire.request(b"KILL CONNECTION IS_USED_LOCK(%s)" % hold_mark(mark))
+        patience = now() + ENDING_SECONDS
+        while tokens and now() < patience:
+            (left,) = await self._request(self.statements.look([name]))
+            if not {int(row[3] or 0) for row in left.rows} & set(tokens):
+                break
+            await self.runtime.sleep(0.005)
+        if any(int(row[1] or 0) >= 0 for row in held.rows):
+            await self.wire.request(self.statements.stir(name))
+        return tokens
+
+    async def look(self, name: str) -> LockInfo:
+        sql = self.statements.look([name]) + b"; " + self.statements.waiting(name)
+        held, waiting = await self._request(sql)
+        waiters = [waiter_of((row[0] or b"").decode(errors="replace")) for row in waiting.rows]
+        holders, limit = holders_of(held.rows)
+        return LockInfo(name, limit, holders, tuple(w for w in waiters if w is not None))
+
+    async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        (page,) = await self._request(self.statements.page(prefix, cursor or "", limit))
+        names = [(row[0] or b"").decode(errors="surrogateescape") for row in page.rows]
+        if not names:
+            return Page([], None)
+        (held,) = await self._request(self.statements.look(names))
+        by_name: dict[str, list[Row]] = {}
+        for row in held.rows:
+            by_name.setdefault((row[0] or b"").decode(errors="backslashreplace"), []).append(row)
+        standings = [
+            LockInfo(name, found[1], found[0], ())
+            for name, rows in by_name.items()
+            for found in [holders_of(rows)]
+        ]
+        return Page(standings, names[-1] if len(names) == limit else None)
+
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         claim = grant.claim
         session = self.sessions.by_owner.get(claim.owner)
@@ -387,10 +548,27 @@ class AdvisoryBackend(AdvisoryView):
             raise
         return written.affected > 0
 
+    async def recall(self, name: str) -> Record | None:
+        (kept,) = await self._request(self.statements.recall(name))
+        for row in kept.rows:
+            return read_record(row, name, self.display)
+        return None
+
+    async def watch(self, name: str, seen: int | None, until: float) -> None:
+        pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
+        await self.runtime.sleep(max(0.0, pause))
+
+    async def _purge(self, until: float | None = None) -> None:
+        """A bounded step, now and then."""
+        if self._until_purge <= 0:
+            self._until_purge = PURGE_EVERY
+            await self._request(self.statements.purge(), until=until)
+            await self.wire.request(self.statements.purge_transactions(), until=until)
+
     async def probe(self) -> list[Finding]:
         ttl = "the server ends a session that was idle for its ttl in whole seconds (wait_timeout)"
         queue = "waiters stand in the server's own queue, each with a connection"
-        return [*await self.findings(), Finding("waiting", queue), Finding("ttl", ttl)]
+        return [*await findings(self._request), Finding("waiting", queue), Finding("ttl", ttl)]
 
     def forget(self) -> None:
         self.sessions.forget()
@@ -403,3 +581,21 @@ class AdvisoryBackend(AdvisoryView):
             self.sessions.remove_user()
             self.talk.close()
         await self.wire.close()
+
+
+class Keeping(sql_advisory_keep.Keeping[Connection, bytes, Reply]):
+    """A session may be idle for its ``wait_timeout``."""
+
+    def __init__(self, sessions: Sessions, talk: Talk, statements: AdvisoryStatements) -> None:
+        super().__init__(sessions, talk)
+        self._statements = statements
+
+    def touch(self, session: Session, claim: Claim) -> bytes:
+        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
+            return b"DO 0"
+        wait = b"SET SESSION wait_timeout = %d" % max(1, math.ceil(claim.ttl))
+        return wait + b"; " + self._statements.set_ttl(claim)
+
+    def kept(self, session: Session, grant: Grant) -> None:
+        super().kept(session, grant)
+        session.connection.ttl = max(1, math.ceil(grant.claim.ttl))

@@ -5,16 +5,20 @@ Everything else about sessions is in ``sql_session``, ``sql_talk`` and ``sql_tal
 
 from __future__ import annotations
 
+import secrets
 from typing import Protocol
 
+from holdfast.errors import Unsupported
 from holdfast.stores._sql import session_aio as sql_talk_async
 from holdfast.stores._sql import session_blocking as sql_talk
 from holdfast.stores._sql.session_aio import lock, receive, remove_reader
-from holdfast.stores._sql.session_blocking import take_pending
-from holdfast.stores.mysql.connection import Session
+from holdfast.stores._sql.session_blocking import settled
+from holdfast.stores.mysql.connect import Dialler
+from holdfast.stores.mysql.connection import Connection, Session
 from holdfast.stores.mysql.protocol import Reply
+from holdfast.stores.mysql_advisory.sql import session_lock
 
-__all__ = ["AsyncTalk", "BlockingTalk", "Talk"]
+__all__ = ["AsyncTalk", "BlockingTalk", "Talk", "open_session"]
 
 
 class Talk(sql_talk.SessionDriver[bytes, Reply], Protocol):
@@ -61,4 +65,20 @@ class AsyncTalk(sql_talk_async.AsyncSessionDriver[bytes, Reply]):
             raise
         finally:
             session.mutex.release()
-            session.wake_waiter()
+            session.stir()
+
+
+def open_session(dialler: Dialler, until: float) -> Connection:
+    """A connection that others can find by its tag, and end."""
+    connection = dialler.enter(until)
+    try:
+        tag = secrets.token_hex(12)
+        ask = b"SELECT GET_LOCK(%s, 0), CONNECTION_ID()" % session_lock(tag)
+        ((got, number),) = connection.checked(connection.request(ask, until))[0].rows
+        if got != b"1":
+            raise Unsupported(f"{dialler.address.display} gives no named locks (GET_LOCK)")
+        connection.tag, connection.number = tag, int(number or 0)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

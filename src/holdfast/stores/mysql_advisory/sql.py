@@ -16,8 +16,7 @@ from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
 from holdfast.stores.mysql.protocol import Result, quoted
 from holdfast.stores.mysql.row import MICROS
-from holdfast.stores.mysql.schema import Schema
-from holdfast.stores.mysql.sql import CLOCK, NOW, PURGE_TRANSACTIONS, fill
+from holdfast.stores.mysql.sql import CLOCK, NOW, PURGE_TRANSACTIONS, Schema, fill
 
 __all__ = ["WAIT_SECONDS", "AdvisoryStatements", "came", "hold_mark", "session_lock"]
 
