@@ -172,10 +172,10 @@ def test_a_client_that_could_not_be_made_can_be_shown(connect: Callable[[str], o
 
 def test_addresses_of_databases_show_no_password() -> None:
     """They are local variables of frames that error reporters print."""
-    from holdfast.stores.mysql import login as mysql_login
+    from holdfast.stores.mysql import connect as mysql_connect
     from holdfast.stores.postgres import connection as postgres
 
-    for kind in (mysql_login.Address, postgres.PostgresAddress):
+    for kind in (mysql_connect.Address, postgres.Address):
         address = kind((("h", 1),), {"password": SECRET}, "mysql://u@h/d")
         assert SECRET not in repr(address)
         assert "mysql://u@h/d" in repr(address)

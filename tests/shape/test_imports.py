@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
 OWN_STORES = {"fencing.etcd", "fencing.consul", "fencing.zookeeper"}
 # A resource's address is connected to as a store's is: the same options, the same safety.
 LOGINS = {
-    "fencing.address": {"holdfast.stores.mysql.login", "holdfast.io.clock"},
+    "fencing.address": {"holdfast.stores.mysql.connect", "holdfast.io.clock"},
 }
 
 CONSENSUS, SQL = "_consensus", "_sql"
@@ -55,12 +55,14 @@ KNOWN: dict[str, set[str]] = {
     "zookeeper": {CONSENSUS},
     "postgres": {SQL},
     "postgres_advisory": {SQL, "postgres"},
-    "mysql": {SQL, "mysql_advisory"},
+    "mysql": {SQL},
     "mysql_advisory": {SQL, "mysql"},
 }
 """Which folders of ``stores`` a store may import, besides its own."""
-MODES = {"postgres": "postgres_advisory", "mysql": "mysql_advisory"}
-"""Which other store a store's ``open_store`` may open, by the mode in the URL."""
+DISPATCH: dict[str, set[str]] = {
+    "stores.mysql.__init__": {"mysql_advisory"},
+}
+"""Modules that open another store, where the URL asks for it by ``mode``."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -107,9 +109,8 @@ def test_stores_do_not_know_each_other(name: str, path: Path) -> None:
     for target in imported(path):
         if target.startswith(f"{STORES}."):
             other = target.split(".")[2]
-            if name == f"stores.{own}.__init__" and other == MODES.get(own):
-                continue
-            assert other in {own} | KNOWN.get(own, set()), f"{name} imports {target}"
+            known = KNOWN.get(own, set()) | DISPATCH.get(name, set())
+            assert other in {own} | known, f"{name} imports {target}"
 
 
 def test_a_blocking_client_loads_no_event_loop_and_no_client() -> None:

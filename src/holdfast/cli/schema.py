@@ -23,7 +23,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.schema and options.store != "postgresql":
         parser.error("--schema is for postgresql; use a database of its own, or --prefix")
-    module = importlib.import_module(f"{BACKENDS[options.store][0]}.schema")
+    home = {"postgresql": "schema", "mysql": "sql"}[options.store]
+    module = importlib.import_module(f"{BACKENDS[options.store][0]}.{home}")
     given = {"schema": options.schema, "prefix": options.prefix}
     sql = str(module.schema_sql(**{word: text for word, text in given.items() if text}))
     write(sql if sql.endswith("\n") else f"{sql}\n")

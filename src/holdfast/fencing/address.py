@@ -119,7 +119,7 @@ def _postgresql(url: Url, where: str) -> Any:
 def _mysql(url: Url, _: str) -> Any:
     """As a store is connected to: with the same options, and none of them passed over."""
     from holdfast.io.clock import now
-    from holdfast.stores.mysql.login import OPTIONS, address_of, log_in
+    from holdfast.stores.mysql.connect import OPTIONS, address_of, log_in
 
     url.refuse_unknown(*OPTIONS)
     return log_in(address_of(url), now() + LOGIN_SECONDS)
