@@ -1,8 +1,13 @@
-"""MySQL lease rows: a name is one row, changed only by who has seen its newest version.
+"""The lease backend of MySQL: all state of a name is one row, changed by compare-and-swap.
 
-Taking a name that nobody uses is one statement, and so is freeing it while nobody waits. Where
-others wait, and all want the name alone, joining them, leaving and coming are one request each.
-All else reads the row, decides by the rules of ``mysql_row``, and writes it (``mysql_change``).
+One statement takes a free name, and one frees a name that has no waiters. While all claims on a
+name are exclusive, each of these is also a single request: join the queue, release to the first
+waiter, take the name as the first waiter. Every other operation reads the row, decides by the
+rules of ``row``, and writes the row back if its version has not changed (``_change``). That is two
+requests, and no row stays locked while a client decides or hangs.
+
+To wake a waiter, the request that frees the name marks the waiter's entry as called and kills the
+sleep of the waiter's subscription (``wakeups``).
 """
 
 from __future__ import annotations
@@ -18,35 +23,55 @@ from holdfast.core.acquire import LEAST_REQUEST_SECONDS
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.io.clock import now
-from holdfast.stores.mysql.connect import Store
-from holdfast.stores.mysql.connection import Refused, Wire, checked
+from holdfast.stores.mysql.connect import MySqlStore
+from holdfast.stores.mysql.connection import MySqlPool, MySqlRefused, checked
 from holdfast.stores.mysql.inspect import clock_finding, findings
 from holdfast.stores.mysql.protocol import Result, Row
-from holdfast.stores.mysql.row import State, empty_state, parse_state, read_record, read_state
-from holdfast.stores.mysql.sql import IF_WRITTEN, LeaseStatements, place_of, subscription_lock
-from holdfast.stores.mysql.wakeups import SLEEP_SECONDS, Hanger, ask_for, make_listening, told_by
+from holdfast.stores.mysql.row import RowState, empty_state, parse_state, read_record, read_state
+from holdfast.stores.mysql.sql import (
+    IF_WRITTEN,
+    MySqlLeaseStatements,
+    position_of,
+    subscription_lock,
+)
+from holdfast.stores.mysql.wakeups import (
+    SLEEP_SECONDS,
+    SubscriptionOpener,
+    make_wakeups,
+    wakeup_check_request,
+    wakeup_problem,
+)
 from holdfast.url import Url
 
-__all__ = ["LeaseBackend", "LeaseStore"]
+__all__ = ["MySqlLeaseBackend", "MySqlLeaseStore"]
 
 T = TypeVar("T")
 BATCH = 200
 PURGE_EVERY = 1000
-"""After so many attempts twice that number of names is looked at, and the idle ones dropped."""
+"""Number of attempts between two purge steps. One step scans twice as many names."""
 LOST = "it ran out or was broken, and is no longer stored"
 CHANGES = 100
-"""So often a row may be changed by others while we decide."""
+"""Most retries of a compare-and-swap, or of a request that clashed with another transaction."""
 REMEMBERED = 4096
+"""Most names or owners kept in a hint. Hints only choose which request is tried first."""
 CLASHES = frozenset({1020, 1205, 1213})
-"""The server gave way to another transaction; nothing was changed."""
+"""Error numbers of a statement that lost against another transaction and changed nothing."""
 UNREADABLE = frozenset({1264, 1292, 1366, 1690, 1916})
-"""What is stored is not what a statement can count with; nothing was changed. The row tells."""
-LONGEST_SECONDS = 5.0
-"""Nothing rests on the order: who has waited for so long asks all the same."""
+"""Error numbers of a statement that could not compute with a damaged row. Nothing was changed;
+reading the row gives the cause."""
+BACKOFF_STEP_SECONDS = 0.0005
+LONGEST_BACKOFF_SECONDS = 0.25
+"""After n lost races the back-off is random, up to min(longest, n² steps)."""
+RACES_BEFORE_BACKOFF = 2
+WATCH_SECONDS = (0.5, 1.0)
+"""Polling interval of ``watch``."""
+LONGEST_IN_FLIGHT_SECONDS = 5.0
+"""Longest wait for a release of the same client. Correctness does not depend on this order, so the
+attempt is sent after the wait in any case."""
 
 
-class LeaseStore(Store):
-    """Lease rows: a hold ends by itself with its ttl."""
+class MySqlLeaseStore(MySqlStore):
+    """The store of lease rows: a hold ends when its ttl is over."""
 
     mode = "lease"
     guarantees = frozenset(Guarantee) - {Guarantee.SURVIVES_SERVER_LOSS, Guarantee.WATCH}
@@ -54,29 +79,38 @@ class LeaseStore(Store):
 
     def __init__(self, url: Url, settings: Settings) -> None:
         super().__init__(url, settings)
-        self._statements = LeaseStatements(self._dialler.schema, settings.namespace)
+        self._statements = MySqlLeaseStatements(self._dialler.schema, settings.namespace)
 
-    def backend(self, runtime: Runtime) -> LeaseBackend:
+    def backend(self, runtime: Runtime) -> MySqlLeaseBackend:
         dialler, seconds = self._dialler, self._settings.request_seconds
-        hanger = Hanger(dialler.greet_to_stay, lambda: dialler.galera, self._statements, seconds)
-        return LeaseBackend(runtime, self._wire(runtime), hanger, self._statements, self.display)
+        opener = SubscriptionOpener(
+            dialler.connect_long_lived, lambda: dialler.galera, self._statements, seconds
+        )
+        return MySqlLeaseBackend(
+            runtime, self._pool(runtime), opener, self._statements, self.display
+        )
 
 
-class LeaseBackend:
+class MySqlLeaseBackend:
     """Admits claims in the rows of one namespace."""
 
     def __init__(
-        self, runtime: Runtime, wire: Wire, hanger: Hanger, statements: LeaseStatements,
+        self,
+        runtime: Runtime,
+        pool: MySqlPool,
+        opener: SubscriptionOpener,
+        statements: MySqlLeaseStatements,
         display: str,
-    ) -> None:  # fmt: skip
-        self.runtime, self.wire, self.statements, self.display = runtime, wire, statements, display
-        self.listening, self._hanger = make_listening(runtime, hanger), hanger
-        self._crowded: dict[str, None] = {}
-        """Names that were not alone when last seen: asking for them as free is in vain."""
-        self._leaving = make_leaving(runtime)
-        self._standing: dict[str, str] = {}
-        """Who joined a line, with the subscription that it told of: its next attempt is for when
-        it is the first, or to tell of another one."""
+    ) -> None:
+        self.runtime, self.pool, self.statements, self.display = runtime, pool, statements, display
+        self.wakeups, self._opener = make_wakeups(runtime, opener), opener
+        self._contended: dict[str, None] = {}
+        """Names that had waiters or shared holders when last seen: a hint that the request for a
+        free name will fail."""
+        self._in_flight = make_in_flight_releases(runtime)
+        self._queued: dict[str, str] = {}
+        """Owners that joined a queue, with the subscription stored in their entry: a hint for
+        their next attempt."""
         self._until_purge = PURGE_EVERY
         self._purged_to = b""
 
@@ -84,122 +118,131 @@ class LeaseBackend:
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         self._until_purge -= 1
-        subscription, state = self.listening.subscription, None
+        subscription, state = self.wakeups.subscription, None
         if claim.mode is Mode.EXCLUSIVE:
-            answer = await self._alone(claim, join, subscription, until)
-            if not isinstance(answer, State):
+            answer = await self._attempt_exclusive(claim, join, subscription, until)
+            if not isinstance(answer, RowState):
                 return answer
             state = answer
 
-        def decide(state: State) -> Grant | Busy:
+        def decide(state: RowState) -> Grant | Busy:
             return state.attempt(claim, join, subscription)
 
-        told = await self._change(claim.name, decide, claim.owner, until, state=state)
-        if join and claim.mode is Mode.EXCLUSIVE and isinstance(told, Busy):
-            self._stand(claim.owner, subscription)
-        return told
+        result = await self._change(claim.name, decide, claim.owner, until, state=state)
+        if join and claim.mode is Mode.EXCLUSIVE and isinstance(result, Busy):
+            self._note_queued(claim.owner, subscription)
+        return result
 
-    async def _alone(
+    async def _attempt_exclusive(
         self, claim: Claim, join: bool, subscription: str, until: float | None
-    ) -> Grant | Busy | State:
-        """The short ways of one who wants the name alone; where the row is damaged, its state says
-        what it is."""
+    ) -> Grant | Busy | RowState:
+        """Tries the single requests for an exclusive claim. Returns the row's state if none of
+        them fits; raises ``Incompatible`` if the row is damaged."""
         try:
-            return await self._come_alone(claim, join, subscription, until)
-        except Refused as error:
+            return await self._attempt_in_one_request(claim, join, subscription, until)
+        except MySqlRefused as error:
             if error.code not in UNREADABLE:
                 raise
         return await self._read(claim.name, claim.owner, until)
 
-    async def _come_alone(
+    async def _attempt_in_one_request(
         self, claim: Claim, join: bool, subscription: str, until: float | None
-    ) -> Grant | Busy | State:
-        """The ways of one who wants the name alone, each a single request: the likely one first.
-        Where none of them fits, the row."""
+    ) -> Grant | Busy | RowState:
+        """Tries the single requests for an exclusive claim, the most likely first. Returns the
+        row's state if none of them fits."""
         name, owner = claim.name, claim.owner
-        if name in self._leaving.names:
-            await self._leaving.wait(name, until)
-        crowded = name in self._crowded
-        if not crowded and (taken := await self._take(claim, until)):
+        if name in self._in_flight.names:
+            await self._in_flight.wait(name, until)
+        contended = name in self._contended
+        if not contended and (taken := await self._take(claim, until)):
             return taken
-        told = self._standing.pop(owner, None)
-        if told is not None:
-            return await self._again(claim, subscription, told == subscription, until)
-        if join and (busy := await self._line_up("join", claim, subscription, until)):
+        stored = self._queued.pop(owner, None)
+        if stored is not None:
+            return await self._attempt_queued(claim, subscription, stored == subscription, until)
+        if join and (busy := await self._enter_queue("join", claim, subscription, until)):
             return busy
-        if crowded and (taken := await self._take(claim, until)):
-            self._crowded.pop(name, None)
+        if contended and (taken := await self._take(claim, until)):
+            self._contended.pop(name, None)
             return taken
         return await self._read(name, owner, until)
 
-    async def _again(
-        self, claim: Claim, subscription: str, told: bool, until: float | None
-    ) -> Grant | Busy | State:
-        """The ways of one who stands in line: most likely it is its turn, if its subscription was
-        told."""
-        if not told and (busy := await self._line_up("tell", claim, subscription, until)):
+    async def _attempt_queued(
+        self, claim: Claim, subscription: str, stored: bool, until: float | None
+    ) -> Grant | Busy | RowState:
+        """An attempt of a queued claim. If its entry has the current subscription (``stored``),
+        the claim was most likely woken, so taking the name is tried first."""
+        if not stored and (
+            busy := await self._enter_queue("update_subscription", claim, subscription, until)
+        ):
             return busy
-        (came,) = await self._ask(self.statements.come_first(claim), claim.owner, until)
+        (came,) = await self._execute(self.statements.take_as_first(claim), claim.owner, until)
         if came.affected:
             return Grant(claim, came.insert_id)
-        if told and (busy := await self._line_up("tell", claim, subscription, until)):
+        if stored and (
+            busy := await self._enter_queue("update_subscription", claim, subscription, until)
+        ):
             return busy
         return await self._read(claim.name, claim.owner, until)
 
-    async def _line_up(
-        self, how: Literal["join", "tell"], claim: Claim, subscription: str, until: float | None
+    async def _enter_queue(
+        self,
+        how: Literal["join", "update_subscription"],
+        claim: Claim,
+        subscription: str,
+        until: float | None,
     ) -> Busy | None:
-        """Stands in line from now on, or still does; nothing where it may not have to wait."""
-        make = self.statements.join if how == "join" else self.statements.tell
-        (waits,) = await self._ask(make(claim, subscription), claim.owner, until)
+        """Appends an entry to the queue, or stores another subscription in the claim's entry.
+        Returns None, and changes nothing, if the claim may not have to wait."""
+        make = self.statements.join if how == "join" else self.statements.update_subscription
+        (waits,) = await self._execute(make(claim, subscription), claim.owner, until)
         if not waits.affected:
             return None
-        self._crowd(claim.name)
-        self._stand(claim.owner, subscription)
-        return Busy(*place_of(waits.insert_id), ref=subscription)
+        self._mark_contended(claim.name)
+        self._note_queued(claim.owner, subscription)
+        return Busy(*position_of(waits.insert_id), ref=subscription)
 
     async def _take(self, claim: Claim, until: float | None) -> Grant | None:
-        (taken,) = await self._ask(self.statements.take(claim), claim.owner, until)
+        (taken,) = await self._execute(self.statements.take(claim), claim.owner, until)
         return Grant(claim, taken.insert_id) if taken.affected else None
 
-    def _stand(self, owner: str, subscription: str) -> None:
-        if len(self._standing) >= REMEMBERED:  # of waiters that the renewer has undone
-            self._standing.clear()
-        self._standing[owner] = subscription
+    def _note_queued(self, owner: str, subscription: str) -> None:
+        if len(self._queued) >= REMEMBERED:  # owners that the renewer has abandoned stay in it
+            self._queued.clear()
+        self._queued[owner] = subscription
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        look = partial(self._is_called, claim.name, busy.ref, until)
-        await self.listening.wait(claim.owner, claim.name, until, busy.ref, look)
+        look = partial(self._is_reserved, claim.name, busy.ref, until)
+        await self.wakeups.wait(claim.owner, claim.name, until, busy.ref, look)
 
-    async def _is_called(self, name: str, subscription: str, until: float) -> bool:
+    async def _is_reserved(self, name: str, subscription: str, until: float) -> bool:
         by = max(until, self.runtime.now() + LEAST_REQUEST_SECONDS)
-        (called,) = await self._ask(self.statements.listen(subscription, [name]), until=by)
-        return bool(called.rows)
+        (found,) = await self._execute(self.statements.listen(subscription, [name]), until=by)
+        return bool(found.rows)
 
     def nudge(self, claim: Claim) -> None:
-        self.listening.wake(claim.owner)
+        self.wakeups.wake(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         if grant.claim.name != claim.name:
             return await self.release(grant), await self.attempt(claim, join=True)
 
-        self._standing.pop(claim.owner, None)
+        self._queued.pop(claim.owner, None)
         if grant.claim.mode is claim.mode is Mode.EXCLUSIVE:
-            sql = self.statements.hand_on(grant.claim, claim)
-            (handed,) = await self._ask(sql, claim.owner)
+            sql = self.statements.exchange(grant.claim, claim)
+            (handed,) = await self._execute(sql, claim.owner)
             if handed.affected:
                 return True, Grant(claim, handed.insert_id)
 
-        def decide(state: State) -> tuple[bool, Grant | Busy]:
+        def decide(state: RowState) -> tuple[bool, Grant | Busy]:
             ours = state.release(grant.claim.owner)
-            # The subscription that hangs now: the waiter itself may have told of it while we were
-            # asking.
-            return ours, state.attempt(claim, True, self.listening.subscription)
+            # The subscription as it is now: the waiter itself may have stored it in its entry
+            # while this request was under way.
+            return ours, state.attempt(claim, True, self.wakeups.subscription)
 
-        ours, told = await self._change(claim.name, decide, claim.owner)
-        if claim.mode is Mode.EXCLUSIVE and isinstance(told, Busy):
-            self._stand(claim.owner, told.ref)
-        return ours, told
+        ours, result = await self._change(claim.name, decide, claim.owner)
+        if claim.mode is Mode.EXCLUSIVE and isinstance(result, Busy):
+            self._note_queued(claim.owner, result.ref)
+        return ours, result
 
     async def renew(
         self,
@@ -210,16 +253,16 @@ class LeaseBackend:
         shorten: bool = False,
     ) -> Renewal:
         others = [g.claim for g in grants if g.claim.mode is not Mode.EXCLUSIVE]
-        lost = await self._renew_alone(grants, until, shorten)
-        gone, unknown = await self._renew_crowds(others, waits, until, shorten)
+        lost = await self._renew_exclusive(grants, until, shorten)
+        gone, unknown = await self._renew_entries(others, waits, until, shorten)
         lost |= {claim.owner: LOST for claim in others if claim.owner in gone}
         await self._purge(until)
         return Renewal(lost, unknown, frozenset(w.claim.owner for w in waits) & gone)
 
-    async def _renew_alone(
+    async def _renew_exclusive(
         self, grants: Sequence[Grant], until: float, shorten: bool
     ) -> dict[str, str]:
-        """Renews the holds that are alone; answers which are lost."""
+        """Renews the exclusive holds. Returns the lost ones by owner, with the reason."""
         by_ttl: dict[float, list[Claim]] = {}
         for grant in grants:
             if grant.claim.mode is Mode.EXCLUSIVE:
@@ -229,24 +272,24 @@ class LeaseBackend:
             for start in range(0, len(claims), BATCH):
                 batch = claims[start : start + BATCH]
                 extend = self.statements.extend(batch, ttl, shorten)
-                (kept,) = await self._ask(extend, until=until)
+                (kept,) = await self._execute(extend, until=until)
                 if kept.affected < len(batch):
-                    (held,) = await self._ask(self.statements.held(batch), until=until)
+                    (held,) = await self._execute(self.statements.held(batch), until=until)
                     ours = {row[0] for row in held.rows}
                     lost |= {c.owner: LOST for c in batch if c.owner.encode() not in ours}
         return lost
 
-    async def _renew_crowds(
+    async def _renew_entries(
         self, claims: Sequence[Claim], waits: Sequence[Waiting], until: float, shorten: bool
     ) -> tuple[set[str], dict[str, str]]:
-        """Renews holds and refreshes waiters in crowds; answers which are no longer there, and of
-        which that can't be told, with the cause."""
+        """Renews shared and slot holds, and refreshes waiters. Returns the owners that are no
+        longer stored, and the owners whose row can't be read, with the cause."""
         gone: set[str] = set()
         unknown: dict[str, str] = {}
         names = sorted({claim.name for claim in claims} | {w.claim.name for w in waits})
         for start in range(0, len(names), BATCH):
             batch = set(names[start : start + BATCH])
-            due = _Due(
+            due = _RenewalBatch(
                 [claim for claim in claims if claim.name in batch],
                 [wait for wait in waits if wait.claim.name in batch],
                 shorten,
@@ -259,31 +302,33 @@ class LeaseBackend:
             gone |= await self._renew_states(states, due, until)
         return gone, unknown
 
-    async def _renew_states(self, states: dict[str, State], due: _Due, until: float) -> set[str]:
+    async def _renew_states(
+        self, states: dict[str, RowState], due: _RenewalBatch, until: float
+    ) -> set[str]:
         answers = {name: due.apply(state) for name, state in states.items()}
         for state in states.values():
-            state.settle()
-        # In the order of their names, in which all lock them: no two wait for each other.
+            state.reserve()
+        # Every client locks rows in the order of their names, so two batches can't deadlock.
         plain = [s for _, s in sorted(states.items()) if s.changed and not s.wakes]
         written: list[Result] = []
         if plain:
-            batch = _together([self.statements.write(state) for state in plain])
-            written = (await self._ask(batch, until=until))[-len(plain) - 1 :]
+            batch = _in_one_transaction([self.statements.write(state) for state in plain])
+            written = (await self._execute(batch, until=until))[-len(plain) - 1 :]
         kept = {s.name for s, result in zip(plain, written, strict=False) if result.affected}
         for name, state in states.items():
-            if state.changed and name not in kept:  # somebody is to be called, or was faster
+            if state.changed and name not in kept:  # it has waiters to wake, or the write lost
                 answers[name] = await self._change(name, due.apply, until=until)
         return set[str]().union(*answers.values())
 
     async def _read_many(
         self, names: Iterable[str], until: float
-    ) -> tuple[dict[str, State], dict[str, str]]:
-        """The states by name; and of those that can't be read, why."""
-        (result,) = await self._ask(self.statements.read_many(names), until=until)
-        states: dict[str, State] = {}
+    ) -> tuple[dict[str, RowState], dict[str, str]]:
+        """Returns the states by name, and by name why a row can't be read."""
+        (result,) = await self._execute(self.statements.read_many(names), until=until)
+        states: dict[str, RowState] = {}
         damaged: dict[str, str] = {}
         for row in result.rows:
-            name = (row[8] or b"").decode()  # one that we have asked for
+            name = (row[8] or b"").decode()  # valid UTF-8: it is one of ``names``
             try:
                 states[name] = read_state(row, name, self.display)
             except Incompatible as error:
@@ -293,102 +338,104 @@ class LeaseBackend:
     async def release(self, grant: Grant) -> bool:
         claim, state = grant.claim, None
         if claim.mode is Mode.EXCLUSIVE:
-            state = await self._leave(claim)
+            state = await self._release_exclusive(claim)
             if state is None:
                 await self._purge()
                 return True
 
-        def decide(state: State) -> bool:
+        def decide(state: RowState) -> bool:
             return state.release(claim.owner)
 
         ours = await self._change(claim.name, decide, claim.owner, state=state)
         await self._purge()
         return ours
 
-    async def _leave(self, claim: Claim) -> State | None:
-        """The ways out of one who has the name alone, each a single request: the likely one first.
-        Where none of them fits, the row."""
+    async def _release_exclusive(self, claim: Claim) -> RowState | None:
+        """Tries the single requests that release an exclusive hold, the most likely first. Returns
+        None if one of them released it, otherwise the row's state."""
         name = claim.name
         try:
-            self._leaving.names[name] = None
-            crowded = name in self._crowded
-            if not crowded and await self._free(claim):
+            self._in_flight.names[name] = None
+            contended = name in self._contended
+            if not contended and await self._free(claim):
                 return None
-            if await self._call_first(claim):
+            if await self._release_to_first(claim):
                 return None
-            if crowded and await self._free(claim):
-                self._crowded.pop(name, None)
+            if contended and await self._free(claim):
+                self._contended.pop(name, None)
                 return None
             return await self._read(name, claim.owner)
-        except Refused as error:
+        except MySqlRefused as error:
             if error.code not in UNREADABLE:
                 raise
             return await self._read(name, claim.owner)
         finally:
-            self._leaving.left(name)
+            self._in_flight.finished(name)
 
     async def _free(self, claim: Claim) -> bool:
-        (freed,) = await self._ask(self.statements.free(claim), claim.owner)
+        (freed,) = await self._execute(self.statements.free(claim), claim.owner)
         return freed.affected > 0
 
-    async def _call_first(self, claim: Claim) -> bool:
-        looks = self._hanger.looks
-        results = await self._request(self.statements.call_first(claim, not looks), 0, claim.owner)
+    async def _release_to_first(self, claim: Claim) -> bool:
+        polls = self._opener.polls
+        results = await self._execute_at_least(
+            self.statements.release_to_first(claim, not polls), 0, claim.owner
+        )
         if not results[0].affected:
             return False
-        self._crowd(claim.name)
-        if len(results) == 1 and not looks:
+        self._mark_contended(claim.name)
+        if len(results) == 1 and not polls:
             await self._skip_absent(claim.name)
         return True
 
     async def _skip_absent(self, name: str) -> None:
-        """Somebody was called whose subscription is gone: it is skipped at once, and the next
-        called."""
+        """Removes waiters that were called and whose subscription has ended, and calls the next
+        waiter. The killed session was not found, so there is at least one."""
         state = await self._read(name)
         subscriptions = list(
-            {entry.subscription for entry in state.crowd if entry.reserved and entry.subscription}
+            {entry.subscription for entry in state.entries if entry.reserved and entry.subscription}
         )
         if subscriptions:
-            hangs = b", ".join(
+            sessions = b", ".join(
                 b"IS_USED_LOCK(%s)" % subscription_lock(subscription)
                 for subscription in subscriptions
             )
-            (found,) = await self._ask(b"SELECT " + hangs)
+            (found,) = await self._execute(b"SELECT " + sessions)
             gone = {
                 subscription
-                for subscription, hung in zip(subscriptions, found.rows[0], strict=True)
-                if hung is None
+                for subscription, session in zip(subscriptions, found.rows[0], strict=True)
+                if session is None
             }
             await self._change(name, lambda state: state.skip(gone))
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        self._standing.pop(claim.owner, None)
+        self._queued.pop(claim.owner, None)
         await self._change(claim.name, lambda state: state.abandon(claim.owner), claim.owner, until)
-        self.listening.forget_ring(claim.owner)
+        self.wakeups.forget_wakeup(claim.owner)
 
     async def revoke(self, name: str) -> list[int]:
-        return await self._change(name, State.clear)
+        return await self._change(name, RowState.clear)
 
     async def look(self, name: str) -> LockInfo:
         state = await self._read(name)
         subscriptions = [
-            entry.subscription for entry in state.crowd if entry.subscription and not entry.token
+            entry.subscription for entry in state.entries if entry.subscription and not entry.token
         ]
-        why = await self._uncalled(sorted(set(subscriptions))) if subscriptions else ""
-        return state.standing()._replace(notice=f"waiters are not woken: {why}" if why else "")
+        why = await self._why_not_woken(sorted(set(subscriptions))) if subscriptions else ""
+        return state.info()._replace(notice=f"waiters are not woken: {why}" if why else "")
 
-    async def _uncalled(self, subscriptions: Sequence[str]) -> str:
-        """Why calls don't arrive at these subscriptions; empty if they do."""
-        if self._hanger.looks:
-            return self._hanger.finding.detail
-        why = told_by(await self.wire.request(ask_for(subscriptions)))
-        return f"{why}; calls are found by a look every {SLEEP_SECONDS:g} s" if why else ""
+    async def _why_not_woken(self, subscriptions: Sequence[str]) -> str:
+        """Returns why wake-ups do not reach these subscriptions; empty if they do."""
+        if self._opener.polls:
+            return self._opener.finding.detail
+        why = wakeup_problem(await self.pool.request(wakeup_check_request(subscriptions)))
+        return f"{why}; waiters poll the row every {SLEEP_SECONDS:g} s instead" if why else ""
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         sql = self.statements.survey(prefix, cursor or "", limit)
-        rows = (await self._ask(sql))[0].rows
-        standings = [_standing(row, self.display) for row in rows]
-        used = [s for s in standings if s.holders or s.waiters or s.notice]
+        rows = (await self._execute(sql))[0].rows
+        infos = [_info_of(row, self.display) for row in rows]
+        used = [s for s in infos if s.holders or s.waiters or s.notice]
         last = (rows[-1][8] or b"").decode(errors="surrogateescape") if rows else ""
         return Page(used, last if len(rows) == limit else None)
 
@@ -402,157 +449,169 @@ class LeaseBackend:
         return True
 
     async def recall(self, name: str) -> Record | None:
-        for row in (await self._ask(self.statements.recall(name)))[0].rows:
+        for row in (await self._execute(self.statements.recall(name)))[0].rows:
             return read_record(row, name, self.display)
         return None
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
         await self.runtime.sleep(max(0.0, pause))
 
     async def _purge(self, until: float | None = None) -> None:
-        """A bounded step through the names, now and then."""
+        """Deletes idle rows among the next ``2 * PURGE_EVERY`` names, every ``PURGE_EVERY``
+        attempts."""
         if self._until_purge > 0:
             return
         self._until_purge = PURGE_EVERY
         batch = 2 * PURGE_EVERY
-        (names,) = await self._ask(self.statements.last(self._purged_to, batch), until=until)
+        (names,) = await self._execute(self.statements.last(self._purged_to, batch), until=until)
         last = (names.rows[-1][0] or b"") if names.rows else self._purged_to
-        await self._ask(self.statements.purge(self._purged_to, last), until=until)
+        await self._execute(self.statements.purge(self._purged_to, last), until=until)
         self._purged_to = last if len(names.rows) == batch else b""
-        await self.wire.request(self.statements.purge_transactions(), until=until)
+        await self.pool.request(self.statements.purge_transactions(), until=until)
 
     async def probe(self) -> list[Finding]:
-        found, waiting = await findings(self._ask), self._hanger.finding
-        if self._hanger.galera:
-            found.append(await clock_finding(self._ask, self.runtime.wall))
-        why = await self._uncalled(())
+        found, waiting = await findings(self._execute), self._opener.finding
+        if self._opener.galera:
+            found.append(await clock_finding(self._execute, self.runtime.wall))
+        why = await self._why_not_woken(())
         return [*found, Finding("waiting", why, "warning") if why else waiting]
 
     def forget(self) -> None:
-        self.wire.forget()
-        self.listening.forget()
-        self._leaving = make_leaving(self.runtime)
+        self.pool.forget()
+        self.wakeups.forget()
+        self._in_flight = make_in_flight_releases(self.runtime)
 
     async def close(self) -> None:
-        self.listening.close()
-        await self.wire.close()
+        self.wakeups.close()
+        await self.pool.close()
 
-    async def _ask(self, sql: bytes, owner: str = "", until: float | None = None) -> list[Result]:
-        """One request; again where the server gave way to another."""
-        reply = await self.wire.request(sql, owner, until)
+    async def _execute(
+        self, sql: bytes, owner: str = "", until: float | None = None
+    ) -> list[Result]:
+        """Sends one request, and sends it again after a clash. Returns one result per statement;
+        raises ``MySqlRefused`` for any other error."""
+        reply = await self.pool.request(sql, owner, until)
         for clash in range(CHANGES):
             if reply.failure is None or reply.failure.code not in CLASHES:
                 break
-            await self._step_back(clash)
-            reply = await self.wire.request(sql, owner, until)
+            await self._back_off(clash)
+            reply = await self.pool.request(sql, owner, until)
         return checked(reply, self.display)
 
-    async def _step_back(self, times: int) -> bool:
-        """Leaves the row to others for a moment, the longer the more often they were faster, so
-        that a crowd of any size spreads out; whether it did. Four lose ten races in a row now and
-        then, fifty often do: what doubles each time would keep the four waiting for nothing."""
-        if times <= 2:
+    async def _back_off(self, times: int) -> bool:
+        """Sleeps after ``times`` lost races. Returns whether it slept.
+
+        The back-off grows with the square of the losses, so that any number of clients spreads
+        out. Four clients lose ten races in a row now and then, fifty often do: exponential
+        back-off would make the four wait too long.
+        """
+        if times <= RACES_BEFORE_BACKOFF:
             return False
-        await self.runtime.sleep(self.runtime.between(0.0, min(0.25, 0.0005 * times**2)))
+        longest = min(LONGEST_BACKOFF_SECONDS, BACKOFF_STEP_SECONDS * times**2)
+        await self.runtime.sleep(self.runtime.between(0.0, longest))
         return True
 
     async def _change(
         self,
         name: str,
-        decide: Callable[[State], T],
+        decide: Callable[[RowState], T],
         owner: str = "",
         until: float | None = None,
         then: bytes = b"",
-        state: State | None = None,
+        state: RowState | None = None,
     ) -> T:
-        """Reads the row, decides, and writes what has changed; again if others were faster."""
+        """Compare-and-swap: reads the row (unless ``state`` is given), lets ``decide`` change the
+        state, and writes it. Repeats if another client has changed the row. Returns the result of
+        the last ``decide``. ``then`` is a statement for the same transaction as the write."""
         state = await self._read(name, owner, until) if state is None else state
         for times in range(CHANGES):
             answer = decide(state)
-            state.settle(owner)
+            state.reserve(owner)
             if not state.changed and not then:
                 return answer
             fresh = await self._write(state, owner, until, then)
             if fresh is None:
                 return answer
             state = fresh
-            if await self._step_back(times):  # what was fresh before that is old by now
+            if await self._back_off(times):  # the state has aged during the sleep
                 state = await self._read(name, owner, until)
-        raise BackendUnavailable(f"{self.display}: {name!r} keeps changing while it is asked for")
+        raise BackendUnavailable(f"{self.display}: {name!r} is changed too often by other clients")
 
-    async def _read(self, name: str, owner: str = "", until: float | None = None) -> State:
-        (row,) = (await self._ask(self.statements.read(name), owner, until))[0].rows
+    async def _read(self, name: str, owner: str = "", until: float | None = None) -> RowState:
+        (row,) = (await self._execute(self.statements.read(name), owner, until))[0].rows
         return self._state(name, row)
 
-    def _state(self, name: str, row: tuple[bytes | None, ...]) -> State:
+    def _state(self, name: str, row: tuple[bytes | None, ...]) -> RowState:
         if row[1] is None:
             return empty_state(name, int(row[0] or 0), self.display)
         return read_state(row, name, self.display)
 
     async def _write(
-        self, state: State, owner: str, until: float | None, then: bytes
-    ) -> State | None:
-        """Writes a state; answers a newer one instead if there is one."""
-        mine = [wake for wake in state.wakes if wake.subscription == self.listening.subscription]
-        calls = [wake for wake in state.wakes if wake.subscription != self.listening.subscription]
+        self, state: RowState, owner: str, until: float | None, then: bytes
+    ) -> RowState | None:
+        """Writes a state and wakes the waiters in ``state.wakes``. Returns None on success, or the
+        newer state if the row has changed."""
+        mine = [wake for wake in state.wakes if wake.subscription == self.wakeups.subscription]
+        others = [wake for wake in state.wakes if wake.subscription != self.wakeups.subscription]
         batch = [self.statements.write(state)]
         if then:
             batch = [b"BEGIN", *batch, IF_WRITTEN, then, b"COMMIT"]
         batch.append(self.statements.read(state.name))
-        subscriptions = list(dict.fromkeys(wake.subscription for wake in calls))
+        subscriptions = list(dict.fromkeys(wake.subscription for wake in others))
         results = await self._send(batch, subscriptions, owner, until)
         if not results[1 if then else 0].affected:
             return self._state(state.name, results[len(batch) - 1].rows[0])
         self._note(state)
         for wake in mine:
-            self.listening.wake(wake.owner)
+            self.wakeups.wake(wake.owner)
         if results[len(batch) :]:
-            await self._finish_calls(state.name, subscriptions, results[len(batch)], until)
+            await self._finish_wakes(state.name, subscriptions, results[len(batch)], until)
         return None
 
     async def _send(
         self, batch: list[bytes], subscriptions: list[str], owner: str, until: float | None
     ) -> list[Result]:
-        """One request. The calls come last in it: one that fails says that nobody is there."""
+        """Sends one request: the batch, then the wake-ups. They are last, because the KILL fails
+        if the subscription's session has ended."""
         least = len(batch)
-        if subscriptions and not self._hanger.looks:
+        if subscriptions and not self._opener.polls:
             found = b", ".join(
                 b"IS_USED_LOCK(%s)" % subscription_lock(subscription)
                 for subscription in subscriptions
             )
-            batch = [*batch, b"SELECT " + found, _stir(subscriptions[0])]
-        return await self._request(b"; ".join(batch), least, owner, until)
+            batch = [*batch, b"SELECT " + found, _kill_sleep(subscriptions[0])]
+        return await self._execute_at_least(b"; ".join(batch), least, owner, until)
 
-    async def _request(
+    async def _execute_at_least(
         self, sql: bytes, least: int, owner: str = "", until: float | None = None
     ) -> list[Result]:
-        """One request, of which what comes behind ``least`` results may fail."""
-        reply = await self.wire.request(sql, owner, until)
+        """Sends one request whose statements after the first ``least`` may fail."""
+        reply = await self.pool.request(sql, owner, until)
         for clash in range(CHANGES):
             if len(reply.results) > least:
                 return reply.results
             if reply.failure is None or reply.failure.code not in CLASHES:
                 break
-            await self._step_back(clash)
-            reply = await self.wire.request(sql, owner, until)
+            await self._back_off(clash)
+            reply = await self.pool.request(sql, owner, until)
         return checked(reply, self.display)
 
-    def _note(self, state: State) -> None:
-        if state.crowd:
-            self._crowd(state.name)
+    def _note(self, state: RowState) -> None:
+        if state.entries:
+            self._mark_contended(state.name)
         else:
-            self._crowded.pop(state.name, None)
+            self._contended.pop(state.name, None)
 
-    def _crowd(self, name: str) -> None:
-        self._crowded[name] = None
-        if len(self._crowded) > REMEMBERED:
-            self._crowded.pop(next(iter(self._crowded)), None)
+    def _mark_contended(self, name: str) -> None:
+        self._contended[name] = None
+        if len(self._contended) > REMEMBERED:
+            self._contended.pop(next(iter(self._contended)), None)
 
-    async def _finish_calls(
+    async def _finish_wakes(
         self, name: str, subscriptions: list[str], found: Result, until: float | None
     ) -> None:
-        """Stirs the other subscriptions, and skips those whose sessions have ended."""
+        """Wakes the other subscriptions, and removes the waiters of ended sessions."""
         gone = {
             subscription
             for subscription, number in zip(subscriptions, found.rows[0], strict=True)
@@ -560,36 +619,36 @@ class LeaseBackend:
         }
         for subscription in subscriptions[1:]:
             if subscription not in gone:
-                await self.wire.request(_stir(subscription), until=until)
+                await self.pool.request(_kill_sleep(subscription), until=until)
         if gone:
             await self._change(name, lambda state: state.skip(gone), until=until)
 
 
-def _standing(row: Row, store: str) -> LockInfo:
-    """What a row of a survey shows; of one that can't be read, that it is there."""
+def _info_of(row: Row, store: str) -> LockInfo:
+    """Returns what a survey shows of a row: for a damaged row, its name and the cause."""
     stored = row[8] or b""
     name = stored.decode(errors="backslashreplace")
     try:
         stored.decode()
-        return parse_state(row, name, store).standing()
+        return parse_state(row, name, store).info()
     except ValueError as error:
-        why = "its name is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        why = "its name is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         notice = f"what is stored under this name can't be read: {why}"
         return LockInfo(name, 0, (), (), notice=notice)
 
 
 class _NotHeld(Exception):
-    """Nothing is to be recorded under a hold that is gone."""
+    """The hold is lost, so no record may be written under it."""
 
 
-def _must_hold(state: State, claim: Claim) -> None:
+def _must_hold(state: RowState, claim: Claim) -> None:
     if not state.holds(claim.owner):
         raise _NotHeld
     state.changed = True
 
 
-class _Due:
-    """What a batch renews and refreshes, by name."""
+class _RenewalBatch:
+    """The holds to renew and the waiters to refresh in one batch, by name."""
 
     def __init__(
         self, claims: Sequence[Claim], waits: Sequence[Waiting], shorten: bool = False
@@ -607,8 +666,8 @@ class _Due:
             wait.claim.owner for wait in self._waits.get(name, ())
         }
 
-    def apply(self, state: State) -> set[str]:
-        """Renews what is still there; answers whose is not."""
+    def apply(self, state: RowState) -> set[str]:
+        """Renews what is still stored in a row. Returns the owners that are not."""
         claims = self._claims.get(state.name, ())
         shorten = self._shorten
         kept = {c.owner for c in claims if state.extend(c.owner, c.ttl, shorten=shorten)}
@@ -618,49 +677,56 @@ class _Due:
         return self.owners(state.name) - kept
 
 
-def _together(statements: list[bytes]) -> bytes:
-    """One transaction, so that one write to the disk serves all."""
+def _in_one_transaction(statements: list[bytes]) -> bytes:
+    """Joins statements in one transaction: one write to the disk serves all."""
     if len(statements) == 1:
         return statements[0] + b"; DO 0"
     return b"; ".join([b"BEGIN", *statements, b"COMMIT"])
 
 
-def _stir(subscription: str) -> bytes:
+def _kill_sleep(subscription: str) -> bytes:
     return b"KILL QUERY IS_USED_LOCK(%s)" % subscription_lock(subscription)
 
 
-class Leaving(Protocol):
-    """Waits that end when a name has been left."""
+class InFlightReleases(Protocol):
+    """Names that this client is releasing now. An attempt of the same client on such a name waits
+    until the release is answered.
+
+    The next waiter of a client attempts as soon as it is first in the client's own queue, which is
+    often while the release is under way. Two requests that race for one row cost more than two
+    requests in sequence.
+    """
 
     names: dict[str, None]
-    """Whoever leaves puts the name in here before it asks, and says ``left`` afterwards."""
+    """A release adds its name before its first request, and calls ``finished`` at its end."""
 
-    def left(self, name: str) -> None: ...
+    def finished(self, name: str) -> None: ...
     async def wait(self, name: str, until: float | None) -> None: ...
 
 
-def make_leaving(runtime: Runtime) -> Leaving:
-    """By the world that it is for."""
-    return BlockingLeaving() if runtime.blocking else AsyncLeaving()
+def make_in_flight_releases(runtime: Runtime) -> InFlightReleases:
+    """Returns the variant for the runtime."""
+    return BlockingInFlightReleases() if runtime.blocking else AsyncInFlightReleases()
 
 
-class BlockingLeaving:
-    """For threads."""
+class BlockingInFlightReleases:
+    """The variant for threads."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
         self._waiting = 0
-        self._mutex = threading.RLock()  # entered directly: the condition's own way can be torn
+        # Entered directly: an interrupt could tear the condition's own enter and exit.
+        self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
 
-    def left(self, name: str) -> None:
+    def finished(self, name: str) -> None:
         self.names.pop(name, None)
-        if self._waiting:  # who is not counted yet looks at the names after that
+        if self._waiting:  # a waiter that is not counted yet checks ``names`` afterwards
             with self._mutex:
                 self._changed.notify_all()
 
     async def wait(self, name: str, until: float | None) -> None:
-        by = now() + LONGEST_SECONDS
+        by = now() + LONGEST_IN_FLIGHT_SECONDS
         by = by if until is None else min(by, until)
         with self._mutex:
             self._waiting += 1
@@ -671,14 +737,14 @@ class BlockingLeaving:
                 self._waiting -= 1
 
 
-class AsyncLeaving:
-    """For the tasks of one loop."""
+class AsyncInFlightReleases:
+    """The variant for the tasks of one event loop."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
-    def left(self, name: str) -> None:
+    def finished(self, name: str) -> None:
         self.names.pop(name, None)
         for future in self._waiting.pop(name, ()):
             if not future.done():
@@ -687,5 +753,9 @@ class AsyncLeaving:
     async def wait(self, name: str, until: float | None) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append(future)
-        left = LONGEST_SECONDS if until is None else min(LONGEST_SECONDS, until - now())
+        left = (
+            LONGEST_IN_FLIGHT_SECONDS
+            if until is None
+            else min(LONGEST_IN_FLIGHT_SECONDS, until - now())
+        )
         await asyncio.wait([future], timeout=max(0.0, left))

@@ -1,8 +1,8 @@
-"""Opening connections to MySQL: the login, what a server must be, and the settings of a session.
+"""Opening connections to MySQL: address, login, checks of the server, settings of the session.
 
-PyMySQL does the handshake, on a socket that is opened here. This is the only way in which
-Holdfast connects, for a store and for a resource alike. It knows private parts of PyMySQL
-(``_read_bytes``, ``_sock``, ``_secure``), so the versions of PyMySQL that are taken have an end.
+PyMySQL does the handshake on a socket that is opened here, with one deadline for the whole login.
+Stores and fenced resources both connect this way. The login uses private parts of PyMySQL
+(``_read_bytes``, ``_sock``, ``_secure``), so pyproject.toml has an upper limit for its version.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from holdfast.core.contract import Runtime, Settings
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io.clock import now, wall
 from holdfast.stores._sql.wire import make_wire
-from holdfast.stores.mysql.connection import Connection, Refused, Wire
+from holdfast.stores.mysql.connection import MySqlConnection, MySqlPool, MySqlRefused
 from holdfast.stores.mysql.protocol import quoted
 from holdfast.stores.mysql.row import MICROS
-from holdfast.stores.mysql.sql import PROTOCOL, TABLES, UTC_MICROS, Schema
+from holdfast.stores.mysql.sql import PROTOCOL, TABLES, UTC_MICROS, MySqlSchema
 from holdfast.url import Url
 
 __all__ = [
     "MOST_SKEW_SECONDS",
     "OPTIONS",
     "SKEW_MICROS",
-    "Address",
-    "Dialler",
-    "Store",
+    "MySqlAddress",
+    "MySqlDialler",
+    "MySqlStore",
     "address_of",
     "ahead_seconds",
     "dial",
@@ -38,14 +38,15 @@ __all__ = [
 ]
 
 OPTIONS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_mode", "unix_socket")
-"""How a connection is made."""
+"""URL options that describe the connection."""
 SSL_MODES = ("disabled", "required", "verify_ca", "verify_identity")
 OLDEST_PYMYSQL = (1, 2)
-"""Older ones log in without TLS where the server says that it has none, whatever was asked for."""
+"""Older versions log in without TLS if the server claims not to support it, even if TLS was
+required."""
 MOST_LOGIN_BYTES = 1 << 20
-"""More than all packets of a login ever have; a server may announce any number."""
+"""Limit for all packets of a login: a server may announce packets of any size."""
 CLEAR_TEXT = ("mysql_clear_password", "dialog", "mysql_old_password")
-"""Ways to prove a password that give it away to whoever reads the connection."""
+"""Authentication plug-ins that reveal the password to anyone who can read the connection."""
 
 OLDEST_SERVER = {"MySQL": (8, 0), "MariaDB": (10, 5)}
 NO_TABLE = 1146
@@ -58,31 +59,32 @@ _SESSION = (
     b"SET SESSION TRANSACTION ISOLATION LEVEL %s"
 )
 MOST_SKEW_SECONDS = 0.5
-"""So far the clock of a Galera node may be from that of whoever asks it."""
+"""Most allowed difference between the clock of a Galera node and the client's clock."""
 SKEW_MICROS = int(2 * MOST_SKEW_SECONDS * MICROS)
-"""So far two such nodes may be from each other: a hold that ran out is others' only after that."""
+"""Most difference between the clocks of two such nodes. An expired hold is granted to another
+claim only after this time."""
 IDLE_SECONDS = 2147483
-"""The most that servers on all systems take as ``wait_timeout``."""
-# As the session has them: Percona's Galera has no global wsrep_on.
+"""The largest ``wait_timeout`` that servers on all systems accept."""
+# Session variables: Percona's Galera has no global wsrep_on.
 _FACTS = (
     b"SHOW SESSION VARIABLES WHERE Variable_name IN ('version', 'read_only', 'innodb_read_only', "
     b"'wsrep_on', 'log_bin', 'binlog_format')"
 )
 
 
-class Address(NamedTuple):
-    """Where a server is and how to log in; ``parameters`` are PyMySQL's and may be secret."""
+class MySqlAddress(NamedTuple):
+    """The server's hosts and how to log in. ``parameters`` are PyMySQL's and may be secret."""
 
     hosts: tuple[tuple[str, int | None], ...]
     parameters: dict[str, Any]
     display: str
 
     def __repr__(self) -> str:
-        return f"Address({self.display!r})"
+        return f"MySqlAddress({self.display!r})"
 
 
-def address_of(url: Url) -> Address:
-    """Where a URL points, in PyMySQL's words."""
+def address_of(url: Url) -> MySqlAddress:
+    """Returns the address of a URL. Raises ``ValueError`` for a URL that is not complete."""
     database = url.path.strip("/")
     if not database:
         raise ValueError("mysql:// needs a database: mysql://user:password@host:3306/database")
@@ -90,18 +92,19 @@ def address_of(url: Url) -> Address:
     if url.username is not None:
         parameters["user"] = url.username
     if url.password is not None:
-        parameters["password"] = url.password.encode()  # PyMySQL would take it for Latin-1
+        parameters["password"] = url.password.encode()  # PyMySQL would encode it as Latin-1
     hosts = url.hosts
     if "unix_socket" in url.options:
         parameters["unix_socket"] = url.options["unix_socket"]
         hosts = ()
     elif not hosts:
         raise ValueError("mysql:// needs a host, or the option unix_socket")
-    return Address(hosts, parameters | _tls(url), str(url))
+    return MySqlAddress(hosts, parameters | _tls(url), str(url))
 
 
 def _tls(url: Url) -> dict[str, Any]:
-    """As the options say: verified wherever there is TLS and nothing else was asked for."""
+    """Returns the TLS parameters. TLS verifies the certificate and the host name unless
+    ``ssl_mode`` says otherwise."""
     given = {key for key in ("ssl_ca", "ssl_cert", "ssl_key") if key in url.options}
     mode = url.options.get("ssl_mode", "verify_identity" if given else "disabled").lower()
     if mode not in SSL_MODES:
@@ -117,15 +120,15 @@ def _tls(url: Url) -> dict[str, Any]:
     return {"ssl": context}
 
 
-def log_in(address: Address, until: float, **options: Any) -> Any:
-    """A connection of PyMySQL's to the first of the hosts that lets us in.
+def log_in(address: MySqlAddress, until: float, **options: Any) -> Any:
+    """Returns a PyMySQL connection, logged in to the first host that accepts the login.
 
-    Raises ``BackendUnavailable`` if none does, and ``Unsupported`` for a login that would not be
-    as safe as the address asks.
+    Raises ``BackendUnavailable`` if no host does, and ``Unsupported`` for a login that would be
+    less safe than the address requires.
     """
     if pymysql.VERSION[:2] < OLDEST_PYMYSQL:
         raise Unsupported(
-            f"PyMySQL {pymysql.VERSION_STRING} may go on without TLS where TLS was asked for: "
+            f"PyMySQL {pymysql.VERSION_STRING} may log in without TLS although TLS is required: "
             "pip install -U 'holdfast[mysql]'"
         )
     error: BackendUnavailable | None = None
@@ -138,13 +141,13 @@ def log_in(address: Address, until: float, **options: Any) -> Any:
 
 
 def _log_in_at(
-    address: Address, host: str, port: int | None, until: float, options: dict[str, Any]
+    address: MySqlAddress, host: str, port: int | None, until: float, options: dict[str, Any]
 ) -> Any:
     if until <= now():
         raise BackendUnavailable(f"{address.display} did not answer the login in time")
     given: dict[str, Any] = {"host": host, "port": port or 3306} if host else {}
     try:
-        client = _Login(
+        client = _LoginClient(
             **given, **address.parameters, **options, local_infile=False, defer_connect=True
         )
         client.log_in(until)
@@ -154,23 +157,24 @@ def _log_in_at(
         raise BackendUnavailable(f"{address.display} can't be reached: {_text(error)}") from None
     except (OSError, RuntimeError) as error:
         raise BackendUnavailable(f"{address.display} can't be reached: {error}") from None
-    except Exception as error:  # whatever PyMySQL makes of packets that are no login of MySQL's
-        told = f"{type(error).__name__}: {error}"
-        raise BackendUnavailable(f"{address.display} does not speak MySQL: {told}") from error
+    except Exception as error:  # any error that PyMySQL raises for malformed packets
+        cause = f"{type(error).__name__}: {error}"
+        raise BackendUnavailable(f"{address.display} does not speak MySQL: {cause}") from error
     if "ssl" in address.parameters and not isinstance(client._sock, ssl.SSLSocket):
         client._force_close()
-        raise Unsupported(f"{address.display} asks for TLS, and PyMySQL logged in without it")
+        raise Unsupported(f"{address.display} requires TLS, and PyMySQL logged in without it")
     return client
 
 
-_Client: Any = pymysql.Connection  # typed without the parts that are used here
+_Client: Any = pymysql.Connection  # its type stubs lack the private parts that are used here
 
 
-class _Login(_Client):  # type: ignore[misc]
-    """A client whose login ends by a deadline, and tells no password to who reads along."""
+class _LoginClient(_Client):  # type: ignore[misc]
+    """A PyMySQL client whose login has one deadline, and which sends no password in clear text
+    over a connection without TLS."""
 
     _until: float | None = None
-    """By when the login must be done; nothing once it is."""
+    """Deadline of the login; None after the login."""
     _left = MOST_LOGIN_BYTES
     _current_timeout: float | None
     _read_timeout: float | None
@@ -179,47 +183,48 @@ class _Login(_Client):  # type: ignore[misc]
     def __init__(self, **parameters: Any) -> None:
         self._local = "unix_socket" in parameters
         plain = not self._local and parameters.get("ssl_disabled", False)
-        refused = dict.fromkeys(CLEAR_TEXT, _Refused) if plain else None
+        refused = dict.fromkeys(CLEAR_TEXT, _RefusedPlugin) if plain else None
         super().__init__(**parameters, auth_plugin_map=refused)
 
     def log_in(self, until: float) -> None:
-        """Connects and logs in by then."""
+        """Connects and logs in before the deadline."""
         self._until = until
         self._set_timeouts()
-        wire = self._open_local() if self._local else self._open()
-        self._secure = self._local  # nobody else reads such a socket
-        self.connect(wire)
+        sock = self._open_local() if self._local else self._open()
+        self._secure = self._local  # other users can't read a UNIX socket's data
+        self.connect(sock)
         self._until = None
         self._current_timeout = self._read_timeout = self._write_timeout = None
         self._sock.settimeout(None)
 
     def _open_local(self) -> socket.socket:
-        wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            wire.settimeout(self._time_left())
-            wire.connect(self.unix_socket)
+            sock.settimeout(self._time_left())
+            sock.connect(self.unix_socket)
         except BaseException:
-            wire.close()
+            sock.close()
             raise
-        return wire
+        return sock
 
     def _open(self) -> socket.socket:
-        """Connects to the first of the host's addresses that answers; each has its share."""
+        """Connects to the first of the host's addresses that accepts. Each address gets an equal
+        share of the time that is left."""
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         failure = OSError(f"{self.host!r} has no address")
         for number, (family, kind, protocol, _, where) in enumerate(found):
-            wire = socket.socket(family, kind, protocol)
+            sock = socket.socket(family, kind, protocol)
             try:
-                wire.settimeout(self._time_left() / (len(found) - number))
-                wire.connect(where)
-                wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                return wire
+                sock.settimeout(self._time_left() / (len(found) - number))
+                sock.connect(where)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                return sock
             except OSError as error:
-                wire.close()
+                sock.close()
                 failure = error
             except BaseException:
-                wire.close()
+                sock.close()
                 raise
         raise failure
 
@@ -234,7 +239,8 @@ class _Login(_Client):  # type: ignore[misc]
         self._read_timeout, self._write_timeout, self.connect_timeout = left, left, left
 
     def _read_bytes(self, num_bytes: int) -> bytes:
-        """PyMySQL's own gives every piece of an answer the whole time anew."""
+        """Reads with the deadline of the whole login. PyMySQL's own method restarts its timeout
+        with every piece of a packet."""
         if self._until is None:
             return bytes(super()._read_bytes(num_bytes))
         self._left -= num_bytes
@@ -251,16 +257,16 @@ class _Login(_Client):  # type: ignore[misc]
         return data
 
 
-class _Refused:
-    """Stands in for an authentication plug-in that would give the password away."""
+class _RefusedPlugin:
+    """Replaces an authentication plug-in that would reveal the password."""
 
     def __init__(self, client: Any) -> None:
         self._host = client.host
 
     def authenticate(self, packet: object) -> object:
         raise Unsupported(
-            f"the server at {self._host!r} asks for the password in clear text, on a connection "
-            "without TLS: give the URL ssl_mode=verify_identity"
+            f"the server at {self._host!r} requests the password in clear text, on a connection "
+            "without TLS: add ssl_mode=verify_identity to the URL"
         )
 
 
@@ -268,29 +274,30 @@ def _text(error: Exception) -> str:
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
-def dial(address: Address, until: float) -> Connection:
-    """Connects to the first of the hosts that answers."""
+def dial(address: MySqlAddress, until: float) -> MySqlConnection:
+    """Returns a connection, logged in to the first host that accepts the login."""
     options = {"client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": None}
-    return Connection(log_in(address, until, **options), address.display)
+    return MySqlConnection(log_in(address, until, **options), address.display)
 
 
-class Dialler:
-    """Opens connections to one server, each checked before it is used."""
+class MySqlDialler:
+    """Opens connections to one server, and checks each before it is used."""
 
     def __init__(self, url: Url, settings: Settings, mode: str) -> None:
         self.address = address_of(url)
         self.settings, self.mode = settings, mode
-        self.schema = Schema(url.options.get("prefix", "holdfast_"))
+        self.schema = MySqlSchema(url.options.get("prefix", "holdfast_"))
         self.galera = False
-        """Whether sessions can't find each other: they may be on different nodes."""
+        """True if the server is a Galera node: sessions may be on different nodes, where they
+        can't find or kill each other."""
         self._checked = False
 
-    def greet_to_stay(self, until: float) -> Connection:
-        """One that the server does not end however long it is idle."""
-        return self.greet(until, b"SET SESSION wait_timeout = %d" % IDLE_SECONDS)
+    def connect_long_lived(self, until: float) -> MySqlConnection:
+        """Opens a connection that the server does not end for being idle."""
+        return self.connect(until, b"SET SESSION wait_timeout = %d" % IDLE_SECONDS)
 
-    def greet(self, until: float, more: bytes = b"") -> Connection:
-        """A connection to a server that can be written to, with our settings."""
+    def connect(self, until: float, more: bytes = b"") -> MySqlConnection:
+        """Opens a connection to a writable server, with our session settings."""
         connection = dial(self.address, until)
         try:
             results = connection.checked(connection.request(_FACTS, until))
@@ -311,41 +318,42 @@ class Dialler:
         if self.galera and self.mode == "advisory":
             raise Unsupported(
                 f"{self.address.display} is a Galera cluster, where GET_LOCK locks one node only: "
-                "use lease rows (without mode=advisory)"
+                "use lease rows (remove mode=advisory)"
             )
 
-    def _check_clock(self, connection: Connection, until: float) -> None:
-        """Every node ends holds by a clock of its own: they must agree."""
+    def _check_clock(self, connection: MySqlConnection, until: float) -> None:
+        """Raises if the clocks differ too much: every node ends holds by its own clock."""
         before = wall()
         reply = connection.request(b"SELECT " + UTC_MICROS.encode(), until)
-        told = int(connection.checked(reply)[0].rows[0][0] or 0) / MICROS
-        ahead = ahead_seconds(told, before, wall())
+        clock = int(connection.checked(reply)[0].rows[0][0] or 0) / MICROS
+        ahead = ahead_seconds(clock, before, wall())
         if abs(ahead) > MOST_SKEW_SECONDS:
             raise BackendUnavailable(
                 f"{self.address.display} is a Galera node whose clock is {abs(ahead):.1f} s "
                 f"{'ahead of' if ahead > 0 else 'behind'} this host's: holds would end at another "
-                f"time there than on other nodes. {MOST_SKEW_SECONDS:g} s are allowed: set both "
-                "clocks (NTP)"
+                f"time there than on other nodes. A difference of {MOST_SKEW_SECONDS:g} s is "
+                "allowed: synchronise both clocks (NTP)"
             )
 
     def _settings(self, facts: dict[str, str]) -> bytes:
-        # The server can't log statements of READ COMMITTED as statements.
+        # A statement-based binary log can't be written under READ COMMITTED.
         as_text = facts.get("log_bin") == "ON" and facts.get("binlog_format") == "STATEMENT"
         level = b"REPEATABLE READ" if as_text else b"READ COMMITTED"
         skew = SKEW_MICROS if self.galera else 0
         return _SESSION % (max(1, int(self.settings.request_seconds)), skew, level)
 
-    def enter(self, until: float) -> Connection:
-        """A connection that found our tables."""
-        connection = self.greet(until)
+    def connect_to_namespace(self, until: float) -> MySqlConnection:
+        """Opens a connection for requests on the lock tables: creates missing tables, and checks
+        the protocol version and mode of the namespace."""
+        connection = self.connect(until)
         try:
-            self._enter(connection, until)
+            self._check_namespace(connection, until)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _enter(self, connection: Connection, until: float) -> None:
+    def _check_namespace(self, connection: MySqlConnection, until: float) -> None:
         kept = self._protocol(connection, until)
         if kept is None:
             self._insert_protocol(connection, until)
@@ -356,14 +364,14 @@ class Dialler:
         version, mode = kept or (PROTOCOL, self.mode)
         self._compare(version, mode)
 
-    def _protocol(self, connection: Connection, until: float) -> tuple[int, str] | None:
-        ask = self.schema.filled("SELECT version, mode FROM @protocol WHERE namespace = ")
-        sql = ask.encode() + quoted(self.settings.namespace.encode())
+    def _protocol(self, connection: MySqlConnection, until: float) -> tuple[int, str] | None:
+        query = self.schema.filled("SELECT version, mode FROM @protocol WHERE namespace = ")
+        sql = query.encode() + quoted(self.settings.namespace.encode())
         try:
             results = connection.checked(connection.request(sql, until))
-        except Refused as error:
+        except MySqlRefused as error:
             if error.code in NO_RIGHTS:
-                raise Unsupported(f"{error}. {self._rights()}") from None
+                raise Unsupported(f"{error}. {self._needed_rights()}") from None
             if error.code != NO_TABLE:
                 raise
             self._create(connection, until)
@@ -372,36 +380,36 @@ class Dialler:
             return int(version or 0), (mode or b"").decode()
         return None
 
-    def _insert_protocol(self, connection: Connection, until: float) -> None:
+    def _insert_protocol(self, connection: MySqlConnection, until: float) -> None:
         sql = self.schema.filled("INSERT IGNORE INTO @protocol VALUES (").encode()
         values = (quoted(self.settings.namespace.encode()), PROTOCOL, quoted(self.mode.encode()))
         sql += b"%s, %d, %s)" % values
         try:
             connection.checked(connection.request(sql, until))
-        except Refused as error:
+        except MySqlRefused as error:
             if error.code in NO_RIGHTS:
-                raise Unsupported(f"{error}. {self._rights()}") from None
+                raise Unsupported(f"{error}. {self._needed_rights()}") from None
             raise
 
-    def _rights(self) -> str:
+    def _needed_rights(self) -> str:
         return (
             "This account needs SELECT, INSERT, UPDATE and DELETE on all tables whose names begin "
             f"with {self.schema.prefix!r}"
         )
 
-    def _create(self, connection: Connection, until: float) -> None:
+    def _create(self, connection: MySqlConnection, until: float) -> None:
         try:
             connection.checked(connection.request(self.schema.sql().rstrip(" ;\n").encode(), until))
-        except Refused as error:
+        except MySqlRefused as error:
             if error.code not in NO_RIGHTS:
                 raise
             raise Unsupported(
                 f"{error}. Holdfast's tables are missing, or older than this version, and this "
-                "account may not make them: let somebody who may run what `holdfast schema mysql` "
-                f"prints, which is\n{self.schema.sql()}"
+                "account may not create them: let an administrator run the SQL that `holdfast "
+                f"schema mysql` prints, which is\n{self.schema.sql()}"
             ) from None
 
-    def _check_engines(self, connection: Connection, until: float) -> None:
+    def _check_engines(self, connection: MySqlConnection, until: float) -> None:
         names = b", ".join(quoted((self.schema.prefix + table).encode()) for table in TABLES)
         sql = (
             b"SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES "
@@ -413,7 +421,7 @@ class Dialler:
         for table, engine in results[0].rows:
             if (engine or b"").lower() != b"innodb":
                 raise Unsupported(
-                    f"the table {(table or b'').decode()} on {self.address.display} is of "
+                    f"the table {(table or b'').decode()} on {self.address.display} has the engine "
                     f"{(engine or b'?').decode()}, which has no transactions: InnoDB is needed"
                 )
 
@@ -422,24 +430,24 @@ class Dialler:
         if version != PROTOCOL:
             raise Incompatible(
                 f"the namespace {namespace!r} on {server} is used with protocol {version}, "
-                f"which this version (protocol {PROTOCOL}) can't share locks with"
+                f"which can't share locks with this version's protocol {PROTOCOL}"
             )
         if mode != self.mode:
             raise Incompatible(
                 f"the namespace {namespace!r} on {server} is used in {mode} mode, whose locks do "
-                f"not exclude those of {self.mode} mode. Use another namespace, or, when nobody "
-                f"uses it any more, delete its row in {self.schema.filled('@protocol')}"
+                f"not exclude those of {self.mode} mode. Use another namespace, or, when no client "
+                f"uses this one any more, delete its row in {self.schema.filled('@protocol')}"
             )
 
 
-def ahead_seconds(told: float, before: float, after: float) -> float:
-    """How far a clock is ahead that told its time between two moments of ours; 0 if that can't be
-    said.
+def ahead_seconds(clock: float, before: float, after: float) -> float:
+    """Returns how far another clock is ahead, which was read between two readings of ours; 0 if it
+    lies between them.
 
     >>> ahead_seconds(105.0, 100.0, 101.0), ahead_seconds(100.5, 100.0, 101.0)
     (4.0, 0.0)
     """
-    return told - min(max(told, before), after)
+    return clock - min(max(clock, before), after)
 
 
 def _check_server(display: str, facts: dict[str, str]) -> None:
@@ -454,8 +462,8 @@ def _check_server(display: str, facts: dict[str, str]) -> None:
         raise BackendUnavailable(f"{display} is a read-only replica: locks need the primary")
 
 
-class Store:
-    """What both modes have: a dialler, and a wire for short requests."""
+class MySqlStore:
+    """Base class of both MySQL stores: a dialler, and a connection pool for short requests."""
 
     mode: str
     shortest_ttl = 0.05
@@ -464,7 +472,7 @@ class Store:
     def __init__(self, url: Url, settings: Settings) -> None:
         self.display = str(url)
         self._settings = settings
-        self._dialler = Dialler(url, settings, self.mode)
+        self._dialler = MySqlDialler(url, settings, self.mode)
 
-    def _wire(self, runtime: Runtime) -> Wire:
-        return make_wire(runtime, self._dialler.enter, self._settings, self.display)
+    def _pool(self, runtime: Runtime) -> MySqlPool:
+        return make_wire(runtime, self._dialler.connect_to_namespace, self._settings, self.display)

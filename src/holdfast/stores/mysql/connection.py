@@ -1,8 +1,8 @@
-"""MySQL and MariaDB: connections and answers. The blocking requests are here too.
+"""A connection to MySQL or MariaDB: sends requests and reads replies on a non-blocking socket.
 
-PyMySQL opens a connection (``mysql_login``): name, TLS, login. From then on its socket is ours, in
-both worlds: pre-packed requests and an answer read as it comes cost a third of a cursor's, and a
-request whose caller is gone can be read to its end. The asyncio wire lets a thread open one.
+PyMySQL logs in (``connect``): host name, TLS, handshake. From then on we use its socket directly,
+for threads and for event loops: a packed request and an incremental parser cost a third of a
+PyMySQL cursor, and a reply can be read to its end after its caller has gone.
 """
 
 from __future__ import annotations
@@ -20,22 +20,30 @@ from holdfast.stores._sql import connection as sql
 from holdfast.stores._sql import session as sql_session
 from holdfast.stores._sql import wire as sql_wire
 from holdfast.stores._sql.connection import Dropped
-from holdfast.stores.mysql.protocol import Parser, Reply, Result, packed
+from holdfast.stores.mysql.protocol import MySqlReply, ReplyParser, Result, packed
 
-__all__ = ["Connection", "Refused", "Session", "Sessions", "Wire", "checked", "mark_of"]
+__all__ = [
+    "MySqlConnection",
+    "MySqlPool",
+    "MySqlRefused",
+    "MySqlSession",
+    "MySqlSessions",
+    "checked",
+    "mark_of",
+]
 
 INTERRUPTED = 1317
-UNKNOWN_THREAD = 1094
 _GONE = frozenset({1053, 1152, 1153, 1159, 1160, 1161, 1290, 1836, 1927, 3032, 3169, 4031})
-"""Answers after which a connection is of no more use: the server ends it, or can't write."""
+"""Error numbers after which a connection is closed: the server ends it, or is read-only."""
 READ_BYTES = 65536
 _QUIT = b"\1\0\0\0\1"
 _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-# In the same process, what is forgotten must not be closed either: the server would hear of it.
-_forgotten: list[Connection] = []
+# Connections forgotten in the process that opened them. A reference keeps the garbage collector
+# from closing the socket, which would end the session on the server.
+_forgotten: list[MySqlConnection] = []
 
 
-class Refused(sql.SqlRefused):
+class MySqlRefused(sql.Refused):
     """The server answered with an error; ``code`` is its number."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -43,7 +51,7 @@ class Refused(sql.SqlRefused):
         self.code = code
 
 
-class Connection(sql.SqlConnection[bytes, Reply]):
+class MySqlConnection(sql.Connection[bytes, MySqlReply]):
     """One session. Used by one caller at a time."""
 
     __slots__ = ("_client", "_parser", "_socket", "_tls", "number", "tag", "ttl")
@@ -54,12 +62,12 @@ class Connection(sql.SqlConnection[bytes, Reply]):
         self._socket: socket.socket | None = client._sock
         self._tls = isinstance(client._sock, ssl.SSLSocket)
         self.number: int = client.thread_id()
-        """The session's number as the login said."""
+        """The session's number (connection id), from the login."""
         self.tag = ""
-        """A named lock that the session has, where others must be able to find it."""
+        """Identifies the session by a named lock that it holds; empty if it has none."""
         self.ttl = 0
-        """How many seconds the session may be idle, where that was set."""
-        self._parser = Parser()
+        """The session's ``wait_timeout`` in seconds; 0 if it was not set."""
+        self._parser = ReplyParser()
         client._sock.settimeout(0)
 
     def fileno(self) -> int:
@@ -70,49 +78,50 @@ class Connection(sql.SqlConnection[bytes, Reply]):
         return self._socket is not None
 
     def unblock(self) -> None:
-        """It never waits for room."""
+        """Does nothing: the socket never blocks."""
 
     def send(self, request: bytes) -> None:
-        """Sends a request, or begins to (``flush``); its answer must come before the next."""
+        """Sends a request, as much as the socket accepts (``flush`` sends the rest). The reply
+        must be collected before the next request."""
         self._outgoing = packed(request)
         self.flush()
 
     @property
     def sent(self) -> bool:
-        """Whether nothing is left to ``flush``."""
+        """True if nothing is left to ``flush``."""
         return not self._outgoing
 
-    def has_room(self, until: float) -> bool:
-        """Waits for room to send; whether there is some, or the connection broke. Unlike all else
-        here, while somebody else may look whether it ``stirs``."""
+    def wait_writable(self, until: float) -> bool:
+        """Waits until the socket is writable or broken; False at the deadline. Has a poll object
+        of its own, since another thread may call ``stirs`` at the same time."""
         poll = select.poll()
-        with suppress(ValueError):  # it is closed
+        with suppress(ValueError):  # the socket is closed
             poll.register(self.fileno(), select.POLLOUT)
             return bool(poll.poll(max(0.0, until - now()) * 1000 + 1))
         return True
 
     def flush(self) -> bool:
-        wire = self._socket  # another thread may close it
-        if wire is None:
+        sock = self._socket  # another thread may close it
+        if sock is None:
             raise Dropped(f"{self.server}: the connection is closed")
         try:
             while self._outgoing:
-                self._outgoing = self._outgoing[wire.send(self._outgoing) :]
+                self._outgoing = self._outgoing[sock.send(self._outgoing) :]
         except _AGAIN:
             return False
         except OSError as error:
             raise self.dropped(error) from None
         return True
 
-    def collect(self) -> Reply | None:
-        while (wire := self._socket) is not None:
+    def collect(self) -> MySqlReply | None:
+        while (sock := self._socket) is not None:
             try:
-                data = wire.recv(READ_BYTES)
+                data = sock.recv(READ_BYTES)
                 if not data:
-                    raise self.dropped("it was closed")
+                    raise self.dropped("the server closed it")
                 reply = self._parser.feed(data)
                 if reply is None and len(data) < READ_BYTES and not self._tls:
-                    return None  # there is no more
+                    return None  # the socket has no more data
             except _AGAIN:
                 return None
             except (OSError, ValueError) as error:
@@ -124,29 +133,30 @@ class Connection(sql.SqlConnection[bytes, Reply]):
                 return reply
         raise Dropped(f"{self.server}: the connection is closed")
 
-    def arrived(self) -> Reply | None:
-        return self.collect()  # a last word is an answer
+    def arrived(self) -> MySqlReply | None:
+        return self.collect()  # an error packet that ends the session is a reply, too
 
     def waits(self) -> bool:
-        """Whether the request said no at first, and now waits on the server (``Talk.begin``)."""
+        """True if the first result of a pending reply is not 1: the rest of the request waits on
+        the server (``MySqlSessionDriver.begin``)."""
         begun = self._parser.begun
         return len(begun) == 1 and begun[0].rows != [(b"1",)]
 
-    def reply_started(self) -> bool:
-        """Whether a request that waited does so no more, and the rest of its answer comes."""
+    def comes(self) -> bool:
+        """True if a second result has arrived: the wait is over and the rest will follow."""
         return len(self._parser.begun) > 1
 
-    def _judge(self, reply: Reply) -> None:
-        """A transaction that an error cut short ends with its connection."""
+    def _judge(self, reply: MySqlReply) -> None:
+        """Closes the connection if an error left a transaction open, or ends the session."""
         if reply.failure is not None and (reply.in_transaction or reply.failure.code in _GONE):
             self.close()
 
-    def checked(self, answer: Reply) -> list[Result]:
-        """The results, or what the answer says is wrong, raised."""
+    def checked(self, answer: MySqlReply) -> list[Result]:
+        """Returns the results; raises ``MySqlRefused`` for an error."""
         return checked(answer, self.server)
 
-    def for_caller(self, answer: Reply) -> Reply:
-        """As it is: of a request that failed, some statements may have run."""
+    def given(self, answer: MySqlReply) -> MySqlReply:
+        """Returns the reply unchecked: some statements may have run before the error."""
         return answer
 
     def has_input(self) -> bool:
@@ -178,19 +188,19 @@ class Connection(sql.SqlConnection[bytes, Reply]):
             self._client._force_close()
 
 
-Session = sql_session.Session[Connection]
-Sessions = sql_session.Sessions[Connection]
-Wire = sql_wire.Wire[bytes, Reply]
+MySqlSession = sql_session.Session[MySqlConnection]
+MySqlSessions = sql_session.Sessions[MySqlConnection]
+MySqlPool = sql_wire.Wire[bytes, MySqlReply]
 
 
-def mark_of(session: Session) -> int:
-    """Which hold of which session, in one number."""
+def mark_of(session: MySqlSession) -> int:
+    """Identifies a hold of a session, as one number: the session's number and its parity."""
     return session.connection.number * 2 + session.parity
 
 
-def checked(reply: Reply, server: str) -> list[Result]:
-    """The results, or what the answer says is wrong, raised."""
+def checked(reply: MySqlReply, server: str) -> list[Result]:
+    """Returns the results; raises ``MySqlRefused`` for an error."""
     if reply.failure is None:
         return reply.results
     code, text = reply.failure
-    raise Refused(f"{server} refused: {text} ({code})", code)
+    raise MySqlRefused(f"{server} refused: {text} ({code})", code)

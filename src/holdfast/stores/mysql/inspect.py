@@ -1,4 +1,4 @@
-"""What MySQL tells about itself."""
+"""Findings of ``check()`` about the server, for both MySQL stores."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FACTS = (
     b"WHERE COMMAND LIKE 'Binlog Dump%')"
 )
 
-Ask = Callable[[bytes], Awaitable[list[Result]]]
+Execute = Callable[[bytes], Awaitable[list[Result]]]
 
 
-async def findings(ask: Ask) -> list[Finding]:
-    """What the guarantees rest on, as the server's settings tell."""
-    variables, cipher, rest = await ask(_FACTS)
+async def findings(execute: Execute) -> list[Finding]:
+    """Returns the server settings on which the guarantees depend."""
+    variables, cipher, rest = await execute(_FACTS)
     facts = {(row[0] or b"").decode(): (row[1] or b"").decode() for row in variables.rows}
     account, replicas = rest.rows[0]
     return [
@@ -36,14 +36,15 @@ async def findings(ask: Ask) -> list[Finding]:
     ]
 
 
-async def clock_finding(ask: Ask, wall: Callable[[], float]) -> Finding:
-    """Of a Galera node: how far its clock is from ours. All nodes must agree."""
+async def clock_finding(execute: Execute, wall: Callable[[], float]) -> Finding:
+    """Compares the clock of a Galera node with ours: the clocks of all nodes must agree."""
     before = wall()
-    (told,) = await ask(b"SELECT " + UTC_MICROS.encode())
-    ahead = ahead_seconds(int(told.rows[0][0] or 0) / MICROS, before, wall())
+    (clock,) = await execute(b"SELECT " + UTC_MICROS.encode())
+    ahead = ahead_seconds(int(clock.rows[0][0] or 0) / MICROS, before, wall())
     text = (
         f"this node's clock is {abs(ahead):.3f} s {'behind' if ahead < 0 else 'ahead of'} this "
-        f"host's; nodes end holds by their own clocks, and {MOST_SKEW_SECONDS:g} s are allowed"
+        "host's clock. Every node ends holds by its own clock; a difference of "
+        f"{MOST_SKEW_SECONDS:g} s is allowed"
     )
     return Finding("clock", text, "warning" if abs(ahead) > MOST_SKEW_SECONDS else "ok")
 
@@ -53,10 +54,10 @@ def _durability(facts: dict[str, str]) -> Finding:
     if flush != "1":
         text = (
             f"innodb_flush_log_at_trx_commit is {flush}: "
-            "a crash of its machine may undo grants that were told"
+            "a crash of the server's machine may undo confirmed grants"
         )
         return Finding("durability", text, "warning")
-    return Finding("durability", "grants are on disk before they are told")
+    return Finding("durability", "a grant is on disk before it is confirmed")
 
 
 def _replication(facts: dict[str, str], replicas: int) -> Finding:
@@ -64,9 +65,11 @@ def _replication(facts: dict[str, str], replicas: int) -> Finding:
         return Finding("failover", "a Galera cluster: grants are certified by all its nodes")
     semi = ("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled")
     if replicas and not any(facts.get(word) == "ON" for word in semi):
-        text = "replicas follow asynchronously: a failover may undo the last grants"
+        text = "replication is asynchronous: a failover may undo the last grants"
         return Finding("failover", text, "warning")
-    return Finding("failover", "semi-synchronous replicas" if replicas else "no replica follows")
+    return Finding(
+        "failover", "semi-synchronous replicas" if replicas else "no replica is connected"
+    )
 
 
 def _privacy(tls: bool) -> Finding:

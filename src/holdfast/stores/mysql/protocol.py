@@ -1,24 +1,24 @@
-"""MySQL's answers, read from bytes: no socket and no clock in here.
+"""MySQL's protocol as pure functions of bytes: no socket and no clock.
 
-A request is one ``COM_QUERY`` packet; it may hold several statements, each answered in turn.
-Answers come as text, and columns are asked for by place, so their descriptions are skipped.
+A request is one ``COM_QUERY`` packet. It may have several statements; the reply has one result for
+each. Values are text, and columns are used by position, so column descriptions are skipped.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Failure", "Parser", "Reply", "Result", "Row", "packed", "quoted"]
+__all__ = ["Failure", "MySqlReply", "ReplyParser", "Result", "Row", "packed", "quoted"]
 
 Row = tuple[bytes | None, ...]
 
 LONGEST_PACKET = 0xFFFFFF
 MOST_REPLY_BYTES = 1 << 26
-"""More than any answer to a request of ours has: a page of names, each with a long line."""
+"""Limit of a reply. The largest legitimate one is a page of names with long queues."""
 MOST_COLUMNS = 4096
 LARGEST_NUMBER = 2**63 - 1
 LONGEST_TEXT = 2000
-"""Characters that are kept of an error's text."""
+"""Most characters kept of an error's text."""
 IN_TRANSACTION = 0x01
 MORE_RESULTS = 0x08
 _QUERY = b"\x03"
@@ -27,7 +27,7 @@ _START, _COLUMNS, _ROWS = range(3)
 
 
 class Result(NamedTuple):
-    """What one statement answered."""
+    """The result of one statement."""
 
     affected: int
     insert_id: int
@@ -41,17 +41,17 @@ class Failure(NamedTuple):
     text: str
 
 
-class Reply(NamedTuple):
-    """The results of the statements that ran, and what ended the rest."""
+class MySqlReply(NamedTuple):
+    """The results of the statements that ran, and the error that ended the request, if any."""
 
     results: list[Result]
     failure: Failure | None
     in_transaction: bool
-    """Whether a transaction was open when it ended."""
+    """True if a transaction was open at the end of the request."""
 
 
 def quoted(value: bytes) -> bytes:
-    """Any bytes as a literal that needs no escaping in any SQL mode.
+    """Returns bytes as a SQL literal that needs no escaping in any SQL mode.
 
     >>> quoted(b"a'b")
     b"X'612762'"
@@ -60,7 +60,7 @@ def quoted(value: bytes) -> bytes:
 
 
 def packed(sql: bytes) -> bytes:
-    """A request as it goes over the wire."""
+    """Returns a request as packets."""
     payload = _QUERY + sql
     if len(payload) < LONGEST_PACKET:
         return len(payload).to_bytes(3, "little") + b"\0" + payload
@@ -71,14 +71,15 @@ def packed(sql: bytes) -> bytes:
     return b"".join(parts)
 
 
-class Parser:
-    """Collects one reply at a time. Raises ``ValueError`` for what is not MySQL's protocol."""
+class ReplyParser:
+    """Parses one reply after the other. Raises ``ValueError`` for bytes that are not MySQL's
+    protocol."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        """The begin of a packet that has not come to its end."""
+        """The first bytes of an incomplete packet."""
         self._needed = 0
-        """How long the rest must be at least, before it is looked at again."""
+        """Minimum size of ``_rest`` before it is worth parsing again."""
         self._part = b""
         self._begin()
 
@@ -89,18 +90,18 @@ class Parser:
         self._columns = 0
         self._status = 0
         self._taken = 0
-        """How many bytes there are of the answer by now."""
+        """Number of bytes of this reply so far."""
 
     @property
     def begun(self) -> list[Result]:
-        """What the first statements of a reply that is not complete answered."""
+        """The results so far of an incomplete reply."""
         return self._results
 
-    def feed(self, data: bytes) -> Reply | None:
-        """The reply, once it is complete."""
+    def feed(self, data: bytes) -> MySqlReply | None:
+        """Takes the next bytes. Returns the reply when it is complete."""
         self._taken += len(data)
         if self._taken > MOST_REPLY_BYTES:
-            raise ValueError(f"an answer of more than {MOST_REPLY_BYTES} bytes")
+            raise ValueError(f"a reply of more than {MOST_REPLY_BYTES} bytes")
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed:
@@ -111,8 +112,9 @@ class Parser:
             self._rest += data[at:]
         return reply
 
-    def _read(self, data: bytes) -> tuple[int, Reply | None]:
-        """Reads whole packets, to the end of a reply; where it stopped, and the reply."""
+    def _read(self, data: bytes) -> tuple[int, MySqlReply | None]:
+        """Reads complete packets up to the end of a reply. Returns the number of bytes read, and
+        the reply if it is complete."""
         at, reply, self._needed = 0, None, 4
         while reply is None and len(data) - at >= 4:
             start = at + 4
@@ -129,13 +131,13 @@ class Parser:
                 reply = self._checked_packet(payload)
         return at, reply
 
-    def _checked_packet(self, payload: bytes) -> Reply | None:
+    def _checked_packet(self, payload: bytes) -> MySqlReply | None:
         try:
             return self._packet(payload)
         except IndexError:
             raise ValueError("a packet that ends too soon") from None
 
-    def _packet(self, payload: bytes) -> Reply | None:
+    def _packet(self, payload: bytes) -> MySqlReply | None:
         if not payload:
             raise ValueError("an empty packet")
         kind = payload[0]
@@ -149,7 +151,7 @@ class Parser:
             self._rows.append(_row(payload, self._columns))
         return None
 
-    def _first(self, kind: int, payload: bytes) -> Reply | None:
+    def _first(self, kind: int, payload: bytes) -> MySqlReply | None:
         if kind == _OK:
             affected, at = _number(payload, 1)
             insert_id, at = _number(payload, at)
@@ -158,14 +160,14 @@ class Parser:
                 raise ValueError("a number over 63 bits")
             return self._end_of_statement(Result(affected or 0, insert_id or 0, []), status)
         if kind in (_NULL, _EOF):
-            raise ValueError(f"an answer of kind {kind}")
+            raise ValueError(f"a reply of kind {kind}")
         self._columns = _number(payload, 0)[0] or 0
         if self._columns > MOST_COLUMNS:
-            raise ValueError(f"an answer of {self._columns} columns")
+            raise ValueError(f"a reply of {self._columns} columns")
         self._state = _COLUMNS
         return None
 
-    def _end_of_part(self, payload: bytes) -> Reply | None:
+    def _end_of_part(self, payload: bytes) -> MySqlReply | None:
         if self._state == _COLUMNS:
             self._state = _ROWS
             return None
@@ -173,13 +175,13 @@ class Parser:
         status = int.from_bytes(payload[3:5], "little")
         return self._end_of_statement(Result(len(rows), 0, rows), status)
 
-    def _end_of_statement(self, result: Result, status: int) -> Reply | None:
+    def _end_of_statement(self, result: Result, status: int) -> MySqlReply | None:
         self._results.append(result)
         self._state, self._status = _START, status
         return None if status & MORE_RESULTS else self._end(None)
 
-    def _end(self, failure: Failure | None) -> Reply:
-        reply = Reply(self._results, failure, bool(self._status & IN_TRANSACTION))
+    def _end(self, failure: Failure | None) -> MySqlReply:
+        reply = MySqlReply(self._results, failure, bool(self._status & IN_TRANSACTION))
         self._begin()
         return reply
 
@@ -188,7 +190,7 @@ def _failure(payload: bytes) -> Failure:
     code = int.from_bytes(payload[1:3], "little")
     text = payload[9:] if payload[3:4] == b"#" else payload[3:]
     shown = text[:LONGEST_TEXT].decode(errors="replace")
-    if not shown.isprintable():  # it may quote what others wrote
+    if not shown.isprintable():  # it may quote text that other users wrote
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
     return Failure(code, shown)
 
@@ -197,7 +199,7 @@ def _row(payload: bytes, columns: int) -> Row:
     values: list[bytes | None] = []
     at = 0
     for _ in range(columns):
-        size: int | None = payload[at]  # as most are: a number less than 251, in one byte
+        size: int | None = payload[at]  # most sizes are below 251 and have one byte
         at += 1
         if size is not None and size >= _NULL:
             size, at = _number(payload, at - 1)
@@ -207,12 +209,12 @@ def _row(payload: bytes, columns: int) -> Row:
             values.append(payload[at : at + size])
             at += size
     if at != len(payload):
-        raise ValueError("a row of another length than its values")
+        raise ValueError("a row whose length differs from its values")
     return tuple(values)
 
 
 def _number(payload: bytes, at: int) -> tuple[int | None, int]:
-    """A length-encoded number and where it ends; none for a null."""
+    """Decodes a length-encoded number. Returns the number (None for NULL) and its end."""
     first = payload[at]
     if first < _NULL:
         return first, at + 1

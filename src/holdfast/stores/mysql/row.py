@@ -1,9 +1,9 @@
-"""One name's row as values: who holds it, who waits, and what follows from that.
+"""The row of a name as values: its holders, its queue, and the rules of admission. No I/O.
 
-The rules are ``backends.memory``'s. The row is read, decided on here, and written back if nobody
-has changed it meanwhile. A hold that is alone is in columns of its own; the crowd, which is
-everybody who waits and those who hold together, is one text: a line for each, whose first words
-the server can read too (``mysql_lease_sql``). Times are the server's, in µs.
+The rules are those of ``stores.memory``. The backend reads a row, changes its state here, and
+writes it back. An exclusive hold has columns of its own. Waiters, shared holders and slot holders
+are entries in one text, one line each, in the stored column ``crowd``. SQL statements read and
+write the first words of a line, too (``sql``). Times are the server's, in µs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
     "CALLED",
     "MICROS",
     "NONE",
-    "Entry",
-    "State",
-    "Wake",
+    "RowEntry",
+    "RowState",
+    "RowWake",
     "empty_state",
     "parse_state",
     "read_record",
@@ -43,27 +43,28 @@ __all__ = [
 
 MICROS = 1_000_000
 NONE = "-"
-"""Stands for a word that is empty."""
+"""An empty word of an entry, as it is stored."""
 CALLED = "r"
-"""Stands before the end of a reservation, right behind the subscription of who was called."""
+"""Prefix of the end of a reservation, as it is stored. The word before it is the subscription, so
+a subscription finds its called entries by searching for both words."""
 _GRACE, _STALE = int(GRACE_SECONDS * MICROS), int(STALE_SECONDS * MICROS)
 LARGEST_NUMBER = 2**63 - 1
 COUNTS = LARGEST_NUMBER - 1
-"""The most that can still be counted up."""
+"""The largest token or version that can still be incremented."""
 LARGEST_LIMIT = 2**31 - 1
 MOST_SLOTS = 65536
 _MODES: dict[str, Mode] = {mode.value: mode for mode in Mode}
 
 
-class Wake(NamedTuple):
-    """Somebody to be told that another attempt is worth it."""
+class RowWake(NamedTuple):
+    """A waiter to wake after the row is written."""
 
     subscription: str
     owner: str
 
 
-class Entry:
-    """One of the crowd: a waiter, or a holder (with a token) that is not alone."""
+class RowEntry:
+    """A waiter, or a shared or slot holder (with a token)."""
 
     __slots__ = (
         "behind",
@@ -104,8 +105,8 @@ class Entry:
             behind,
         )
 
-    def line(self) -> str:
-        """As it is stored."""
+    def text(self) -> str:
+        """The stored line."""
         slots = ",".join(map(str, self.slots)) or NONE
         called = f"{CALLED}{self.reserved}" if self.reserved else NONE
         return (
@@ -118,18 +119,19 @@ class Entry:
     def share(self) -> Share:
         return Share(self.mode, self.weight, self.slots)
 
-    def over(self, now: int, skew: int) -> bool:
-        """Whether its hold ran out by all clocks, or, of a waiter, whether it is to be skipped."""
+    def is_over(self, now: int, skew: int) -> bool:
+        """True if the hold has expired by the clock of every node; for a waiter, if it was not
+        refreshed in time or did not use its reservation."""
         if self.token:
             return self.ends <= now - skew
         return self.ends <= now or 0 < self.reserved < now
 
 
-class State:
-    """A name's state at one moment of the server's clock."""
+class RowState:
+    """The state of a name at one moment of the server's clock."""
 
     __slots__ = (
-        "changed", "crowd", "ends", "label", "name", "now", "owner", "since", "skew", "store",
+        "changed", "ends", "entries", "label", "name", "now", "owner", "since", "skew", "store",
         "token", "version", "wakes",
     )  # fmt: skip
 
@@ -138,43 +140,44 @@ class State:
         self.version = self.token = self.since = self.ends = 0
         self.owner = self.label = ""
         self.skew = 0
-        """So far the clock of whoever wrote it may be behind that of ``now``, in µs."""
-        self.crowd: list[Entry] = []
+        """How far the clock of the node that wrote the row may be behind ``now``, in µs."""
+        self.entries: list[RowEntry] = []
         self.changed = False
-        self.wakes: list[Wake] = []
-        """Whom to ring once this is written."""
+        self.wakes: list[RowWake] = []
+        """Waiters to wake after this state is written."""
 
-    def tidy(self) -> None:
-        """Ends what has run out and skips who is gone."""
+    def drop_expired(self) -> None:
+        """Ends expired holds and removes expired waiters."""
         if self.owner and self.ends <= self.now - self.skew:
             self._vacate()
-        for entry in [entry for entry in self.crowd if entry.over(self.now, self.skew)]:
+        for entry in [entry for entry in self.entries if entry.is_over(self.now, self.skew)]:
             self._remove(entry)
 
     def _vacate(self) -> None:
         self.owner, self.ends, self.changed = "", 0, True
 
-    def _remove(self, entry: Entry) -> None:
-        self.crowd.remove(entry)
+    def _remove(self, entry: RowEntry) -> None:
+        self.entries.remove(entry)
         self.changed = True
 
-    def find(self, owner: str) -> Entry | None:
-        """The entry of an owner."""
-        return next((entry for entry in self.crowd if entry.owner == owner), None)
+    def find(self, owner: str) -> RowEntry | None:
+        """Returns the entry of an owner, if there is one."""
+        return next((entry for entry in self.entries if entry.owner == owner), None)
 
     def taken(self) -> list[Share]:
-        """What is held."""
-        held = [entry.share for entry in self.crowd if entry.token]
+        """Returns the shares that are held."""
+        held = [entry.share for entry in self.entries if entry.token]
         return [Share(Mode.EXCLUSIVE, 1), *held] if self.owner else held
 
     def attempt(self, claim: Claim, join: bool, subscription: str) -> Grant | Busy:
-        """Admits the claim if it fits behind those in front of it; else lines it up."""
+        """Grants the claim if it fits together with the holders and the waiters ahead of it.
+        Otherwise appends it to the queue, if ``join``."""
         mine = self.find(claim.owner)
         if self.owner == claim.owner or (mine is not None and mine.token):
-            return self._again(claim, mine)
+            return self._repeat_grant(claim, mine)
         self._check_limit(claim)
         ahead: list[Share] = []
-        for entry in self.crowd:
+        for entry in self.entries:
             if entry is mine:
                 break
             if not entry.token:
@@ -183,8 +186,8 @@ class State:
             return self._grant(claim, mine)
         return self._busy(claim, mine, len(ahead), join, subscription)
 
-    def _again(self, claim: Claim, mine: Entry | None) -> Grant:
-        """A retry whose first answer was lost: the same grant, its ttl renewed."""
+    def _repeat_grant(self, claim: Claim, mine: RowEntry | None) -> Grant:
+        """Returns the existing grant with its ttl renewed, for a retry whose reply was lost."""
         self.extend(claim.owner, claim.ttl)
         if mine is None:
             return Grant(claim, self.token)
@@ -193,12 +196,12 @@ class State:
     def _check_limit(self, claim: Claim) -> None:
         if self.owner:
             admit.check_limit(claim, 0, slots=False, store=self.store)
-        other = next((entry for entry in self.crowd if entry.owner != claim.owner), None)
+        other = next((entry for entry in self.entries if entry.owner != claim.owner), None)
         if other is not None:
             slots = other.mode is Mode.SLOTS
             admit.check_limit(claim, other.limit, slots=slots, store=self.store)
 
-    def _grant(self, claim: Claim, mine: Entry | None) -> Grant:
+    def _grant(self, claim: Claim, mine: RowEntry | None) -> Grant:
         self.token = max(self.token + 1, self.now)
         ends = self.now + int(claim.ttl * MICROS)
         slots: tuple[int, ...] = ()
@@ -210,45 +213,46 @@ class State:
         if claim.mode is Mode.EXCLUSIVE:
             self.owner, self.label, self.since, self.ends = claim.owner, claim.label, self.now, ends
         else:
-            held = sum(entry.token > 0 for entry in self.crowd)  # they stand in front
-            self.crowd.insert(held, self._entry(claim, ends, token=self.token, slots=slots))
+            held = sum(entry.token > 0 for entry in self.entries)  # holders come before waiters
+            self.entries.insert(held, self._entry(claim, ends, token=self.token, slots=slots))
         return Grant(claim, self.token, slots)
 
-    def _entry(self, claim: Claim, ends: int, **more: Any) -> Entry:
-        return Entry(
+    def _entry(self, claim: Claim, ends: int, **more: Any) -> RowEntry:
+        return RowEntry(
             claim.owner, claim.mode.value, claim.weight, claim.limit, claim.label, self.now, ends,
             **more,
         )  # fmt: skip
 
     def _busy(
-        self, claim: Claim, mine: Entry | None, place: int, join: bool, subscription: str
+        self, claim: Claim, mine: RowEntry | None, place: int, join: bool, subscription: str
     ) -> Busy:
         stale = self.now + _STALE
         if mine is not None:
             mine.ends, mine.reserved, mine.subscription, self.changed = stale, 0, subscription, True
         elif join:
-            if sum(not entry.token for entry in self.crowd) >= QUEUE_CAP:
+            if sum(not entry.token for entry in self.entries) >= QUEUE_CAP:
                 return Busy(
                     place, 1.0, subscription, f"{QUEUE_CAP} already wait for {claim.name!r}"
                 )
-            self.crowd.append(self._entry(claim, stale, subscription=subscription))
+            self.entries.append(self._entry(claim, stale, subscription=subscription))
             self.changed = True
         return Busy(place, self._soonest(), ref=subscription)
 
     def _soonest(self) -> float | None:
-        """The soonest end of a hold or a reservation; both are 0 where there is none."""
-        ends = [entry.ends if entry.token else entry.reserved for entry in self.crowd]
+        """Seconds until the first hold or reservation ends; None if there is none (both are then
+        stored as 0)."""
+        ends = [entry.ends if entry.token else entry.reserved for entry in self.entries]
         soonest = min(filter(None, [self.ends, *ends]), default=None)
         return None if soonest is None else max(0, soonest + self.skew - self.now) / MICROS
 
     def holds(self, owner: str) -> bool:
-        """Whether the owner holds it now."""
+        """True if the owner holds the name."""
         mine = self.find(owner)
         return self.owner == owner or (mine is not None and mine.token > 0)
 
     def extend(self, owner: str, ttl: float, *, shorten: bool = False) -> bool:
-        """Renews the owner's hold; whether it has one. An end that is later stays, unless it is to
-        be shortened: a request may arrive long after later ones."""
+        """Renews the owner's hold. Returns False if there is none. A later end stays, unless
+        ``shorten``: requests may arrive out of order."""
         ends = self.now + int(ttl * MICROS)
         mine = self.find(owner)
         if self.owner == owner:
@@ -260,7 +264,7 @@ class State:
         return True
 
     def release(self, owner: str) -> bool:
-        """Ends the owner's hold; whether it had one."""
+        """Ends the owner's hold. Returns False if there is none."""
         if self.owner == owner:
             self._vacate()
             return True
@@ -271,22 +275,23 @@ class State:
         return True
 
     def abandon(self, owner: str) -> None:
-        """Leaves no trace of the owner."""
+        """Removes the owner's hold or waiting entry."""
         if not self.release(owner) and (mine := self.find(owner)) is not None:
             self._remove(mine)
 
     def clear(self) -> list[int]:
-        """Ends all holds; answers their tokens."""
+        """Ends all holds. Returns their tokens."""
         tokens = [self.token] if self.owner else []
         if self.owner:
             self._vacate()
-        for entry in [entry for entry in self.crowd if entry.token]:
+        for entry in [entry for entry in self.entries if entry.token]:
             tokens.append(entry.token)
             self._remove(entry)
         return tokens
 
     def refresh(self, owner: str, behind: int) -> bool:
-        """Keeps a waiter's place for another while; whether it still had one."""
+        """Keeps a waiter in the queue for another ``STALE_SECONDS``. Returns False if it is no
+        longer there. ``behind`` is how many waiters of its client are behind it."""
         mine = self.find(owner)
         if mine is None or mine.token:
             return False
@@ -294,14 +299,15 @@ class State:
         return True
 
     def skip(self, subscriptions: set[str]) -> None:
-        """Takes those out of the line whose subscriptions are gone."""
-        for entry in [e for e in self.crowd if not e.token and e.subscription in subscriptions]:
+        """Removes the waiters of subscriptions that have ended."""
+        for entry in [e for e in self.entries if not e.token and e.subscription in subscriptions]:
             self._remove(entry)
 
-    def settle(self, caller: str = "") -> None:
-        """Reserves the name for those who now fit, and notes whom to ring."""
+    def reserve(self, caller: str = "") -> None:
+        """Reserves the name for the first waiters that fit now, and adds them to ``wakes``.
+        ``caller`` is the owner whose request this is: it needs no wake-up."""
         taken: list[Share] | None = None
-        for entry in self.crowd:
+        for entry in self.entries:
             if entry.token:
                 continue
             taken = self.taken() if taken is None else taken
@@ -311,21 +317,21 @@ class State:
             if not entry.reserved:
                 entry.reserved, self.changed = self.now + _GRACE, True
                 if entry.subscription and entry.owner != caller:
-                    self.wakes.append(Wake(entry.subscription, entry.owner))
+                    self.wakes.append(RowWake(entry.subscription, entry.owner))
             taken.append(share)
 
-    def crowd_text(self) -> bytes:
-        """The crowd as it is stored; empty for nobody."""
-        return "".join([entry.line() for entry in self.crowd]).encode()
+    def entries_text(self) -> bytes:
+        """All entries as they are stored; empty if there are none."""
+        return "".join([entry.text() for entry in self.entries]).encode()
 
-    def standing(self) -> LockInfo:
-        """What people are shown."""
+    def info(self) -> LockInfo:
+        """Holders and waiters, for ``inspect`` and ``list``."""
         holders = [
             Holder(
                 *read_label(e.label), e.mode, e.token, e.slots, e.since / MICROS,
                 max(0, e.ends - self.now) / MICROS,
             )
-            for e in self.crowd if e.token
+            for e in self.entries if e.token
         ]  # fmt: skip
         if self.owner:
             since, left = self.since / MICROS, max(0, self.ends - self.now) / MICROS
@@ -333,70 +339,68 @@ class State:
             holders.insert(0, Holder(*who, Mode.EXCLUSIVE, self.token, (), since, left))
         waiters = [
             Waiter(*read_label(e.label), e.mode, e.since / MICROS, e.behind)
-            for e in self.crowd if not e.token
+            for e in self.entries if not e.token
         ]  # fmt: skip
-        limit = self.crowd[0].limit if self.crowd else 0
+        limit = self.entries[0].limit if self.entries else 0
         return LockInfo(self.name, limit, tuple(holders), tuple(waiters))
 
 
-def empty_state(name: str, now: int, store: str) -> State:
-    """A name that has no row yet."""
-    return State(name, now, store)
+def empty_state(name: str, now: int, store: str) -> RowState:
+    """Returns the state of a name that has no row yet."""
+    return RowState(name, now, store)
 
 
-def read_state(row: Row, name: str, store: str) -> State:
-    """A row of now, version, token, owner, label, since, ends, crowd, name and skew, tidied.
-
-    Raises ``Incompatible`` for one that this version can't have written.
+def read_state(row: Row, name: str, store: str) -> RowState:
+    """Decodes a row of now, version, token, owner, label, since, ends, crowd, name and skew, and
+    drops what has expired. Raises ``Incompatible`` for a row that this version can't have written.
     """
     try:
         return parse_state(row, name, store)
     except ValueError as error:
         raise Incompatible(
-            f"what is stored under {name!r} on {store} can't be read: {error}. Another version "
-            "may have written it, or it is damaged: delete the name's row in the table of locks "
-            "once nobody uses it"
+            f"the row of {name!r} on {store} can't be read: {error}. It is damaged, or another "
+            "version wrote it. When no client uses the name, delete its row in the table of locks"
         ) from None
 
 
 def read_record(row: Row, name: str, store: str) -> Record:
-    """A row of value, token and age; raises ``Incompatible`` for one that can't be read."""
+    """Decodes a row of value, token and age. Raises ``Incompatible`` if it can't be read."""
     try:
         value, token, age = (value or b"" for value in row)
-        aged = 0 if age.startswith(b"-") else _number(age)  # the clock went back
+        aged = 0 if age.startswith(b"-") else _number(age)  # the clock was set back
         return Record(_text(value), _number(token), aged / MICROS)
     except ValueError as error:
         raise Incompatible(f"the record of {name!r} on {store} can't be read: {error}") from None
 
 
-def parse_state(row: Row, name: str, store: str) -> State:
-    """The same; raises ``ValueError``, in words that show nothing of what is stored."""
-    now, version, token, owner, label, since, ends, crowd, _, skew = (v or b"" for v in row)
-    state = State(name, _number(now), store)
+def parse_state(row: Row, name: str, store: str) -> RowState:
+    """Like ``read_state``, but raises ``ValueError``, with a text that shows no stored value."""
+    now, version, token, owner, label, since, ends, entries, _, skew = (v or b"" for v in row)
+    state = RowState(name, _number(now), store)
     state.skew = _number(skew)
     state.version, state.token = _number(version, COUNTS), _number(token, COUNTS)
     state.since, state.ends = _number(since), _number(ends)
     state.owner = _text(owner)
-    state.label = label.decode(errors="replace")  # only shown, and nobody else's matter
-    if crowd:
-        *lines, rest = _text(crowd).split("\n")
+    state.label = label.decode(errors="replace")  # it is only displayed
+    if entries:
+        *lines, rest = _text(entries).split("\n")
         if rest:
-            raise ValueError("its line has no end")
-        state.crowd = [_read_entry(line) for line in lines]
-    state.tidy()
+            raise ValueError("its last entry is incomplete")
+        state.entries = [_read_entry(line) for line in lines]
+    state.drop_expired()
     return state
 
 
-def _read_entry(line: str) -> Entry:
+def _read_entry(line: str) -> RowEntry:
     words = line.split(" ", 11)
     if len(words) != 12:
-        raise ValueError("somebody in its line has too few words")
+        raise ValueError("an entry has too few words")
     owner, mode, token, ends, subscription, called, since, weight, limit, behind, slots, label = (
         words
     )
     if mode not in _MODES or not owner or slots.count(",") >= MOST_SLOTS:
-        raise ValueError("somebody in its line wants what there is not")
-    return Entry(
+        raise ValueError("an entry has no owner, an unknown mode or too many slots")
+    return RowEntry(
         owner, mode, _number(weight, LARGEST_LIMIT), _number(limit, LARGEST_LIMIT),
         _read_text(label), _number(since), _number(ends), _number(token, COUNTS),
         () if slots == NONE else tuple(_number(n, LARGEST_LIMIT) for n in slots.split(",")),
@@ -408,14 +412,14 @@ def _read_entry(line: str) -> Entry:
 def _number(text: bytes | str, most: int = LARGEST_NUMBER) -> int:
     if text.isascii() and text.isdigit() and len(text) < 20 and (number := int(text)) <= most:
         return number
-    raise ValueError(f"a number of it is none from 0 to {most}")
+    raise ValueError(f"a number is not between 0 and {most}")
 
 
 def _text(stored: bytes) -> str:
     try:
         return stored.decode()
     except UnicodeDecodeError:
-        raise ValueError("a text of it is no UTF-8") from None
+        raise ValueError("a text is not UTF-8") from None
 
 
 def _read_text(label: str) -> str:
@@ -424,5 +428,5 @@ def _read_text(label: str) -> str:
     except (ValueError, RecursionError):
         text = None
     if not isinstance(text, str):
-        raise ValueError("what somebody in its line says of itself is no text")
+        raise ValueError("the label of an entry is not a text")
     return text

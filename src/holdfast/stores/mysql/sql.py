@@ -1,11 +1,15 @@
-"""What is asked of the server for lease rows, as text.
+"""The SQL of lease rows as text: the tables, and the statements on them. No driver is needed.
 
-``@name`` is a table, ``#word#`` is filled in once, and ``%(word)s`` for every request, with
-literals made by ``quoted``.
+In a text, ``@name`` is a table, ``#word#`` is replaced once per namespace, and ``%(word)s`` for
+every request, by literals made with ``quoted``.
 
-Where one goes and one comes, and both want the name alone, the server changes the crowd by
-itself: who joins is put behind the others, who leaves calls the first, who was called takes its
-line out. Everything else is decided in ``mysql_row``.
+While all claims on a name are exclusive, the server changes the queue by itself: a statement
+appends an entry, calls the first waiter at a release, or removes the entry of a waiter that takes
+the name. All other changes are computed in ``row``.
+
+Two stored names are older than the code's words: the column ``crowd`` has the entries of a row
+(waiters, shared holders, slot holders), and the named lock ``hf:bell:…`` identifies the session of
+a subscription. An entry is *called* when the name is reserved for it and its subscription is woken.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from holdfast.claim import Claim
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, STALE_SECONDS
 from holdfast.sql import check_identifier
 from holdfast.stores.mysql.protocol import quoted
-from holdfast.stores.mysql.row import CALLED, MICROS, NONE, State
+from holdfast.stores.mysql.row import CALLED, MICROS, NONE, RowState
 
 __all__ = [
     "CLOCK",
@@ -28,21 +32,23 @@ __all__ = [
     "PURGE_TRANSACTIONS",
     "TABLES",
     "UTC_MICROS",
-    "LeaseStatements",
-    "Schema",
+    "MySqlLeaseStatements",
+    "MySqlSchema",
     "fill",
-    "place_of",
+    "position_of",
     "schema_sql",
-    "sleep",
-    "still_lock",
+    "sleep_expression",
+    "sleep_lock",
     "subscription_lock",
 ]
 
 PROTOCOL = 1
-"""Grows when versions can't exclude each other any more. Kept for every namespace."""
+"""Protocol version, stored for every namespace. A new number means that older versions can't share
+locks with this one."""
 TABLES = ("protocol", "lock", "record", "counter", "transaction")
 
-# Names are bytes: no collation takes case, accents or a trailing blank for the same.
+# Names are bytes, so that no collation treats names as equal that differ in case, accents or
+# trailing blanks.
 _SQL = """\
 CREATE TABLE IF NOT EXISTS @protocol (
   namespace VARBINARY(512) NOT NULL PRIMARY KEY,
@@ -75,7 +81,7 @@ CREATE TABLE IF NOT EXISTS @record (
   KEY (namespace, expires)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 
--- Advisory mode: tokens, and who took what last. Slot -1 is the name as a whole.
+-- Advisory mode: the last token and the last holder. Slot -1 is the name as a whole.
 CREATE TABLE IF NOT EXISTS @counter (
   namespace VARBINARY(512) NOT NULL,
   name VARBINARY(512) NOT NULL,
@@ -90,7 +96,7 @@ CREATE TABLE IF NOT EXISTS @counter (
   KEY (namespace, since)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 
--- Locks in callers' own transactions.
+-- Locks in the caller's own transaction.
 CREATE TABLE IF NOT EXISTS @transaction (
   namespace VARBINARY(512) NOT NULL,
   name VARBINARY(512) NOT NULL,
@@ -101,47 +107,47 @@ CREATE TABLE IF NOT EXISTS @transaction (
 """
 
 
-class Schema:
-    """The names of our tables in one database."""
+class MySqlSchema:
+    """The names of the tables in one database."""
 
     def __init__(self, prefix: str = "holdfast_") -> None:
         self.prefix = check_identifier(prefix, "prefix")
 
     def filled(self, sql: str) -> str:
-        """The text with every ``@name`` as the name that the table has here."""
+        """Replaces every ``@name`` by the name of that table."""
         return re.sub(r"@([a-z]+)", rf"`{self.prefix}\1`", sql)
 
     def sql(self) -> str:
-        """All of it, as a script that can be run again."""
+        """Returns the script that creates all tables. It can be run repeatedly."""
         return self.filled(_SQL)
 
 
 def schema_sql(*, prefix: str = "holdfast_") -> str:
-    """The SQL that makes Holdfast's tables; running it again changes nothing.
+    """Returns the SQL that creates Holdfast's tables. Running it again changes nothing.
 
     >>> schema_sql(prefix="hf_").startswith("CREATE TABLE IF NOT EXISTS `hf_protocol`")
     True
     """
-    return Schema(prefix).sql()
+    return MySqlSchema(prefix).sql()
 
 
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
 UTC_MICROS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-"""The same, whatever the session's time zone is."""
+"""The same, independent of the session's time zone."""
 CLOCK = "@holdfast_now"
-"""Where a statement keeps the time. A session begins with a whole number in there: a variable's
-type is that of its last value, for a statement that sets it too."""
-# A statement that needs the time often reads the clock once: the server spends more on the words
-# of such a statement than on the row. In a WHERE it comes first, so the rest finds it set.
+"""Session variable in which a statement keeps the time. A new session sets it to an integer: the
+type of a variable is that of its last value, even in the statement that sets it."""
+# A statement that uses the time several times reads the clock once: parsing the expression costs
+# more than the row. In a WHERE it comes first, so that the conditions after it find it set.
 _CLOCK = f"(#t# := {NOW})"
-# Nobody's hold any more, also by the clock of another node (``mysql_dial.SKEW_MICROS``).
+# The exclusive hold is over, also by the clock of another node (``connect.SKEW_MICROS``).
 _OVER = "ends <= #t# - #skew#"
 _FREE = "crowd = '' AND #over#"
 JOINED = 1 << 62
-"""Above all tokens: what one who has joined a line is told begins here."""
-PLACES = 1 << 16
+"""Larger than all tokens. An insert id from here on encodes a queue position (``position_of``)."""
+POSITIONS = 1 << 16
 
-# Nobody holds and nobody waits: one statement decides. ``ends`` is last, since the others ask it.
+# Takes a free name without waiters. ``ends`` is set last, since the other assignments read it.
 _TAKE = """
 INSERT INTO @lock (namespace, name, version, token, owner, label, since, crowd, ends)
 VALUES (%(namespace)s, %(name)s, #clock#, LAST_INSERT_ID(#t#), %(owner)s, %(label)s, #t#, '',
@@ -157,14 +163,14 @@ _FREE_IT = """
 UPDATE @lock SET version = GREATEST(version + 1, #t#), owner = '', ends = 0
 #where# AND #clock# AND owner = %(owner)s AND ends > #t# AND crowd = ''"""
 
-# The first line of a crowd is "owner mode token ends subscription called ..."; see ``Entry.line``.
+# The first entry begins with "owner mode token ends subscription called"; see ``RowEntry.text``.
 _WORDS_OF_FIRST = "SUBSTRING_INDEX(crowd, ' ', 6)"
 _ENDS_OF_FIRST = "SUBSTRING_INDEX(SUBSTRING_INDEX(crowd, ' ', 4), ' ', -1)"
-# Whoever is first in the crowd is still there, and it is no semaphore.
-_STANDS = """
+# The first entry has not expired, and the name is not a semaphore.
+_FIRST_IS_ALIVE = """
 crowd <> '' AND (#first# := #words#) NOT LIKE '%% slots %%' AND #ends_of_first# > #t#
   AND (#first# LIKE '%% -' OR SUBSTRING_INDEX(#first#, ' r', -1) >= #t#)"""
-_CALL_FIRST = """
+_RELEASE_TO_FIRST = """
 UPDATE @lock SET version = GREATEST(version + 1, #t#), owner = '', ends = 0,
   crowd = CONCAT(TRIM(TRAILING '-' FROM #first#), 'r', CAST(#t# + #grace# AS SIGNED),
     SUBSTRING(crowd, LENGTH(#first#) + 1))
@@ -173,8 +179,9 @@ UPDATE @lock SET version = GREATEST(version + 1, #t#), owner = '', ends = 0,
 _CALLED = """
 FROM @lock WHERE namespace = %(namespace)s AND name IN (%(names)s)
   AND LOCATE(%(word)s, crowd) > 0"""
-# Sleeps, unless somebody was called, also where the row is gone: a SELECT, as all else would lock
-# what it looks at; and only one, since a request that is killed between two may never be answered.
+# Sleeps unless an entry of this subscription is called, also if the row does not exist. A SELECT,
+# since other statements would lock the row; and a single one, since the server may never reply to
+# a request that is killed between two statements.
 _LISTEN = """
 SELECT name, IF(LOCATE(%(word)s, crowd) > 0, 'called', %(sleep)s) FROM (SELECT 1) one
 LEFT JOIN @lock ON namespace = %(namespace)s AND name = %(names)s"""
@@ -182,53 +189,53 @@ _LISTEN_FOR_MANY = """
 SELECT name, 'called' #called# UNION ALL
 SELECT NULL, IF(EXISTS (SELECT 1 #called#), 0, %(sleep)s)"""
 
-_GRANTED = """
+_GRANT = """
 UPDATE @lock SET version = GREATEST(version + 1, #t#),
   token = LAST_INSERT_ID(GREATEST(token + 1, #t#)), owner = %(owner)s, label = %(label)s,
   since = #t#, crowd = SUBSTRING(crowd, LOCATE(X'0A', crowd) + 1), ends = #t# + %(ttl)d
 #where# AND #clock#"""
-_COME_FIRST = "#granted# AND #over# AND LEFT(crowd, %(length)d) = %(mine)s"
-# Ends a hold and grants another in its place, where nobody else is first in line.
-_HAND_ON = """
-#granted# AND owner = %(holder)s AND ends > #t#
+_TAKE_AS_FIRST = "#grant# AND #over# AND LEFT(crowd, %(length)d) = %(mine)s"
+# Ends a hold and grants the name to the claim, unless another waiter is first in the queue.
+_EXCHANGE = """
+#grant# AND owner = %(holder)s AND ends > #t#
   AND (crowd = '' OR LEFT(crowd, %(length)d) = %(mine)s)"""
-# Told by the number of an insert: the place, and in how many ms whoever holds, or may have been
-# called, is over.
+# The insert id encodes the queue position, and the milliseconds until the hold or the grace of the
+# called waiter is over.
 _JOIN = """
 UPDATE @lock SET version = GREATEST(version + 1, #t#),
-  crowd = CONCAT(crowd, %(head)s, CAST(#t# + #stale# AS SIGNED), %(bell)s, CAST(#t# AS SIGNED),
-    %(tail)s),
+  crowd = CONCAT(crowd, %(head)s, CAST(#t# + #stale# AS SIGNED), %(subscription)s,
+    CAST(#t# AS SIGNED), %(tail)s),
   since = since + 0 * LAST_INSERT_ID(#joined# + LENGTH(crowd) - LENGTH(REPLACE(crowd, X'0A', ''))
-    - 1 + #places# * (IF(ends > #t#, ends - #t#, #grace#) DIV 1000))
+    - 1 + #positions# * (IF(ends > #t#, ends - #t#, #grace#) DIV 1000))
 #where# AND #clock# AND owner <> %(owner)s AND LENGTH(crowd) < 500000
-  AND LOCATE(%(mine)s, CONCAT(X'0A', crowd)) = 0 AND (ends > #t# OR #stands#)"""
+  AND LOCATE(%(mine)s, CONCAT(X'0A', crowd)) = 0 AND (ends > #t# OR #first_is_alive#)"""
 
-# One who stands in line and has to wait on, since somebody holds the name alone or was called in
-# front of it, tells of its subscription, whatever else is written to the line. The place is told
-# as above.
+# Stores another subscription in the entry of a waiter that must go on waiting: the name is held
+# exclusively, or a waiter ahead is called. Other entries may change at the same time. The insert
+# id is as above.
 _CALL_OF_FIRST = "SUBSTRING_INDEX(#words#, ' ', -1)"
 _BEFORE_MINE = "SUBSTRING_INDEX(CONCAT(X'0A', crowd), %(mine)s, 1)"
 _AFTER_MINE = "SUBSTRING_INDEX(crowd, %(head)s, -1)"
-_TELL = """
+_UPDATE_SUBSCRIPTION = """
 UPDATE @lock SET version = GREATEST(version + 1, #t#),
   since = since + 0 * LAST_INSERT_ID(#joined# + LENGTH(#before#)
     - LENGTH(REPLACE(#before#, X'0A', ''))
-    + #places# * (IF(ends > #t#, ends - #t#, #grace#) DIV 1000)),
-  crowd = SUBSTRING(CONCAT(#before#, %(mine)s, CAST(#t# + #stale# AS SIGNED), %(bell)s,
+    + #positions# * (IF(ends > #t#, ends - #t#, #grace#) DIV 1000)),
+  crowd = SUBSTRING(CONCAT(#before#, %(mine)s, CAST(#t# + #stale# AS SIGNED), %(subscription)s,
     SUBSTRING(#after#, LENGTH(SUBSTRING_INDEX(#after#, ' ', 3)) + 2)), 2)
 #where# AND #clock# AND owner <> %(owner)s AND LOCATE(%(mine)s, CONCAT(X'0A', crowd)) > 0
   AND (ends > #t# OR (LEFT(crowd, LENGTH(%(head)s)) <> %(head)s AND #ends_of_first# > #t#
     AND #call_of_first# LIKE 'r%%' AND SUBSTRING(#call_of_first#, 2) >= #t#))"""
 
-# An owner is of one claim, so that it can't be found in the row of another name.
+# An owner belongs to one claim, so it can't match the row of another name in the list.
 _OURS = """
 WHERE namespace = %(namespace)s AND #clock# AND name IN (%(names)s) AND owner IN (%(owners)s)
   AND ends > #t#"""
-# The server might else read, and lock, all names where many of them are listed.
+# Without FORCE INDEX the server might scan, and lock, all rows if the list is long.
 _EXTEND = """
 UPDATE @lock FORCE INDEX (PRIMARY) SET version = GREATEST(version + 1, #t#),
   ends = #t# + %(ttl)d #of_ours#"""
-# An end that is later stays: this may be done long after later ones.
+# A later end stays: this request may be executed after newer ones.
 _RENEW = """
 UPDATE @lock FORCE INDEX (PRIMARY) SET version = GREATEST(version + 1, #t#),
   ends = GREATEST(ends, #t# + %(ttl)d) #of_ours#"""
@@ -242,12 +249,12 @@ _READ_MANY = "SELECT #now#, #columns#, name, #skew# FROM @lock WHERE namespace =
 
 _WRITE = """
 UPDATE @lock SET version = %(next)d, token = %(token)d, owner = %(owner)s, label = %(label)s,
-  since = %(since)d, ends = %(ends)d, crowd = %(crowd)s
+  since = %(since)d, ends = %(ends)d, crowd = %(entries)s
 #where# AND version = %(version)d"""
 _WRITE_NEW = """
 INSERT INTO @lock (namespace, name, version, token, owner, label, since, ends, crowd)
 VALUES (%(namespace)s, %(name)s, %(next)d, %(token)d, %(owner)s, %(label)s, %(since)d, %(ends)d,
-  %(crowd)s)
+  %(entries)s)
 ON DUPLICATE KEY UPDATE version = version"""
 
 _RECORD = """
@@ -261,8 +268,8 @@ _PURGE = """
 DELETE FROM @lock WHERE namespace = %(namespace)s AND name > %(after)s AND name <= %(last)s
   AND crowd = '' AND ends <= #now# AND version < #now# - #idle#;
 DELETE FROM @record WHERE namespace = %(namespace)s AND expires < #now# LIMIT 2000"""
-# Of locks in transactions; a token is never below the time of its last use. One that somebody has
-# just now ends the request, and they are all left for another time.
+# Deletes idle transaction locks: a token is never below the time of its last use. If a transaction
+# holds one of the rows, NOWAIT ends the request, and all of them stay until the next purge.
 PURGE_TRANSACTIONS = """
 BEGIN; SELECT name FROM @transaction WHERE namespace = %(namespace)s AND token < #now# - #idle#
   LIMIT 500 FOR UPDATE NOWAIT;
@@ -279,15 +286,15 @@ _WORDS = {
     "#before#": _BEFORE_MINE,
     "#after#": _AFTER_MINE,
     "#called#": _CALLED,
-    "#stands#": _STANDS,
-    "#granted#": _GRANTED,
+    "#first_is_alive#": _FIRST_IS_ALIVE,
+    "#grant#": _GRANT,
     "#call_of_first#": _CALL_OF_FIRST,
     "#words#": _WORDS_OF_FIRST,
     "#ends_of_first#": _ENDS_OF_FIRST,
     "#of_ours#": _OURS,
     "#clock#": _CLOCK,
     "#joined#": str(JOINED),
-    "#places#": str(PLACES),
+    "#positions#": str(POSITIONS),
     "#where#": _WHERE,
     "#grace#": str(int(GRACE_SECONDS * MICROS)),
     "#stale#": str(int(STALE_SECONDS * MICROS)),
@@ -298,15 +305,15 @@ _WORDS = {
 
 
 def fill(sql: str, words: dict[str, str]) -> str:
-    """The text with its words filled in; a word's text may hold the words after it."""
+    """Replaces the words in a text. The text of a word may contain words that come after it."""
     for word, text in words.items():
         sql = sql.replace(word, text)
     return sql
 
 
 IF_WRITTEN = b"SET @holdfast = ROW_COUNT()"
-"""Right behind a write: what follows it happens only if it found its row unchanged. Where it did
-not, nothing is written, and nobody waits for the disk."""
+"""Statement directly after a write. The statements after it act only if the write found the row
+unchanged; otherwise nothing is written and the commit does not wait for the disk."""
 
 
 _SUBSCRIPTION_OF_FIRST = (
@@ -316,39 +323,45 @@ _SUBSCRIPTION_OF_FIRST = (
 
 
 def subscription_lock(subscription: str) -> bytes:
-    """The named lock by which the session of a subscription is found."""
+    """Returns the named lock that identifies the session of a subscription."""
     return b"'hf:bell:%s'" % subscription.encode()
 
 
-def place_of(told: int) -> tuple[int, float]:
-    """The place of one who has joined, and after how many seconds another attempt is worth it.
+def position_of(insert_id: int) -> tuple[int, float]:
+    """Decodes the position in the queue, and the seconds after which to attempt again.
 
-    >>> place_of(JOINED + 2 + PLACES * 1500)
+    >>> position_of(JOINED + 2 + POSITIONS * 1500)
     (2, 1.5)
     """
-    left, place = divmod(told - JOINED, PLACES)
+    left, place = divmod(insert_id - JOINED, POSITIONS)
     return place, left / 1000
 
 
-def still_lock(subscription: str) -> bytes:
-    """The named lock that a subscription sleeps on."""
+def sleep_lock(subscription: str) -> bytes:
+    """Returns the named lock on which a subscription sleeps."""
     return b"'hf:still:%s'" % subscription.encode()
 
 
-def sleep(lock: bytes, seconds: float) -> bytes:
-    """An expression that tells, with 1, if it was cut short. Whoever gets the lock, as the session
-    that had it has ended, keeps it and sleeps by itself from then on."""
+def sleep_expression(lock: bytes, seconds: float) -> bytes:
+    """Returns an expression that sleeps on the server. Its value is 1 if the sleep was killed.
+
+    MariaDB has one global mutex for all calls of ``SLEEP()``: two concurrent kills, or a kill as
+    the sleep starts, block every ``SLEEP()`` on the server for two seconds. So the session waits
+    for a named lock instead, which has a mutex of its own. Another session of the same client
+    holds that lock. If that session has ended, this one gets the lock, keeps it, and uses
+    ``SLEEP()`` from then on.
+    """
     alone = b"SLEEP(%.2f)" % seconds
-    # A wait tells 1 for a lock that it got, 0 for none in time, and nothing at all if killed.
+    # GET_LOCK gives 1 with the lock, 0 at the timeout, and NULL if killed.
     wait = b"ELT(2 - GET_LOCK(%s, %.2f), %s, 0)" % (lock, seconds, alone)
     ours = b"IS_USED_LOCK(%s) <=> CONNECTION_ID()" % lock
     return b"IF(%s, %s, IFNULL(%s, 1))" % (ours, alone, wait)
 
 
-class LeaseStatements:
-    """The requests, as they read in one database and namespace."""
+class MySqlLeaseStatements:
+    """The requests for lease rows, filled in for one database and namespace."""
 
-    def __init__(self, schema: Schema, namespace: str) -> None:
+    def __init__(self, schema: MySqlSchema, namespace: str) -> None:
         words = _WORDS | {"%(namespace)s": quoted(namespace.encode()).decode()}
         self._sql = {
             name: " ".join(schema.filled(fill(sql, words)).split())
@@ -362,10 +375,10 @@ class LeaseStatements:
         }
 
     def take(self, claim: Claim) -> bytes:
-        """Takes a name that nobody uses, alone."""
-        return self._sql["take"] % self._taken(claim)
+        """Takes a free name for an exclusive claim."""
+        return self._sql["take"] % self._grant_values(claim)
 
-    def _taken(self, claim: Claim) -> dict[bytes, bytes | int]:
+    def _grant_values(self, claim: Claim) -> dict[bytes, bytes | int]:
         return {
             b"name": quoted(claim.name.encode()),
             b"owner": quoted(claim.owner.encode()),
@@ -374,61 +387,63 @@ class LeaseStatements:
         }
 
     def free(self, claim: Claim) -> bytes:
-        """Ends a hold that nobody waits for."""
+        """Ends an exclusive hold that has no waiters."""
         return self._sql["free"] % self._of(claim)
 
-    def call_first(self, claim: Claim, stir: bool) -> bytes:
-        """Ends a hold that others wait for, and calls the first of them: its subscription is
-        stirred if it is to be, by a second statement, which says whether it is there."""
-        sql = self._sql["call_first"] % self._of(claim)
-        if not stir:
+    def release_to_first(self, claim: Claim, kill: bool) -> bytes:
+        """Ends an exclusive hold and calls the first waiter. With ``kill`` a second statement kills
+        the sleep of the waiter's subscription; it fails if that session has ended."""
+        sql = self._sql["release_to_first"] % self._of(claim)
+        if not kill:
             return sql
         return (
             sql + b"; KILL QUERY IF(ROW_COUNT() > 0, IS_USED_LOCK(%s), 0)" % _SUBSCRIPTION_OF_FIRST
         )
 
-    def come_first(self, claim: Claim) -> bytes:
-        """Takes a name for the first in line, who wants it alone."""
-        return self._sql["come_first"] % self._first(claim)
+    def take_as_first(self, claim: Claim) -> bytes:
+        """Takes a name for an exclusive claim that is first in the queue."""
+        return self._sql["take_as_first"] % self._first_values(claim)
 
-    def hand_on(self, holder: Claim, claim: Claim) -> bytes:
-        """Ends a hold and grants a claim in its place, unless somebody else is first in line."""
-        given = self._first(claim) | {b"holder": quoted(holder.owner.encode())}
-        return self._sql["hand_on"] % given
+    def exchange(self, holder: Claim, claim: Claim) -> bytes:
+        """Ends a hold and grants the name to a claim, unless another waiter is first."""
+        given = self._first_values(claim) | {b"holder": quoted(holder.owner.encode())}
+        return self._sql["exchange"] % given
 
     def join(self, claim: Claim, subscription: str) -> bytes:
-        """Puts a claim behind all others, where it must wait in any case. What it tells is for
-        ``place_of``."""
+        """Appends a claim to the queue, if it must wait in any case. The insert id is for
+        ``position_of``."""
         label = json.dumps(claim.label)
-        given = self._in_line(claim, subscription) | {
+        given = self._queue_values(claim, subscription) | {
             b"tail": quoted(f" {claim.weight} {claim.limit} 0 {NONE} {label}\n".encode()),
             b"mine": quoted(f"\n{claim.owner} ".encode()),
         }
         return self._sql["join"] % given
 
-    def tell(self, claim: Claim, subscription: str) -> bytes:
-        """Tells of the subscription of one who stands in line, where it must go on to wait in any
-        case. What it tells is for ``place_of``."""
+    def update_subscription(self, claim: Claim, subscription: str) -> bytes:
+        """Stores another subscription in the entry of a waiter, if it must go on waiting in any
+        case. The insert id is for ``position_of``."""
         mine = quoted(f"\n{claim.owner} {claim.mode.value} 0 ".encode())
-        return self._sql["tell"] % (self._in_line(claim, subscription) | {b"mine": mine})
+        return self._sql["update_subscription"] % (
+            self._queue_values(claim, subscription) | {b"mine": mine}
+        )
 
-    def _in_line(self, claim: Claim, subscription: str) -> dict[bytes, bytes | int]:
+    def _queue_values(self, claim: Claim, subscription: str) -> dict[bytes, bytes | int]:
         return self._of(claim) | {
             b"head": quoted(f"{claim.owner} {claim.mode.value} 0 ".encode()),
-            b"bell": quoted(f" {subscription or NONE} {NONE} ".encode()),
+            b"subscription": quoted(f" {subscription or NONE} {NONE} ".encode()),
         }
 
-    def _first(self, claim: Claim) -> dict[bytes, bytes | int]:
+    def _first_values(self, claim: Claim) -> dict[bytes, bytes | int]:
         mine = f"{claim.owner} {claim.mode.value} 0 ".encode()
-        return self._taken(claim) | {b"mine": quoted(mine), b"length": len(mine)}
+        return self._grant_values(claim) | {b"mine": quoted(mine), b"length": len(mine)}
 
     def extend(self, claims: Sequence[Claim], ttl: float, shorten: bool) -> bytes:
-        """Renews holds that are alone, for so long."""
+        """Renews exclusive holds for ``ttl`` seconds. A later end stays unless ``shorten``."""
         sql = self._sql["extend" if shorten else "renew"]
         return sql % (self._of_all(claims) | {b"ttl": int(ttl * MICROS)})
 
     def held(self, claims: Sequence[Claim]) -> bytes:
-        """Which of these holds, that are alone, there are: their owners."""
+        """Selects the owners of those of these exclusive holds that are still stored."""
         return self._sql["held"] % self._of_all(claims)
 
     def _of_all(self, claims: Sequence[Claim]) -> dict[bytes, bytes | int]:
@@ -459,8 +474,8 @@ class LeaseStatements:
             )
         )
 
-    def write(self, state: State) -> bytes:
-        """Writes a state back, unless it has changed meanwhile."""
+    def write(self, state: RowState) -> bytes:
+        """Writes a state, if the row still has the version that was read."""
         return self._sql["write" if state.version else "write_new"] % {
             b"name": quoted(state.name.encode()),
             b"version": state.version,
@@ -470,13 +485,13 @@ class LeaseStatements:
             b"label": quoted(state.label.encode()),
             b"since": state.since,
             b"ends": state.ends,
-            b"crowd": quoted(state.crowd_text()),
+            b"entries": quoted(state.entries_text()),
         }
 
     def listen(self, subscription: str, names: Iterable[str], sleep: bytes = b"") -> bytes:
-        """Tells for which of these names somebody of this subscription was called, with
-        ``called``; sleeps
-        first if there is none, if it is to, and tells with 1 if that was cut short."""
+        """Selects those of these names that have a called entry of this subscription, each with
+        ``called``. If there is none and ``sleep`` is given, evaluates that expression once and
+        selects its value."""
         listed = [quoted(name.encode()) for name in names]
         word = quoted(f" {subscription} {CALLED}".encode())
         given = {b"names": b", ".join(listed), b"word": word, b"sleep": sleep}
@@ -484,7 +499,7 @@ class LeaseStatements:
         return self._sql[how if sleep else "called"] % given
 
     def record(self, name: str, value: str, token: int, keep_seconds: float) -> bytes:
-        """Keeps a value, ``IF_WRITTEN``."""
+        """Stores a record. Acts only after ``IF_WRITTEN``."""
         return self._sql["record"] % {
             b"name": quoted(name.encode()),
             b"value": quoted(value.encode()),
@@ -508,14 +523,14 @@ class LeaseStatements:
 _TEXTS = {
     "take": _TAKE,
     "free": _FREE_IT,
-    "call_first": _CALL_FIRST,
+    "release_to_first": _RELEASE_TO_FIRST,
     "called": "SELECT name, 'called' #called#",
     "listen": _LISTEN,
     "listen_for_many": _LISTEN_FOR_MANY,
-    "come_first": _COME_FIRST,
-    "hand_on": _HAND_ON,
+    "take_as_first": _TAKE_AS_FIRST,
+    "exchange": _EXCHANGE,
     "join": _JOIN,
-    "tell": _TELL,
+    "update_subscription": _UPDATE_SUBSCRIPTION,
     "extend": _EXTEND,
     "renew": _RENEW,
     "held": _HELD,

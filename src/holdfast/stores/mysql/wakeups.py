@@ -1,8 +1,16 @@
-"""Waiting for a call: on a session that sleeps on the server, one per backend.
+"""How waiters are woken: one session per client sleeps on the server until a wake-up kills it.
 
-The first wait hangs the subscription and returns at once, so that the attempt which follows is
-made with
-the subscription already hung. When it breaks, those who wait try again at once, with another.
+To wake a waiter, a client (1) marks the waiter's entry in the row as called, with the id of the
+waiter's subscription, and (2) kills the subscription's sleep with ``KILL QUERY``, which carries no
+data. A kill between two sleeps would be lost, so every sleep starts by reading the rows of the
+names that are waited for: the mark is written before the kill is sent, and a kill after the read
+ends the sleep. A waiter that arrives while the subscription sleeps for other names rechecks its
+own row first. From then on a kill ends the sleep, or comes before the next sleep, which reads the
+waiter's row, too. Sleeps are short, so the marks are found in time even where kills do not arrive.
+
+Without waiters the session is idle. The first wait opens the subscription and returns at once, so
+that the next attempt stores its id in the entry. If the subscription breaks, all waiters attempt
+again with a new one.
 """
 
 from __future__ import annotations
@@ -11,7 +19,7 @@ import asyncio
 import secrets
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
@@ -20,110 +28,115 @@ from holdfast.io.connection_limit import Permit
 from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores._sql.in_thread import in_thread
-from holdfast.stores.mysql.connection import INTERRUPTED, Connection
-from holdfast.stores.mysql.protocol import Reply
-from holdfast.stores.mysql.sql import LeaseStatements, sleep, still_lock, subscription_lock
+from holdfast.stores.mysql.connection import INTERRUPTED, MySqlConnection
+from holdfast.stores.mysql.protocol import MySqlReply
+from holdfast.stores.mysql.sql import (
+    MySqlLeaseStatements,
+    sleep_expression,
+    sleep_lock,
+    subscription_lock,
+)
 
 __all__ = [
     "SLEEP_SECONDS",
-    "Hanger",
-    "Listening",
-    "Look",
+    "MySqlWakeups",
+    "Recheck",
     "SleepSubscription",
-    "ask_for",
-    "make_listening",
-    "told_by",
+    "SubscriptionOpener",
+    "make_wakeups",
+    "wakeup_check_request",
+    "wakeup_problem",
 ]
 
 SLEEP_SECONDS = 1.0
-"""How long the subscription sleeps at a time: well below the grace of somebody who was called."""
-QUIET_SLEEP_SECONDS = 0.25
-"""The same where nobody can kill the sleep."""
-MEND_SECONDS = (0.1, 0.4)
-"""The pause after a subscription broke."""
+"""Duration of one sleep: well below the grace of a called waiter."""
+POLL_SECONDS = 0.25
+"""Duration of one sleep where sessions can't kill each other: the subscription polls."""
+REOPEN_SECONDS = (0.1, 0.4)
+"""Pause after a subscription broke."""
 NO_SUCH_SESSION = 1094
-_NOBODY = "-"
+_NO_SUBSCRIPTION = "-"
 
-
-class Listen(NamedTuple):
-    """How a subscription sleeps."""
-
-    request: Callable[[Iterable[str]], bytes]
-    """Tells which of these names somebody was called for; if there is none, sleeps first, until
-    somebody may be. Rows of a name and ``called``, or one with what the sleep said."""
-    seconds: float
-    """How long, at the most."""
+SleepRequest = Callable[[Iterable[str]], bytes]
+"""Makes the request with which a subscription sleeps for a set of names. It selects the names that
+have a called entry, each with ``called``; if there is none, it sleeps and selects the value of the
+sleep."""
 
 
 class SleepSubscription:
-    """A session that sleeps; what a blocking wake-up hub reads."""
+    """A sleeping session, as the subscription of a blocking wake-up hub."""
 
     def __init__(
         self,
-        connection: Connection,
-        listen: Listen,
-        patience: float,
-        renewer: Connection | None = None,
+        connection: MySqlConnection,
+        listen: SleepRequest,
+        answer_seconds: float,
+        lock_holder: MySqlConnection | None = None,
     ) -> None:
-        self._connection, self._listen, self._patience = connection, listen, patience
-        self._renewer_thread = renewer
-        """The one that only keeps what the other one sleeps on."""
+        self._connection, self._sleep_request, self._answer_seconds = (
+            connection,
+            listen,
+            answer_seconds,
+        )
+        self._lock_holder = lock_holder
+        """The session that holds the named lock on which the other one sleeps; None if polling."""
         self.blocks = True
-        """Whether it waits for room to send. Where it must not, ``flush`` sends the rest."""
+        """True if ``read`` waits until its request is sent; otherwise ``flush`` sends the rest."""
         self._waiting: dict[str, str] = {}
-        """The names for which somebody waits, by key; empty for one who was woken."""
-        # Re-entrant: a signal handler may wait in the middle of what its thread does here.
+        """The names that are waited for, by key; an empty name after the waiter was woken."""
+        # Re-entrant: a signal handler may wait while its own thread is inside one of these methods.
         self._mutex = threading.RLock()
-        self._asleep: set[str] = set()
-        """The names for which it sleeps; none while it rests."""
+        self._sleeping_for: set[str] = set()
+        """The names of the current sleep request; empty if none is pending."""
         self._since = 0.0
 
     def _sleep(self) -> None:
         names = set(self._waiting.values()) - {""}
-        if names and not self._asleep:
-            self._asleep, self._since = names, now()
-            self._connection.send(self._listen.request(names))
+        if names and not self._sleeping_for:
+            self._sleeping_for, self._since = names, now()
+            self._connection.send(self._sleep_request(names))
 
     def _send_rest(self) -> None:
-        """Sends what did not fit at once. Others may come and go meanwhile."""
-        connection, until = self._connection, self._since + self._patience
+        """Sends the rest of a request, without the mutex: waiters may be added and removed."""
+        connection, until = self._connection, self._since + self._answer_seconds
         try:
             while not connection.sent and not self.flush():
-                if not connection.has_room(until):
+                if not connection.wait_writable(until):
                     raise connection.broken("no room to send")
-        except BaseException:  # nobody else sends the rest: whoever listens is told
+        except BaseException:  # no other thread sends the rest: end the connection for its reader
             connection.sever()
             raise
 
     def flush(self) -> bool:
-        """Sends what is left to send; whether all of it is gone."""
+        """Sends what is left of a request. Returns True if nothing is left."""
         with self._mutex:
             return self._connection.flush()
 
-    def enter(self, key: str, name: str) -> bool:
-        """Somebody begins to wait; whether it was perhaps called before, and nobody looked."""
+    def add_waiter(self, key: str, name: str) -> bool:
+        """Registers a waiter. Returns True if its wake-up may have been missed, so that the caller
+        must recheck the row."""
         with self._mutex:
             self._waiting[key] = name
-            if not self._asleep:
-                self._sleep()  # for one name, for which there is always room
-            return name not in self._asleep
+            if not self._sleeping_for:
+                self._sleep()  # a request for one name always fits into the socket's buffer
+            return name not in self._sleeping_for
 
-    def leave(self, key: str) -> None:
-        """Somebody waits no more."""
+    def remove_waiter(self, key: str) -> None:
+        """Removes a waiter."""
         with self._mutex:
             self._waiting.pop(key, None)
 
     def stalled(self, moment: float) -> bool:
-        """Whether it is of no more use: the server has ended one of its sessions, or the answer to
-        its sleep is long overdue."""
+        """True if the subscription must be replaced: the server has ended one of its sessions, or
+        the reply to its sleep is overdue."""
         with self._mutex:
             if not self._connection.open or (
-                self._renewer_thread is not None and self._renewer_thread.stirs()
+                self._lock_holder is not None and self._lock_holder.stirs()
             ):
                 return True
-            if not self._asleep:
+            if not self._sleeping_for:
                 return self._connection.stirs()
-            return moment > self._since + self._patience and not self._connection.stirs()
+            return moment > self._since + self._answer_seconds and not self._connection.stirs()
 
     @property
     def open(self) -> bool:
@@ -133,43 +146,44 @@ class SleepSubscription:
         return self._connection.fileno()
 
     def read(self) -> list[str]:
-        """Who was called since. Raises ``BackendUnavailable`` when it is broken."""
+        """Reads the reply to a sleep, if it has arrived, and starts the next sleep. Returns the
+        keys of the called waiters. Raises ``BackendUnavailable`` if the subscription is broken."""
         connection = self._connection
         reply = connection.collect()
         if reply is None:
             return []
         killed = reply.failure is not None and reply.failure.code == INTERRUPTED
-        told = [] if killed else connection.checked(reply)[0].rows
-        names = [name or b"" for name, what in told if what == b"called"]
-        killed = killed or any(what == b"1" for _, what in told)  # it was cut short
+        rows = [] if killed else connection.checked(reply)[0].rows
+        names = [name or b"" for name, what in rows if what == b"called"]
+        killed = killed or any(what == b"1" for _, what in rows)
         with self._mutex:
-            self._asleep = set()
-            if killed and len(self._waiting) == 1:  # it can be for nobody else
+            self._sleeping_for = set()
+            if killed and len(self._waiting) == 1:  # the kill can only be for this waiter
                 names = [name.encode() for name in self._waiting.values()]
-            keys = self._called({name.decode() for name in names})
+            keys = self._mark_called({name.decode() for name in names})
             self._sleep()
         if self.blocks:
             self._send_rest()
         return keys
 
-    def _called(self, names: set[str]) -> list[str]:
+    def _mark_called(self, names: set[str]) -> list[str]:
         keys = [key for key, name in self._waiting.items() if name in names]
         self._waiting.update(dict.fromkeys(keys, ""))
         return keys
 
     def close(self) -> None:
         self._connection.close()
-        if self._renewer_thread is not None:
-            self._renewer_thread.close()
+        if self._lock_holder is not None:
+            self._lock_holder.close()
 
     def forget(self) -> None:
         self._connection.forget()
-        if self._renewer_thread is not None:
-            self._renewer_thread.forget()
+        if self._lock_holder is not None:
+            self._lock_holder.forget()
 
 
-class AsyncSubscription:
-    """A session that sleeps, read by the loop as calls come in."""
+class AsyncSleepSubscription:
+    """A sleeping session that is read by an event loop."""
 
     def __init__(self, subscription: SleepSubscription, hub: AsyncWakeupHub) -> None:
         self._subscription, self._hub = subscription, hub
@@ -185,15 +199,15 @@ class AsyncSubscription:
     def stalled(self, moment: float) -> bool:
         return self._subscription.stalled(moment)
 
-    def enter(self, key: str, name: str) -> bool:
+    def add_waiter(self, key: str, name: str) -> bool:
         try:
-            return self._subscription.enter(key, name)
-        except ConnectionError:  # the loop must not keep the number of a socket that is closed
+            return self._subscription.add_waiter(key, name)
+        except ConnectionError:  # the loop must not keep watching a closed file descriptor
             self.close()
             raise
 
-    def leave(self, key: str) -> None:
-        self._subscription.leave(key)
+    def remove_waiter(self, key: str) -> None:
+        self._subscription.remove_waiter(key)
 
     def _readable(self) -> None:
         try:
@@ -206,7 +220,7 @@ class AsyncSubscription:
         self._flush()
 
     def _flush(self) -> None:
-        """Sends what is left to send, now or when there is room again."""
+        """Sends what is left of a request, now or when the socket is writable."""
         try:
             gone = self._subscription.flush()
         except ConnectionError:
@@ -232,156 +246,155 @@ class AsyncSubscription:
         self._subscription.forget()
 
 
-def _got(connection: Connection, lock: bytes, until: float) -> bool:
+def _got_lock(connection: MySqlConnection, lock: bytes, until: float) -> bool:
     reply = connection.request(b"SELECT GET_LOCK(%s, 0)" % lock, until)
     return reply.failure is None and reply.results[0].rows == [(b"1",)]
 
 
-class Hanger:
-    """Opens subscriptions; tells whether sessions can find and stir each other here."""
+class SubscriptionOpener:
+    """Opens subscriptions, and knows whether sessions can find and kill each other."""
 
     def __init__(
-        self, greet: Callable[[float], Connection], galera: Callable[[], bool],
-        statements: LeaseStatements, seconds: float,
+        self, connect: Callable[[float], MySqlConnection], galera: Callable[[], bool],
+        statements: MySqlLeaseStatements, seconds: float,
     ) -> None:  # fmt: skip
-        self._greet, self._galera, self.seconds = greet, galera, seconds
+        self._connect, self._galera, self.seconds = connect, galera, seconds
         self._statements = statements
-        self.quiet = False
-        """Whether calls are found by looking, not by being stirred."""
+        self.polling = False
+        """True if the last subscription polls, because it could not get its named lock."""
 
     def attach(self, until: float) -> tuple[str, SleepSubscription]:
-        """A subscription by then, and the name by which it is called."""
+        """Opens a subscription before the deadline. Returns its id, and the subscription."""
         subscription = secrets.token_hex(12)
-        connection = self._greet(until)
-        renewer: Connection | None = None
+        connection = self._connect(until)
+        lock_holder: MySqlConnection | None = None
         try:
-            self.quiet = self._galera() or not _got(
+            self.polling = self._galera() or not _got_lock(
                 connection, subscription_lock(subscription), until
             )
-            if self.quiet:
+            if self.polling:
                 return subscription, SleepSubscription(
-                    connection, self._listen_quietly(subscription), self.seconds
+                    connection, self._poll_request(subscription), self.seconds
                 )
-            renewer = self._greet(until)
-            _got(renewer, still_lock(subscription), until)
+            lock_holder = self._connect(until)
+            _got_lock(lock_holder, sleep_lock(subscription), until)
             return subscription, SleepSubscription(
-                connection, self._listen(subscription), self.seconds, renewer
+                connection, self._kill_request(subscription), self.seconds, lock_holder
             )
         except BaseException:
             connection.close()
-            if renewer is not None:
-                renewer.close()
+            if lock_holder is not None:
+                lock_holder.close()
             raise
 
-    def _listen(self, subscription: str) -> Listen:
-        asleep = sleep(still_lock(subscription), SLEEP_SECONDS)
-        return Listen(
-            lambda names: self._statements.listen(subscription, names, asleep), SLEEP_SECONDS
-        )
+    def _kill_request(self, subscription: str) -> SleepRequest:
+        asleep = sleep_expression(sleep_lock(subscription), SLEEP_SECONDS)
+        return lambda names: self._statements.listen(subscription, names, asleep)
 
-    def _listen_quietly(self, subscription: str) -> Listen:
-        seconds, asleep = QUIET_SLEEP_SECONDS, b"SLEEP(%.2f)" % QUIET_SLEEP_SECONDS
-        return Listen(lambda names: self._statements.listen(subscription, names, asleep), seconds)
+    def _poll_request(self, subscription: str) -> SleepRequest:
+        asleep = b"SLEEP(%.2f)" % POLL_SECONDS
+        return lambda names: self._statements.listen(subscription, names, asleep)
 
     @property
     def galera(self) -> bool:
-        """Whether the server is one node of several."""
+        """True if the server is a Galera node."""
         return self._galera()
 
     @property
-    def looks(self) -> bool:
-        """Whether it is known that sessions can't stir each other."""
-        return self.quiet or self._galera()
+    def polls(self) -> bool:
+        """True if sessions are known not to be able to kill each other."""
+        return self.polling or self._galera()
 
     @property
     def finding(self) -> Finding:
-        """How waiters are woken, for ``probe``."""
-        if self.looks:
+        """How waiters are woken, for ``check()``."""
+        if self.polls:
             text = (
-                "sessions can't stir each other here (Galera, or a proxy): "
-                f"each client looks for its calls every {QUIET_SLEEP_SECONDS:g} s while it waits"
+                "sessions can't wake each other here (Galera, or a proxy): "
+                f"each waiting client polls its rows every {POLL_SECONDS:g} s"
             )
             return Finding("waiting", text, "warning")
-        return Finding("waiting", "waiters are called on one sleeping session per client")
+        return Finding("waiting", "waiters are woken through one sleeping session per client")
 
 
-Look = Callable[[], Awaitable[bool]]
-"""Whether the call has come by now."""
+Recheck = Callable[[], Awaitable[bool]]
+"""Reads the row. Returns True if the waiter's entry is called."""
 
 
-class Listening(Protocol):
-    """Waits that end with a call."""
+class MySqlWakeups(Protocol):
+    """The waits of one backend, on one subscription."""
 
     subscription: str
-    """The name of the subscription that hangs; empty before."""
+    """The id of the current subscription; empty before the first one."""
 
-    async def wait(self, key: str, name: str, until: float, told: str, look: Look) -> None:
-        """``told`` is the subscription that the store was told of: another one is not woken."""
+    async def wait(self, key: str, name: str, until: float, stored: str, recheck: Recheck) -> None:
+        """Returns when the waiter is woken, at the deadline, or when an attempt is due. ``stored``
+        is the subscription in the waiter's entry: if another one is current, returns at once."""
         ...
 
     def wake(self, key: str) -> None: ...
-    def forget_ring(self, key: str) -> None: ...
+    def forget_wakeup(self, key: str) -> None: ...
     def forget(self) -> None: ...
     def close(self) -> None: ...
 
 
-def make_listening(runtime: Runtime, hanger: Hanger) -> Listening:
-    """By the world that it is for."""
-    return (BlockingListening if runtime.blocking else AsyncListening)(runtime, hanger)
+def make_wakeups(runtime: Runtime, opener: SubscriptionOpener) -> MySqlWakeups:
+    """Returns the variant for the runtime."""
+    return (BlockingMySqlWakeups if runtime.blocking else AsyncMySqlWakeups)(runtime, opener)
 
 
 async def _pause(runtime: Runtime, until: float) -> None:
     left = until - runtime.now()
-    await runtime.sleep(max(0.0, min(left, runtime.between(*MEND_SECONDS))))
+    await runtime.sleep(max(0.0, min(left, runtime.between(*REOPEN_SECONDS))))
 
 
-class BlockingListening:
-    """For threads: one of those who wait reads the session for all."""
+class BlockingMySqlWakeups:
+    """The variant for threads: one of the waiting threads reads the session for all."""
 
-    def __init__(self, runtime: Runtime, hanger: Hanger) -> None:
-        self._runtime, self._hanger = runtime, hanger
+    def __init__(self, runtime: Runtime, opener: SubscriptionOpener) -> None:
+        self._runtime, self._opener = runtime, opener
         self._closed = False
         self._reset()
 
     def _reset(self) -> None:
         self.subscription = ""
-        self._made: BlockingWakeupHub | None = None
+        self._hub: BlockingWakeupHub | None = None
         self._making = threading.RLock()
         self._single_flight = SingleFlight()
 
-    def _hub(self) -> BlockingWakeupHub:
-        """Made when it is first needed: a backend that never waits has none."""
-        hub = self._made
+    def _get_hub(self) -> BlockingWakeupHub:
+        """Returns the hub. Created at the first use: a backend that never waits has none."""
+        hub = self._hub
         if hub is None:
             with self._making:
                 made = BlockingWakeupHub()
-                if self._made is None:  # nor has a signal handler made one meanwhile
-                    self._made = made
+                if self._hub is None:  # a signal handler may have created one in this thread
+                    self._hub = made
                 else:
                     made.discard()
-                hub = self._made
+                hub = self._hub
         return hub
 
-    async def wait(self, key: str, name: str, until: float, told: str, look: Look) -> None:
+    async def wait(self, key: str, name: str, until: float, stored: str, recheck: Recheck) -> None:
         if self._closed:
             return
-        hub = self._hub()
-        subscription = self._hung(hub)
+        hub = self._get_hub()
+        subscription = self._usable(hub)
         if subscription is None:
-            await self._without(hub, key, until)
+            await self._attach_or_poll(hub, key, until)
             return
-        if told != self.subscription:
+        if stored != self.subscription:
             return
         try:
-            called = subscription.enter(key, name) and await look()
+            called = subscription.add_waiter(key, name) and await recheck()
             if not called and hub.subscription is subscription:
                 hub.wait(key, until)
         except (BackendUnavailable, OSError):
             await _pause(self._runtime, until)
         finally:
-            subscription.leave(key)
+            subscription.remove_waiter(key)
 
-    def _hung(self, hub: BlockingWakeupHub) -> SleepSubscription | None:
+    def _usable(self, hub: BlockingWakeupHub) -> SleepSubscription | None:
         subscription = hub.subscription
         return (
             subscription
@@ -389,8 +402,9 @@ class BlockingListening:
             else None
         )
 
-    async def _without(self, hub: BlockingWakeupHub, key: str, until: float) -> None:
-        """Hangs the subscription, or looks for itself where another one does."""
+    async def _attach_or_poll(self, hub: BlockingWakeupHub, key: str, until: float) -> None:
+        """Opens the subscription; while another waiter opens it, waits for a short time, after
+        which this waiter attempts again."""
         try:
             permit = self._single_flight.begin()
             if permit is None:
@@ -403,8 +417,8 @@ class BlockingListening:
     def _open(self, permit: Permit, hub: BlockingWakeupHub, until: float) -> None:
         began = now()
         try:
-            if self._hung(hub) is None:
-                self.subscription, made = self._hanger.attach(open_by(until, self._hanger.seconds))
+            if self._usable(hub) is None:
+                self.subscription, made = self._opener.attach(open_by(until, self._opener.seconds))
                 hub.attach(made)
         except BackendUnavailable:
             self._single_flight.failed(began)
@@ -413,18 +427,18 @@ class BlockingListening:
             self._single_flight.end(permit)
             if self._closed:
                 hub.close()
-        hub.wake(EVERYBODY)  # what was called while there was none is lost
+        hub.wake(EVERYBODY)  # wake-ups without a subscription were lost
 
     def wake(self, key: str) -> None:
-        if self._made is not None:  # else nobody has waited yet, and the first wait is none
-            self._made.wake(key)
+        if self._hub is not None:  # without a hub: the first wait returns at once in any case
+            self._hub.wake(key)
 
-    def forget_ring(self, key: str) -> None:
-        if self._made is not None:
-            self._made.forget(key)
+    def forget_wakeup(self, key: str) -> None:
+        if self._hub is not None:
+            self._hub.forget(key)
 
     def forget(self) -> None:
-        hub = self._made
+        hub = self._hub
         self._reset()
         if hub is not None:
             if isinstance(hub.subscription, SleepSubscription):
@@ -433,122 +447,127 @@ class BlockingListening:
 
     def close(self) -> None:
         self._closed = True
-        if self._made is not None:
-            self._made.close()
+        if self._hub is not None:
+            self._hub.close()
 
 
-class AsyncListening:
-    """For the tasks of one loop."""
+class AsyncMySqlWakeups:
+    """The variant for the tasks of one event loop."""
 
-    def __init__(self, runtime: Runtime, hanger: Hanger) -> None:
-        self._runtime, self._hanger = runtime, hanger
+    def __init__(self, runtime: Runtime, opener: SubscriptionOpener) -> None:
+        self._runtime, self._opener = runtime, opener
         self._closed = False
         self._reset()
 
     def _reset(self) -> None:
         self.subscription = ""
         self._hub = AsyncWakeupHub()
-        self._hung: AsyncSubscription | None = None
+        self._attached: AsyncSleepSubscription | None = None
         self._single_flight = SingleFlight()
 
-    async def wait(self, key: str, name: str, until: float, told: str, look: Look) -> None:
+    async def wait(self, key: str, name: str, until: float, stored: str, recheck: Recheck) -> None:
         if self._closed:
             return
-        hung = self._hung
-        if hung is not None and hung.stalled(now()):
-            self._hung = None
-            hung.close()
+        attached = self._attached
+        if attached is not None and attached.stalled(now()):
+            self._attached = None
+            attached.close()
             await _pause(self._runtime, until)
-        if self._hung is None:
-            await self._without(key, until)
-        elif told == self.subscription:
-            await self._wait(self._hung, key, name, until, look)
+        if self._attached is None:
+            await self._attach_or_poll(key, until)
+        elif stored == self.subscription:
+            await self._wait(self._attached, key, name, until, recheck)
 
     async def _wait(
-        self, hung: AsyncSubscription, key: str, name: str, until: float, look: Look
+        self, attached: AsyncSleepSubscription, key: str, name: str, until: float, recheck: Recheck
     ) -> None:
         try:
-            called = hung.enter(key, name) and await look()
-            if not called and hung.open:
+            called = attached.add_waiter(key, name) and await recheck()
+            if not called and attached.open:
                 await self._hub.wait(key, until)
         except BackendUnavailable:
             await _pause(self._runtime, until)
         finally:
-            hung.leave(key)
+            attached.remove_waiter(key)
 
-    async def _without(self, key: str, until: float) -> None:
-        """Hangs the subscription, or looks for itself where another one does."""
+    async def _attach_or_poll(self, key: str, until: float) -> None:
+        """Opens the subscription; while another waiter opens it, waits for a short time, after
+        which this waiter attempts again."""
         permit = self._single_flight.begin()
         if permit is None:
             await self._hub.wait(key, look_by(until))
             return
         began = now()
         try:
-            await self._attach(open_by(until, self._hanger.seconds))
+            await self._attach(open_by(until, self._opener.seconds))
         except (BackendUnavailable, TimeoutError):
             self._single_flight.failed(began)
             await _pause(self._runtime, until)
         finally:
             self._single_flight.end(permit)
-            self._hub.wake_all()  # they attempt again, now that the subscription hangs or not
+            self._hub.wake_all()  # all attempt again, with the subscription or without
 
     async def _attach(self, by: float) -> None:
-        async with asyncio.timeout(by - now()):  # a host's name may take longer to be looked up
+        async with asyncio.timeout(by - now()):  # resolving the host name may take longer
             name, subscription = await in_thread(
-                lambda: self._hanger.attach(by), lambda made: made[1].close()
+                lambda: self._opener.attach(by), lambda made: made[1].close()
             )
         if self._closed:
             subscription.close()
             return
         self.subscription = name
-        self._hung = AsyncSubscription(subscription, self._hub)
+        self._attached = AsyncSleepSubscription(subscription, self._hub)
 
     def wake(self, key: str) -> None:
         self._hub.wake(key)
 
-    def forget_ring(self, key: str) -> None:
+    def forget_wakeup(self, key: str) -> None:
         self._hub.forget(key)
 
     def forget(self) -> None:
-        hung = self._hung
+        attached = self._attached
         self._reset()
-        if hung is not None:
-            hung.forget()
+        if attached is not None:
+            attached.forget()
 
     def close(self) -> None:
         self._closed = True
-        if self._hung is not None:
-            self._hung.close()
-            self._hung = None
+        if self._attached is not None:
+            self._attached.close()
+            self._attached = None
         self._hub.wake_all()
 
 
-def ask_for(subscriptions: Sequence[str]) -> bytes:
-    """One request: where the subscriptions hang, which of these sessions are shown to us, and a
-    kill."""
-    kill = b"KILL QUERY IS_USED_LOCK(%s)" % subscription_lock(_NOBODY)
+def wakeup_check_request(subscriptions: Sequence[str]) -> bytes:
+    """Returns a request that checks whether wake-ups reach these subscriptions. It wakes none.
+
+    It selects the sessions of the subscriptions by their named locks, and those of them that this
+    account may see. Then it kills the query of a session that does not exist: a server that allows
+    ``KILL`` answers with ``NO_SUCH_SESSION``.
+    """
+    kill = b"KILL QUERY IS_USED_LOCK(%s)" % subscription_lock(_NO_SUBSCRIPTION)
     if not subscriptions:
         return kill
-    hung = b", ".join(
+    sessions = b", ".join(
         b"IS_USED_LOCK(%s)" % subscription_lock(subscription) for subscription in subscriptions
     )
-    shown = b"SELECT ID FROM information_schema.PROCESSLIST WHERE ID IN (%s)" % hung
-    return b"; ".join([b"SELECT " + hung, shown, kill])
+    shown = b"SELECT ID FROM information_schema.PROCESSLIST WHERE ID IN (%s)" % sessions
+    return b"; ".join([b"SELECT " + sessions, shown, kill])
 
 
-def told_by(reply: Reply) -> str:
-    """Why calls don't arrive; empty if they do."""
+def wakeup_problem(reply: MySqlReply) -> str:
+    """Returns why wake-ups do not arrive, from the reply to that request; empty if they do."""
     if reply.failure is None or reply.failure.code != NO_SUCH_SESSION:
-        said = f": {reply.failure.text}" if reply.failure else ""
-        return f"KILL QUERY is not done here{said}"
+        cause = f": {reply.failure.text}" if reply.failure else ""
+        return f"KILL QUERY does not work here{cause}"
     if not reply.results:
         return ""
-    hung, shown = reply.results
-    if None in hung.rows[0]:
+    sessions, shown = reply.results
+    if None in sessions.rows[0]:
         return (
-            "not all who wait can be found from here: they are gone, or a proxy or another node "
-            "is in between"
+            "the sessions of some waiters are not found: they have ended, or are behind a proxy "
+            "or on another node"
         )
-    if not set(hung.rows[0]) <= {row[0] for row in shown.rows}:
-        return "not all who wait are of this account, which may not call those of others"
+    if not set(sessions.rows[0]) <= {row[0] for row in shown.rows}:
+        return "some waiters use another account, whose sessions this account may not kill"
     return ""

@@ -1,12 +1,17 @@
-"""MySQL's named locks: a hold is a session that has the name's lock (``GET_LOCK``).
+"""The advisory backend of MySQL: a hold is a session that has the name's lock (``GET_LOCK``).
 
-A claim that does not fit sends the server the request that waits for the lock and takes its token,
-and reads the answer when it comes: the server's own queue is the line. The session's
-``wait_timeout`` is the ttl, in whole seconds, and every renewal starts it anew. It runs since the
-grant, which may be as old as the request: a grant that may be old is renewed before it is told.
+A claim that does not fit sends one request that waits for the lock on the server and then takes a
+token; the reply is read when it arrives. So the queue is the server's own. The session's
+``wait_timeout`` is the ttl, in whole seconds, and every renewal restarts it. After a wait it runs
+since the grant, which may be as old as the request: a grant that may be old is renewed before it
+is returned.
 
-Nobody waits in a circle: who waits for a name has nothing, and who has the turn of slots waits for
-those that have slots, who wait for nothing.
+Slots are one named lock each. A claim first gets the queue lock of the name (``:t``), then looks
+which slots are free, takes them and counts. So claims of several slots never hold a part of them,
+and no claim overtakes the first waiter, which keeps the queue lock while it waits for slots.
+
+Deadlocks are not possible: a session that waits for a name holds no lock, and the holder of a
+queue lock waits for holders of slots, which wait for nothing.
 """
 
 from __future__ import annotations
@@ -31,38 +36,56 @@ from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
 from holdfast.stores._sql import advisory as sql_advisory_keep
 from holdfast.stores._sql.connection import Dial, Dropped
-from holdfast.stores.mysql.connect import Store
+from holdfast.stores.mysql.connect import MySqlStore
 from holdfast.stores.mysql.connection import (
-    Connection,
-    Session,
-    Sessions,
-    Wire,
+    MySqlConnection,
+    MySqlPool,
+    MySqlSession,
+    MySqlSessions,
     checked,
     mark_of,
 )
 from holdfast.stores.mysql.inspect import findings
-from holdfast.stores.mysql.protocol import Reply, Result, Row
+from holdfast.stores.mysql.protocol import MySqlReply, Result, Row
 from holdfast.stores.mysql.row import read_record
 from holdfast.stores.mysql_advisory.inspect import holders_of, waiter_of
-from holdfast.stores.mysql_advisory.session import AsyncTalk, BlockingTalk, Talk, open_session
-from holdfast.stores.mysql_advisory.sql import AdvisoryStatements, came, hold_mark, session_lock
+from holdfast.stores.mysql_advisory.session import (
+    AsyncMySqlSessionDriver,
+    BlockingMySqlSessionDriver,
+    MySqlSessionDriver,
+    open_session,
+)
+from holdfast.stores.mysql_advisory.sql import (
+    MySqlAdvisoryStatements,
+    got_lock,
+    hold_mark,
+    session_lock,
+)
 from holdfast.url import Url
 
-__all__ = ["AdvisoryBackend", "AdvisoryStore"]
+__all__ = ["MySqlAdvisoryBackend", "MySqlAdvisoryStore"]
 
 RECHECK_SECONDS = 1.0
+"""Polling interval of the first waiter for slots: a killed holder wakes no waiter."""
 FRESH_SHARE = 0.1
-"""How much of a ttl may be over when a grant is told."""
+"""Largest part of the ttl that may be over when a grant is returned without a renewal."""
 REBINDS = 5
+"""Most retries while other clients change the capacity of a name."""
 REMEMBERED = 1024
+"""Most names kept in the hint of contended names."""
 PURGE_EVERY = 1000
+"""Number of attempts between two purge steps."""
 ENDING_SECONDS = 2.0
-"""How long ``revoke`` waits for the server to have ended a session."""
+"""Longest wait of ``revoke`` until the server has ended a session."""
+END_POLL_SECONDS = 0.005
+"""Polling interval of ``revoke``, and of ``abandon`` while an attempt is under way."""
+WATCH_SECONDS = (0.5, 1.0)
+"""Polling interval of ``watch``."""
 MOST_SLOTS = 1024
 
 
-class AdvisoryStore(Store):
-    """Named locks: a hold ends with its connection, or when that is idle for its ttl."""
+class MySqlAdvisoryStore(MySqlStore):
+    """The store of named locks: a hold ends with its session, or when that is idle for its ttl."""
 
     mode = "advisory"
     guarantees = frozenset(Guarantee) - {
@@ -71,18 +94,18 @@ class AdvisoryStore(Store):
         Guarantee.SURVIVES_SERVER_LOSS,
         Guarantee.WATCH,
     }
-    longest_ttl = 365 * 86400.0  # the most that wait_timeout takes
+    longest_ttl = 365 * 86400.0  # the largest wait_timeout
 
     def __init__(self, url: Url, settings: Settings) -> None:
         super().__init__(url, settings)
-        self._statements = AdvisoryStatements(self._dialler.schema, settings.namespace)
-        self._sessions = Sessions(settings.connections)
+        self._statements = MySqlAdvisoryStatements(self._dialler.schema, settings.namespace)
+        self._sessions = MySqlSessions(settings.connections)
 
-    def backend(self, runtime: Runtime) -> AdvisoryBackend:
+    def backend(self, runtime: Runtime) -> MySqlAdvisoryBackend:
         self._sessions.users += 1
-        return AdvisoryBackend(
+        return MySqlAdvisoryBackend(
             runtime,
-            self._wire(runtime),
+            self._pool(runtime),
             partial(open_session, self._dialler),
             self._sessions,
             self._statements,
@@ -91,36 +114,40 @@ class AdvisoryStore(Store):
         )
 
 
-class AdvisoryBackend:
-    """Admits claims by the server's own locks."""
+class MySqlAdvisoryBackend:
+    """Admits claims by the server's named locks."""
 
     def __init__(
         self,
         runtime: Runtime,
-        wire: Wire,
-        dial: Dial[Connection],
-        sessions: Sessions,
-        statements: AdvisoryStatements,
+        pool: MySqlPool,
+        dial: Dial[MySqlConnection],
+        sessions: MySqlSessions,
+        statements: MySqlAdvisoryStatements,
         settings: Settings,
         display: str,
     ) -> None:
-        self.runtime, self.wire, self.statements, self.display = runtime, wire, statements, display
+        self.runtime, self.pool, self.statements, self.display = runtime, pool, statements, display
         self._until_purge = PURGE_EVERY
         self.sessions = sessions
-        self.talk: Talk = BlockingTalk() if runtime.blocking else AsyncTalk()
+        self.driver: MySqlSessionDriver = (
+            BlockingMySqlSessionDriver() if runtime.blocking else AsyncMySqlSessionDriver()
+        )
         self._dial, self._seconds = dial, settings.request_seconds
-        self._keep = Keeping(sessions, self.talk, statements)
-        self._wanted: dict[str, None] = {}
-        """Names that somebody else had when they were last asked for."""
+        self._renewals = MySqlSessionRenewals(sessions, self.driver, statements)
+        self._contended: dict[str, None] = {}
+        """Names that another session held at the last attempt: a hint to wait in the same
+        request."""
         self._nudged: set[str] = set()
-        """Owners that were nudged before they had a session to wait on."""
+        """Owners that were nudged before they had a session."""
         self._closed = False
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        # A waiter and whoever exchanges with it may ask at the same time: one of them does.
-        asking, mark = self.sessions.attempting, object()
+        # A waiter, and a release that exchanges with it, may attempt at the same time: only one
+        # of them does.
+        asking, mark = self.sessions.asking, object()
         if asking.setdefault(claim.owner, mark) is not mark:
             return Busy(0, RECHECK_SECONDS)
         try:
@@ -131,45 +158,46 @@ class AdvisoryBackend:
             if session is not None:
                 session.until = inf
                 if session.grant is not None:
-                    self._nudged.discard(claim.owner)  # there will be no wait
+                    self._nudged.discard(claim.owner)  # no wait follows
 
     async def _attempt(self, claim: Claim, join: bool, until: float) -> Grant | Busy:
         session = self.sessions.by_owner.get(claim.owner)
         if session is not None:
             session.until = until
-            answer = await self._go_on(session, claim)
+            answer = await self._resume(session, claim)
             if answer is not None:
                 return answer
-        if claim.owner in self.sessions.unknown:
-            await self._end_doomed(claim.owner, until)
+        if claim.owner in self.sessions.doomed:
+            await self._end_unknown(claim.owner, until)
         self._until_purge -= 1
         session = self.sessions.borrow()
         if session is not None:
             session.until = until
             try:
                 return await self._begin(session, claim, join)
-            except Dropped:  # it had ended before it was asked
-                await self._end_doomed(claim.owner, until)
-        session = await self.talk.open(self._dial, min(until, now() + self._seconds))
+            except Dropped:  # the session had ended while it was idle
+                await self._end_unknown(claim.owner, until)
+        session = await self.driver.open(self._dial, min(until, now() + self._seconds))
         session.until = until
         return await self._begin(session, claim, join)
 
-    async def _begin(self, session: Session, claim: Claim, join: bool) -> Grant | Busy:
-        """The first request for a claim, on a session that has nothing."""
+    async def _begin(self, session: MySqlSession, claim: Claim, join: bool) -> Grant | Busy:
+        """Sends the first request for a claim, on a session without locks."""
         self.sessions.by_owner[claim.owner] = session
         answer = await self._take(session, claim, join=join, queued=False)
         if isinstance(answer, Busy):
             if not join:
                 del self.sessions.by_owner[claim.owner]
                 self.sessions.give_back(session)
-            elif not session.at_head and not session.pending:
-                self._line_up(session, claim)
+            elif not session.turn and not session.owed:
+                self._enter_queue(session, claim)
         return answer
 
     async def _take(
-        self, session: Session, claim: Claim, *, join: bool, queued: bool
+        self, session: MySqlSession, claim: Claim, *, join: bool, queued: bool
     ) -> Grant | Busy:
-        """Asks for the name, or for its token if the session waited for the lock and has it."""
+        """Takes the name; with ``queued``, the session has waited and has the lock, and only the
+        token is taken."""
         try:
             await self._set_ttl(session, claim.ttl)
             if claim.mode is Mode.SLOTS:
@@ -186,142 +214,157 @@ class AdvisoryBackend:
             session.grant, session.at_head = answer, False
         return answer
 
-    async def _set_ttl(self, session: Session, ttl: float) -> None:
+    async def _set_ttl(self, session: MySqlSession, ttl: float) -> None:
         seconds = max(1, math.ceil(ttl))
         if session.connection.ttl != seconds:
-            await self.ask(session, b"SET SESSION wait_timeout = %d" % seconds)
+            await self._execute(session, b"SET SESSION wait_timeout = %d" % seconds)
             session.connection.ttl = seconds
 
     async def _take_lock(
-        self, session: Session, claim: Claim, join: bool, queued: bool
+        self, session: MySqlSession, claim: Claim, join: bool, queued: bool
     ) -> Grant | Busy:
         has_lock = queued
-        if not queued and claim.name in self._wanted:  # it hardly is free
-            told = await self._try(session, claim, join)
-            if not came(told):
+        if not queued and claim.name in self._contended:  # it is probably not free
+            results = await self._try_lock(session, claim, join)
+            if not got_lock(results):
                 return Busy(0)
-            if told[0].rows == [(b"1",)]:
-                self._wanted.pop(claim.name, None)
-            if told[2:] and told[2].affected:
-                return Grant(claim, told[2].insert_id)
+            if results[0].rows == [(b"1",)]:
+                self._contended.pop(claim.name, None)
+            if results[2:] and results[2].affected:
+                return Grant(claim, results[2].insert_id)
             has_lock = True
         for _ in range(REBINDS):
             sql = self.statements.take(claim, mark_of(session), has_lock=has_lock)
-            (counted,) = await self.ask(session, sql)
+            (counted,) = await self._execute(session, sql)
             if counted.affected:
                 return Grant(claim, counted.insert_id)
-            self._want(claim.name)
-            ((mine, counts),) = (await self.ask(session, self.statements.why(claim.name)))[0].rows
+            self._mark_contended(claim.name)
+            ((mine, counts),) = (
+                await self._execute(session, self.statements.lock_and_capacity(claim.name))
+            )[0].rows
             has_lock, was = mine == b"1", int(counts or 0)
             if not was and not has_lock:
                 wait = join and not queued
                 return await self._take_lock(session, claim, True, False) if wait else Busy(0)
             rebind = self.statements.rebind(claim, was)
-            if was and not (await self.ask(session, rebind))[0].affected:
+            if was and not (await self._execute(session, rebind))[0].affected:
                 if has_lock:
-                    await self.ask(session, self.statements.let_go(claim, mark_of(session)))
+                    await self._execute(
+                        session, self.statements.release_lock(claim, mark_of(session))
+                    )
                 check_limit(claim, was, slots=True, store=self.display)
-        session.connection.close()  # it may have the lock, and can't go and wait for it
-        raise session.connection.broken(f"{claim.name!r} keeps changing while it is asked for")
+        session.connection.close()  # the session may have the lock, so it can't wait for it
+        raise session.connection.broken(f"{claim.name!r} is changed too often by other clients")
 
-    async def _try(self, session: Session, claim: Claim, join: bool) -> list[Result]:
-        """Asks for a lock; and goes on to wait for it where it is not free, if it may."""
+    async def _try_lock(self, session: MySqlSession, claim: Claim, join: bool) -> list[Result]:
+        """Tries to get a lock; with ``join``, the same request goes on to wait for it. Returns no
+        results if it waits."""
         if not join:
-            return await self.ask(session, self.statements.try_lock(claim))
-        session.queued_at, wall = now(), self.runtime.wall()
-        sql = self.statements.line_up(claim, mark_of(session), wall)
-        by = min(session.until, session.queued_at + self._seconds)
-        reply = await self.talk.begin(session, sql, by)
+            return await self._execute(session, self.statements.try_lock(claim))
+        session.sent, wall = now(), self.runtime.wall()
+        sql = self.statements.enter_queue(claim, mark_of(session), wall)
+        by = min(session.until, session.sent + self._seconds)
+        reply = await self.driver.begin(session, sql, by)
         return [] if reply is None else session.connection.checked(reply)
 
-    def _want(self, name: str) -> None:
-        self._wanted[name] = None
-        if len(self._wanted) > REMEMBERED:
-            self._wanted.pop(next(iter(self._wanted)), None)
+    def _mark_contended(self, name: str) -> None:
+        self._contended[name] = None
+        if len(self._contended) > REMEMBERED:
+            self._contended.pop(next(iter(self._contended)), None)
 
     async def _take_slots(
-        self, session: Session, claim: Claim, *, join: bool, queued: bool
+        self, session: MySqlSession, claim: Claim, *, join: bool, queued: bool
     ) -> Grant | Busy:
-        """Takes the slots or keeps the turn, if it may wait; else leaves no trace."""
+        """Takes the slots. If they are not free, keeps the queue lock if the claim may wait;
+        otherwise keeps nothing."""
         if claim.limit > MOST_SLOTS:
             raise Unsupported(f"{self.display} has at most {MOST_SLOTS} slots in advisory mode")
-        turn = self.statements.lock(claim.name, ":t")
-        has_turn, was, free = await self._look_at_slots(session, claim, turn, queued)
+        queue_lock = self.statements.lock(claim.name, ":t")
+        is_first, was, free = await self._look_at_slots(session, claim, queue_lock, queued)
         if was is not None and was != claim.limit:
-            await self._rebind(session, claim, was, turn if has_turn else b"")
-        if not has_turn:
+            await self._rebind(session, claim, was, queue_lock if is_first else b"")
+        if not is_first:
             return Busy(0)
         if claim.weight > len(free):
             session.turn = join or queued
             if not session.turn:
-                await self.ask(session, b"DO RELEASE_LOCK(%s)" % turn)
+                await self._execute(session, b"DO RELEASE_LOCK(%s)" % queue_lock)
             return Busy(0, RECHECK_SECONDS)
-        return await self._count_slots(session, claim, tuple(free[: claim.weight]), turn)
+        return await self._count_slots(session, claim, tuple(free[: claim.weight]), queue_lock)
 
     async def _look_at_slots(
-        self, session: Session, claim: Claim, turn: bytes, queued: bool
+        self, session: MySqlSession, claim: Claim, queue_lock: bytes, queued: bool
     ) -> tuple[bool, int | None, list[int]]:
-        """Whether the turn is ours, what the name counts as, and which slots are free."""
+        """Returns whether this session has the queue lock, the stored capacity, and the free
+        slots."""
         slots = self.statements.slots(claim.name, range(claim.limit))
-        # A nap that was killed may have ended before it gave back the lock it is found by.
-        nap = self.statements.lock(claim.name, ":n")
-        ask = b"SELECT 1, RELEASE_LOCK(%s)" % nap if queued else b"SELECT GET_LOCK(%s, 0)" % turn
+        # A wait for slots that was killed may have ended before it released its own lock.
+        wait_lock = self.statements.lock(claim.name, ":n")
+        first = (
+            b"SELECT 1, RELEASE_LOCK(%s)" % wait_lock
+            if queued
+            else b"SELECT GET_LOCK(%s, 0)" % queue_lock
+        )
         look = b"SELECT " + b", ".join(b"IS_FREE_LOCK(%s)" % lock for lock in slots)
         capacity = self.statements.capacity(claim.name)
-        got, counts, flags = await self._series(session, [ask, capacity, look])
+        got, counts, flags = await self._series(session, [first, capacity, look])
         was = int(counts.rows[0][0] or 0) if counts.rows else None
         free = [slot for slot, flag in enumerate(flags.rows[0]) if flag == b"1"]
         return got.rows[0][0] == b"1", was, free
 
-    async def _rebind(self, session: Session, claim: Claim, was: int, turn: bytes) -> None:
-        """Makes the name what the claim says, if nobody uses it; raises ``LimitMismatch``."""
-        if turn:
-            (changed,) = await self.ask(session, self.statements.rebind(claim, was))
+    async def _rebind(
+        self, session: MySqlSession, claim: Claim, was: int, queue_lock: bytes
+    ) -> None:
+        """Changes the capacity of a name that is not in use to the claim's; raises
+        ``LimitMismatch`` if it is in use."""
+        if queue_lock:
+            (changed,) = await self._execute(session, self.statements.rebind(claim, was))
             if changed.affected:
                 return
-            await self.ask(session, b"DO RELEASE_LOCK(%s)" % turn)
+            await self._execute(session, b"DO RELEASE_LOCK(%s)" % queue_lock)
         check_limit(claim, was, slots=was > 0, store=self.display)
 
     async def _count_slots(
-        self, session: Session, claim: Claim, slots: tuple[int, ...], turn: bytes
+        self, session: MySqlSession, claim: Claim, slots: tuple[int, ...], queue_lock: bytes
     ) -> Grant | Busy:
         locks = [*self.statements.slots(claim.name, slots), hold_mark(mark_of(session))]
         taking = b"SELECT " + b", ".join(b"GET_LOCK(%s, 0)" % lock for lock in locks)
         counting = self.statements.count_slots(claim, slots, mark_of(session))
-        free_turn = b"DO RELEASE_LOCK(%s)" % turn
-        series = [taking, b"BEGIN", *counting, b"COMMIT", free_turn]
+        free_queue = b"DO RELEASE_LOCK(%s)" % queue_lock
+        series = [taking, b"BEGIN", *counting, b"COMMIT", free_queue]
         taken, _, counted, *_ = await self._series(session, series)
         if counted.affected and all(value == b"1" for value in taken.rows[0]):
             return Grant(claim, counted.insert_id, slots)
-        # Somebody made the name something else between our look and our count.
+        # Another client has changed the capacity since we looked.
         session.connection.close()
-        raise session.connection.broken(f"{claim.name!r} was changed meanwhile")
+        raise session.connection.broken(f"{claim.name!r} was changed by another client")
 
-    async def _series(self, session: Session, statements: Sequence[bytes]) -> list[Result]:
-        """The results of all; what a kill between two of them has cut short is given up."""
-        results = await self.ask(session, b"; ".join(statements))
+    async def _series(self, session: MySqlSession, statements: Sequence[bytes]) -> list[Result]:
+        """Executes statements in one request. Closes the session and raises if a kill between two
+        of them has ended the request."""
+        results = await self._execute(session, b"; ".join(statements))
         if len(results) < len(statements):
             session.connection.close()
-            raise session.connection.broken("its request was interrupted")
+            raise session.connection.broken("the request was interrupted")
         return results
 
-    async def ask(self, session: Session, sql: bytes) -> list[Result]:
-        """One request on a session."""
-        return session.connection.checked(await self._talk_to(session, sql))
+    async def _execute(self, session: MySqlSession, sql: bytes) -> list[Result]:
+        """Sends one request on a session. Returns its results; raises for an error."""
+        return session.connection.checked(await self._reply_to(session, sql))
 
-    async def _talk_to(self, session: Session, sql: bytes) -> Reply:
+    async def _reply_to(self, session: MySqlSession, sql: bytes) -> MySqlReply:
         by = min(session.until, now() + self._seconds)
-        return await self.talk.request(session, sql, by)
+        return await self.driver.ask(session, sql, by)
 
-    async def _request(self, sql: bytes, until: float | None = None) -> list[Result]:
-        return checked(await self.wire.request(sql, until=until), self.display)
+    async def _query(self, sql: bytes, until: float | None = None) -> list[Result]:
+        return checked(await self.pool.request(sql, until=until), self.display)
 
-    def _line_up(self, session: Session, claim: Claim) -> None:
-        """Sends the request that waits for the lock; ``attempt`` reads its answer."""
-        session.queued_at, wall = now(), self.runtime.wall()
-        self._send(session, claim, self.statements.line_up(claim, mark_of(session), wall))
+    def _enter_queue(self, session: MySqlSession, claim: Claim) -> None:
+        """Sends the request that waits for the lock. A later ``attempt`` reads its reply."""
+        session.sent, wall = now(), self.runtime.wall()
+        self._send(session, claim, self.statements.enter_queue(claim, mark_of(session), wall))
 
-    def _send(self, session: Session, claim: Claim, sql: bytes) -> None:
+    def _send(self, session: MySqlSession, claim: Claim, sql: bytes) -> None:
         try:
             session.connection.send(sql)
         except BackendUnavailable:
@@ -329,55 +372,60 @@ class AdvisoryBackend:
             raise
         session.pending = True
 
-    async def _go_on(self, session: Session, claim: Claim) -> Grant | Busy | None:
-        """What has become of a claim that was asked before; nothing if its session broke."""
+    async def _resume(self, session: MySqlSession, claim: Claim) -> Grant | Busy | None:
+        """Continues a claim that has a session. Returns None if the session broke."""
         if session.grant is not None:
             renewal = await self.renew([session.grant], [], until=session.until)
             if renewal.unknown:
                 raise BackendUnavailable(renewal.unknown[claim.owner])
             return None if renewal.lost else session.grant
-        if session.at_head:
-            await self._wake_up(session, claim)
+        if session.turn:
+            await self._end_slot_wait(session, claim)
         else:
             try:
-                told = await self._queue_tells(session, claim)
+                results = await self._queue_reply(session, claim)
             except BackendUnavailable:
                 self.sessions.lose(claim.owner, session)
                 return None
-            if told is None:
+            if results is None:
                 return Busy(0)
-            if told[2:] and told[2].affected:
-                return await self._come(session, claim, told[2].insert_id)
+            if results[2:] and results[2].affected:
+                return await self._granted_in_queue(session, claim, results[2].insert_id)
         answer = await self._take(session, claim, join=True, queued=True)
         return Busy(0, RECHECK_SECONDS) if isinstance(answer, Busy) else answer
 
-    async def _come(self, session: Session, claim: Claim, token: int) -> Grant | Busy | None:
-        """The turn of one who waited for the lock, and was given its token with it."""
+    async def _granted_in_queue(
+        self, session: MySqlSession, claim: Claim, token: int
+    ) -> Grant | Busy | None:
+        """Returns the grant of a claim that got the lock and its token in the queue."""
         session.grant = Grant(claim, token)
-        if now() - session.queued_at > FRESH_SHARE * claim.ttl:
-            return await self._go_on(session, claim)
-        return Grant(claim, token, since=session.queued_at)
+        if now() - session.sent > FRESH_SHARE * claim.ttl:
+            return await self._resume(session, claim)
+        return Grant(claim, token, since=session.sent)
 
-    async def _wake_up(self, session: Session, claim: Claim) -> None:
-        """Ends the nap of one who is asked again."""
-        if session.pending and not session.connection.has_input():
-            await self.wire.request(self.statements.stir(claim.name), until=session.until)
+    async def _end_slot_wait(self, session: MySqlSession, claim: Claim) -> None:
+        """Kills the session's wait for slots, so that it can send another request."""
+        if session.owed and not session.connection.stirs():
+            await self.pool.request(
+                self.statements.wake_slot_waiter(claim.name), until=session.until
+            )
 
-    async def _queue_tells(self, session: Session, claim: Claim) -> list[Result] | None:
-        """What was granted, if it is our turn; raises if the session broke."""
-        # The lock's answer comes before its token's: what has begun is read to its end.
-        reply = await self.talk.collect_pending(session, min(session.until, now() + self._seconds))
+    async def _queue_reply(self, session: MySqlSession, claim: Claim) -> list[Result] | None:
+        """Returns the results of the waiting request if it got the lock, otherwise None. Raises if
+        the session broke."""
+        # The lock's result arrives before the token's: a reply that has begun is read to its end.
+        reply = await self.driver.settle(session, min(session.until, now() + self._seconds))
         if reply is None:
             return None
-        if came(reply.results):
+        if got_lock(reply.results):
             return reply.results
-        self._line_up(session, claim)  # the server waited long enough, or was told to stop
+        self._enter_queue(session, claim)  # the wait timed out on the server, or was killed
         return None
 
-    async def _end_doomed(self, owner: str, until: float = inf) -> None:
-        async def end(connection: Connection) -> None:
+    async def _end_unknown(self, owner: str, until: float = inf) -> None:
+        async def end(connection: MySqlConnection) -> None:
             kill = b"KILL CONNECTION IS_USED_LOCK(%s)" % session_lock(connection.tag)
-            await self.wire.request(kill, until=until)
+            await self.pool.request(kill, until=until)
 
         await self.sessions.end_unknown(owner, end)
 
@@ -388,10 +436,10 @@ class AdvisoryBackend:
         session = self.sessions.by_owner.get(claim.owner)
         if session is None or session.grant is not None:
             return
-        if session.at_head and not session.pending:
-            self._send(session, claim, self.statements.nap(claim))
-        if session.pending:
-            await self.talk.wait_for_reply(session, until)
+        if session.turn and not session.owed:
+            self._send(session, claim, self.statements.await_slot(claim))
+        if session.owed:
+            await self.driver.idle(session, until)
 
     def nudge(self, claim: Claim) -> None:
         session = self.sessions.by_owner.get(claim.owner)
@@ -401,11 +449,12 @@ class AdvisoryBackend:
             self._nudged.add(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        """One that stands in the server's own queue is woken by the release: asked for on its
-        behalf, it might be let in anew after it came, and left, by itself."""
-        stands = claim.owner in self.sessions.by_owner
+        """Releases, and attempts for a claim that is not yet queued. A claim in the server's queue
+        gets the lock by the release: an attempt on its behalf could grant it a second time after
+        it has already released."""
+        queued = claim.owner in self.sessions.by_owner
         was_ours = await self.release(grant)
-        return was_ours, Busy(0) if stands else await self.attempt(claim, join=True)
+        return was_ours, Busy(0) if queued else await self.attempt(claim, join=True)
 
     async def renew(
         self,
@@ -416,15 +465,15 @@ class AdvisoryBackend:
         shorten: bool = False,
     ) -> Renewal:
         until = min(until, now() + self._seconds)
-        lost, unknown = await self._keep.renew(grants, until, shorten)
-        standing = {w.claim.owner: self.sessions.by_owner.get(w.claim.owner) for w in waits}
-        gone = [owner for owner, s in standing.items() if s is None or not s.connection.open]
+        lost, unknown = await self._renewals.renew(grants, until, shorten)
+        waiting = {w.claim.owner: self.sessions.by_owner.get(w.claim.owner) for w in waits}
+        gone = [owner for owner, s in waiting.items() if s is None or not s.connection.open]
         await self._purge(until)
         return Renewal(lost, unknown, frozenset(gone))
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
-        """Whose session has ended: its socket says so before anybody asks."""
-        return self._keep.glance(grants)
+        """Returns the owners whose session has ended, as their sockets show. Sends nothing."""
+        return self._renewals.glance(grants)
 
     async def release(self, grant: Grant) -> bool:
         owner = grant.claim.owner
@@ -433,10 +482,10 @@ class AdvisoryBackend:
             return False
         del self.sessions.by_owner[owner]
         try:
-            ours = await self._free(session, session.grant)
+            ours = await self._release_locks(session, session.grant)
         except Dropped:
             self.sessions.lose(owner, session)
-            await self._end_doomed(owner)
+            await self._end_unknown(owner)
             return False
         except BaseException:
             self.sessions.lose(owner, session)
@@ -448,90 +497,91 @@ class AdvisoryBackend:
         await self._purge()
         return ours
 
-    async def _free(self, session: Session, grant: Grant) -> bool:
-        """Frees what is held, and stirs who naps for it."""
+    async def _release_locks(self, session: MySqlSession, grant: Grant) -> bool:
+        """Releases the locks of a hold, and wakes the first waiter for slots. Returns whether the
+        session had all of them."""
         held = [*self.statements.locks(grant), hold_mark(mark_of(session))]
         sql = b"SELECT RELEASE_LOCK(%s)" % b"), RELEASE_LOCK(".join(held)
         if grant.claim.mode is Mode.SLOTS:
-            sql += b"; " + self.statements.stir(grant.claim.name)
-        reply = await self._talk_to(session, sql)
+            sql += b"; " + self.statements.wake_slot_waiter(grant.claim.name)
+        reply = await self._reply_to(session, sql)
         if not reply.results:
             session.connection.checked(reply)
         (freed,) = reply.results[0].rows
         return freed.count(b"1") == len(freed)
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        patience = now() + self._seconds
+        deadline = now() + self._seconds
         if until is not None:
-            patience = min(patience, until)
-        while claim.owner in self.sessions.attempting and now() < patience:
-            await self.runtime.sleep(0.005)  # behind whoever asks for it just now
+            deadline = min(deadline, until)
+        while claim.owner in self.sessions.asking and now() < deadline:
+            await self.runtime.sleep(END_POLL_SECONDS)  # after the attempt that is under way
         self._nudged.discard(claim.owner)
         session = self.sessions.by_owner.pop(claim.owner, None)
         if session is not None:
             try:
-                session.until = patience
-                await self._leave(session, claim)
+                session.until = deadline
+                await self._reset(session, claim)
             except BackendUnavailable:
                 self.sessions.lose(claim.owner, session)
             except BaseException:
                 self.sessions.lose(claim.owner, session)
                 raise
-        if claim.owner in self.sessions.unknown:
-            await self._end_doomed(claim.owner, patience)
+        if claim.owner in self.sessions.doomed:
+            await self._end_unknown(claim.owner, deadline)
 
-    async def _leave(self, session: Session, claim: Claim) -> None:
-        """Ends what a session has or waits for, and keeps the session."""
+    async def _reset(self, session: MySqlSession, claim: Claim) -> None:
+        """Ends what a session holds or waits for, and returns the session to the idle ones."""
         own = session_lock(session.connection.tag)
-        if session.pending:  # killed between its statements it may never be answered
+        if session.owed:  # the server may never reply to a request killed between statements
             session.until = min(session.until, now() + RECHECK_SECONDS)
-            await self.wire.request(b"KILL QUERY IS_USED_LOCK(%s)" % own, until=session.until)
+            await self.pool.request(b"KILL QUERY IS_USED_LOCK(%s)" % own, until=session.until)
         sql = b"SELECT RELEASE_ALL_LOCKS() >= 0, GET_LOCK(%s, 0)" % own
-        (left,) = await self.ask(session, sql)
+        (left,) = await self._execute(session, sql)
         if left.rows[0] != (b"1", b"1"):
-            raise session.connection.broken("its locks are not what they should be")
+            raise session.connection.broken("its locks could not be released")
         self.sessions.give_back(session)
         if claim.mode is Mode.SLOTS:
-            await self.wire.request(self.statements.stir(claim.name))
+            await self.pool.request(self.statements.wake_slot_waiter(claim.name))
 
     async def revoke(self, name: str) -> list[int]:
-        (held,) = await self._request(self.statements.look([name]))
+        (held,) = await self._query(self.statements.look([name]))
         tokens = list(dict.fromkeys(int(row[3] or 0) for row in held.rows))
-        # By what only this hold has: its slots may be the next one's by the time of the kill.
+        # By the lock that marks this hold: its slots may belong to another hold at the kill.
         for mark in dict.fromkeys(int(row[7] or 0) for row in held.rows):
-            await self.wire.request(b"KILL CONNECTION IS_USED_LOCK(%s)" % hold_mark(mark))
-        patience = now() + ENDING_SECONDS
-        while tokens and now() < patience:
-            (left,) = await self._request(self.statements.look([name]))
+            await self.pool.request(b"KILL CONNECTION IS_USED_LOCK(%s)" % hold_mark(mark))
+        deadline = now() + ENDING_SECONDS
+        while tokens and now() < deadline:
+            (left,) = await self._query(self.statements.look([name]))
             if not {int(row[3] or 0) for row in left.rows} & set(tokens):
                 break
-            await self.runtime.sleep(0.005)
+            await self.runtime.sleep(END_POLL_SECONDS)
         if any(int(row[1] or 0) >= 0 for row in held.rows):
-            await self.wire.request(self.statements.stir(name))
+            await self.pool.request(self.statements.wake_slot_waiter(name))
         return tokens
 
     async def look(self, name: str) -> LockInfo:
         sql = self.statements.look([name]) + b"; " + self.statements.waiting(name)
-        held, waiting = await self._request(sql)
+        held, waiting = await self._query(sql)
         waiters = [waiter_of((row[0] or b"").decode(errors="replace")) for row in waiting.rows]
         holders, limit = holders_of(held.rows)
         return LockInfo(name, limit, holders, tuple(w for w in waiters if w is not None))
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
-        (page,) = await self._request(self.statements.page(prefix, cursor or "", limit))
+        (page,) = await self._query(self.statements.page(prefix, cursor or "", limit))
         names = [(row[0] or b"").decode(errors="surrogateescape") for row in page.rows]
         if not names:
             return Page([], None)
-        (held,) = await self._request(self.statements.look(names))
+        (held,) = await self._query(self.statements.look(names))
         by_name: dict[str, list[Row]] = {}
         for row in held.rows:
             by_name.setdefault((row[0] or b"").decode(errors="backslashreplace"), []).append(row)
-        standings = [
+        infos = [
             LockInfo(name, found[1], found[0], ())
             for name, rows in by_name.items()
             for found in [holders_of(rows)]
         ]
-        return Page(standings, names[-1] if len(names) == limit else None)
+        return Page(infos, names[-1] if len(names) == limit else None)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         claim = grant.claim
@@ -541,7 +591,7 @@ class AdvisoryBackend:
         locks = self.statements.locks(session.grant)
         sql = self.statements.record(claim, locks, grant.token, value, keep_seconds)
         try:
-            (written,) = await self.ask(session, sql)
+            (written,) = await self._execute(session, sql)
         except BackendUnavailable:
             if not session.connection.open:
                 self.sessions.lose(claim.owner, session)
@@ -549,53 +599,58 @@ class AdvisoryBackend:
         return written.affected > 0
 
     async def recall(self, name: str) -> Record | None:
-        (kept,) = await self._request(self.statements.recall(name))
+        (kept,) = await self._query(self.statements.recall(name))
         for row in kept.rows:
             return read_record(row, name, self.display)
         return None
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(0.5, 1.0))
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
         await self.runtime.sleep(max(0.0, pause))
 
     async def _purge(self, until: float | None = None) -> None:
-        """A bounded step, now and then."""
+        """Deletes a bounded number of idle rows, every ``PURGE_EVERY`` attempts."""
         if self._until_purge <= 0:
             self._until_purge = PURGE_EVERY
-            await self._request(self.statements.purge(), until=until)
-            await self.wire.request(self.statements.purge_transactions(), until=until)
+            await self._query(self.statements.purge(), until=until)
+            await self.pool.request(self.statements.purge_transactions(), until=until)
 
     async def probe(self) -> list[Finding]:
-        ttl = "the server ends a session that was idle for its ttl in whole seconds (wait_timeout)"
-        queue = "waiters stand in the server's own queue, each with a connection"
-        return [*await findings(self._request), Finding("waiting", queue), Finding("ttl", ttl)]
+        ttl = "the server ends a session that is idle for its ttl in whole seconds (wait_timeout)"
+        queue = "waiters are in the server's own queue, each with a connection"
+        return [*await findings(self._query), Finding("waiting", queue), Finding("ttl", ttl)]
 
     def forget(self) -> None:
         self.sessions.forget()
-        self.talk.forget()
-        self.wire.forget()
+        self.driver.forget()
+        self.pool.forget()
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.sessions.remove_user()
-            self.talk.close()
-        await self.wire.close()
+            self.sessions.leave()
+            self.driver.close()
+        await self.pool.close()
 
 
-class Keeping(sql_advisory_keep.Keeping[Connection, bytes, Reply]):
-    """A session may be idle for its ``wait_timeout``."""
+class MySqlSessionRenewals(sql_advisory_keep.Keeping[MySqlConnection, bytes, MySqlReply]):
+    """Renews holds by a request on each session, which restarts its ``wait_timeout``."""
 
-    def __init__(self, sessions: Sessions, talk: Talk, statements: AdvisoryStatements) -> None:
-        super().__init__(sessions, talk)
+    def __init__(
+        self,
+        sessions: MySqlSessions,
+        driver: MySqlSessionDriver,
+        statements: MySqlAdvisoryStatements,
+    ) -> None:
+        super().__init__(sessions, driver)
         self._statements = statements
 
-    def touch(self, session: Session, claim: Claim) -> bytes:
+    def touch(self, session: MySqlSession, claim: Claim) -> bytes:
         if session.grant is not None and session.grant.claim.ttl == claim.ttl:
             return b"DO 0"
         wait = b"SET SESSION wait_timeout = %d" % max(1, math.ceil(claim.ttl))
         return wait + b"; " + self._statements.set_ttl(claim)
 
-    def kept(self, session: Session, grant: Grant) -> None:
+    def kept(self, session: MySqlSession, grant: Grant) -> None:
         super().kept(session, grant)
         session.connection.ttl = max(1, math.ceil(grant.claim.ttl))

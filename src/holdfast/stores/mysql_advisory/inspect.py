@@ -1,4 +1,4 @@
-"""What people are told about named locks."""
+"""Holders and waiters of named locks, decoded for ``inspect()`` and ``list()``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["holders_of", "waiter_of"]
 
 
 def holders_of(rows: Sequence[Row]) -> tuple[tuple[Holder, ...], int]:
-    """Rows as ``look`` has them; slots of one hold together."""
+    """Returns the holders and the capacity from the rows of ``look``. Rows of one hold are one
+    holder with several slots."""
     holders: dict[int, Holder] = {}
     limit = 0
     for row in rows:
@@ -27,10 +28,10 @@ def holders_of(rows: Sequence[Row]) -> tuple[tuple[Holder, ...], int]:
 
 
 def waiter_of(request: str) -> Waiter | None:
-    """Who a waiting request says it is for."""
-    lock, _, said = request.partition("/*hf ")
+    """Decodes the comment of a waiting request; None if it has none of ours."""
+    lock, _, comment = request.partition("/*hf ")
     try:
-        label, since = said.partition("*/")[0].split(" ")
+        label, since = comment.partition("*/")[0].split(" ")
         text = bytes.fromhex(label.replace("-", "")).decode()
         mode = Mode.SLOTS if ":t'" in lock else Mode.EXCLUSIVE
         return Waiter(*read_label(text), mode, int(since) / MICROS, 0)

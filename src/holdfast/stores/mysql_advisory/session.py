@@ -1,6 +1,6 @@
-"""What a session of MySQL can do besides: begin a request that may go on to wait on the server.
+"""Sessions that hold named locks: how they are opened, and requests that may wait on the server.
 
-Everything else about sessions is in ``sql_session``, ``sql_talk`` and ``sql_talk_async``.
+The rest of a session is shared with PostgreSQL (``stores/_sql``).
 """
 
 from __future__ import annotations
@@ -13,27 +13,32 @@ from holdfast.stores._sql import session_aio as sql_talk_async
 from holdfast.stores._sql import session_blocking as sql_talk
 from holdfast.stores._sql.session_aio import lock, receive, remove_reader
 from holdfast.stores._sql.session_blocking import settled
-from holdfast.stores.mysql.connect import Dialler
-from holdfast.stores.mysql.connection import Connection, Session
-from holdfast.stores.mysql.protocol import Reply
+from holdfast.stores.mysql.connect import MySqlDialler
+from holdfast.stores.mysql.connection import MySqlConnection, MySqlSession
+from holdfast.stores.mysql.protocol import MySqlReply
 from holdfast.stores.mysql_advisory.sql import session_lock
 
-__all__ = ["AsyncTalk", "BlockingTalk", "Talk", "open_session"]
+__all__ = [
+    "AsyncMySqlSessionDriver",
+    "BlockingMySqlSessionDriver",
+    "MySqlSessionDriver",
+    "open_session",
+]
 
 
-class Talk(sql_talk.SessionDriver[bytes, Reply], Protocol):
-    """How a world uses a session."""
+class MySqlSessionDriver(sql_talk.Talk[bytes, MySqlReply], Protocol):
+    """Sends requests on a session, for threads or for an event loop."""
 
-    async def begin(self, session: Session, sql: bytes, until: float) -> Reply | None:
-        """One request whose first statement tells, with 1, that the others don't wait. Its answer;
-        or nothing if they do, and it is owed."""
+    async def begin(self, session: MySqlSession, sql: bytes, until: float) -> MySqlReply | None:
+        """Sends a request whose first result is 1 if the rest will not wait. Returns the reply, or
+        None if the request waits on the server: its reply is then pending."""
         ...
 
 
-class BlockingTalk(sql_talk.BlockingSessionDriver[bytes, Reply]):
-    """For threads."""
+class BlockingMySqlSessionDriver(sql_talk.BlockingTalk[bytes, MySqlReply]):
+    """The variant for threads."""
 
-    async def begin(self, session: Session, sql: bytes, until: float) -> Reply | None:
+    async def begin(self, session: MySqlSession, sql: bytes, until: float) -> MySqlReply | None:
         connection = session.connection
         with session.mutex:
             try:
@@ -41,16 +46,16 @@ class BlockingTalk(sql_talk.BlockingSessionDriver[bytes, Reply]):
                 session.pending = True
                 answer = connection.receive(until, connection.waits)
                 waits = answer is None and connection.waits()
-                return None if waits else take_pending(session, answer)
-            except BaseException:  # also an interrupt: the answer is still to come
+                return None if waits else settled(session, answer)
+            except BaseException:  # also an interrupt: the reply is still to come
                 connection.close()
                 raise
 
 
-class AsyncTalk(sql_talk_async.AsyncSessionDriver[bytes, Reply]):
-    """For the tasks of one loop."""
+class AsyncMySqlSessionDriver(sql_talk_async.AsyncTalk[bytes, MySqlReply]):
+    """The variant for the tasks of one event loop."""
 
-    async def begin(self, session: Session, sql: bytes, until: float) -> Reply | None:
+    async def begin(self, session: MySqlSession, sql: bytes, until: float) -> MySqlReply | None:
         await lock(session, until)
         connection = session.connection
         try:
@@ -58,8 +63,8 @@ class AsyncTalk(sql_talk_async.AsyncSessionDriver[bytes, Reply]):
             session.pending = True
             answer = await receive(session, until, connection.waits)
             waits = answer is None and connection.waits()
-            return None if waits else take_pending(session, answer)
-        except BaseException:  # late or cancelled: the answer is still to come
+            return None if waits else settled(session, answer)
+        except BaseException:  # late or cancelled: the reply is still to come
             remove_reader(session)
             connection.close()
             raise
@@ -68,15 +73,15 @@ class AsyncTalk(sql_talk_async.AsyncSessionDriver[bytes, Reply]):
             session.stir()
 
 
-def open_session(dialler: Dialler, until: float) -> Connection:
-    """A connection that others can find by its tag, and end."""
-    connection = dialler.enter(until)
+def open_session(dialler: MySqlDialler, until: float) -> MySqlConnection:
+    """Opens a connection that holds a named lock, by which other sessions find and kill it."""
+    connection = dialler.connect_to_namespace(until)
     try:
         tag = secrets.token_hex(12)
-        ask = b"SELECT GET_LOCK(%s, 0), CONNECTION_ID()" % session_lock(tag)
-        ((got, number),) = connection.checked(connection.request(ask, until))[0].rows
+        sql = b"SELECT GET_LOCK(%s, 0), CONNECTION_ID()" % session_lock(tag)
+        ((got, number),) = connection.checked(connection.request(sql, until))[0].rows
         if got != b"1":
-            raise Unsupported(f"{dialler.address.display} gives no named locks (GET_LOCK)")
+            raise Unsupported(f"{dialler.address.display} has no named locks (GET_LOCK)")
         connection.tag, connection.number = tag, int(number or 0)
     except BaseException:
         connection.close()

@@ -1,9 +1,11 @@
-"""What is asked of the server for named locks, and the locks that stand for names.
+"""The SQL of named locks as text, and the names of the locks.
 
-A name's lock is a digest; a semaphore has one lock for each slot, one for the turn of the first
-in line, and one by which that waiter is found while it naps. Beside it a holder has a mark, a
-lock that changes from one hold of its session to the next: a session that takes a name again has
-its lock before its row says so, and the row of its last hold must not be believed meanwhile.
+All locks of a name begin with ``hf:`` and a digest of namespace and name. An exclusive lock is
+just that. A semaphore has a lock for each slot (``:0``, ``:1``, …), a queue lock (``:t``) that the
+first waiter holds, and a lock (``:n``) by which that waiter is found while it waits for slots.
+Beside them a holder has a mark, ``hf:hold:…``, which differs from the previous hold of the same
+session: a session that takes a name again has the lock before it has written its row, and until
+then the row of its previous hold must not be believed.
 """
 
 from __future__ import annotations
@@ -16,18 +18,19 @@ from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import IDLE_COUNTER_SECONDS
 from holdfast.stores.mysql.protocol import Result, quoted
 from holdfast.stores.mysql.row import MICROS
-from holdfast.stores.mysql.sql import CLOCK, NOW, PURGE_TRANSACTIONS, Schema, fill
+from holdfast.stores.mysql.sql import CLOCK, NOW, PURGE_TRANSACTIONS, MySqlSchema, fill
 
-__all__ = ["WAIT_SECONDS", "AdvisoryStatements", "came", "hold_mark", "session_lock"]
+__all__ = ["WAIT_SECONDS", "MySqlAdvisoryStatements", "got_lock", "hold_mark", "session_lock"]
 
 WAIT_SECONDS = 3600
-"""How long the server is asked to wait at a time."""
-NAP_SECONDS = 1
+"""Longest wait of one request in the server's queue."""
+SLOT_WAIT_SECONDS = 1
+"""Longest wait of one request of the first waiter for slots."""
 
 _KEY = "CONCAT('hf:', LEFT(SHA2(CONCAT(namespace, X'00', name), 256), 48)"
 _LOCK_OF_ROW = f"{_KEY}, IF(slot < 0, '', CONCAT(':', slot)))"
 
-# The lock and its token in one statement. It fails where the name counts as something else.
+# Takes the lock and the token in one statement. It changes nothing if the capacity differs.
 _COUNT = """
 ON DUPLICATE KEY UPDATE
   token = IF(capacity = %(capacity)d, LAST_INSERT_ID(GREATEST(token + 1, #t#)), token),
@@ -39,8 +42,8 @@ _TAKE = """
 INSERT INTO @counter (namespace, name, slot, token, capacity, session, label, since, ttl)
 SELECT %(namespace)s, %(name)s, -1, LAST_INSERT_ID(#t# := #now#), %(capacity)d, %(session)s,
   %(label)s, #t#, %(ttl)d FROM DUAL WHERE %(condition)s #count#"""
-# The same for one who has waited, so that there is a row: the server does less for it.
-_COME = """
+# The same after a wait, when the row exists: an UPDATE costs the server less.
+_COUNT_AFTER_WAIT = """
 UPDATE @counter SET token = LAST_INSERT_ID(GREATEST(token + 1, #now#)), session = %(session)s,
   label = %(label)s, since = #now#, ttl = %(ttl)d
 WHERE #of# AND capacity = %(capacity)d AND %(condition)s"""
@@ -70,7 +73,7 @@ WHERE namespace = %(namespace)s AND session > 0 AND IS_USED_LOCK(#lock#) = sessi
 _PAGE = """
 SELECT name FROM @counter WHERE namespace = %(namespace)s AND slot = -1 AND name >= %(start)s
   AND name > %(after)s AND name < %(end)s ORDER BY name LIMIT %(limit)d"""
-# Sessions that wait show what they are in the words of their request.
+# A waiting session is described by a comment in its request.
 _WAITING = """
 SELECT INFO FROM information_schema.PROCESSLIST
 WHERE INFO LIKE %(pattern)s ORDER BY TIME DESC, ID LIMIT 10000"""
@@ -91,7 +94,7 @@ _WORDS = {
 }
 _TEXTS = {
     "take": _TAKE,
-    "come": _COME,
+    "count_after_wait": _COUNT_AFTER_WAIT,
     "slot": _SLOT,
     "capacity": _CAPACITY,
     "rebind": _REBIND,
@@ -106,7 +109,7 @@ _TEXTS = {
 
 
 def session_lock(tag: str) -> bytes:
-    """The named lock by which a session is found."""
+    """Returns the named lock by which a session is found."""
     return b"'hf:session:%s'" % tag.encode()
 
 
@@ -116,23 +119,23 @@ def _digest(namespace: str, name: str) -> str:
 
 
 def hold_mark(mark: int) -> bytes:
-    """The named lock that tells a session's hold from the one before it."""
+    """Returns the named lock that marks one hold of a session."""
     return b"'hf:hold:%d'" % mark
 
 
-def came(told: list[Result]) -> bool:
-    """Whether a request that lined up has come to its lock, or to the turn of slots: its first
-    statement says that it was free, or its second has waited for it."""
-    for result in told[:2]:  # noqa: SIM110 - a generator is three calls more, and others wait
+def got_lock(results: list[Result]) -> bool:
+    """True if a request of ``enter_queue`` got its lock: at once (first result), or after a wait
+    (second result)."""
+    for result in results[:2]:  # noqa: SIM110 - a generator costs three more calls, in a hot path
         if result.rows == [(b"1",)]:
             return True
     return False
 
 
-class AdvisoryStatements:
-    """The requests, as they read in one database and namespace."""
+class MySqlAdvisoryStatements:
+    """The requests for named locks, filled in for one database and namespace."""
 
-    def __init__(self, schema: Schema, namespace: str) -> None:
+    def __init__(self, schema: MySqlSchema, namespace: str) -> None:
         self._namespace = namespace
         words = _WORDS | {"%(namespace)s": quoted(namespace.encode()).decode()}
         self._sql = {
@@ -141,23 +144,23 @@ class AdvisoryStatements:
         }
 
     def lock(self, name: str, part: str = "") -> bytes:
-        """The lock of a name, or a part of it: a slot, the turn, the nap."""
+        """Returns the literal of a lock of a name; ``part`` is its suffix."""
         return f"'hf:{_digest(self._namespace, name)}{part}'".encode()
 
     def slots(self, name: str, slots: Iterable[int]) -> list[bytes]:
         return [self.lock(name, f":{slot}") for slot in slots]
 
-    def let_go(self, claim: Claim, mark: int) -> bytes:
+    def release_lock(self, claim: Claim, mark: int) -> bytes:
         return b"DO RELEASE_LOCK(%s), RELEASE_LOCK(%s)" % (self.lock(claim.name), hold_mark(mark))
 
     def locks(self, grant: Grant) -> list[bytes]:
-        """All that a hold has, but for its mark."""
+        """Returns the locks of a hold, without its mark."""
         if grant.claim.mode is Mode.SLOTS:
             return self.slots(grant.claim.name, grant.slots)
         return [self.lock(grant.claim.name)]
 
     def take(self, claim: Claim, mark: int, *, has_lock: bool) -> bytes:
-        """Takes the lock of a name, unless the session has it, and the mark, and counts."""
+        """Takes the lock of a name (unless ``has_lock``), the mark of the hold, and a token."""
         if has_lock:
             condition = self._has_lock(claim, mark)
         else:
@@ -166,7 +169,7 @@ class AdvisoryStatements:
         return self._count("take", claim, condition, mark)
 
     def _has_lock(self, claim: Claim, mark: int) -> bytes:
-        # And maybe the mark: a lock that is taken twice must be freed twice.
+        # The session may have the mark already: a lock that is taken twice must be freed twice.
         lock, own = self.lock(claim.name), hold_mark(mark)
         ask = b"IS_USED_LOCK(%s) = CONNECTION_ID() AND IFNULL(IS_USED_LOCK(%s), GET_LOCK(%s, 0))"
         return ask % (lock, own, own)
@@ -182,7 +185,7 @@ class AdvisoryStatements:
         }
 
     def count_slots(self, claim: Claim, slots: Iterable[int], mark: int) -> list[bytes]:
-        """Counts, and notes who has which slot."""
+        """Takes a token, and stores the holder of each slot."""
         return [self._count("take", claim, b"1", 0)] + [
             self._sql["slot"]
             % {
@@ -199,13 +202,13 @@ class AdvisoryStatements:
     def capacity(self, name: str) -> bytes:
         return self._sql["capacity"] % {b"name": quoted(name.encode())}
 
-    def why(self, name: str) -> bytes:
-        """Whether the session has the lock all the same, and what the name counts as."""
+    def lock_and_capacity(self, name: str) -> bytes:
+        """Selects whether this session has the lock of a name, and the stored capacity."""
         mine = b"SELECT IS_USED_LOCK(%s) = CONNECTION_ID(), " % self.lock(name)
         return mine + b"(%s)" % self.capacity(name)
 
     def rebind(self, claim: Claim, was: int) -> bytes:
-        """Makes a name something else, if nobody has any lock of what it was."""
+        """Changes the capacity of a name, if all its locks under the old capacity are free."""
         locks = self.slots(claim.name, range(was)) if was else [self.lock(claim.name)]
         return self._sql["rebind"] % {
             b"name": quoted(claim.name.encode()),
@@ -214,50 +217,51 @@ class AdvisoryStatements:
             b"condition": b" AND ".join(b"IS_FREE_LOCK(%s)" % lock for lock in locks),
         }
 
-    def line_up(self, claim: Claim, mark: int, wall: float) -> bytes:
-        """Stands in the server's queue, for the turn of slots or for a lock. Of a lock it first
-        tells whether it is free; and once it has it, takes its token, if the name still counts as
-        what it did for the one before."""
+    def enter_queue(self, claim: Claim, mark: int, wall: float) -> bytes:
+        """Waits in the server's queue, for the queue lock of slots or for an exclusive lock. For
+        an exclusive lock the first result is 1 if it was free; and with the lock the request takes
+        a token, if the row exists and its capacity is still the claim's."""
         if claim.mode is Mode.SLOTS:
             return self._wait(claim, ":t", wall)
         wait = self._wait(claim, "", wall) + b" FROM DUAL WHERE @holdfast = 0"
-        come = self._count("come", claim, self._has_lock(claim, mark), mark)
+        come = self._count("count_after_wait", claim, self._has_lock(claim, mark), mark)
         return b"; ".join([self.try_lock(claim), wait, come])
 
     def try_lock(self, claim: Claim) -> bytes:
-        """The least that tells whether a lock is free, and takes it if so."""
+        """Takes an exclusive lock if it is free: the cheapest request for that."""
         return b"SELECT @holdfast := GET_LOCK(%s, 0)" % self.lock(claim.name)
 
     def _wait(self, claim: Claim, part: str, wall: float) -> bytes:
-        # The comment is for people who look.
-        said = b"%s %d" % (claim.label.encode().hex().encode() or b"-", int(wall * MICROS))
+        # The comment describes the waiter, for ``inspect()``.
+        comment = b"%s %d" % (claim.label.encode().hex().encode() or b"-", int(wall * MICROS))
         lock = self.lock(claim.name, part)
-        return b"SELECT GET_LOCK(%s, %d) /*hf %s*/" % (lock, WAIT_SECONDS, said)
+        return b"SELECT GET_LOCK(%s, %d) /*hf %s*/" % (lock, WAIT_SECONDS, comment)
 
-    def nap(self, claim: Claim) -> bytes:
-        """Waits until enough slots are free, for the first one that is not, and leaves it free:
-        nobody else takes one before our turn is over. Who frees another ends the wait by a kill,
-        found by its lock; who freed one before that is seen by the look that comes first."""
+    def await_slot(self, claim: Claim) -> bytes:
+        """Waits until enough slots may be free: for the first slot that is taken, which it releases
+        at once. No other claim takes a slot while this session has the queue lock. A holder that
+        frees another slot kills the wait, which it finds by the lock ``:n``; a slot that is freed
+        before that lock is taken is seen by the check before the wait."""
         slots = self.slots(claim.name, range(claim.limit))
         free = [b"IS_FREE_LOCK(%s)" % lock for lock in slots]
-        # None of them may be taken any more at this second look.
+        # At this second check all of them may be free.
         which = b", ".join(free), b", ".join(slots), slots[0]
         taken = b"IFNULL(ELT(FIELD(0, %s), %s), %s)" % which
         wait = b"IF(GET_LOCK(@holdfast_slot := %s, %d), RELEASE_LOCK(@holdfast_slot), 0)" % (
-            taken, NAP_SECONDS,
+            taken, SLOT_WAIT_SECONDS,
         )  # fmt: skip
-        nap = self.lock(claim.name, ":n")
-        # One statement, since a server whose request is killed between two may never answer it;
-        # and DO, which on MariaDB goes on to its end where a SELECT stops.
+        wait_lock = self.lock(claim.name, ":n")
+        # One statement, since the server may never reply to a request that is killed between two;
+        # and DO, which MariaDB completes after a kill where it stops a SELECT.
         return b"DO GET_LOCK(%s, 0), IF(%s >= %d, 0, %s), RELEASE_LOCK(%s)" % (
-            nap, b" + ".join(free), claim.weight, wait, nap,
+            wait_lock, b" + ".join(free), claim.weight, wait, wait_lock,
         )  # fmt: skip
 
     def set_ttl(self, claim: Claim) -> bytes:
         given = {b"name": quoted(claim.name.encode()), b"ttl": int(claim.ttl * MICROS)}
         return self._sql["set_ttl"] % given
 
-    def stir(self, name: str) -> bytes:
+    def wake_slot_waiter(self, name: str) -> bytes:
         return b"KILL QUERY IS_USED_LOCK(%s)" % self.lock(name, ":n")
 
     def record(
