@@ -1,4 +1,4 @@
-"""MySQL when things go wrong: kills, restarts, forks, limits, cancelling."""
+"""Faults of MySQL: killed sessions, restarts, forks, limits, cancelled requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 from stores.claims import claim_of
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import (
+from stores.mysql import helpers
+from stores.mysql.helpers import (
     Admin,
     account,
     backend_of,
@@ -33,25 +33,25 @@ from stores.sql_deadline import gives_up_in_time
 
 pytestmark = pytest.mark.faults
 
-server, admin = mysql_bench.server, mysql_bench.admin
+server, admin = helpers.server, helpers.admin
 
 MODES = ["lease", "advisory"]
 
 
-def test_a_waiter_whose_session_is_gone_is_skipped_at_once(
+def test_a_waiter_whose_session_has_ended_is_skipped_at_once(
     server: MySQLServer, admin: Admin, namespace: str
 ) -> None:
-    """The server knows who still listens: nobody waits for the grace of the dead."""
+    """The server knows which sessions exist: the next waiter does not wait for a grace period."""
     first, holder = backend_of(server.url, namespace), backend_of(server.url, namespace)
     third = backend_of(server.url, namespace)
     grant = taken(holder, claim_of())
     for backend, asked in ((first, claim_of()), (third, claim_of())):
-        for _ in range(2):  # the second attempt tells of the subscription that the first wait hung
+        for _ in range(2):  # the second attempt stores the subscription that the first wait opens
             busy = run_now(backend.attempt(asked, join=True))
             assert isinstance(busy, Busy)
             run_now(backend.wait(asked, busy, 0.0 if busy.ref else now() + 60))
     run_now(first.close())
-    subscription = first.listening.subscription  # type: ignore[attr-defined]
+    subscription = first.wakeups.subscription  # type: ignore[attr-defined]
     wait_for(lambda: rows(admin, f"SELECT IS_USED_LOCK('hf:bell:{subscription}')") == [(None,)])
     assert run_now(holder.release(grant))
     assert len(run_now(holder.look("name")).waiters) == 1
@@ -80,7 +80,7 @@ def test_tokens_grow_across_crashes_of_the_server(
 
 
 def test_a_hold_outlives_a_restart(servers: Servers, namespace: str) -> None:
-    """The row is still there, and so is the one who waits for it."""
+    """The row and its waiter are still there."""
     server = servers.of(MySQLServer, arguments=("--innodb-log-file-size=16M",))
     holder = holdfast.connect(server.url, namespace=namespace)
     waiter = holdfast.connect(server.url, namespace=namespace)
@@ -107,7 +107,7 @@ def test_a_hold_outlives_a_restart(servers: Servers, namespace: str) -> None:
 
 
 def test_a_child_uses_connections_of_its_own(server: MySQLServer, namespace: str) -> None:
-    """After a fork the parent's hold stays, and the child waits like anybody else."""
+    """After a fork the parent's hold stays, and the child waits for it like another process."""
     with holdfast.connect(server.url, namespace=namespace) as locks, locks.lock("name") as lease:
         child = os.fork()
         if child == 0:
@@ -122,8 +122,10 @@ def test_a_child_uses_connections_of_its_own(server: MySQLServer, namespace: str
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_full_server_is_told(servers: Servers, namespace: str, mode: str) -> None:
-    """No connection left: an error that says so, and a lock as soon as there is one."""
+def test_a_server_without_free_connections_is_reported(
+    servers: Servers, namespace: str, mode: str
+) -> None:
+    """The error names the cause, and a lock is granted once a connection is free."""
     server = servers.of(
         MySQLServer, arguments=("--max-connections=10", "--extra-max-connections=1")
     )
@@ -146,8 +148,8 @@ def test_a_full_server_is_told(servers: Servers, namespace: str, mode: str) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_read_only_server_is_told(servers: Servers, namespace: str, mode: str) -> None:
-    """Locks need the primary, also for an account that may write anywhere."""
+def test_a_read_only_server_is_refused(servers: Servers, namespace: str, mode: str) -> None:
+    """Locks need the primary, also for an account that may write to a replica."""
     server = servers.of(MySQLServer, arguments=("--read-only=1",))
     locks = holdfast.connect(f"{server.url}?mode={mode}", namespace=namespace, patience=0.2)
     with pytest.raises(BackendUnavailable, match="read-only replica"):
@@ -155,10 +157,10 @@ def test_a_read_only_server_is_told(servers: Servers, namespace: str, mode: str)
     locks.close()
 
 
-def test_a_server_that_becomes_read_only_is_told(
+def test_a_server_that_becomes_read_only_is_refused(
     servers: Servers, admin: Admin, namespace: str
 ) -> None:
-    """A failover under an open connection: the write is refused, and told."""
+    """A failover under an open connection: the write fails, and the error names the cause."""
     server = servers.of(MySQLServer, arguments=("--innodb-log-file-size=24M",))
     with open_admin(server) as ours:
         url = account(server, ours)
@@ -174,7 +176,9 @@ def test_a_server_that_becomes_read_only_is_told(
     locks.close()
 
 
-def test_a_cancelled_request_leaves_its_wire_usable(server: MySQLServer, namespace: str) -> None:
+def test_a_cancelled_request_leaves_its_connection_usable(
+    server: MySQLServer, namespace: str
+) -> None:
     """Acquires that are cancelled at any moment leave no hold, no entry, no broken connection."""
 
     async def body() -> None:
@@ -189,9 +193,9 @@ def test_a_cancelled_request_leaves_its_wire_usable(server: MySQLServer, namespa
                 if lease is not None:
                     await lease.release()
             async with locks.lock("name", timeout=10) as lease:
-                standing = await locks.inspect("name")
-                assert [holder.token for holder in standing.holders] == [lease.token]
-                assert standing.waiters == ()
+                info = await locks.inspect("name")
+                assert [holder.token for holder in info.holders] == [lease.token]
+                assert info.waiters == ()
 
     asyncio.run(body())
 
@@ -202,6 +206,6 @@ def test_a_cancelled_request_leaves_its_wire_usable(server: MySQLServer, namespa
 def test_an_attempt_ends_at_its_own_deadline(
     server: MySQLServer, mode: str, blocking: bool, connected: bool
 ) -> None:
-    """Who waits a second for a lock does not wait longer for a server that hangs."""
+    """An attempt with a timeout of a second does not wait longer for a server that hangs."""
     with Proxy(server) as proxy:
         gives_up_in_time(proxy, mode, blocking=blocking, connected=connected)

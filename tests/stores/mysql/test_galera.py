@@ -1,4 +1,4 @@
-"""A Galera node: lease rows work there and say how waiters are woken; named locks are refused."""
+"""A Galera node: lease rows work, and report that waiters poll; named locks are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.fencing.sql.drivers import Answer
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.sql import Asked, transaction_lock
-from holdfast.stores.mysql.connect import SKEW_MICROS, Dialler
+from holdfast.stores.mysql.connect import SKEW_MICROS, MySqlDialler
 from holdfast.stores.mysql.protocol import Result
 from holdfast.stores.mysql.transaction import take
 from holdfast.testing import Flavour
@@ -31,13 +31,13 @@ from servers.mysql import MySQLServer
 from servers.ports import free_port
 from servers.registry import Servers
 from stores.claims import claim_of
-from stores.mysql.bench import open_admin, peers, rows
+from stores.mysql.helpers import open_admin, peers, rows
 
 LIBRARY = Path("/usr/lib/galera/libgalera_smm.so")
 
 
 class GaleraServer(MySQLServer):
-    """A cluster of one node, which is a cluster."""
+    """A Galera cluster of one node."""
 
     def __init__(self) -> None:
         if not LIBRARY.exists():
@@ -58,7 +58,7 @@ def server(servers: Servers) -> GaleraServer:
 
 
 def test_named_locks_are_refused(server: GaleraServer, namespace: str) -> None:
-    """They would lock one node of several."""
+    """A named lock would exist on one node of several."""
     locks = holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace)
     with pytest.raises(Unsupported, match="Galera"):
         locks.lock("name").acquire(timeout=0)
@@ -66,7 +66,7 @@ def test_named_locks_are_refused(server: GaleraServer, namespace: str) -> None:
 
 
 def test_a_lock_in_a_transaction_is_refused(server: GaleraServer, namespace: str) -> None:
-    """Two transactions on two nodes would both have it, until one of them fails at its commit."""
+    """Two transactions on two nodes would both hold it, until one of them fails at its commit."""
     settings = mysql_settings(server.url)
     with pymysql.connect(**settings) as connection, pytest.raises(Unsupported, match="Galera"):
         transaction_lock(connection, "name", namespace=namespace)
@@ -80,9 +80,9 @@ def test_a_lock_in_a_transaction_is_refused(server: GaleraServer, namespace: str
 
 
 class Percona:
-    """Percona's Galera: there every session has a ``wsrep_on``, and the server has none.
+    """Percona's Galera: ``wsrep_on`` is a session variable, and there is no global one.
 
-    As its manual says; it was not at hand.
+    According to its manual; no such server was available.
     """
 
     def request(self, sql: bytes, _: float) -> bytes:
@@ -105,15 +105,16 @@ class Percona:
 
 def test_percona_s_cluster_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.stores.mysql.connect.dial", lambda *_: Percona())
-    dialler = Dialler(parse_url("mysql://host/database"), Settings(), "advisory")
+    dialler = MySqlDialler(parse_url("mysql://host/database"), Settings(), "advisory")
     with pytest.raises(Unsupported, match="Galera"):
-        dialler.greet(0.0)
+        dialler.connect(0.0)
     with pytest.raises(Unsupported, match="Galera"):
         run_now(take(Percona(), Asked("name", "namespace", None, "", "")))
 
 
-def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: str) -> None:
-    """Ten hand-overs between two clients, by looking; ``check`` and ``inspect`` say so."""
+def test_lease_rows_work_and_report_polling(server: GaleraServer, namespace: str) -> None:
+    """Ten changes of the holder between two clients, by polling; ``check`` and ``inspect`` report
+    it."""
     with (
         holdfast.connect(server.url, namespace=namespace) as ours,
         holdfast.connect(server.url, namespace=namespace) as theirs,
@@ -123,17 +124,17 @@ def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: 
         assert "Galera" in findings["waiting"].detail
         clients = [ours, theirs]
         lease = ours.lock("name").acquire()
-        for turn in range(10):
+        for step in range(10):
             assert lease is not None
             got: list[holdfast.Lease | None] = []
-            taker = clients[(turn + 1) % 2]
+            taker = clients[(step + 1) % 2]
             thread = threading.Thread(
                 target=lambda taker=taker, got=got: got.append(
                     taker.lock("name").acquire(timeout=4)
                 )
             )
             thread.start()
-            while not ours.inspect("name").notice:  # once the waiter has hung its subscription
+            while not ours.inspect("name").notice:  # until the waiter has stored its subscription
                 threading.Event().wait(0.01)
             assert "Galera" in ours.inspect("name").notice
             assert lease.release()
@@ -146,29 +147,33 @@ def test_lease_rows_work_and_say_how_they_wait(server: GaleraServer, namespace: 
 
 
 @pytest.mark.parametrize("how", ["release", "revoke"])
-def test_who_ends_a_hold_leaves_the_line_as_it_is(
+def test_the_end_of_a_hold_removes_no_waiter(
     server: GaleraServer, namespace: str, how: str
 ) -> None:
-    """Also if its own client never waited: that the others can't be found here does not mean that
-    they are gone. The first of them is called, and nobody is skipped."""
+    """Also if its client never waited: sessions that are not found on this node may exist on
+    another. The first waiter is called, and none is removed."""
     with peers(namespace, Flavour.BLOCKING, *[server.url] * 4) as (holder, *waiters):
         held, asked = holder.take(), [claim_of() for _ in waiters]
         for waiter, claim in zip(waiters, asked, strict=True):
-            waiter.stand(claim)
+            waiter.enter_queue(claim)
         backend = holder.backend
         work = backend.release(held) if how == "release" else backend.revoke("name")
         assert holder.do(work)
         with open_admin(server) as admin:
             row = "SELECT crowd FROM holdfast_lock WHERE namespace = %s"
             ((crowd,),) = rows(admin, row, namespace)
-    line = [entry.split(" ") for entry in crowd.decode().splitlines()]
-    assert [entry[0] for entry in line] == [claim.owner for claim in asked]
-    assert [entry[5] != "-" for entry in line] == [True, False, False]
+    entries = [entry.split(" ") for entry in crowd.decode().splitlines()]
+    assert [entry[0] for entry in entries] == [claim.owner for claim in asked]
+    assert [entry[5] != "-" for entry in entries] == [True, False, False]
 
 
-@pytest.mark.parametrize(("shift", "told"), [(-4.0, "4.0 s ahead of"), (4.0, "4.0 s behind")])
+@pytest.mark.parametrize(("shift", "difference"), [(-4.0, "4.0 s ahead of"), (4.0, "4.0 s behind")])
 def test_a_node_with_another_clock_is_refused(
-    server: GaleraServer, namespace: str, monkeypatch: pytest.MonkeyPatch, shift: float, told: str
+    server: GaleraServer,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    shift: float,
+    difference: str,
 ) -> None:
     """A hold would end at another time there than on the other nodes."""
     with holdfast.connect(server.url, namespace=namespace) as locks:
@@ -177,15 +182,15 @@ def test_a_node_with_another_clock_is_refused(
     monkeypatch.setattr("holdfast.stores.mysql.connect.wall", lambda: time.time() + shift)
     with (
         holdfast.connect(server.url, namespace=namespace, patience=0.5) as locks,
-        pytest.raises(BackendUnavailable, match=f"Galera node whose clock is {told}.*NTP"),
+        pytest.raises(BackendUnavailable, match=f"Galera node whose clock is {difference}.*NTP"),
     ):
         locks.lock("name").acquire()
 
 
-def test_a_clock_that_went_astray_is_told(
+def test_a_clock_that_went_astray_is_reported(
     server: GaleraServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By ``check``, on connections that were opened before."""
+    """By ``check``, on connections that were opened before the clock changed."""
     with holdfast.connect(server.url, namespace=namespace) as locks:
         locks.check()
         monkeypatch.setattr(BlockingRuntime, "wall", lambda _: time.time() - 4.0)
@@ -194,15 +199,16 @@ def test_a_clock_that_went_astray_is_told(
 
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
-@pytest.mark.parametrize("crowded", [False, True])
-def test_a_hold_is_over_once_it_is_by_all_clocks(
+@pytest.mark.parametrize("contended", [False, True])
+def test_a_hold_is_over_when_it_is_by_all_clocks(
     server: GaleraServer,
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
     mode: Mode,
-    crowded: bool,
+    contended: bool,
 ) -> None:
-    """Nodes may be a second apart, ten here: who ran out two seconds ago may hold elsewhere."""
+    """Clocks of nodes may differ by a second, ten in this test: a hold that expired two seconds ago
+    may still be valid on another node."""
     assert SKEW_MICROS == 1_000_000
     monkeypatch.setattr("holdfast.stores.mysql.connect.SKEW_MICROS", 10_000_000)
     with (
@@ -212,11 +218,11 @@ def test_a_hold_is_over_once_it_is_by_all_clocks(
         held = holder.do(holder.backend.attempt(claim_of(mode=mode, ttl=600), join=True))
         assert isinstance(held, Grant)
         asked = claim_of()
-        if crowded:
-            waiter.stand(asked)
+        if contended:
+            waiter.enter_queue(asked)
         for ago, over in ((2.0, False), (12.0, True)):
             run_out(admin, namespace, held, ago)
-            answer = waiter.do(waiter.backend.attempt(asked, join=crowded))
+            answer = waiter.do(waiter.backend.attempt(asked, join=contended))
             assert isinstance(answer, Grant) == over
             if isinstance(answer, Busy):
                 assert 1.0 < (answer.retry_seconds or 0.0) <= 8.0
@@ -225,7 +231,7 @@ def test_a_hold_is_over_once_it_is_by_all_clocks(
 
 
 def run_out(admin: Any, namespace: str, held: Grant, ago: float) -> None:
-    """Lets a hold end so many seconds ago, in its column or in its line."""
+    """Changes the end of a stored hold to ``ago`` seconds before now, in its column or entry."""
     ends = int((time.time() - ago) * 1_000_000)
     where = f"WHERE namespace = '{namespace}'"
     if held.claim.mode is Mode.EXCLUSIVE:

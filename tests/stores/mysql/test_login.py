@@ -1,5 +1,5 @@
-"""Logging in to a server of MySQL's that is hostile, damaged or slow: what it gets, and how soon
-it is given up. The server is a thread that speaks just enough of the protocol."""
+"""Logging in to a hostile, damaged or slow server: what the client sends, and when it gives up.
+The server is a thread that implements a small part of the protocol."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from holdfast.stores.mysql.connect import address_of, log_in
 from holdfast.url import parse_url
 from servers.mysql import MySQLServer
 from servers.tls import Certificate, make_certificate
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import rows
+from stores.mysql import helpers
+from stores.mysql.helpers import rows
 
-server, admin = mysql_bench.server, mysql_bench.admin
+server, admin = helpers.server, helpers.admin
 
 PASSWORD = "CaNaRy9f3kQ"
 SSL = 0x0800
-Talk = Callable[[socket.socket], object]
+Script = Callable[[socket.socket], object]
 
 
 def packet(number: int, payload: bytes) -> bytes:
@@ -47,45 +47,45 @@ def greeting(tls: bool = False) -> bytes:
 
 
 class Pretender:
-    """Listens on loopback; every connection is talked to by a thread, until its end."""
+    """Listens on the loopback interface; a thread runs the script on every connection."""
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, script: Script) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
-        self.heard = b""
-        self._talk = talk
+        self.received = b""
+        self._script = script
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                wire, _ = self._listening.accept()
-                self._threads.append(threading.Thread(target=self._serve, args=(wire,)))
+                connection, _ = self._listening.accept()
+                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
                 self._threads[-1].start()
 
-    def _serve(self, wire: socket.socket) -> None:
-        with contextlib.suppress(OSError, IndexError), wire:
-            wire.settimeout(20)
-            self._talk(wire)
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, IndexError), connection:
+            connection.settimeout(20)
+            self._script(connection)
 
-    def hear(self, wire: socket.socket) -> bytes:
-        """One packet, and nothing of what comes behind it: TLS may begin there."""
-        said = self._exactly(wire, 4)
-        return said + self._exactly(wire, int.from_bytes(said[:3], "little"))
+    def receive(self, connection: socket.socket) -> bytes:
+        """Reads exactly one packet: TLS may begin after it."""
+        data = self._exactly(connection, 4)
+        return data + self._exactly(connection, int.from_bytes(data[:3], "little"))
 
-    def _exactly(self, wire: socket.socket, size: int) -> bytes:
-        said = b""
-        while len(said) < size:
-            piece = wire.recv(size - len(said))
+    def _exactly(self, connection: socket.socket, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = connection.recv(size - len(data))
             if not piece:
                 raise ConnectionResetError
-            said += piece
-            self.heard += piece
-        return said
+            data += piece
+            self.received += piece
+        return data
 
     def url(self, options: str = "") -> str:
-        return f"mysql://somebody:{PASSWORD}@127.0.0.1:{self.port}/database{options}"
+        return f"mysql://someone:{PASSWORD}@127.0.0.1:{self.port}/database{options}"
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
@@ -95,11 +95,11 @@ class Pretender:
 
 
 @pytest.fixture
-def pretend() -> Iterator[Callable[[Talk], Pretender]]:
+def pretend() -> Iterator[Callable[[Script], Pretender]]:
     with contextlib.ExitStack() as stack:
 
-        def start(talk: Talk) -> Pretender:
-            return stack.enter_context(contextlib.closing(Pretender(talk)))
+        def start(script: Script) -> Pretender:
+            return stack.enter_context(contextlib.closing(Pretender(script)))
 
         yield start
 
@@ -109,21 +109,21 @@ def certificate(tmp_path: Path) -> Certificate:
     return make_certificate(tmp_path)
 
 
-def switching(plugin: bytes, started: list[Pretender], secured: ssl.SSLContext | None) -> Talk:
-    """Asks, once it was logged in to, to be told the password by another plug-in."""
+def switching(plugin: bytes, started: list[Pretender], secured: ssl.SSLContext | None) -> Script:
+    """After the login request, requests the password through another plug-in."""
 
-    def talk(wire: socket.socket) -> None:
-        wire.sendall(greeting(secured is not None))
-        said = started[0].hear(wire)
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(greeting(secured is not None))
+        data = started[0].receive(connection)
         if secured is None:
-            ask(wire, said)
+            ask(connection, data)
             return
-        with secured.wrap_socket(wire, server_side=True) as inner:
-            ask(inner, started[0].hear(inner))
+        with secured.wrap_socket(connection, server_side=True) as inner:
+            ask(inner, started[0].receive(inner))
 
-    def ask(wire: socket.socket, said: bytes) -> None:
-        wire.sendall(packet(said[3] + 1, b"\xfe" + plugin))
-        started[0].hear(wire)
+    def ask(connection: socket.socket, data: bytes) -> None:
+        connection.sendall(packet(data[3] + 1, b"\xfe" + plugin))
+        started[0].receive(connection)
 
     return talk
 
@@ -133,34 +133,34 @@ PLUGINS = [b"mysql_clear_password\0", b"dialog\0\x02Password: "]
 
 @pytest.mark.parametrize("plugin", [*PLUGINS, b"mysql_old_password\x0012345678\0"])
 def test_no_password_goes_in_clear_text_over_a_plain_connection(
-    pretend: Callable[[Talk], Pretender], plugin: bytes
+    pretend: Callable[[Script], Pretender], plugin: bytes
 ) -> None:
-    """Whoever answers in the server's place could ask for it so."""
+    """A man in the middle could request the password this way."""
     started: list[Pretender] = []
     started.append(pretend(switching(plugin, started, None)))
     with (
         holdfast.connect(started[0].url(), patience=1) as locks,
-        pytest.raises(Unsupported, match=r"clear text.*without TLS.*ssl_mode") as told,
+        pytest.raises(Unsupported, match=r"clear text.*without TLS.*ssl_mode") as caught,
     ):
         locks.lock("name").acquire()
-    assert PASSWORD.encode() not in started[0].heard
-    assert b"somebody\0" in started[0].heard
-    assert PASSWORD not in str(told.value)
+    assert PASSWORD.encode() not in started[0].received
+    assert b"someone\0" in started[0].received
+    assert PASSWORD not in str(caught.value)
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_under_tls_the_server_may_ask_for_the_password(
-    pretend: Callable[[Talk], Pretender], certificate: Certificate, plugin: bytes
+    pretend: Callable[[Script], Pretender], certificate: Certificate, plugin: bytes
 ) -> None:
-    """As servers do that hand it on (PAM, LDAP): nobody else reads it there."""
+    """Servers that pass the password to PAM or LDAP do so, and TLS keeps it secret."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.certificate, certificate.key)
     started: list[Pretender] = []
     started.append(pretend(switching(plugin, started, context)))
     address = address_of(parse_url(started[0].url(f"?ssl_ca={certificate.certificate}")))
-    with pytest.raises(BackendUnavailable):  # it ends the connection then
+    with pytest.raises(BackendUnavailable):  # the server then ends the connection
         log_in(address, now() + 20)
-    assert PASSWORD.encode() in started[0].heard
+    assert PASSWORD.encode() in started[0].received
 
 
 MODES = ["required", "verify_ca", "verify_identity"]
@@ -168,7 +168,7 @@ MODES = ["required", "verify_ca", "verify_identity"]
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_server_without_tls_gets_no_login(
-    pretend: Callable[[Talk], Pretender], mode: str
+    pretend: Callable[[Script], Pretender], mode: str
 ) -> None:
     started: list[Pretender] = []
     started.append(pretend(switching(PLUGINS[0], started, None)))
@@ -177,11 +177,11 @@ def test_a_server_without_tls_gets_no_login(
         pytest.raises(BackendUnavailable, match="SSL is required"),
     ):
         locks.lock("name").acquire()
-    assert not started[0].heard
+    assert not started[0].received
 
 
 def test_an_older_pymysql_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It logs in without TLS where the server says that it has none."""
+    """It logs in without TLS if the server claims not to support it."""
     monkeypatch.setattr(pymysql, "VERSION", (1, 1, 3, "final"))
     address = address_of(parse_url("mysql://u@localhost:1/d?ssl_mode=verify_identity"))
     with pytest.raises(Unsupported, match=r"PyMySQL.*TLS"):
@@ -192,7 +192,7 @@ def test_an_older_pymysql_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_login_without_the_tls_that_was_asked_for_is_ended(
     server: MySQLServer, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """Should PyMySQL ever log in so again."""
+    """In case a PyMySQL version logs in without TLS again."""
     real = pymysql.Connection._request_authentication  # type: ignore[attr-defined]
 
     def without_tls(client: Any) -> None:
@@ -205,13 +205,13 @@ def test_a_login_without_the_tls_that_was_asked_for_is_ended(
         log_in(address_of(parse_url(f"{server.url}?ssl_mode={mode}")), now() + 20)
 
 
-def test_a_login_that_drips_ends_by_its_deadline(pretend: Callable[[Talk], Pretender]) -> None:
-    """A byte now and then is no answer: the time is that of the whole login."""
+def test_a_login_that_drips_ends_by_its_deadline(pretend: Callable[[Script], Pretender]) -> None:
+    """The deadline is that of the whole login, also if a byte arrives now and then."""
     stop = threading.Event()
 
-    def drip(wire: socket.socket) -> None:
+    def drip(connection: socket.socket) -> None:
         for byte in greeting():
-            wire.sendall(bytes([byte]))
+            connection.sendall(bytes([byte]))
             if stop.wait(0.3):
                 return
 
@@ -243,14 +243,14 @@ CUT = {f"the first {size} bytes": packet(0, GREETING[4 : 4 + size]) for size in 
 
 
 @pytest.mark.parametrize("how", [*DAMAGED, *CUT])
-def test_a_damaged_greeting_is_no_mysql(pretend: Callable[[Talk], Pretender], how: str) -> None:
-    """Whatever PyMySQL makes of it, one kind of error comes of it."""
+def test_a_damaged_greeting_is_no_mysql(pretend: Callable[[Script], Pretender], how: str) -> None:
+    """Every error of PyMySQL becomes ``BackendUnavailable``."""
     damaged = DAMAGED.get(how) or CUT.get(how) or b""
 
-    def talk(wire: socket.socket) -> None:
-        wire.sendall(damaged)
-        wire.shutdown(socket.SHUT_WR)
-        while wire.recv(65536):
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(damaged)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
             pass
 
     started = pretend(talk)
@@ -260,7 +260,7 @@ def test_a_damaged_greeting_is_no_mysql(pretend: Callable[[Talk], Pretender], ho
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_damaged_answer_to_the_login_is_no_mysql(
-    pretend: Callable[[Talk], Pretender], step: int
+    pretend: Callable[[Script], Pretender], step: int
 ) -> None:
     answers = [
         b"",
@@ -275,44 +275,44 @@ def test_a_damaged_answer_to_the_login_is_no_mysql(
     ]
     for answer in answers:
 
-        def talk(wire: socket.socket, answer: bytes = answer) -> None:
-            wire.sendall(greeting())
-            for turn in range(1, step + 1):
-                said = wire.recv(65536)
+        def talk(connection: socket.socket, answer: bytes = answer) -> None:
+            connection.sendall(greeting())
+            for packet_number in range(1, step + 1):
+                data = connection.recv(65536)
                 good = b"\0\0\0\2\0\0\0"
-                wire.sendall(packet(said[3] + 1, answer if turn == step else good))
-            wire.shutdown(socket.SHUT_WR)
-            while wire.recv(65536):
+                connection.sendall(packet(data[3] + 1, answer if packet_number == step else good))
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
                 pass
 
         started = pretend(talk)
-        with contextlib.suppress(BackendUnavailable):  # some of them are no more than short
+        with contextlib.suppress(BackendUnavailable):  # some of these replies are valid
             log_in(address_of(parse_url(started.url())), now() + 20).close()
 
 
-def test_a_login_has_an_end(pretend: Callable[[Talk], Pretender]) -> None:
-    """However much a server announces, and sends."""
+def test_a_login_has_an_end(pretend: Callable[[Script], Pretender]) -> None:
+    """The login reads a bounded number of bytes, however many the server sends."""
     sent = 0
     done = threading.Event()
 
-    def talk(wire: socket.socket) -> None:
+    def talk(connection: socket.socket) -> None:
         nonlocal sent
         try:
             for number in range(64):
-                wire.sendall(b"\xff\xff\xff" + bytes([number]))
+                connection.sendall(b"\xff\xff\xff" + bytes([number]))
                 for _ in range(256):
-                    sent += wire.send(b"x" * 65536)
+                    sent += connection.send(b"x" * 65536)
         finally:
             done.set()
 
     with pytest.raises(BackendUnavailable, match="bytes for a login"):
         log_in(address_of(parse_url(pretend(talk).url())), now() + 60)
     assert done.wait(20)
-    assert sent < 1 << 26  # what the two sockets between them take
+    assert sent < 1 << 26  # what the buffers of the two sockets can take
 
 
 def test_the_deadline_ends_with_the_login(server: MySQLServer) -> None:
-    """Whoever logged in through it may wait for an answer for as long as it likes."""
+    """A request after the login may take longer than the login's deadline."""
     client = log_in(address_of(parse_url(server.url)), now() + 1.5)
     with contextlib.closing(client), client.cursor() as cursor:
         cursor.execute("SELECT SLEEP(2)")
@@ -325,17 +325,17 @@ def enter(address: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_resource_is_connected_to_as_a_store_is(
-    pretend: Callable[[Talk], Pretender], server: MySQLServer, admin: Any
+    pretend: Callable[[Script], Pretender], server: MySQLServer, admin: Any
 ) -> None:
-    """No option of its address is passed over: TLS is asked for, the socket is used."""
+    """All options of its address are used: TLS, and the UNIX socket."""
     started: list[Pretender] = []
     started.append(pretend(switching(PLUGINS[0], started, None)))
     done = enter(started[0].url("?ssl_mode=verify_identity") + "#orders")
-    assert (done.returncode, started[0].heard) == (69, b"")
+    assert (done.returncode, started[0].received) == (69, b"")
     assert "SSL is required" in done.stderr
     assert PASSWORD not in done.stderr
     done = enter(started[0].url() + "#orders")
-    assert PASSWORD.encode() not in started[0].heard
+    assert PASSWORD.encode() not in started[0].received
     assert "clear text" in done.stderr
     done = enter(started[0].url("?sslmode=verify-full") + "#orders")
     assert "has no option 'sslmode'" in done.stderr
@@ -348,7 +348,7 @@ def test_a_resource_is_connected_to_as_a_store_is(
 
 
 def test_a_password_that_is_not_ascii(server: MySQLServer, admin: Any) -> None:
-    """PyMySQL alone takes it for Latin-1, or fails with an error that has it in its repr."""
+    """PyMySQL by itself encodes it as Latin-1, or raises an error that contains it."""
     rows(admin, "CREATE OR REPLACE USER wide@'%' IDENTIFIED BY 'pä€ss'")
     url = f"mysql://wide:p%C3%A4€ss@{server.host}:{server.port}/information_schema"
     log_in(address_of(parse_url(url)), now() + 10).close()

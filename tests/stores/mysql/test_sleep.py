@@ -1,4 +1,4 @@
-"""How sessions of MySQL sleep: on a named lock, and only without one by ``SLEEP()``."""
+"""How sessions sleep on the server: on a named lock, and only without one by ``SLEEP()``."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import pymysql
 import pytest
 
 import holdfast
-from holdfast.stores.mysql.sql import sleep, still_lock
+from holdfast.stores.mysql.sql import sleep_expression, sleep_lock
 from servers.mysql import MySQLServer
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import Admin, account, rows, wait_for
+from stores.mysql import helpers
+from stores.mysql.helpers import Admin, account, rows, wait_for
 
-server, admin = mysql_bench.server, mysql_bench.admin
+server, admin = helpers.server, helpers.admin
 
 CLIENTS = 4
-ASLEEP, BEHIND = "User sleep", "User lock"
+IN_SLEEP, ON_LOCK = "User sleep", "User lock"
 
 
 def states(admin: Admin, url: str) -> Counter[str]:
-    """What the sessions of an account that wait on the server do."""
+    """Counts the states of an account's sessions that wait on the server."""
     sql = "SELECT state FROM information_schema.processlist WHERE user = %s AND state LIKE 'User%%'"
     return Counter(state for (state,) in rows(admin, sql, urlsplit(url).username))
 
 
 @pytest.mark.parametrize("mode", ["lease", "advisory"])
-def test_who_waits_does_so_for_a_lock(
+def test_waiters_sleep_on_a_named_lock(
     server: MySQLServer, admin: Admin, namespace: str, mode: str
 ) -> None:
-    """None of them calls ``SLEEP()``, and each is called in its turn."""
+    """No session calls ``SLEEP()``, and each waiter is woken by the release of its name."""
     url = account(server, admin) + f"?mode={mode}"
     with ExitStack() as stack:
 
@@ -53,7 +53,7 @@ def test_who_waits_does_so_for_a_lock(
         for thread in threads:
             thread.start()
         for left in range(CLIENTS, 0, -1):
-            wait_for(lambda left=left: states(admin, url) == {BEHIND: left})
+            wait_for(lambda left=left: states(admin, url) == {ON_LOCK: left})
             lease = held[CLIENTS - left]
             assert lease is not None
             lease.release()
@@ -62,30 +62,30 @@ def test_who_waits_does_so_for_a_lock(
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_killed_sleep_says_so(server: MySQLServer, admin: Admin, alone: bool) -> None:
-    """Whether it waited for its lock or, as there was nobody to wait for, slept."""
-    lock = still_lock(secrets.token_hex(4))
+def test_a_killed_sleep_is_reported(server: MySQLServer, admin: Admin, alone: bool) -> None:
+    """Both for a wait for the lock and, if the lock was free, for ``SLEEP()``."""
+    lock = sleep_lock(secrets.token_hex(4))
     url = account(server, admin)
     parts = urlsplit(url)
-    told: list[object] = []
+    results: list[object] = []
     with pymysql.connect(
         host=parts.hostname, port=parts.port or 0, user=parts.username, password="secret"
     ) as session:
 
-        def nap() -> None:
+        def sleep_on_server() -> None:
             with session.cursor() as cursor:
                 try:
-                    cursor.execute(f"SELECT {sleep(lock, 30).decode()}")
-                    told.extend(cursor.fetchone() or ())
+                    cursor.execute(f"SELECT {sleep_expression(lock, 30).decode()}")
+                    results.extend(cursor.fetchone() or ())
                 except pymysql.OperationalError as error:
-                    told.append(error.args[0])
+                    results.append(error.args[0])
 
         if not alone:
             rows(admin, f"SELECT GET_LOCK({lock.decode()}, 0)")
         ((number,),) = rows(session, "SELECT CONNECTION_ID()")
-        thread = threading.Thread(target=nap)
+        thread = threading.Thread(target=sleep_on_server)
         thread.start()
-        wait_for(lambda: states(admin, url) == {ASLEEP if alone else BEHIND: 1})
+        wait_for(lambda: states(admin, url) == {IN_SLEEP if alone else ON_LOCK: 1})
         rows(admin, f"KILL QUERY {number}")
         thread.join(60)
-        assert told in (["1"], [1], [1317])
+        assert results in (["1"], [1], [1317])

@@ -1,5 +1,5 @@
-"""A token is above the last one in whichever way a name is taken, also behind a clock that jumped
-back: here the last one is years ahead of the server's clock."""
+"""A token is above the last one, in every way to take a name, also after the clock was set back:
+here the last token is years ahead of the server's clock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
 from stores.claims import claim_of
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import Peer, peers
+from stores.mysql import helpers
+from stores.mysql.helpers import Peer, peers
 
-server, admin = mysql_bench.server, mysql_bench.admin
+server, admin = helpers.server, helpers.admin
 AHEAD = 4_000_000_000_000_000
 
 
@@ -25,15 +25,15 @@ def put_ahead(admin: Any, namespace: str, table: str) -> None:
         assert cursor.execute(change) >= 1
 
 
-def come(peer: Peer, asked: Claim) -> Grant:
-    """Asks until it is its turn."""
+def acquire(peer: Peer, asked: Claim) -> Grant:
+    """Attempts until the claim is granted."""
     until = now() + 30
     while now() < until:
         answer = peer.do(peer.backend.attempt(asked, join=True))
         if isinstance(answer, Grant):
             return answer
         peer.do(peer.backend.wait(asked, answer, min(until, now() + 1)))
-    raise AssertionError("it never was its turn")
+    raise AssertionError("the claim was not granted")
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
@@ -41,20 +41,20 @@ def come(peer: Peer, asked: Claim) -> Grant:
 def test_tokens_grow_from_hold_to_hold(
     server: MySQLServer, admin: Any, namespace: str, mode: str, flavour: Flavour
 ) -> None:
-    """Taken while it is free, as the first in line, and by an exchange within a client."""
+    """Of a free name, as the first waiter, and by an exchange within a client."""
     url = f"{server.url}?mode={mode}"
-    with peers(namespace, flavour, url, url) as (ours, theirs):
+    with peers(namespace, flavour, url, url) as (ours, tnext_claims):
         first = ours.take()
         put_ahead(admin, namespace, "lock" if mode == "lease" else "counter")
-        waiting, heir = claim_of(ttl=600.0), claim_of(ttl=600.0)
-        assert isinstance(theirs.do(theirs.backend.attempt(waiting, join=True)), Busy)
+        waiting, next_claim = claim_of(ttl=600.0), claim_of(ttl=600.0)
+        assert isinstance(tnext_claims.do(tnext_claims.backend.attempt(waiting, join=True)), Busy)
         assert ours.do(ours.backend.release(first))
-        second = come(theirs, waiting)
+        second = acquire(tnext_claims, waiting)
         assert second.token == AHEAD + 1
-        _, third = theirs.do(theirs.backend.exchange(second, heir))
-        third = third if isinstance(third, Grant) else come(theirs, heir)
+        _, third = tnext_claims.do(tnext_claims.backend.exchange(second, next_claim))
+        third = third if isinstance(third, Grant) else acquire(tnext_claims, next_claim)
         assert third.token == AHEAD + 2
-        assert theirs.do(theirs.backend.release(third))
+        assert tnext_claims.do(tnext_claims.backend.release(third))
         assert ours.take().token == AHEAD + 3
 
 
@@ -64,6 +64,6 @@ def test_tokens_of_readers_and_permits_grow(
 ) -> None:
     with peers(namespace, Flavour.BLOCKING, server.url) as (peer,):
         asked = [claim_of(mode=mode, limit=3 if mode is Mode.SLOTS else 0) for _ in range(3)]
-        come(peer, asked[0])
+        acquire(peer, asked[0])
         put_ahead(admin, namespace, "lock")
-        assert [come(peer, claim).token for claim in asked[1:]] == [AHEAD + 1, AHEAD + 2]
+        assert [acquire(peer, claim).token for claim in asked[1:]] == [AHEAD + 1, AHEAD + 2]

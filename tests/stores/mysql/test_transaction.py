@@ -1,4 +1,4 @@
-"""``transaction_lock`` on MySQL: whom it excludes, how long, and what it refuses."""
+"""``transaction_lock`` on MySQL: what it excludes, how long, and what it refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from servers.registry import Servers
 def server(servers: Servers) -> MySQLServer:
     made = servers.of(MySQLServer)
     with holdfast.connect(made.url) as locks:
-        locks.check()  # makes the tables
+        locks.check()  # creates the tables
     return made
 
 
@@ -69,7 +69,7 @@ def asked(connection: pymysql.Connection[Any], sql: str) -> object:
 def test_transactions_exclude_each_other(
     ours: pymysql.Connection[Any], theirs: pymysql.Connection[Any], namespace: str
 ) -> None:
-    """Held until the transaction ends, either way; tokens grow; the fence says whose it is."""
+    """Held until commit or rollback; tokens grow; the fence has the name and the token."""
     first = take(ours, namespace)
     assert first.fence == Fence.parse(str(first.fence))
     assert (first.fence.name, first.fence.token) == ("name", first.token)
@@ -77,9 +77,9 @@ def test_transactions_exclude_each_other(
     with theirs.cursor() as cursor:
         cursor.execute("CREATE TEMPORARY TABLE mine (n INT) ENGINE=InnoDB")
         cursor.execute("INSERT INTO mine VALUES (7)")
-    for patience in (0.0, 0.2):
+    for timeout in (0.0, 0.2):
         with pytest.raises(LockTimeout, match="'name' was not locked"):
-            take(theirs, namespace, patience)
+            take(theirs, namespace, timeout)
     assert asked(theirs, "SELECT n FROM mine") == (7,)  # the transaction goes on
     assert asked(theirs, "SELECT @@innodb_lock_wait_timeout") == before
     ours.commit()
@@ -92,13 +92,13 @@ def test_transactions_exclude_each_other(
 def test_a_waiter_gets_it_when_the_transaction_ends(
     ours: pymysql.Connection[Any], theirs: pymysql.Connection[Any], namespace: str
 ) -> None:
-    """Without a timeout it waits; within one too."""
-    for patience in (None, 30.0):
+    """Without a timeout, and within one."""
+    for timeout in (None, 30.0):
         first = take(ours, namespace)
         tokens: list[int] = []
 
-        def wait(patience: float | None = patience, tokens: list[int] = tokens) -> None:
-            tokens.append(take(theirs, namespace, patience).token)
+        def wait(timeout: float | None = timeout, tokens: list[int] = tokens) -> None:
+            tokens.append(take(theirs, namespace, timeout).token)
             theirs.commit()
 
         thread = threading.Thread(target=wait)
@@ -110,11 +110,11 @@ def test_a_waiter_gets_it_when_the_transaction_ends(
         assert tokens[0] > first.token
 
 
-def test_who_began_earlier_and_comes_later_has_a_higher_token(
+def test_a_transaction_that_began_earlier_and_locks_later_has_a_higher_token(
     ours: pymysql.Connection[Any], theirs: pymysql.Connection[Any], namespace: str
 ) -> None:
-    """A rollback takes the count back, so that only the clock orders the next token: it is read
-    after the wait."""
+    """A rollback undoes the increment, so that only the clock orders the next token. The clock is
+    read after the wait."""
     take(ours, namespace)
     ours.commit()
     asked(ours, f"SELECT 1 FROM holdfast_transaction WHERE namespace = '{namespace}' FOR UPDATE")
@@ -125,7 +125,7 @@ def test_who_began_earlier_and_comes_later_has_a_higher_token(
     for _ in range(200):
         if asked(ours, waiting) == (1,):
             break
-        thread.join(0.15)  # asked more often, InnoDB answers from its memory
+        thread.join(0.15)  # queried more often, InnoDB answers from a cache
     assert thread.is_alive()
     first = take(ours, namespace)
     ours.rollback()
@@ -137,7 +137,7 @@ def test_who_began_earlier_and_comes_later_has_a_higher_token(
 def test_it_does_not_exclude_locks_of_a_client(
     server: MySQLServer, ours: pymysql.Connection[Any], namespace: str, suffix: str
 ) -> None:
-    """Neither waits for the other, as the documentation says."""
+    """Neither waits for the other, as documented."""
     with holdfast.connect(server.url + suffix, namespace=namespace) as locks:
         with locks.lock("name") as lease:
             assert take(ours, namespace, 0).token > 0
@@ -174,7 +174,7 @@ def test_what_would_protect_nothing_is_refused(server: MySQLServer, namespace: s
 
 
 def test_on_asyncio_it_is_awaited(server: MySQLServer, namespace: str) -> None:
-    """``asyncmy``, with the same words."""
+    """``asyncmy``, with the same arguments."""
 
     async def body() -> None:
         async with (
@@ -209,14 +209,14 @@ def test_through_sqlalchemy(
 
 
 @pytest.mark.parametrize("mode", ["lease", "advisory"])
-def test_idle_rows_are_purged_unless_somebody_has_one(
+def test_idle_rows_are_purged_unless_a_transaction_holds_one(
     server: MySQLServer,
     ours: pymysql.Connection[Any],
     theirs: pymysql.Connection[Any],
     namespace: str,
     mode: str,
 ) -> None:
-    """A client drops what nobody used for a week, and never waits for a transaction."""
+    """A client deletes rows that were not used for a week, and never waits for a transaction."""
     token = take(ours, namespace).token
     ours.commit()
     with ours.cursor() as cursor:

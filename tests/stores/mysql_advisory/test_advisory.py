@@ -1,4 +1,4 @@
-"""What is peculiar to named locks on MySQL: sessions, kills, the ttl, what is refused."""
+"""Named locks on MySQL: sessions, kills, the ttl, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from servers.registry import Servers
 from stores.claims import claim_of
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import Admin, backend_of, key, one, rows, taken, wait_for
+from stores.mysql import helpers
+from stores.mysql.helpers import Admin, backend_of, key, one, rows, taken, wait_for
 
-server, admin = mysql_bench.server, mysql_bench.admin
+server, admin = helpers.server, helpers.admin
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def url(server: MySQLServer) -> str:
 
 
 def test_the_lock_is_the_documented_one(url: str, admin: Admin, namespace: str) -> None:
-    """Anybody can see who has it, and that it was taken once only."""
+    """Any session can see that it is held, and that it is free after the release."""
     with holdfast.connect(url, namespace=namespace) as locks:
         with locks.lock("name"):
             assert one(admin, f"SELECT IS_USED_LOCK('{key(namespace)}')") is not None
@@ -42,10 +42,10 @@ def test_the_lock_is_the_documented_one(url: str, admin: Admin, namespace: str) 
 
 @pytest.mark.parametrize("slots", [False, True])
 @pytest.mark.parametrize("kind", ["KILL", "KILL QUERY"])
-def test_a_killed_waiter_lines_up_again(
+def test_a_killed_waiter_enters_the_queue_again(
     url: str, admin: Admin, namespace: str, kind: str, slots: bool
 ) -> None:
-    """An interrupted wait is an error of the server's, never a grant."""
+    """An interrupted wait is an error of the server, never a grant."""
     with holdfast.connect(url, namespace=namespace) as locks:
 
         def lock() -> holdfast.Lock:
@@ -76,7 +76,7 @@ def test_a_killed_waiter_lines_up_again(
 
 
 def test_the_server_ends_a_holder_that_hangs(url: str, namespace: str) -> None:
-    """A process that is stopped can't renew: its session is ended after its ttl."""
+    """A stopped process can't renew: the server ends its session after the ttl."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -100,23 +100,23 @@ def test_the_server_ends_a_holder_that_hangs(url: str, namespace: str) -> None:
         os.close(write)
 
 
-def test_a_restart_loses_holds_and_tells(servers: Servers, namespace: str) -> None:
-    """Named locks are in the server's memory: nobody who held one thinks so afterwards."""
+def test_a_restart_loses_holds_and_reports_it(servers: Servers, namespace: str) -> None:
+    """Named locks are in the server's memory: their holders learn of the loss."""
     server = servers.of(MySQLServer, arguments=("--innodb-log-file-size=16M",))
     with holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace) as locks:
         lease = locks.lock("name", ttl=2).acquire()
         assert lease is not None
-        told = threading.Event()
-        lease.on_lost(lambda _: told.set())
+        lost = threading.Event()
+        lease.on_lost(lambda _: lost.set())
         server.kill()
         server.start()
-        assert told.wait(20)
+        assert lost.wait(20)
         with locks.lock("name", timeout=20) as later:
             assert later.token > lease.token
 
 
 def test_a_fork_leaves_the_hold_with_the_parent(url: str, admin: Admin, namespace: str) -> None:
-    """The child drops the inherited session without a word; the lock stays where it was."""
+    """The child drops the inherited session without a message to the server; the lock stays."""
     with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name") as lease:
         child = os.fork()
         if child == 0:
@@ -129,15 +129,15 @@ def test_a_fork_leaves_the_hold_with_the_parent(url: str, admin: Admin, namespac
 
 
 def test_readers_are_refused_when_they_are_made(url: str, namespace: str) -> None:
-    """``GET_LOCK`` knows no shared mode, and nothing pretends that it does."""
+    """``GET_LOCK`` has no shared mode."""
     with holdfast.connect(url, namespace=namespace) as locks, pytest.raises(Unsupported):
         locks.rwlock("name")
     with pytest.raises(GuaranteeNotMet):
         holdfast.connect(url, require=["SHARED"])
 
 
-def test_a_name_changes_its_kind_when_nobody_uses_it(url: str, namespace: str) -> None:
-    """Lock, semaphore, another limit: each binds while it is held, and not after."""
+def test_a_name_changes_its_kind_when_it_is_not_in_use(url: str, namespace: str) -> None:
+    """Lock, semaphore, another limit: each is fixed while it is held, and not after."""
     with holdfast.connect(url, namespace=namespace) as locks:
         for first, second in ((0, 2), (2, 3), (3, 0), (0, 2), (2, 0)):
             made = [
@@ -152,7 +152,7 @@ def test_a_name_changes_its_kind_when_nobody_uses_it(url: str, namespace: str) -
 
 
 def test_a_nudge_is_forgotten_with_the_grant(url: str, namespace: str) -> None:
-    """It was for a wait that there is not."""
+    """It was for a wait that does not happen."""
     backend: Any = backend_of(url, namespace)
     asked, dial = claim_of(), backend._dial
 
@@ -168,7 +168,7 @@ def test_a_nudge_is_forgotten_with_the_grant(url: str, namespace: str) -> None:
 
 
 def test_waiters_are_shown(url: str, namespace: str) -> None:
-    """Who stands in the server's queue, with what they say of themselves; not once they hold."""
+    """Sessions in the server's queue, with their label and note; not after their grant."""
     with (
         holdfast.connect(url, namespace=namespace) as ours,
         holdfast.connect(url, namespace=namespace) as theirs,
@@ -182,9 +182,9 @@ def test_waiters_are_shown(url: str, namespace: str) -> None:
             (waiter,) = ours.inspect("name").waiters
             assert (waiter.note, waiter.pid) == ("it's me */ '", os.getpid())
         thread.join(60)
-        standing = ours.inspect("name")
-        assert [holder.note for holder in standing.holders] == ["it's me */ '"]
-        assert standing.waiters == ()
+        info = ours.inspect("name")
+        assert [holder.note for holder in info.holders] == ["it's me */ '"]
+        assert info.waiters == ()
         assert took[0] is not None
         took[0].release()
 
@@ -194,7 +194,7 @@ def test_a_waiter_is_woken_with_its_grant(
     server: MySQLServer, url: str, namespace: str, old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server ends it a ttl after the grant, which may be as old as the request that waited:
-    its time counts from there. One that may be too old is renewed before it is told."""
+    the ttl counts from there. A grant that may be too old is renewed before it is returned."""
     if old:
         monkeypatch.setattr("holdfast.stores.mysql_advisory.backend.FRESH_SHARE", 0.0)
     with Proxy(server) as proxy:
@@ -202,7 +202,7 @@ def test_a_waiter_is_woken_with_its_grant(
         waiter = backend_of(f"{proxy.url}?mode=advisory", namespace)
         held, asked = taken(holder, claim_of()), claim_of()
         busy = run_now(waiter.attempt(asked, join=True))
-        lined_up = now()
+        queued_at = now()
         assert isinstance(busy, Busy)
         wait_for(lambda: run_now(holder.look("name")).waiters)
         proxy.reset_counts()
@@ -211,7 +211,7 @@ def test_a_waiter_is_woken_with_its_grant(
         grant = taken(waiter, asked)
         assert grant.token > held.token
         assert proxy.counts.requests == old
-        assert grant.since is None if old else (grant.since or inf) <= lined_up
+        assert grant.since is None if old else (grant.since or inf) <= queued_at
         assert [one.token for one in run_now(holder.look("name")).holders] == [grant.token]
         assert run_now(waiter.release(grant))
         for backend in (holder, waiter):
@@ -251,8 +251,8 @@ def test_an_old_hold_of_the_session_is_not_shown(
 
 
 def test_a_contended_hold_is_two_requests(server: MySQLServer, url: str, namespace: str) -> None:
-    """Where others wanted the name, one request asks, waits and takes, and another frees; also
-    where it is free again. Who may not wait asks once, and waits for nothing."""
+    """On a contended name one request tries, waits and takes, and another one releases; also when
+    the name is free again. An attempt that may not wait is one request."""
     with Proxy(server) as proxy:
         holder = backend_of(url, namespace)
         waiter = backend_of(f"{proxy.url}?mode=advisory", namespace)
@@ -282,10 +282,10 @@ def test_a_contended_hold_is_two_requests(server: MySQLServer, url: str, namespa
             run_now(backend.close())
 
 
-def test_who_waited_comes_also_where_the_row_is_gone(
+def test_a_waiter_is_granted_also_if_the_row_was_deleted(
     url: str, admin: Admin, namespace: str
 ) -> None:
-    """It counts in the row of the one before; where there is none any more, it makes one."""
+    """It increments the token in the existing row, and inserts a row if there is none."""
     holder, waiter = backend_of(url, namespace), backend_of(url, namespace)
     held, asked = taken(holder, claim_of()), claim_of()
     busy = run_now(waiter.attempt(asked, join=True))

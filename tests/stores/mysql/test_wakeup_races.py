@@ -1,5 +1,4 @@
-"""Calls to those who wait for MySQL's lease rows, as the subscription falls asleep, sleeps and
-wakes."""
+"""Wake-ups of lease rows while the subscription falls asleep, sleeps or wakes."""
 
 from __future__ import annotations
 
@@ -11,32 +10,32 @@ import pytest
 from holdfast.claim import Grant
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
-from holdfast.stores.mysql import wakeups as mysql_listen
+from holdfast.stores.mysql import wakeups
 from holdfast.stores.mysql.wakeups import SleepSubscription
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
 from stores.claims import claim_of
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import Admin, account, asleep, peers, rows, taken, wait_for
+from stores.mysql import helpers
+from stores.mysql.helpers import Admin, account, asleep, peers, rows, taken, wait_for
 
 SOON = 30.0
 
-server, admin = mysql_bench.server, mysql_bench.admin
+server, admin = helpers.server, helpers.admin
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
-def test_who_comes_to_a_subscription_that_sleeps_waits(
+def test_a_wait_on_a_subscription_that_sleeps_for_others(
     server: MySQLServer, admin: Admin, namespace: str, flavour: Flavour
 ) -> None:
-    """Sleeps begin and end while somebody is told to wait and does. That is no reason to ask again:
-    it looks whether it was called, which changes nothing in the store."""
+    """Sleeps begin and end between an attempt and its wait. The waiter does not attempt again: it
+    rechecks its row, which changes nothing in the store."""
     url = account(server, admin)
     with peers(namespace, flavour, server.url, url) as (theirs, ours):
         held = [theirs.take(name) for name in ("first", "last")]
         first, last = claim_of("first"), claim_of("last")
-        waits = [ours.wait(first, ours.stand(first))]
+        waits = [ours.wait(first, ours.enter_queue(first))]
         wait_for(lambda: asleep(admin, url, ["first"]))
-        busy, before = ours.stand(last), asleep(admin, url, ["first"])
+        busy, before = ours.enter_queue(last), asleep(admin, url, ["first"])
         wait_for(lambda: asleep(admin, url, ["first"]) > before)
         waits.append(ours.wait(last, busy))
         wait_for(lambda: asleep(admin, url, ["first", "last"]))
@@ -48,27 +47,27 @@ def test_who_comes_to_a_subscription_that_sleeps_waits(
 
 
 def on_falling_asleep(subscription: SleepSubscription, work: Callable[[], object]) -> None:
-    """Has work done, once, by the thread that is about to send what the subscription sleeps by."""
-    listen, todo = subscription._listen, [work]
+    """Runs work once, in the thread that is about to send the sleep request."""
+    sleep_request, todo = subscription._sleep_request, [work]
 
     def request(names: Iterable[str]) -> bytes:
         while todo:
             todo.pop()()
-        return listen.request(names)
+        return sleep_request(names)
 
-    subscription._listen = listen._replace(request=request)
+    subscription._sleep_request = request
 
 
-def test_a_call_as_the_subscription_falls_asleep_is_not_lost(
+def test_a_wakeup_as_the_subscription_falls_asleep_is_not_lost(
     server: MySQLServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody is told to wait, and called, just before: the kill finds no sleep, and the look with
-    which that one begins is for another name."""
-    monkeypatch.setattr(mysql_listen, "SLEEP_SECONDS", 120)
+    """A waiter is called just before the sleep: the kill finds no sleep, and the sleep reads only
+    the row of another name."""
+    monkeypatch.setattr(wakeups, "SLEEP_SECONDS", 120)
     with peers(namespace, Flavour.BLOCKING, server.url, server.url) as (theirs, ours):
         held = [theirs.take(name) for name in ("first", "last")]
         first, last = claim_of("first"), claim_of("last")
-        first_busy = ours.stand(first)
+        first_busy = ours.enter_queue(first)
         about_to, go = threading.Event(), threading.Event()
 
         def pause() -> None:
@@ -78,7 +77,7 @@ def test_a_call_as_the_subscription_falls_asleep_is_not_lost(
         on_falling_asleep(ours.subscription, pause)
         ours.wait(first, first_busy)
         assert about_to.wait(SOON)
-        busy = ours.stand(last)
+        busy = ours.enter_queue(last)
         assert theirs.do(theirs.backend.release(held[1]))
         go.set()
         ours.wait(last, busy).result(SOON)
@@ -88,13 +87,12 @@ def test_a_call_as_the_subscription_falls_asleep_is_not_lost(
 def test_a_signal_handler_waits_while_the_subscription_falls_asleep(
     server: MySQLServer, namespace: str
 ) -> None:
-    """It interrupts, for another lock of the same client, the very thread that would go on to send
-    what the subscription sleeps by. Its wait ends in time, and then that of the thread with a
-    call."""
+    """It interrupts, for another lock of the same client, the thread that is about to send the
+    sleep request. The handler's wait ends in time, and the thread's wait with its wake-up."""
     with peers(namespace, Flavour.BLOCKING, server.url, server.url) as (theirs, ours):
         held = [theirs.take(name) for name in ("first", "last")]
         first, last = claim_of("first"), claim_of("last")
-        first_busy, busy = ours.stand(first), ours.stand(last)
+        first_busy, busy = ours.enter_queue(first), ours.enter_queue(last)
         ended = threading.Event()
 
         def handle() -> None:
@@ -112,13 +110,12 @@ def test_a_signal_handler_waits_while_the_subscription_falls_asleep(
 def test_a_subscription_sleeps_where_the_row_is_gone(
     server: MySQLServer, admin: Admin, namespace: str
 ) -> None:
-    """Somebody has emptied the table: that is seen by the next attempt, not asked again and again
-    until then."""
+    """The table was emptied: the next attempt sees that, and until then the subscription sleeps."""
     url = account(server, admin)
     with peers(namespace, Flavour.BLOCKING, server.url, url) as (theirs, ours):
         theirs.take()
         asked = claim_of()
-        wait = ours.wait(asked, ours.stand(asked))
+        wait = ours.wait(asked, ours.enter_queue(asked))
         wait_for(lambda: asleep(admin, url, ["name"]))
         rows(admin, "DELETE FROM holdfast_lock WHERE namespace = %s", namespace)
         before = asleep(admin, url, ["name"])

@@ -1,4 +1,4 @@
-"""Rows that somebody else wrote, or damaged: one kind of error for that name, none for others."""
+"""Damaged rows: operations on that name raise ``Incompatible``, other names are not affected."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.mysql import MySQLServer
 from stores.claims import claim_of
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import Peer, open_admin, rows
+from stores.mysql import helpers
+from stores.mysql.helpers import Peer, open_admin, rows
 
-server, admin = mysql_bench.server, mysql_bench.admin
+server, admin = helpers.server, helpers.admin
 
 FAR = "4000000000000000"
 ENTRY = f"owner shared 5 {FAR} - - 1 1 0 0 - "
@@ -67,7 +67,7 @@ def damage(admin: Any, namespace: str, how: str, name: str = "name") -> None:
 def test_a_damaged_name_is_incompatible_and_others_go_on(
     server: MySQLServer, admin: Any, namespace: str, how: str
 ) -> None:
-    """Whoever takes, waits for, reads or breaks it is told the same; a list names it."""
+    """Acquiring, waiting, inspecting and breaking raise the same error; a list has the name."""
     url = server.url
     with holdfast.connect(url, namespace=namespace) as locks, locks.lock("a"), locks.lock("z"):
         calls: dict[str, Callable[[], object]] = {
@@ -80,12 +80,12 @@ def test_a_damaged_name_is_incompatible_and_others_go_on(
         }
         for word, call in calls.items():
             damage(admin, namespace, how)
-            with pytest.raises(Incompatible, match=r"'name' on mysql://.*can't be read") as told:
+            with pytest.raises(Incompatible, match=r"'name' on mysql://.*can't be read") as caught:
                 call()
-            assert len(str(told.value)) < 500, word
-            assert str(told.value).isprintable()
+            assert len(str(caught.value)) < 500, word
+            assert str(caught.value).isprintable()
         damage(admin, namespace, how)
-        listed = {standing.name: standing for standing in locks.list()}
+        listed = {info.name: info for info in locks.list()}
         assert set(listed) == {"a", "name", "z"}
         assert listed["name"].notice.startswith("what is stored under this name can't be read: ")
         assert not listed["a"].notice
@@ -93,7 +93,9 @@ def test_a_damaged_name_is_incompatible_and_others_go_on(
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_on_asyncio(server: MySQLServer, admin: Any, namespace: str, how: str) -> None:
+def test_a_damaged_name_is_incompatible_on_asyncio(
+    server: MySQLServer, admin: Any, namespace: str, how: str
+) -> None:
     async def body() -> None:
         async with holdfast.connect_async(server.url, namespace=namespace) as locks:
             await locks.check()
@@ -101,16 +103,16 @@ def test_on_asyncio(server: MySQLServer, admin: Any, namespace: str, how: str) -
             for timeout in (0, 5):
                 with pytest.raises(Incompatible, match=r"'name' on mysql://.*can't be read"):
                     await locks.lock("name").acquire(timeout=timeout)
-            assert [standing.name for standing in await locks.list()] == ["name"]
+            assert [info.name for info in await locks.list()] == ["name"]
 
     asyncio.run(body())
 
 
 @pytest.mark.parametrize("mode", ["lease", "advisory"])
-def test_a_name_that_is_no_text_is_listed(
+def test_a_name_that_is_not_utf_8_is_listed(
     server: MySQLServer, admin: Any, namespace: str, mode: str
 ) -> None:
-    """And the pages go on behind it. A named lock is not believed to be held by its row alone."""
+    """And the pages after it are listed. A row alone does not make a named lock held."""
     with (
         holdfast.connect(f"{server.url}?mode={mode}", namespace=namespace) as locks,
         locks.lock("a"),
@@ -123,7 +125,7 @@ def test_a_name_that_is_no_text_is_listed(
         names, cursor = [], None
         for _ in range(5):
             page = run_now(backend.survey("", cursor, 1))
-            names += [standing.name for standing in page.standings]
+            names += [info.name for info in page.standings]
             cursor = page.cursor
             if cursor is None:
                 break
@@ -135,7 +137,7 @@ def test_a_name_that_is_no_text_is_listed(
 def test_a_renewal_goes_on_beside_a_damaged_name(
     server: MySQLServer, namespace: str, flavour: Flavour
 ) -> None:
-    """That one is unknown for now; the others are renewed."""
+    """The damaged name is unknown; the others are renewed."""
     peer = Peer(server.url, namespace, flavour)
     claims = [claim_of(name, mode=Mode.SHARED) for name in ("a", "name", "z")]
     grants = [peer.do(peer.backend.attempt(claim, join=True)) for claim in claims]

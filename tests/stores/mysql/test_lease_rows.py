@@ -1,4 +1,4 @@
-"""What is peculiar to lease rows on MySQL: the schema, rights, round trips, calls, restarts."""
+"""Lease rows on MySQL: schema, rights, round trips, TLS, purging."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from servers.proxy import Proxy
 from servers.registry import Servers
 from servers.tls import make_certificate
 from stores.claims import claim_of
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import (
+from stores.mysql import helpers
+from stores.mysql.helpers import (
     Admin,
     account,
     backend_of,
@@ -27,13 +27,15 @@ from stores.mysql.bench import (
     taken,
 )
 
-server, admin = mysql_bench.server, mysql_bench.admin
+server, admin = helpers.server, helpers.admin
 
 NAMES = ("name", "Name", "namé", "name ", "nam\N{LATIN SMALL LETTER E}\N{COMBINING ACUTE ACCENT}")
 
 
-def test_the_schema_can_be_made_by_hand_and_again(server: MySQLServer, admin: Admin) -> None:
-    """``schema_sql`` is idempotent, keeps what is there, and is all that a client needs."""
+def test_the_schema_can_be_created_by_hand_and_repeatedly(
+    server: MySQLServer, admin: Admin
+) -> None:
+    """``schema_sql`` is idempotent, keeps existing rows, and is all that a client needs."""
     prefix = f"p{secrets.token_hex(4)}_"
     rows(admin, schema_sql(prefix=prefix))
     with holdfast.connect(f"{server.url}?prefix={prefix}") as locks, locks.lock("kept") as lease:
@@ -44,8 +46,8 @@ def test_the_schema_can_be_made_by_hand_and_again(server: MySQLServer, admin: Ad
     assert {row[0] for row in tables} == {prefix + table for table in TABLES}
 
 
-def test_many_create_the_schema_at_once(server: MySQLServer, namespace: str) -> None:
-    """Many first connections make one schema."""
+def test_many_clients_create_the_schema_at_once(server: MySQLServer, namespace: str) -> None:
+    """Concurrent first connections create one schema."""
     url = f"{server.url}?prefix=p{secrets.token_hex(4)}_"
     failures: list[BaseException] = []
 
@@ -68,25 +70,25 @@ def test_many_create_the_schema_at_once(server: MySQLServer, namespace: str) -> 
     "option", ["prefix=a-b", "prefix=x;drop", "prefix=A", "mode=x", "ssl_mode=maybe", "other=1"]
 )
 def test_options_are_checked(server: MySQLServer, option: str) -> None:
-    """What can't be escaped into trouble is refused when the client is made."""
+    """Invalid options are refused when the client is created."""
     with pytest.raises(ValueError, match=option.split("=", maxsplit=1)[0]):
         holdfast.connect(f"{server.url}?{option}")
 
 
 def test_a_url_without_a_database_is_refused() -> None:
-    """There is no place to put the tables."""
+    """The tables need a database."""
     with pytest.raises(ValueError, match="needs a database"):
         holdfast.connect("mysql://user@host")
 
 
-def test_missing_rights_are_told_with_the_sql(server: MySQLServer, admin: Admin) -> None:
-    """An account that may not create tables says what is to be run; once it was run, it works."""
+def test_missing_rights_are_reported_with_the_sql(server: MySQLServer, admin: Admin) -> None:
+    """An account that may not create tables gets the SQL in the error; with the tables it works."""
     prefix = f"p{secrets.token_hex(4)}_"
     url = account(server, admin, "SELECT, INSERT, UPDATE, DELETE") + f"?prefix={prefix}"
     locks = holdfast.connect(url, patience=5)
-    with pytest.raises(Unsupported, match="holdfast schema mysql") as told:
+    with pytest.raises(Unsupported, match="holdfast schema mysql") as caught:
         locks.lock("name").acquire()
-    assert f"CREATE TABLE IF NOT EXISTS `{prefix}lock`" in str(told.value)
+    assert f"CREATE TABLE IF NOT EXISTS `{prefix}lock`" in str(caught.value)
     rows(admin, schema_sql(prefix=prefix))
     with locks.lock("name") as lease, holdfast.connect(url) as other:
         assert other.lock("name").acquire(timeout=1) is None  # waiting needs no more rights
@@ -95,7 +97,7 @@ def test_missing_rights_are_told_with_the_sql(server: MySQLServer, admin: Admin)
 
 
 def test_tables_without_transactions_are_refused(server: MySQLServer, admin: Admin) -> None:
-    """A DBA's default engine is not ours."""
+    """The server's default engine may have no transactions."""
     prefix = f"p{secrets.token_hex(4)}_"
     rows(admin, schema_sql(prefix=prefix).replace("InnoDB ROW_FORMAT=DYNAMIC", "Aria"))
     locks = holdfast.connect(f"{server.url}?prefix={prefix}")
@@ -105,7 +107,7 @@ def test_tables_without_transactions_are_refused(server: MySQLServer, admin: Adm
 
 
 def test_other_protocols_are_refused(server: MySQLServer, admin: Admin, namespace: str) -> None:
-    """A namespace of a later version, or of the other mode, is not shared."""
+    """A namespace of a newer version, or of the other mode, is refused."""
     with holdfast.connect(server.url, namespace=namespace) as locks, locks.lock("name"):
         pass
     advisory = holdfast.connect(f"{server.url}?mode=advisory", namespace=namespace)
@@ -150,22 +152,22 @@ def test_names_are_bytes(server: MySQLServer, namespace: str, suffix: str) -> No
             held.enter_context(locks.lock(name, timeout=0))
         for name in names:
             assert others.lock(name).acquire(timeout=0) is None
-        assert {standing.name for standing in others.list()} == set(names)
+        assert {info.name for info in others.list()} == set(names)
 
 
-def test_a_wrong_password_is_not_told(server: MySQLServer, namespace: str) -> None:
-    """What fails at login names the server and no secret."""
+def test_a_wrong_password_is_not_shown(server: MySQLServer, namespace: str) -> None:
+    """The error of a failed login names the server and no secret."""
     wrong = server.url.replace(":secret@", ":wrong-7261@")
     locks = holdfast.connect(wrong, namespace=namespace, patience=0.2)
-    with pytest.raises(BackendUnavailable, match="Access denied") as told:
+    with pytest.raises(BackendUnavailable, match="Access denied") as caught:
         locks.lock("name").acquire()
-    assert "7261" not in str(told.value)
+    assert "7261" not in str(caught.value)
     assert "7261" not in repr(locks)
     locks.close()
 
 
 class TlsServer(MySQLServer):
-    """One that speaks TLS with a certificate of its own."""
+    """A server that requires TLS, with a certificate of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +179,7 @@ class TlsServer(MySQLServer):
 
 @pytest.mark.parametrize("mode", ["lease", "advisory"])
 def test_tls_is_verified(servers: Servers, namespace: str, mode: str) -> None:
-    """Both worlds over TLS, waiting included; a stranger's certificate is refused."""
+    """Blocking and asyncio clients wait over TLS; an unknown certificate is refused."""
     server = servers.of(TlsServer)
     url = f"{server.url}?mode={mode}&ssl_ca={server.certificate}"
     with (
@@ -209,7 +211,7 @@ def test_tls_is_verified(servers: Servers, namespace: str, mode: str) -> None:
 
 
 def test_idle_names_are_purged(server: MySQLServer, admin: Admin, namespace: str) -> None:
-    """Rows that nobody used for a week go; tokens still grow."""
+    """Rows that were not used for a week are deleted; tokens still grow."""
     backend = backend_of(server.url, namespace)
     old = taken(backend, claim_of("old"))
     assert run_now(backend.release(old))
@@ -226,10 +228,10 @@ def test_idle_names_are_purged(server: MySQLServer, admin: Admin, namespace: str
     run_now(backend.close())
 
 
-def test_a_clock_that_steps_back_does_not_turn_tokens_back(
+def test_tokens_grow_when_the_clock_is_set_back(
     server: MySQLServer, admin: Admin, namespace: str
 ) -> None:
-    """The row remembers a token from the future, and the next one is above it."""
+    """The row has a token from the future, and the next one is above it."""
     with holdfast.connect(server.url, namespace=namespace) as locks:
         with locks.lock("name"):
             pass

@@ -1,4 +1,4 @@
-"""MySQL's lease rows with many at once: what a hold costs does not grow with who waits or holds."""
+"""The number of requests of lease rows does not grow with the number of waiters or holds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from holdfast.stores.mysql.protocol import quoted
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from stores.claims import claim_of
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import (
+from stores.mysql import helpers
+from stores.mysql.helpers import (
     account,
     backend_of,
     open_admin,
@@ -27,18 +27,18 @@ from stores.mysql.bench import (
     wait_for,
 )
 
-server = mysql_bench.server
+server = helpers.server
 
 
 def test_an_exchange_is_one_request(server: MySQLServer, namespace: str) -> None:
-    """A hold ends and the next of the same client has it, if nobody else is first in line."""
+    """A hold ends and another claim of the client gets it, if no other waiter is first."""
     with Proxy(server) as proxy:
-        ours, theirs = backend_of(proxy.url, namespace), backend_of(server.url, namespace)
-        held, heir, other = taken(ours, claim_of()), claim_of(), claim_of()
-        for backend, asked in ((ours, heir), (theirs, other)):
+        ours, tnext_claims = backend_of(proxy.url, namespace), backend_of(server.url, namespace)
+        held, next_claim, other = taken(ours, claim_of()), claim_of(), claim_of()
+        for backend, asked in ((ours, next_claim), (tnext_claims, other)):
             assert isinstance(run_now(backend.attempt(asked, join=True)), Busy)
         proxy.reset_counts()
-        released, granted = run_now(ours.exchange(held, heir))
+        released, granted = run_now(ours.exchange(held, next_claim))
         assert proxy.counts.requests == 1
         assert released
         assert isinstance(granted, Grant)
@@ -46,15 +46,15 @@ def test_an_exchange_is_one_request(server: MySQLServer, namespace: str) -> None
         last = claim_of()
         assert isinstance(run_now(ours.attempt(last, join=True)), Busy)
         assert isinstance(run_now(ours.exchange(granted, last))[1], Busy)
-        assert taken(theirs, other).token > granted.token
-        for backend in (ours, theirs):
+        assert taken(tnext_claims, other).token > granted.token
+        for backend in (ours, tnext_claims):
             run_now(backend.close())
 
 
-def test_who_asks_for_what_its_client_is_leaving_waits_for_that(
+def test_an_attempt_waits_for_a_release_of_its_own_client(
     server: MySQLServer, namespace: str
 ) -> None:
-    """Two requests that race for one row would cost more than two in a row."""
+    """Two requests that race for one row cost more than two in sequence."""
     with Proxy(server) as proxy, open_admin(server) as admin:
         url = account(server, admin)
         backend = backend_of(
@@ -64,26 +64,26 @@ def test_who_asks_for_what_its_client_is_leaving_waits_for_that(
         row = "holdfast_lock WHERE namespace = %s"
         rows(admin, f"BEGIN; SELECT name FROM {row} FOR UPDATE", namespace)
         proxy.reset_counts()
-        leaves = threading.Thread(target=lambda: run_now(backend.release(held)))
-        leaves.start()
+        release = threading.Thread(target=lambda: run_now(backend.release(held)))
+        release.start()
         wait_for(lambda: sessions(admin, url, "UPDATE%"))
         tokens: list[int] = []
-        asks = threading.Thread(target=lambda: tokens.append(taken(backend, claim_of()).token))
-        asks.start()
-        wait_for(lambda: backend._leaving._waiting)  # type: ignore[attr-defined]
+        attempt = threading.Thread(target=lambda: tokens.append(taken(backend, claim_of()).token))
+        attempt.start()
+        wait_for(lambda: backend._in_flight._waiting)  # type: ignore[attr-defined]
         assert proxy.counts.requests == 1
         rows(admin, "COMMIT")
-        for thread in (leaves, asks):
+        for thread in (release, attempt):
             thread.join(30)
         assert proxy.counts.requests == 2
         assert tokens[0] > held.token
         run_now(backend.close())
 
 
-def test_a_client_that_drains_a_lock_asks_twice_per_hold(
+def test_many_tasks_of_a_client_use_two_requests_per_hold(
     server: MySQLServer, namespace: str
 ) -> None:
-    """One after the other of many tasks comes and goes: nobody looks in vain."""
+    """Many tasks acquire and release one after the other: no request is useless."""
     tasks = 60
 
     async def drain() -> int:
@@ -109,7 +109,7 @@ def test_a_client_that_drains_a_lock_asks_twice_per_hold(
 
 
 def test_a_batch_is_renewed_by_one_statement(server: MySQLServer, namespace: str) -> None:
-    """And what was lost of it is known by name."""
+    """And the lost holds of it are known by name."""
     with Proxy(server) as proxy, open_admin(server) as admin:
         backend = backend_of(proxy.url, namespace)
         grants = [taken(backend, claim_of(f"name {number}")) for number in range(150)]
@@ -122,7 +122,7 @@ def test_a_batch_is_renewed_by_one_statement(server: MySQLServer, namespace: str
         rows(admin, f"DELETE FROM {mine} AND name = %s", namespace, lost.name)
         rows(
             admin,
-            "UPDATE holdfast_lock SET owner = 'somebody' WHERE namespace = %s AND name = %s",
+            "UPDATE holdfast_lock SET owner = 'another' WHERE namespace = %s AND name = %s",
             namespace,
             grants[71].claim.name,
         )
@@ -131,7 +131,7 @@ def test_a_batch_is_renewed_by_one_statement(server: MySQLServer, namespace: str
         ((seconds, most),) = rows(
             admin,
             "SELECT MIN(ends) DIV 1000000 - UNIX_TIMESTAMP(), MAX(ends) DIV 1000000 - "
-            f"UNIX_TIMESTAMP() FROM {mine} AND owner <> 'somebody'",
+            f"UNIX_TIMESTAMP() FROM {mine} AND owner <> 'another'",
             namespace,
         )
         assert seconds > 15
@@ -142,12 +142,12 @@ def test_a_batch_is_renewed_by_one_statement(server: MySQLServer, namespace: str
 def test_a_batch_is_locked_in_the_order_of_its_names(
     server: MySQLServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two clients that renew the same names at once, each in a transaction, none waits in vain.
-    The server may answer with its rows in any order."""
+    """Two clients that renew the same names at once, each in a transaction, do not deadlock. The
+    server may return rows in any order."""
     backend: Any = backend_of(server.url, namespace)
     names = [f"{letter}{number}" for number in range(3) for letter in "cab"]
     grants = [taken(backend, claim_of(name, Mode.SHARED)) for name in names]
-    read_many, request, sent = backend._read_many, backend.wire.request, list[bytes]()
+    read_many, request, sent = backend._read_many, backend.pool.request, list[bytes]()
 
     async def read_backwards(*asked: Any) -> Any:
         states, damaged = await read_many(*asked)
@@ -158,7 +158,7 @@ def test_a_batch_is_locked_in_the_order_of_its_names(
         return await request(sql, *more, **others)
 
     monkeypatch.setattr(backend, "_read_many", read_backwards)
-    monkeypatch.setattr(backend.wire, "request", send)
+    monkeypatch.setattr(backend.pool, "request", send)
     renewal = run_now(backend.renew(grants, [], until=now() + 60))
     assert not renewal.lost
     assert not renewal.unknown

@@ -1,6 +1,6 @@
-"""What the tests of the MySQL store share: a server, an administrator, accounts, backends.
+"""Helpers for the tests of both MySQL stores: a server, an administrator, accounts, backends.
 
-Fixtures are taken over by name: ``server, admin = mysql_bench.server, mysql_bench.admin``.
+A test module imports the fixtures by name: ``server, admin = helpers.server, helpers.admin``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def server(servers: Servers) -> MySQLServer:
-    """The server that most tests use together, each in a namespace of its own."""
+    """The server that most tests share, each with a namespace of its own."""
     return servers.of(MySQLServer)
 
 
@@ -49,7 +49,7 @@ def admin(server: MySQLServer) -> Iterator[Admin]:
 
 
 def open_admin(server: MySQLServer) -> Admin:
-    """Over the socket, as the one who may do everything."""
+    """A connection of the administrator, over the UNIX socket."""
     return pymysql.connect(
         unix_socket=str(server.folder / "mysql.sock"),
         user="root",
@@ -69,19 +69,19 @@ def rows(admin: Admin, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
 
 
 def one(admin: Admin, sql: str) -> Any:
-    """The first value of the first row, if there is one."""
+    """Returns the first value of the first row, or None."""
     found = rows(admin, sql)
     return found[0][0] if found else None
 
 
 def key(namespace: str, name: str = "name", part: str = "") -> str:
-    """The named lock of a name in advisory mode, or of a part of it."""
+    """Returns the named lock of a name in advisory mode; ``part`` is its suffix."""
     digest = hashlib.sha256(f"{namespace}\0{name}".encode()).hexdigest()
     return f"hf:{digest[:48]}{part}"
 
 
 def account(server: MySQLServer, admin: Admin, rights: str = "", on: str = "") -> str:
-    """A URL with an account of its own: its connections can be told from all others."""
+    """Creates an account and returns its URL, so that its connections can be found."""
     name = f"u{secrets.token_hex(4)}"
     rows(admin, f"CREATE USER '{name}'@'%' IDENTIFIED BY 'secret'")
     rows(admin, f"GRANT {rights or 'ALL'} ON {on or 'holdfast.*'} TO '{name}'@'%'")
@@ -95,8 +95,8 @@ def sessions(admin: Admin, url: str, like: str = "%") -> list[int]:
 
 
 def asleep(admin: Admin, url: str, names: Iterable[str]) -> int:
-    """The number of the request with which a session of an account sleeps for all these names; 0
-    if none does."""
+    """Returns the query id with which a session of an account sleeps for all these names; 0 if
+    there is none."""
     sql = "SELECT query_id, info FROM information_schema.processlist WHERE user = %s"
     sleeping = rows(admin, f"{sql} AND state = 'User lock'", urlsplit(url).username)
     wanted = [quoted(name.encode()).decode() for name in names]
@@ -108,7 +108,7 @@ def wait_for(condition: Any) -> None:
         if condition():
             return
         threading.Event().wait(0.01)
-    raise AssertionError("it did not come")
+    raise AssertionError("the condition did not become true")
 
 
 def backend_of(url: str, namespace: str) -> Backend:
@@ -122,7 +122,7 @@ def taken(backend: Backend, asked: Claim) -> Grant:
 
 
 class Peer:
-    """A backend of either world, asked from the test's own thread."""
+    """A backend, blocking or asyncio, driven from the test's own thread."""
 
     def __init__(self, url: str, namespace: str, flavour: Flavour) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,7 +132,7 @@ class Peer:
             wait_for(lambda: self._loop)
         runtime = BlockingRuntime() if self._loop is None else AsyncioRuntime()
         self.backend = open_store(url, Settings(namespace=namespace)).backend(runtime)
-        self.listening: Any = getattr(self.backend, "listening", None)
+        self.wakeups: Any = getattr(self.backend, "wakeups", None)
 
     def _serve(self) -> None:
         with asyncio.Runner() as runner:
@@ -140,7 +140,7 @@ class Peer:
             self._loop.run_forever()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """In a thread or a task of its own."""
+        """Starts work in a thread or task of its own."""
         if self._loop is not None:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
         future: Future[T] = Future()
@@ -158,30 +158,30 @@ class Peer:
         return self.begin(work).result(60)
 
     def take(self, name: str = "name") -> Grant:
-        """A hold that needs no renewal."""
+        """Acquires with a ttl that needs no renewal during a test."""
         grant = self.do(self.backend.attempt(claim_of(name, ttl=600.0), join=True))
         assert isinstance(grant, Grant)
         return grant
 
-    def stand(self, asked: Claim) -> Busy:
-        """In line, with the subscription that the first wait has hung."""
+    def enter_queue(self, asked: Claim) -> Busy:
+        """Joins the queue, with the subscription that the first wait opens."""
         busy = self.do(self.backend.attempt(asked, join=True))
         assert isinstance(busy, Busy)
-        if not self.listening.subscription:
+        if not self.wakeups.subscription:
             self.do(self.backend.wait(asked, busy, now() + 60))
-            return self.stand(asked)
+            return self.enter_queue(asked)
         return busy
 
     def wait(self, asked: Claim, busy: Busy) -> Future[Any]:
-        """For longer than any test."""
+        """Begins a wait that is longer than any test."""
         return self.begin(self.backend.wait(asked, busy, now() + 600))
 
     @property
     def subscription(self) -> SleepSubscription:
-        """The one that hangs."""
+        """The current subscription."""
         if self._loop is None:
-            return cast("SleepSubscription", self.listening._made.subscription)
-        return cast("SleepSubscription", self.listening._hung._subscription)
+            return cast("SleepSubscription", self.wakeups._hub.subscription)
+        return cast("SleepSubscription", self.wakeups._attached._subscription)
 
     def close(self) -> None:
         self.do(self.backend.close())
@@ -192,7 +192,7 @@ class Peer:
 
 @contextmanager
 def peers(namespace: str, flavour: Flavour, *urls: str) -> Iterator[list[Peer]]:
-    """Backends that are closed in the end."""
+    """Opens backends, and closes them at the end."""
     made = [Peer(url, namespace, flavour) for url in urls]
     try:
         yield made

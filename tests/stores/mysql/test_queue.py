@@ -1,4 +1,4 @@
-"""The line of MySQL's lease rows: how one goes and one comes, and who is called."""
+"""The queue of lease rows: releasing to the next waiter, order, and wake-ups."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.cli.show import main as show
 from holdfast.core.contract import Backend
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
-from holdfast.stores.mysql import wakeups as mysql_listen
+from holdfast.stores.mysql import wakeups
 from servers.mysql import MySQLServer
 from servers.proxy import Proxy
 from stores.claims import claim_of
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import (
+from stores.mysql import helpers
+from stores.mysql.helpers import (
     account,
     backend_of,
     open_admin,
@@ -28,30 +28,30 @@ from stores.mysql.bench import (
     wait_for,
 )
 
-server = mysql_bench.server
+server = helpers.server
 
 
-def line_up(backend: Backend, asked: Claim) -> Busy:
-    """Joins the line, with a subscription."""
-    told = Busy(0)
-    for _ in range(2):  # the second attempt tells of the subscription that the first wait hung
+def enter_queue(backend: Backend, asked: Claim) -> Busy:
+    """Joins the queue, with a subscription."""
+    busy = Busy(0)
+    for _ in range(2):  # the second attempt stores the subscription that the first wait opens
         answer = run_now(backend.attempt(asked, join=True))
         assert isinstance(answer, Busy)
-        told = answer
-        run_now(backend.wait(asked, told, 0.0 if told.ref else now() + 60))
-    return told
+        busy = answer
+        run_now(backend.wait(asked, busy, 0.0 if busy.ref else now() + 60))
+    return busy
 
 
-def test_a_hand_over_is_two_requests(server: MySQLServer, namespace: str) -> None:
-    """Who goes calls the next, who was called comes, and who joins stands: one request each."""
+def test_a_change_of_the_holder_is_two_requests(server: MySQLServer, namespace: str) -> None:
+    """Releasing to the first waiter, taking as that waiter and joining are one request each."""
     with Proxy(server) as proxy:
         ours, theirs = backend_of(proxy.url, namespace), backend_of(server.url, namespace)
         warm, first, second = claim_of(), claim_of(), claim_of()
         held = taken(theirs, claim_of())
-        line_up(ours, warm)
+        enter_queue(ours, warm)
         assert run_now(theirs.release(held))
         held = taken(ours, warm)
-        line_up(theirs, first)
+        enter_queue(theirs, first)
         proxy.reset_counts()
         assert run_now(ours.release(held))
         assert isinstance(run_now(ours.attempt(second, join=True)), Busy)
@@ -63,9 +63,9 @@ def test_a_hand_over_is_two_requests(server: MySQLServer, namespace: str) -> Non
             run_now(backend.close())
 
 
-def test_a_subscription_is_told_of_in_one_request(server: MySQLServer, namespace: str) -> None:
-    """Whoever has hung its subscription tells of it in its own line of the row, whatever others
-    write to theirs: a herd of new clients does not race. All else in the line stays as it was."""
+def test_a_subscription_is_stored_in_one_request(server: MySQLServer, namespace: str) -> None:
+    """A waiter changes its own entry of the row only, so that many new clients do not race. The
+    rest of the entry, and the other entries, stay as they are."""
     with Proxy(server) as proxy:
         holder = backend_of(server.url, namespace)
         held = taken(holder, claim_of())
@@ -77,21 +77,21 @@ def test_a_subscription_is_told_of_in_one_request(server: MySQLServer, namespace
         for backend, wanted, busy in zip(waiters, asked, first, strict=True):
             assert isinstance(busy, Busy)
             assert busy.ref == ""
-            run_now(backend.wait(wanted, busy, now() + 60))  # hangs the subscription
+            run_now(backend.wait(wanted, busy, now() + 60))  # opens the subscription
         for place in (1, 0, 2):
             proxy.reset_counts()
-            told = run_now(waiters[place].attempt(asked[place], join=True))
+            busy = run_now(waiters[place].attempt(asked[place], join=True))
             assert proxy.counts.requests == 1
-            assert isinstance(told, Busy)
-            assert (told.place, told.ref) == (place, waiters[place].listening.subscription)  # type: ignore[attr-defined]
-            assert 0 < (told.retry_seconds or 0) <= 30
+            assert isinstance(busy, Busy)
+            assert (busy.place, busy.ref) == (place, waiters[place].wakeups.subscription)  # type: ignore[attr-defined]
+            assert 0 < (busy.retry_seconds or 0) <= 30
         assert run_now(holder.look("name")).waiters == before
         assert [waiter.note for waiter in before] == notes
         with open_admin(server) as admin:
             row = "holdfast_lock WHERE namespace = %s"
             ((crowd,),) = rows(admin, f"SELECT crowd FROM {row}", namespace)
-        told_of = [line.split(" ")[4:6] for line in crowd.decode().splitlines()]
-        assert told_of == [[b.listening.subscription, "-"] for b in waiters]  # type: ignore[attr-defined]
+        stored = [line.split(" ")[4:6] for line in crowd.decode().splitlines()]
+        assert stored == [[b.wakeups.subscription, "-"] for b in waiters]  # type: ignore[attr-defined]
         assert run_now(holder.release(held))
         for backend, wanted in zip(waiters, asked, strict=True):
             grant = taken(backend, wanted)
@@ -101,11 +101,11 @@ def test_a_subscription_is_told_of_in_one_request(server: MySQLServer, namespace
 
 
 @pytest.mark.parametrize("another", [True, False])
-def test_who_can_not_be_called_is_told(
+def test_waiters_that_can_not_be_woken_are_reported(
     server: MySQLServer, namespace: str, capsys: pytest.CaptureFixture[str], another: bool
 ) -> None:
-    """An account may not kill the sleep of another's session: ``inspect`` says so, and the call is
-    found by a look. Among sessions of one account there is nothing to say."""
+    """An account may not kill the sleep of another account: ``inspect`` reports it, and the waiter
+    polls. Between sessions of one account there is nothing to report."""
     with open_admin(server) as admin:
         ours = account(server, admin)
         url = account(server, admin) if another else ours
@@ -119,7 +119,7 @@ def test_who_can_not_be_called_is_told(
         thread.start()
         wait_for(lambda: sessions(admin, url, "SELECT name, IF(LOCATE%"))
     notice = holder.inspect("name").notice
-    assert ("not all who wait are of this account" in notice) == another
+    assert ("some waiters use another account" in notice) == another
     assert show(["name", "--url", ours, "--namespace", namespace]) == 0
     assert ("notice: waiters are not woken: " in capsys.readouterr().out) == another
     assert lease.release()
@@ -135,23 +135,23 @@ def _token(client: holdfast.Locks) -> int:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_call_before_the_wait_is_not_lost(
+def test_a_wakeup_before_the_wait_is_not_lost(
     server: MySQLServer, namespace: str, others: int
 ) -> None:
-    """Between the answer that says to wait and the wait, the call may come already; also where
-    somebody else of the client waits on the same subscription."""
+    """The wake-up may arrive between the attempt and the wait; also while another waiter of the
+    client uses the same subscription."""
     holder, waiter = backend_of(server.url, namespace), backend_of(server.url, namespace)
     aside, asked = claim_of("aside"), claim_of()
     kept = taken(holder, claim_of("aside"))
     held = taken(holder, claim_of())
-    busy = line_up(waiter, aside)
+    busy = enter_queue(waiter, aside)
     threads = [
         threading.Thread(target=lambda: run_now(waiter.wait(aside, busy, now() + 60)))
         for _ in range(others)
     ]
     for thread in threads:
         thread.start()
-    busy_too = line_up(waiter, asked)
+    busy_too = enter_queue(waiter, asked)
     assert run_now(holder.release(held))
     called = threading.Thread(target=lambda: run_now(waiter.wait(asked, busy_too, now() + 60)))
     called.start()
@@ -166,46 +166,45 @@ def test_a_call_before_the_wait_is_not_lost(
         run_now(backend.close())
 
 
-def test_an_exchange_tells_of_the_subscription_that_hangs(
-    server: MySQLServer, namespace: str
-) -> None:
-    """A waiter hangs its subscription while another thread of its client asks on its behalf, and
-    has to ask
-    anew: the row must not forget the subscription again, or nobody could call the waiter."""
+def test_an_exchange_stores_the_current_subscription(server: MySQLServer, namespace: str) -> None:
+    """A waiter opens its subscription while another thread of its client exchanges on its behalf,
+    and must try again. The row must keep the new subscription, by which the waiter is woken."""
     with open_admin(server) as admin:
         url = account(server, admin)
         ours, theirs = backend_of(url, namespace), backend_of(server.url, namespace)
-        held, heir = taken(ours, claim_of()), claim_of()
-        line_up(theirs, claim_of())
-        busy = run_now(ours.attempt(heir, join=True))
+        held, next_claim = taken(ours, claim_of()), claim_of()
+        enter_queue(theirs, claim_of())
+        busy = run_now(ours.attempt(next_claim, join=True))
         assert isinstance(busy, Busy)
         row = "holdfast_lock WHERE namespace = %s"
         rows(admin, f"BEGIN; SELECT name FROM {row} FOR UPDATE", namespace)
-        exchange = threading.Thread(target=lambda: run_now(ours.exchange(held, heir)))
+        exchange = threading.Thread(target=lambda: run_now(ours.exchange(held, next_claim)))
         exchange.start()
         wait_for(lambda: sessions(admin, url, "UPDATE%"))
-        run_now(ours.wait(heir, busy, now() + 60))
+        run_now(ours.wait(next_claim, busy, now() + 60))
         rows(
             admin, "UPDATE holdfast_lock SET version = version + 1 WHERE namespace = %s", namespace
         )
         rows(admin, "COMMIT")
         exchange.join(30)
         ((crowd,),) = rows(admin, f"SELECT crowd FROM {row}", namespace)
-    subscription = ours.listening.subscription  # type: ignore[attr-defined]
+    subscription = ours.wakeups.subscription  # type: ignore[attr-defined]
     assert subscription
     assert subscription in crowd.decode()
     for backend in (ours, theirs):
         run_now(backend.close())
 
 
-def test_lines_of_all_kinds_go_in_order(server: MySQLServer, namespace: str) -> None:
-    """Whoever wants the name alone takes the short ways, readers the long one: one line."""
+def test_exclusive_and_shared_claims_are_granted_in_order(
+    server: MySQLServer, namespace: str
+) -> None:
+    """Exclusive claims use single requests, readers the compare-and-swap: they share one queue."""
     first, second = backend_of(server.url, namespace), backend_of(server.url, namespace)
     held = taken(first, claim_of())
     writer, last = claim_of(), claim_of()
     readers = [claim_of(mode=Mode.SHARED) for _ in range(2)]
     for backend, asked in zip((first, second) * 2, (writer, *readers, last), strict=True):
-        line_up(backend, asked)
+        enter_queue(backend, asked)
     assert [waiter.mode for waiter in run_now(first.look("name")).waiters] == [
         Mode.EXCLUSIVE, Mode.SHARED, Mode.SHARED, Mode.EXCLUSIVE,
     ]  # fmt: skip
@@ -227,22 +226,22 @@ def test_lines_of_all_kinds_go_in_order(server: MySQLServer, namespace: str) -> 
         run_now(backend.close())
 
 
-def test_a_call_that_a_resting_subscription_did_not_hear_is_not_lost(
+def test_a_wakeup_to_an_idle_subscription_is_not_lost(
     server: MySQLServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the time of the wait the subscription sleeps for somebody else, and looks for nobody's
-    marks."""
-    monkeypatch.setattr(mysql_listen, "SLEEP_SECONDS", 120)
+    """When the wait begins, the subscription already sleeps for another name, and has not read this
+    one."""
+    monkeypatch.setattr(wakeups, "SLEEP_SECONDS", 120)
     admin = open_admin(server)
     url = account(server, admin)
     ours, theirs = backend_of(url, namespace), backend_of(server.url, namespace)
     one, other = claim_of("one"), claim_of("other")
     held = [taken(theirs, claim_of(name)) for name in ("one", "other")]
-    first_told = run_now(ours.attempt(one, join=True))
-    assert isinstance(first_told, Busy)
-    run_now(ours.wait(one, first_told, now() + 60))  # hangs the subscription, no more
-    told, busy = (run_now(ours.attempt(claim, join=True)) for claim in (one, other))
-    assert isinstance(told, Busy)
+    first_busy = run_now(ours.attempt(one, join=True))
+    assert isinstance(first_busy, Busy)
+    run_now(ours.wait(one, first_busy, now() + 60))  # opens the subscription, and returns
+    one_busy, busy = (run_now(ours.attempt(claim, join=True)) for claim in (one, other))
+    assert isinstance(one_busy, Busy)
     assert isinstance(busy, Busy)
     assert run_now(theirs.release(held[1]))
     until = now() + 120
@@ -253,7 +252,7 @@ def test_a_call_that_a_resting_subscription_did_not_hear_is_not_lost(
         thread.start()
         return thread
 
-    first = wait(one, told)
+    first = wait(one, one_busy)
     wait_for(lambda: sessions(admin, url, "%GET_LOCK%"))
     second = wait(other, busy)
     second.join(60)

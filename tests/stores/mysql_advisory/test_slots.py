@@ -1,4 +1,4 @@
-"""Slots as named locks of MySQL: who naps for them, and who frees or breaks them."""
+"""Slots as named locks of MySQL: waiting for them, releasing and breaking them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 import holdfast
 from holdfast.claim import Claim
 from holdfast.io.clock import now
-from holdfast.stores.mysql_advisory.sql import AdvisoryStatements
+from holdfast.stores.mysql_advisory.sql import MySqlAdvisoryStatements
 from servers.mysql import MySQLServer
-from stores.mysql import bench as mysql_bench
-from stores.mysql.bench import Admin, key, one, wait_for
+from stores.mysql import helpers
+from stores.mysql.helpers import Admin, key, one, wait_for
 
-server, admin = mysql_bench.server, mysql_bench.admin
+server, admin = helpers.server, helpers.admin
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def url(server: MySQLServer) -> str:
 
 
 def test_a_freed_slot_is_passed_on_at_once(url: str, admin: Admin, namespace: str) -> None:
-    """Who naps for a slot is stirred by whoever frees one, a hundred times in a row."""
+    """The first waiter is woken by each release, a hundred times in a row."""
     began = now()
     with holdfast.connect(url, namespace=namespace) as ours:
         tokens: list[int] = []
@@ -40,15 +40,15 @@ def test_a_freed_slot_is_passed_on_at_once(url: str, admin: Admin, namespace: st
         for thread in threads:
             thread.join()
         assert len(set(tokens)) == 100
-        assert now() - began < 30  # each nap that nobody ends takes a second
-        standing = ours.inspect("name")
-        assert (standing.holders, standing.waiters) == ((), ())
+        assert now() - began < 30  # a wait that is not killed takes a second
+        info = ours.inspect("name")
+        assert (info.holders, info.waiters) == ((), ())
     assert one(admin, f"SELECT IS_FREE_LOCK('{key(namespace, part=':t')}')") == 1
 
 
-def test_breaking_a_hold_leaves_who_waits_alone(url: str, admin: Admin, namespace: str) -> None:
-    """The first who waits takes the slots while they become free one after the other: its session
-    is not taken for that which had them."""
+def test_breaking_a_hold_does_not_end_the_waiter(url: str, admin: Admin, namespace: str) -> None:
+    """The first waiter takes the slots while they become free one after the other: its session is
+    not mistaken for the broken holder's."""
     slots = 16
     with (
         holdfast.connect(url, namespace=namespace) as ours,
@@ -75,18 +75,18 @@ def test_breaking_a_hold_leaves_who_waits_alone(url: str, admin: Admin, namespac
         took[0].release()
 
 
-def test_a_nap_that_is_cut_short_keeps_nothing(
+def test_a_killed_wait_keeps_no_lock(
     url: str, admin: Admin, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a server stops in the middle of a statement that is killed, as MySQL does, the lock by
-    which a nap is found is given back by the next request: it would stir a holder else."""
-    nap = AdvisoryStatements.nap
+    """A server may stop in the middle of a killed statement, as MySQL does. The next request then
+    releases the lock by which the wait is found: otherwise a holder would be killed."""
+    await_slot = MySqlAdvisoryStatements.await_slot
 
-    def nap_without_its_end(self: AdvisoryStatements, claim: Claim) -> bytes:
-        return nap(self, claim).rpartition(b", RELEASE_LOCK")[0]
+    def wait_without_its_end(self: MySqlAdvisoryStatements, claim: Claim) -> bytes:
+        return await_slot(self, claim).rpartition(b", RELEASE_LOCK")[0]
 
-    monkeypatch.setattr(AdvisoryStatements, "nap", nap_without_its_end)
-    napping = f"SELECT IS_USED_LOCK('{key(namespace, part=':n')}')"
+    monkeypatch.setattr(MySqlAdvisoryStatements, "await_slot", wait_without_its_end)
+    waiting = f"SELECT IS_USED_LOCK('{key(namespace, part=':n')}')"
     with holdfast.connect(url, namespace=namespace) as locks:
         held = locks.semaphore("name", 1).acquire()
         assert held is not None
@@ -95,9 +95,9 @@ def test_a_nap_that_is_cut_short_keeps_nothing(
             target=lambda: took.append(locks.semaphore("name", 1).acquire(timeout=60))
         )
         thread.start()
-        wait_for(lambda: one(admin, napping))
+        wait_for(lambda: one(admin, waiting))
         held.release()
         thread.join(60)
         assert took[0] is not None
-        assert one(admin, napping) is None
+        assert one(admin, waiting) is None
         took[0].release()

@@ -1,4 +1,4 @@
-"""What a session must not take over from its server: time zone, autocommit."""
+"""Server settings that a session must override: time zone, autocommit."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from fencing.accounts import mysql_settings
 from holdfast.core.contract import Settings
 from holdfast.io.clock import now
 from holdfast.sql import transaction_lock
-from holdfast.stores.mysql.connect import Dialler
+from holdfast.stores.mysql.connect import MySqlDialler
 from holdfast.stores.mysql.sql import NOW
 from holdfast.url import parse_url
 from servers.mysql import MySQLServer
 from servers.registry import Servers
-from stores.mysql.bench import open_admin, rows
+from stores.mysql.helpers import open_admin, rows
 
 TWICE = 1_792_888_200
 """2026-10-25 00:30 UTC, and an hour later, are both half past two in the middle of Europe."""
 
 
 class EuropeanServer(MySQLServer):
-    """Its clock is set back in October. Every session is in its time zone, and begins a transaction
-    with its first statement."""
+    """A server in a time zone with summer time, and without autocommit."""
 
     def __init__(self, *, arguments: Sequence[str] = ()) -> None:
         super().__init__(arguments=["--autocommit=0", *arguments])
@@ -42,7 +41,7 @@ def server(servers: Servers) -> EuropeanServer:
 
 
 def test_the_server_is_as_it_should_be(server: EuropeanServer) -> None:
-    """Else the other tests here say nothing."""
+    """Otherwise the other tests of this module test nothing."""
     with open_admin(server) as admin:
         assert rows(admin, "SELECT @@GLOBAL.time_zone, @@GLOBAL.autocommit") == [("SYSTEM", 0)]
         ((first, second),) = rows(
@@ -55,20 +54,20 @@ def test_the_server_is_as_it_should_be(server: EuropeanServer) -> None:
 def test_an_hour_that_comes_twice_is_two_hours(server: EuropeanServer, mode: str) -> None:
     """Holds would last an hour longer, or end at once, and tokens go back."""
     url = parse_url(f"{server.url}?mode={mode}")
-    connection = Dialler(url, Settings(), mode).greet(now() + 20)
+    connection = MySqlDialler(url, Settings(), mode).connect(now() + 20)
     times = []
     for at in (TWICE, TWICE + 3600):
         ask = f"SET timestamp = {at}; SELECT {NOW}".encode()
         times.append(connection.checked(connection.request(ask, now() + 20))[1].rows[0][0])
     connection.close()
-    assert [int(told or 0) for told in times] == [TWICE * 10**6, (TWICE + 3600) * 10**6]
+    assert [int(value or 0) for value in times] == [TWICE * 10**6, (TWICE + 3600) * 10**6]
 
 
 @pytest.mark.parametrize("mode", ["lease", "advisory"])
 def test_a_hold_is_committed_as_it_is_taken(
     server: EuropeanServer, namespace: str, mode: str
 ) -> None:
-    """Another client sees it, takes it next, and sees what was recorded."""
+    """Another client sees the hold, and acquires after its release."""
     url = f"{server.url}?mode={mode}"
     with (
         holdfast.connect(url, namespace=namespace + mode) as ours,
@@ -85,12 +84,12 @@ def test_a_hold_is_committed_as_it_is_taken(
         again.release()
 
 
-def test_a_lock_in_a_transaction_counts_on_through_the_hour(
+def test_tokens_of_a_transaction_lock_grow_through_the_hour(
     server: EuropeanServer, namespace: str
 ) -> None:
-    """A rollback takes the count back: only the clock orders the two tokens."""
+    """A rollback undoes the increment: only the clock orders the two tokens."""
     with holdfast.connect(server.url) as locks:
-        locks.check()  # makes the tables
+        locks.check()  # creates the tables
     tokens = []
     settings: dict[str, Any] = mysql_settings(server.url)
     with pymysql.connect(**settings) as connection:

@@ -1,4 +1,4 @@
-"""MySQL's protocol as our parser reads it, byte by byte, and the literals we send."""
+"""The parser of MySQL's protocol, and the literals in requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from holdfast.stores.mysql.protocol import (
     LONGEST_PACKET,
     MOST_REPLY_BYTES,
     Failure,
-    Parser,
-    Reply,
+    MySqlReply,
+    ReplyParser,
     packed,
     quoted,
 )
@@ -51,19 +51,19 @@ TABLE = (
 )
 
 
-def fed(data: bytes, step: int) -> Reply:
-    parser = Parser()
+def fed(data: bytes, step: int) -> MySqlReply:
+    parser = ReplyParser()
     for start in range(0, len(data), step):
         reply = parser.feed(data[start : start + step])
         if reply is not None:
             assert start + step >= len(data)
             return reply
-    raise AssertionError("it is not complete")
+    raise AssertionError("the reply is not complete")
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 100_000])
-def test_answers_may_come_in_any_pieces(step: int) -> None:
-    """Several statements, rows with nulls and long values, in one answer."""
+def test_replies_may_arrive_in_any_pieces(step: int) -> None:
+    """Several statements, rows with NULL and long values, in one reply."""
     started = ok(b"\0", b"\0", 0x08 | 0x01)
     reply = fed(started + TABLE + eof(0x08) + INSERTED, step)
     assert reply.failure is None
@@ -73,8 +73,8 @@ def test_answers_may_come_in_any_pieces(step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 100_000])
-def test_an_error_ends_an_answer(step: int) -> None:
-    """What ran before it is told, and whether a transaction was left open."""
+def test_an_error_ends_a_reply(step: int) -> None:
+    """The reply has the results before the error, and whether a transaction is open."""
     error = packet(b"\xff" + (1213).to_bytes(2, "little") + b"#40001Deadlock found")
     reply = fed(ok(b"\0", b"\0", 0x08 | 0x01) + error, step)
     assert len(reply.results) == 1
@@ -83,9 +83,9 @@ def test_an_error_ends_an_answer(step: int) -> None:
     assert fed(TABLE + error, step).failure == Failure(1213, "Deadlock found")
 
 
-def test_a_parser_reads_one_answer_after_the_other() -> None:
-    """Nothing of an answer is left for the next one."""
-    parser = Parser()
+def test_a_parser_reads_one_reply_after_the_other() -> None:
+    """No state of a reply is left for the next one."""
+    parser = ReplyParser()
     assert parser.feed(TABLE) is None
     first = parser.feed(eof())
     assert first is not None
@@ -95,8 +95,8 @@ def test_a_parser_reads_one_answer_after_the_other() -> None:
     assert second.results[0].insert_id == TOKEN
 
 
-def test_an_answer_longer_than_a_packet() -> None:
-    """A value of 16 MB comes in two packets."""
+def test_a_reply_longer_than_a_packet() -> None:
+    """A value of 16 MB has two packets."""
     value = b"v" * LONGEST_PACKET
     payload = b"\xfd" + len(value).to_bytes(3, "little") + value
     parts = packet(payload[:LONGEST_PACKET]) + packet(payload[LONGEST_PACKET:])
@@ -105,10 +105,10 @@ def test_an_answer_longer_than_a_packet() -> None:
 
 
 def test_what_is_not_the_protocol_is_refused() -> None:
-    """A server that asks for a file of ours, or nonsense."""
+    """A request for a local file, and an empty packet."""
     for wrong in (packet(b"\xfb/etc/passwd"), packet(b"")):
-        with pytest.raises(ValueError, match="an"):
-            Parser().feed(wrong)
+        with pytest.raises(ValueError, match=r"a reply of kind|an empty packet"):
+            ReplyParser().feed(wrong)
 
 
 DAMAGED = {
@@ -129,37 +129,37 @@ DAMAGED = {
 
 @pytest.mark.parametrize("how", DAMAGED)
 @pytest.mark.parametrize("step", [1, 100_000])
-def test_damage_is_no_protocol(how: str, step: int) -> None:
-    """One kind of error tells it, by which the connection is given up."""
+def test_damaged_packets_are_refused(how: str, step: int) -> None:
+    """``ValueError`` is raised, for which the connection is closed."""
     with pytest.raises(ValueError, match=r"a |an "):
         fed(DAMAGED[how], step)
 
 
-def test_no_bytes_give_another_error() -> None:
-    """A thousand answers with a byte or two changed, cut, or put in twice."""
+def test_random_bytes_raise_no_other_error() -> None:
+    """3000 replies with a few bytes changed, or cut short."""
     chance = random.Random(7)
     whole = ok(b"\0", b"\0", 0x08) + TABLE + eof(0x08) + INSERTED
     for _ in range(3000):
         data = bytearray(whole)
         for _ in range(chance.randrange(1, 4)):
             data[chance.randrange(len(data))] = chance.choice([0, 1, 250, 251, 252, 253, 254, 255])
-        parser = Parser()
+        parser = ReplyParser()
         with contextlib.suppress(ValueError):
             parser.feed(bytes(data[: chance.randrange(1, len(data))]))
 
 
-def test_an_answer_has_an_end() -> None:
-    """A server that sends on and on is given up, and what it sent is let go of."""
+def test_a_reply_has_an_end() -> None:
+    """A server that sends without end is refused."""
     full = b"\xff\xff\xff\x00" + b"\x01" * LONGEST_PACKET
     with pytest.raises(ValueError, match="more than"):
         fed(full * (MOST_REPLY_BYTES // len(full) + 2), len(full))
 
 
-def test_an_answer_in_small_pieces_is_read_in_time_that_grows_with_it() -> None:
-    """What has come is not copied with every piece that comes."""
+def test_a_reply_in_small_pieces_is_read_in_linear_time() -> None:
+    """The bytes so far are not copied with every piece."""
     size = LONGEST_PACKET - 1
     packets = size.to_bytes(3, "little") + b"\0" + b"\xff" * size
-    parser, reply = Parser(), None
+    parser, reply = ReplyParser(), None
     begun = time.process_time()
     for start in range(0, len(packets), 4096):
         reply = parser.feed(packets[start : start + 4096])
@@ -169,7 +169,7 @@ def test_an_answer_in_small_pieces_is_read_in_time_that_grows_with_it() -> None:
 
 def test_the_text_of_an_error_is_harmless() -> None:
     text = b"Duplicate entry '\x1b[2J\n\xff'" + b"x" * 100_000
-    reply = Parser().feed(packet(b"\xff" + (1062).to_bytes(2, "little") + b"#23000" + text))
+    reply = ReplyParser().feed(packet(b"\xff" + (1062).to_bytes(2, "little") + b"#23000" + text))
     assert reply is not None
     assert reply.failure is not None
     assert reply.failure.text.isprintable()
@@ -178,7 +178,7 @@ def test_the_text_of_an_error_is_harmless() -> None:
 
 
 def test_requests_are_packed() -> None:
-    """Also one that is longer than a packet may be."""
+    """Also a request that is longer than a packet may be."""
     assert packed(b"DO 0") == b"\x05\0\0\0\x03DO 0"
     long = packed(b"x" * LONGEST_PACKET)
     assert long[:5] == b"\xff\xff\xff\0\x03"
@@ -188,6 +188,6 @@ def test_requests_are_packed() -> None:
 
 
 def test_literals_need_no_escaping() -> None:
-    """Whatever the text, it is digits."""
+    """Any text becomes hexadecimal digits."""
     assert quoted(b"'; DROP TABLE x --\\") == b"X'273b2044524f50205441424c452078202d2d5c'"
     assert quoted(b"") == b"X''"
