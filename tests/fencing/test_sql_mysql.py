@@ -19,7 +19,7 @@ from holdfast import Fence, Mode, StaleFence, Unsupported
 from holdfast.fencing import rule, sql
 from servers.mysql import MySQLServer
 from servers.registry import Servers
-from stores.mysql.bench import open_admin
+from stores.mysql.helpers import open_admin
 
 Connect = Callable[..., Any]
 

@@ -26,7 +26,7 @@ from servers.postgres import PostgresServer
 from servers.process import Server
 from servers.proxy import Proxy
 from servers.registry import Servers
-from stores.mysql import bench as mysql_bench
+from stores.mysql import helpers as mysql_helpers
 
 if TYPE_CHECKING:
     from holdfast import AsyncLease, AsyncLock, AsyncLocks
@@ -119,22 +119,22 @@ class MySQL(Store):
     def __init__(self, servers: Servers, namespace: str) -> None:
         super().__init__(namespace)
         self.server = server = servers.of(MySQLServer)
-        self._admin = mysql_bench.open_admin(server)
+        self._admin = mysql_helpers.open_admin(server)
         self._accounts: dict[str, str] = {}
-        """Mark to URL, as ``mysql_bench.account`` returns it."""
+        """A URL of each, as ``mysql_helpers`` knows them."""
 
     def _marked(self, url: str, mark: str) -> str:
         assert isinstance(self.server, MySQLServer)
         if mark not in self._accounts:
-            self._accounts[mark] = mysql_bench.account(self.server, self._admin)
+            self._accounts[mark] = mysql_helpers.account(self.server, self._admin)
         return self._accounts[mark].partition("@")[0] + "@" + url.partition("@")[2]
 
     def sessions(self, mark: str) -> set[int]:
-        return set(mysql_bench.sessions(self._admin, self._accounts[mark]))
+        return set(mysql_helpers.sessions(self._admin, self._accounts[mark]))
 
     def kill(self, session: int) -> None:
-        with suppress(pymysql.MySQLError):  # the session has just ended
-            mysql_bench.rows(self._admin, f"KILL {session}")
+        with suppress(pymysql.MySQLError):  # it has just gone by itself
+            mysql_helpers.rows(self._admin, f"KILL {session}")
 
     def close(self) -> None:
         self._admin.close()
