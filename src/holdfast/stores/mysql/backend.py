@@ -175,9 +175,9 @@ class MySqlLeaseBackend:
             busy := await self._enter_queue("update_subscription", claim, subscription, until)
         ):
             return busy
-        (came,) = await self._execute(self.statements.take_as_first(claim), claim.owner, until)
-        if came.affected:
-            return Grant(claim, came.insert_id)
+        (taken,) = await self._execute(self.statements.take_as_first(claim), claim.owner, until)
+        if taken.affected:
+            return Grant(claim, taken.insert_id)
         if stored and (
             busy := await self._enter_queue("update_subscription", claim, subscription, until)
         ):
@@ -211,8 +211,8 @@ class MySqlLeaseBackend:
         self._queued[owner] = subscription
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        look = partial(self._is_reserved, claim.name, busy.ref, until)
-        await self.wakeups.wait(claim.owner, claim.name, until, busy.ref, look)
+        recheck = partial(self._is_reserved, claim.name, busy.ref, until)
+        await self.wakeups.wait(claim.owner, claim.name, until, busy.ref, recheck)
 
     async def _is_reserved(self, name: str, subscription: str, until: float) -> bool:
         by = max(until, self.runtime.now() + LEAST_REQUEST_SECONDS)
@@ -229,9 +229,9 @@ class MySqlLeaseBackend:
         self._queued.pop(claim.owner, None)
         if grant.claim.mode is claim.mode is Mode.EXCLUSIVE:
             sql = self.statements.exchange(grant.claim, claim)
-            (handed,) = await self._execute(sql, claim.owner)
-            if handed.affected:
-                return True, Grant(claim, handed.insert_id)
+            (granted,) = await self._execute(sql, claim.owner)
+            if granted.affected:
+                return True, Grant(claim, granted.insert_id)
 
         def decide(state: RowState) -> tuple[bool, Grant | Busy]:
             ours = state.release(grant.claim.owner)
