@@ -175,7 +175,7 @@ def test_addresses_of_databases_show_no_password() -> None:
     from holdfast.stores.mysql import connect as mysql_connect
     from holdfast.stores.postgres import connection as postgres
 
-    for kind in (mysql_connect.MySqlAddress, postgres.Address):
+    for kind in (mysql_connect.MySqlAddress, postgres.PostgresAddress):
         address = kind((("h", 1),), {"password": SECRET}, "mysql://u@h/d")
         assert SECRET not in repr(address)
         assert "mysql://u@h/d" in repr(address)

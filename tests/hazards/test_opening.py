@@ -35,8 +35,14 @@ LONG = 200.0
 
 OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
     "mysql": ((mysql_listen.SubscriptionOpener, "attach"),) * 2,
-    "postgres": ((postgres_listen.BlockingListening, "_share"), (postgres.LeaseStore, "_listen")),
-    "redis": ((redis_wire.BlockingWire, "subscription"), (redis_wire.AsyncWire, "subscription")),
+    "postgres": (
+        (postgres_listen.BlockingPostgresWakeups, "_share"),
+        (postgres.PostgresConnector, "listen"),
+    ),
+    "redis": (
+        (redis_routes.BlockingConnector, "subscription"),
+        (redis_routes.AsyncConnector, "subscription"),
+    ),
     "redlock": (
         (redlock_subscription.NameSubscription, "__init__"),
         (redlock_subscription.AsyncNameSubscription, "connect"),

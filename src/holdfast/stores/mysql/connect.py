@@ -17,7 +17,7 @@ from pymysql.constants import CLIENT
 from holdfast.core.contract import Runtime, Settings
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io.clock import now, wall
-from holdfast.stores._sql.wire import make_wire
+from holdfast.stores._sql.connection import make_pool
 from holdfast.stores.mysql.connection import MySqlConnection, MySqlPool, MySqlRefused
 from holdfast.stores.mysql.protocol import quoted
 from holdfast.stores.mysql.row import MICROS
@@ -475,4 +475,4 @@ class MySqlStore:
         self._dialler = MySqlDialler(url, settings, self.mode)
 
     def _pool(self, runtime: Runtime) -> MySqlPool:
-        return make_wire(runtime, self._dialler.connect_to_namespace, self._settings, self.display)
+        return make_pool(runtime, self._dialler.connect_to_namespace, self._settings, self.display)

@@ -18,8 +18,7 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.stores._sql import connection as sql
 from holdfast.stores._sql import session as sql_session
-from holdfast.stores._sql import wire as sql_wire
-from holdfast.stores._sql.connection import Dropped
+from holdfast.stores._sql.connection import Dropped, SqlPool
 from holdfast.stores.mysql.protocol import MySqlReply, ReplyParser, Result, packed
 
 __all__ = [
@@ -43,7 +42,7 @@ _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _forgotten: list[MySqlConnection] = []
 
 
-class MySqlRefused(sql.Refused):
+class MySqlRefused(sql.SqlRefused):
     """The server answered with an error; ``code`` is its number."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -51,7 +50,7 @@ class MySqlRefused(sql.Refused):
         self.code = code
 
 
-class MySqlConnection(sql.Connection[bytes, MySqlReply]):
+class MySqlConnection(sql.SqlConnection[bytes, MySqlReply]):
     """One session. Used by one caller at a time."""
 
     __slots__ = ("_client", "_parser", "_socket", "_tls", "number", "tag", "ttl")
@@ -142,7 +141,7 @@ class MySqlConnection(sql.Connection[bytes, MySqlReply]):
         begun = self._parser.begun
         return len(begun) == 1 and begun[0].rows != [(b"1",)]
 
-    def comes(self) -> bool:
+    def reply_started(self) -> bool:
         """True if a second result has arrived: the wait is over and the rest will follow."""
         return len(self._parser.begun) > 1
 
@@ -155,7 +154,7 @@ class MySqlConnection(sql.Connection[bytes, MySqlReply]):
         """Returns the results; raises ``MySqlRefused`` for an error."""
         return checked(answer, self.server)
 
-    def given(self, answer: MySqlReply) -> MySqlReply:
+    def for_caller(self, answer: MySqlReply) -> MySqlReply:
         """Returns the reply unchecked: some statements may have run before the error."""
         return answer
 
@@ -188,9 +187,9 @@ class MySqlConnection(sql.Connection[bytes, MySqlReply]):
             self._client._force_close()
 
 
-MySqlSession = sql_session.Session[MySqlConnection]
-MySqlSessions = sql_session.Sessions[MySqlConnection]
-MySqlPool = sql_wire.Wire[bytes, MySqlReply]
+MySqlSession = sql_session.SqlSession[MySqlConnection]
+MySqlSessions = sql_session.SessionRegistry[MySqlConnection]
+MySqlPool = SqlPool[bytes, MySqlReply]
 
 
 def mark_of(session: MySqlSession) -> int:

@@ -27,7 +27,7 @@ from holdfast.io.clock import now
 from holdfast.io.connection_limit import Permit
 from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
-from holdfast.stores._sql.in_thread import in_thread
+from holdfast.stores._sql.aio import in_thread
 from holdfast.stores.mysql.connection import INTERRUPTED, MySqlConnection
 from holdfast.stores.mysql.protocol import MySqlReply
 from holdfast.stores.mysql.sql import (
@@ -131,12 +131,12 @@ class SleepSubscription:
         the reply to its sleep is overdue."""
         with self._mutex:
             if not self._connection.open or (
-                self._lock_holder is not None and self._lock_holder.stirs()
+                self._lock_holder is not None and self._lock_holder.has_input()
             ):
                 return True
             if not self._sleeping_for:
-                return self._connection.stirs()
-            return moment > self._since + self._answer_seconds and not self._connection.stirs()
+                return self._connection.has_input()
+            return moment > self._since + self._answer_seconds and not self._connection.has_input()
 
     @property
     def open(self) -> bool:

@@ -147,7 +147,7 @@ class MySqlAdvisoryBackend:
     ) -> Grant | Busy:
         # A waiter, and a release that exchanges with it, may attempt at the same time: only one
         # of them does.
-        asking, mark = self.sessions.asking, object()
+        asking, mark = self.sessions.attempting, object()
         if asking.setdefault(claim.owner, mark) is not mark:
             return Busy(0, RECHECK_SECONDS)
         try:
@@ -167,7 +167,7 @@ class MySqlAdvisoryBackend:
             answer = await self._resume(session, claim)
             if answer is not None:
                 return answer
-        if claim.owner in self.sessions.doomed:
+        if claim.owner in self.sessions.unknown:
             await self._end_unknown(claim.owner, until)
         self._until_purge -= 1
         session = self.sessions.borrow()
@@ -189,7 +189,7 @@ class MySqlAdvisoryBackend:
             if not join:
                 del self.sessions.by_owner[claim.owner]
                 self.sessions.give_back(session)
-            elif not session.turn and not session.owed:
+            elif not session.at_head and not session.pending:
                 self._enter_queue(session, claim)
         return answer
 
@@ -261,9 +261,9 @@ class MySqlAdvisoryBackend:
         results if it waits."""
         if not join:
             return await self._execute(session, self.statements.try_lock(claim))
-        session.sent, wall = now(), self.runtime.wall()
+        session.queued_at, wall = now(), self.runtime.wall()
         sql = self.statements.enter_queue(claim, mark_of(session), wall)
-        by = min(session.until, session.sent + self._seconds)
+        by = min(session.until, session.queued_at + self._seconds)
         reply = await self.driver.begin(session, sql, by)
         return [] if reply is None else session.connection.checked(reply)
 
@@ -286,8 +286,8 @@ class MySqlAdvisoryBackend:
         if not is_first:
             return Busy(0)
         if claim.weight > len(free):
-            session.turn = join or queued
-            if not session.turn:
+            session.at_head = join or queued
+            if not session.at_head:
                 await self._execute(session, b"DO RELEASE_LOCK(%s)" % queue_lock)
             return Busy(0, RECHECK_SECONDS)
         return await self._count_slots(session, claim, tuple(free[: claim.weight]), queue_lock)
@@ -354,14 +354,14 @@ class MySqlAdvisoryBackend:
 
     async def _reply_to(self, session: MySqlSession, sql: bytes) -> MySqlReply:
         by = min(session.until, now() + self._seconds)
-        return await self.driver.ask(session, sql, by)
+        return await self.driver.request(session, sql, by)
 
     async def _query(self, sql: bytes, until: float | None = None) -> list[Result]:
         return checked(await self.pool.request(sql, until=until), self.display)
 
     def _enter_queue(self, session: MySqlSession, claim: Claim) -> None:
         """Sends the request that waits for the lock. A later ``attempt`` reads its reply."""
-        session.sent, wall = now(), self.runtime.wall()
+        session.queued_at, wall = now(), self.runtime.wall()
         self._send(session, claim, self.statements.enter_queue(claim, mark_of(session), wall))
 
     def _send(self, session: MySqlSession, claim: Claim, sql: bytes) -> None:
@@ -379,7 +379,7 @@ class MySqlAdvisoryBackend:
             if renewal.unknown:
                 raise BackendUnavailable(renewal.unknown[claim.owner])
             return None if renewal.lost else session.grant
-        if session.turn:
+        if session.at_head:
             await self._end_slot_wait(session, claim)
         else:
             try:
@@ -399,13 +399,13 @@ class MySqlAdvisoryBackend:
     ) -> Grant | Busy | None:
         """Returns the grant of a claim that got the lock and its token in the queue."""
         session.grant = Grant(claim, token)
-        if now() - session.sent > FRESH_SHARE * claim.ttl:
+        if now() - session.queued_at > FRESH_SHARE * claim.ttl:
             return await self._resume(session, claim)
-        return Grant(claim, token, since=session.sent)
+        return Grant(claim, token, since=session.queued_at)
 
     async def _end_slot_wait(self, session: MySqlSession, claim: Claim) -> None:
         """Kills the session's wait for slots, so that it can send another request."""
-        if session.owed and not session.connection.stirs():
+        if session.pending and not session.connection.has_input():
             await self.pool.request(
                 self.statements.wake_slot_waiter(claim.name), until=session.until
             )
@@ -414,7 +414,9 @@ class MySqlAdvisoryBackend:
         """Returns the results of the waiting request if it got the lock, otherwise None. Raises if
         the session broke."""
         # The lock's result arrives before the token's: a reply that has begun is read to its end.
-        reply = await self.driver.settle(session, min(session.until, now() + self._seconds))
+        reply = await self.driver.collect_pending(
+            session, min(session.until, now() + self._seconds)
+        )
         if reply is None:
             return None
         if got_lock(reply.results):
@@ -436,10 +438,10 @@ class MySqlAdvisoryBackend:
         session = self.sessions.by_owner.get(claim.owner)
         if session is None or session.grant is not None:
             return
-        if session.turn and not session.owed:
+        if session.at_head and not session.pending:
             self._send(session, claim, self.statements.await_slot(claim))
-        if session.owed:
-            await self.driver.idle(session, until)
+        if session.pending:
+            await self.driver.wait_for_reply(session, until)
 
     def nudge(self, claim: Claim) -> None:
         session = self.sessions.by_owner.get(claim.owner)
@@ -514,7 +516,7 @@ class MySqlAdvisoryBackend:
         deadline = now() + self._seconds
         if until is not None:
             deadline = min(deadline, until)
-        while claim.owner in self.sessions.asking and now() < deadline:
+        while claim.owner in self.sessions.attempting and now() < deadline:
             await self.runtime.sleep(END_POLL_SECONDS)  # after the attempt that is under way
         self._nudged.discard(claim.owner)
         session = self.sessions.by_owner.pop(claim.owner, None)
@@ -527,13 +529,13 @@ class MySqlAdvisoryBackend:
             except BaseException:
                 self.sessions.lose(claim.owner, session)
                 raise
-        if claim.owner in self.sessions.doomed:
+        if claim.owner in self.sessions.unknown:
             await self._end_unknown(claim.owner, deadline)
 
     async def _reset(self, session: MySqlSession, claim: Claim) -> None:
         """Ends what a session holds or waits for, and returns the session to the idle ones."""
         own = session_lock(session.connection.tag)
-        if session.owed:  # the server may never reply to a request killed between statements
+        if session.pending:  # the server may never reply to a request killed between statements
             session.until = min(session.until, now() + RECHECK_SECONDS)
             await self.pool.request(b"KILL QUERY IS_USED_LOCK(%s)" % own, until=session.until)
         sql = b"SELECT RELEASE_ALL_LOCKS() >= 0, GET_LOCK(%s, 0)" % own
@@ -628,12 +630,12 @@ class MySqlAdvisoryBackend:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.sessions.leave()
+            self.sessions.remove_user()
             self.driver.close()
         await self.pool.close()
 
 
-class MySqlSessionRenewals(sql_advisory_keep.Keeping[MySqlConnection, bytes, MySqlReply]):
+class MySqlSessionRenewals(sql_advisory_keep.SessionKeepAlive[MySqlConnection, bytes, MySqlReply]):
     """Renews holds by a request on each session, which restarts its ``wait_timeout``."""
 
     def __init__(

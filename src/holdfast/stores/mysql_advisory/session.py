@@ -12,7 +12,7 @@ from holdfast.errors import Unsupported
 from holdfast.stores._sql import session_aio as sql_talk_async
 from holdfast.stores._sql import session_blocking as sql_talk
 from holdfast.stores._sql.session_aio import lock, receive, remove_reader
-from holdfast.stores._sql.session_blocking import settled
+from holdfast.stores._sql.session_blocking import take_pending
 from holdfast.stores.mysql.connect import MySqlDialler
 from holdfast.stores.mysql.connection import MySqlConnection, MySqlSession
 from holdfast.stores.mysql.protocol import MySqlReply
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class MySqlSessionDriver(sql_talk.Talk[bytes, MySqlReply], Protocol):
+class MySqlSessionDriver(sql_talk.SessionDriver[bytes, MySqlReply], Protocol):
     """Sends requests on a session, for threads or for an event loop."""
 
     async def begin(self, session: MySqlSession, sql: bytes, until: float) -> MySqlReply | None:
@@ -35,7 +35,7 @@ class MySqlSessionDriver(sql_talk.Talk[bytes, MySqlReply], Protocol):
         ...
 
 
-class BlockingMySqlSessionDriver(sql_talk.BlockingTalk[bytes, MySqlReply]):
+class BlockingMySqlSessionDriver(sql_talk.BlockingSessionDriver[bytes, MySqlReply]):
     """The variant for threads."""
 
     async def begin(self, session: MySqlSession, sql: bytes, until: float) -> MySqlReply | None:
@@ -46,13 +46,13 @@ class BlockingMySqlSessionDriver(sql_talk.BlockingTalk[bytes, MySqlReply]):
                 session.pending = True
                 answer = connection.receive(until, connection.waits)
                 waits = answer is None and connection.waits()
-                return None if waits else settled(session, answer)
+                return None if waits else take_pending(session, answer)
             except BaseException:  # also an interrupt: the reply is still to come
                 connection.close()
                 raise
 
 
-class AsyncMySqlSessionDriver(sql_talk_async.AsyncTalk[bytes, MySqlReply]):
+class AsyncMySqlSessionDriver(sql_talk_async.AsyncSessionDriver[bytes, MySqlReply]):
     """The variant for the tasks of one event loop."""
 
     async def begin(self, session: MySqlSession, sql: bytes, until: float) -> MySqlReply | None:
@@ -63,14 +63,14 @@ class AsyncMySqlSessionDriver(sql_talk_async.AsyncTalk[bytes, MySqlReply]):
             session.pending = True
             answer = await receive(session, until, connection.waits)
             waits = answer is None and connection.waits()
-            return None if waits else settled(session, answer)
+            return None if waits else take_pending(session, answer)
         except BaseException:  # late or cancelled: the reply is still to come
             remove_reader(session)
             connection.close()
             raise
         finally:
             session.mutex.release()
-            session.stir()
+            session.wake_waiter()
 
 
 def open_session(dialler: MySqlDialler, until: float) -> MySqlConnection:
