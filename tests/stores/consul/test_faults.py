@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.io.clock import now
-from holdfast.stores.consul.orphans import RETRY_SECONDS
+from holdfast.stores.consul.orphans import LOCK_DELAY_POLL_SECONDS
 from holdfast.stores.consul.session import NODE
 from servers.consul import ConsulServer
 from servers.http import LOOK_SECONDS
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
 
 CONSUL = KINDS["consul"]
 LOCK_DELAY = 4
-DELAYED = CONSUL.ended._replace(seconds=LOCK_DELAY + RETRY_SECONDS)
+DELAYED = CONSUL.ended._replace(seconds=LOCK_DELAY + LOCK_DELAY_POLL_SECONDS)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Consul's HTTP API: transactions and sessions, and what a refusal means."""
+"""Consul's HTTP API: sends transactions and session requests, and raises what a refusal means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.stores._consensus.strict import (
     is_list_of,
 )
 
-__all__ = ["Agent", "NodeMissing", "Refused", "SessionGone"]
+__all__ = ["Agent", "NodeMissing", "SessionGone", "TransactionRefused"]
 
 TXN = b"PUT /v1/txn"
 READ = b"PUT /v1/txn?consistent"
@@ -31,7 +31,7 @@ def _is_index(value: object) -> bool:
 
 
 def _is_id(value: object) -> bool:
-    """Of a session, or none at all: it is sent back between quotes and in paths."""
+    """Whether it may be the id of a session: it is sent back in JSON and in paths."""
     return type(value) is str and value.isascii() and value.replace("-", "0").isalnum()
 
 
@@ -54,29 +54,29 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "Value": _or_null(_is_text),
     "What": _is_text,
 }
-"""What Consul's answers have in the fields that are read here, whatever they answer."""
+"""The type of each field that is read here, in any of Consul's answers."""
 
 
 class SessionGone(Exception):
-    """The session that a request was for has ended; nothing was changed."""
+    """The session of a request has ended; nothing was changed."""
 
 
 class NodeMissing(Exception):
-    """The node that a session was to be bound to is not registered."""
+    """The node of a new session is not registered; no session was created."""
 
 
-class Refused(Exception):
-    """A transaction was not carried out; ``failed`` are the operations that did not fit."""
+class TransactionRefused(Exception):
+    """A transaction was not applied; ``failed`` has the numbers of the operations that failed."""
 
     def __init__(self, failed: frozenset[int], *, delayed: bool = False) -> None:
         super().__init__(f"operations {sorted(failed)}")
         self.failed = failed
         self.delayed = delayed
-        """Whether a lock-delay was in the way."""
+        """Whether a lock-delay is the reason."""
 
 
 class Agent:
-    """One backend's way to the store."""
+    """Sends one backend's requests to Consul."""
 
     def __init__(self, http: Http) -> None:
         self.http = http
@@ -86,8 +86,8 @@ class Agent:
     async def txn(
         self, body: bytes, *, line: bytes = TXN, until: float | None = None
     ) -> list[dict[str, Any]]:
-        """What the operations answered. Raises ``Refused``, ``SessionGone``, ``Unsupported`` or
-        ``BackendUnavailable``."""
+        """The results of the operations. Raises ``TransactionRefused``, ``SessionGone``,
+        ``Unsupported`` or ``BackendUnavailable``."""
         reply = await self.http.ask(line, body, until)
         if reply.status == 200:
             results = self._reader.read_as(dict, reply.body)["Results"]
@@ -99,13 +99,16 @@ class Agent:
             if any("ermission denied" in error["What"] for error in errors):
                 raise self._denied(line)
             delayed = any("lock delay" in error["What"] for error in errors)
-            raise Refused(frozenset(int(error["OpIndex"]) for error in errors), delayed=delayed)
+            raise TransactionRefused(
+                frozenset(int(error["OpIndex"]) for error in errors), delayed=delayed
+            )
         raise self._refusal(line, reply)
 
     async def ask(
         self, kind: type[T], line: bytes, body: bytes = b"", until: float | None = None
     ) -> T | None:
-        """The answer's JSON, which must be of this kind; ``None`` for what does not exist."""
+        """The JSON of the answer, which must be of this type; ``None`` if the object does not
+        exist."""
         reply = await self.http.ask(line, body, until)
         if reply.status == 404 and _says_absent(reply):
             return None
@@ -114,10 +117,11 @@ class Agent:
         return self._reader.read_as(kind, reply.body)
 
     async def ask_many(self, kind: type[T], line: bytes, until: float | None = None) -> list[T]:
-        """The items of a list, which must be of this kind; none for what does not exist."""
+        """The items of a list, which must be of this type; an empty list if the object does not
+        exist."""
         found = await self.ask(list, line, until=until) or []
         if not is_list_of(kind)(found):
-            raise self.damaged("the items of its list are of another kind")
+            raise self.damaged("the items of its list have another type")
         return found
 
     def damaged(self, why: str) -> DamagedAnswer:
@@ -135,20 +139,20 @@ class Agent:
             return self._denied(line)
         if reply.status in (404, 405, 501):
             return Unsupported(
-                f"{self.display} answers HTTP, but not as Consul does: {_said(line)}"
+                f"{self.display} answers HTTP, but not as Consul does: {_path(line)}"
             )
-        return BackendUnavailable(f"{self.display}: {_said(line)}: {text or reply.status}")
+        return BackendUnavailable(f"{self.display}: {_path(line)}: {text or reply.status}")
 
     def _denied(self, line: bytes) -> Unsupported:
-        # Not worth another try, unlike a store that can't be reached.
-        words = "the token is missing or may not do this"
-        return Unsupported(f"{self.display}: {_said(line)}: permission denied: {words}")
+        # ``Unsupported``, not ``BackendUnavailable``: another try would not help.
+        reason = "the token is missing or may not do this"
+        return Unsupported(f"{self.display}: {_path(line)}: permission denied: {reason}")
 
 
 def _says_absent(reply: Reply) -> bool:
-    """Whether a 404 is Consul's own: of a key it says the index, of a session that it is gone."""
+    """Whether a 404 is Consul's own: for a key it has an index, for a session a known text."""
     return reply.seen > 0 or reply.body.startswith(b"Session id ")
 
 
-def _said(line: bytes) -> str:
+def _path(line: bytes) -> str:
     return line.decode().partition("?")[0]

@@ -1,49 +1,141 @@
-"""How ``consul://`` admits claims: one transaction joins a name's line and reads it.
+"""The store and its backend: how ``consul://`` admits claims.
 
-A Consul transaction knows no "else", so everybody joins first: who then fits holds at once,
-who does not says that it waits, and becomes a hold by its own later transaction, which goes
-through only if nobody is in front any more. A request whose answer was lost may still arrive
-at any time: what undoes it also moves its session's guard, and joining checks the guard, so it
-arrives in vain.
+One transaction adds an entry to a name's queue and reads the queue. A Consul transaction has no
+"else", so every claim is added first. An entry that fits when it is added holds at once. An entry
+that does not fit waits, and becomes a hold by a later transaction of its own, which succeeds only
+if no entry is in front of it any more.
+
+A request without an answer may still reach Consul at any time. The request that undoes it also
+changes the guard of its session, and every join checks the guard: a late join changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.contract import (
     QUEUE_CAP,
     Finding,
+    Guarantee,
     Page,
     Renewal,
     Runtime,
+    Settings,
     Waiting,
 )
-from holdfast.core.ordered import Entry, Patience, judge
+from holdfast.core.ordered import (
+    Entry,
+    Patience,
+    Verdict,
+    escape,
+    judge,
+    shown_unreadable,
+    unescape,
+)
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
-from holdfast.stores._consensus.sessions import Attempt, Session
-from holdfast.stores._consensus.strict import DamagedAnswer
-from holdfast.stores.consul import inspect as view
+from holdfast.stores._consensus.sessions import Attempt, Session, Sessions
+from holdfast.stores._consensus.strict import DamagedAnswer, read_record
 from holdfast.stores.consul import requests
-from holdfast.stores.consul.agent import READ, Agent, Refused, SessionGone
-from holdfast.stores.consul.orphans import DELAYED, RETRY_SECONDS, bury, remains_of
-from holdfast.stores.consul.session import OPS, Held, Ref, SessionRenewer
-from holdfast.stores.consul.wakeups import Waits
+from holdfast.stores.consul.agent import READ, Agent, SessionGone, TransactionRefused
+from holdfast.stores.consul.inspect import (
+    SessionLimits,
+    limits_finding,
+    lock_info,
+    servers_finding,
+)
+from holdfast.stores.consul.orphans import (
+    DELAYED,
+    LOCK_DELAY_POLL_SECONDS,
+    delete_orphans,
+    orphans_of,
+)
+from holdfast.stores.consul.session import INFO, OPS, Held, Ref, RenewalBatch, SessionRenewer
+from holdfast.stores.consul.wakeups import POLL_SECONDS, Target, Wakeups
 
 if TYPE_CHECKING:
-    from holdfast.io.http import Http
-    from holdfast.stores.consul.store import ConsulStore
+    from holdfast.io.http import Http, Servers
 
-__all__ = ["ConsulBackend"]
+__all__ = ["ConsulBackend", "ConsulStore"]
 
-# How often an attempt starts over because the line changed under it.
 TRIES = 20
-STEP_ASIDE_SECONDS = 0.004
+"""How often an attempt starts over because the queue changed under it."""
+NEXT_TRY_SECONDS = (0.0, 0.004)
+"""The pause before the next try, times the number of tries so far."""
+REVOKE_TRIES = 8
+FULL_QUEUE_RETRY_SECONDS = 1.0
+REMEMBERED_WAITERS = 10_000
 MOST_PERMITS = (OPS - 4) // 2
-"""Every slot takes two operations of the one transaction that grants them."""
+"""Each slot takes two operations of the one transaction that grants them."""
+SWEEP_SHARE = 0.02
+"""Of the writes of a record, the share that also looks for records whose time is over."""
+SWEPT_RECORDS = 32
+PROBE_TTL = 10.0
+
+
+class QueuedEntry(NamedTuple):
+    """An entry of this client that waits."""
+
+    order: int
+    changed: int
+    since: float
+    behind: int
+    front: tuple[str, ...]
+    """The keys of the entries in front, in order. Entries in front can only disappear."""
+
+
+class ConsulStore:
+    """One Consul datacenter, for one client: what its backends share."""
+
+    guarantees = frozenset(Guarantee)
+    longest_ttl = 86_400.0
+    whole_seconds = True
+
+    def __init__(
+        self, servers: Servers, settings: Settings, shortest_ttl: float, lock_delay: float = 0.0
+    ) -> None:
+        self.display = servers.display
+        self.servers, self.settings, self.shortest_ttl = servers, settings, shortest_ttl
+        self.lock_delay = lock_delay
+        """For how many seconds Consul keeps others out after a session of this client ends."""
+        self.names = requests.Names(settings.namespace)
+        self.sessions = Sessions()
+        self.queued: dict[str, QueuedEntry] = {}
+        """The waiting claims of this client, by owner."""
+        self.waiting: dict[tuple[str, int], None] = {}
+        """Entries of any client that did not fit when they were added, by key and order."""
+        self.holds: dict[str, Held] = {}
+        self.moved: dict[str, Ref] = {}
+        """Holds that were bound to another session after their grant, by owner."""
+        self.moving: dict[str, Ref] = {}
+        """Where holds may be bound now, by owner: the request that binds them had no answer."""
+        self.backends: set[int] = set()
+        """The ids of the open backends: the last one to close ends the sessions."""
+
+    def backend(self, runtime: Runtime) -> ConsulBackend:
+        return ConsulBackend(self, runtime)
+
+    def remember_waiting(self, waiting: Iterable[tuple[str, int]]) -> None:
+        """An entry that was once seen to wait is a hold only if a mark says so."""
+        for entry in waiting:
+            self.waiting[entry] = None
+        while len(self.waiting) > REMEMBERED_WAITERS:
+            self.waiting.pop(next(iter(self.waiting), ("", 0)), None)
+
+    def forget_claim(self, owner: str) -> None:
+        self.queued.pop(owner, None)
+        self.holds.pop(owner, None)
+        self.moved.pop(owner, None)
+        self.moving.pop(owner, None)
+
+    def ref_of(self, grant: Grant) -> Ref:
+        """The key of a hold, and the session that it is bound to now."""
+        return self.moved.get(grant.claim.owner) or Ref(*grant.ref)
 
 
 class ConsulBackend:
@@ -53,11 +145,11 @@ class ConsulBackend:
         self.store, self.runtime = store, runtime
         self.agent = Agent(_http(store, runtime))
         self.renewer = SessionRenewer(store, self.agent, runtime)
-        self.waits = Waits(store, runtime)
-        self._patience = Patience()
+        self.wakeups = Wakeups(store.servers, store.settings.request_seconds, runtime)
+        self._absent = Patience()
         store.backends.add(id(self))
 
-    # Taking and giving back.
+    # Acquire.
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
@@ -74,42 +166,46 @@ class ConsulBackend:
             except SessionGone:
                 self.store.sessions.ended(session.id)
                 continue
-            except DamagedAnswer:  # Consul itself may have got the request, or get it later
+            except DamagedAnswer:  # Consul may have received the request, or receive it later
                 self.store.sessions.doubts[claim.owner] = session
                 raise
             except Incompatible:
                 if claim.owner not in self.store.holds:
-                    await self.abandon(claim)  # it has joined them already
+                    await self.abandon(claim)  # its entry is in the queue already
                 raise
             if answer is not None:
                 return answer
-            # Others changed the line meanwhile: not all of them again in step.
-            await self.runtime.sleep(self.runtime.between(0.0, STEP_ASIDE_SECONDS * tries))
-        raise BackendUnavailable(f"{self.store.display}: the line of {claim.name!r} never rests")
+            # Other clients changed the queue: pause, so that not all of them retry in step.
+            low, high = NEXT_TRY_SECONDS
+            await self.runtime.sleep(self.runtime.between(low, high * tries))
+        raise BackendUnavailable(
+            f"{self.store.display}: the queue of {claim.name!r} changed during each of "
+            f"{TRIES} attempts"
+        )
 
     async def _attempt(self, at: Attempt) -> Grant | Busy | None:
-        """The answer, or ``None`` to look again."""
+        """One try. ``None`` if the queue has changed: try again."""
         claim, owner = at.claim, at.claim.owner
-        place = self.store.places.get(owner)
-        if place is not None and claim.mode is not Mode.SLOTS and len(place.front) < OPS - 2:
-            grant = await self._enter(at, place.front)
+        queued = self.store.queued.get(owner)
+        if queued is not None and claim.mode is not Mode.SLOTS and len(queued.front) < OPS - 2:
+            grant = await self._enter(at, queued.front)
             if grant is not None:
                 return grant
-        known = place is not None or owner in self.store.holds
+        known = queued is not None or owner in self.store.holds
         if known or owner in self.store.sessions.doubts:
-            line = await self.line(claim.name, at.until)
-            if any(entry.owner == owner for entry in line):
-                return await self._judge(at, line)
-            self.store.places.pop(owner, None)
+            queue = await self.read_queue(claim.name, at.until)
+            if any(entry.owner == owner for entry in queue):
+                return await self._judge(at, queue)
+            self.store.queued.pop(owner, None)
             self.store.holds.pop(owner, None)
         return await self._join(at)
 
-    async def line(self, name: str, until: float | None = None) -> list[Entry]:
-        """Everybody who holds or waits, in order, by a consistent read."""
+    async def read_queue(self, name: str, until: float | None = None) -> list[Entry]:
+        """The holds and waiting claims of a name, in order, by a consistent read."""
         keys = self.store.names.of(name)
         body = requests.txn(requests.tree(keys.encoded))
         found = await self.agent.txn(body, line=READ, until=until)
-        return requests.line_of(found, keys.prefix, self.store.waiting)
+        return requests.queue_of(found, keys.prefix, self.store.waiting)
 
     async def _join(self, at: Attempt) -> Grant | Busy | None:
         claim, _, session, until = at
@@ -123,20 +219,20 @@ class ConsulBackend:
         )
         try:
             found = await self._send(at, body)
-        except Refused as refused:
-            if refused.delayed:  # the own entry went with its session
-                return Busy(0, RETRY_SECONDS, reason=DELAYED)
+        except TransactionRefused as refused:
+            if refused.delayed:  # the own entry is an orphan of an ended session
+                return Busy(0, LOCK_DELAY_POLL_SECONDS, reason=DELAYED)
             await self._learn_guard(session, until)
             return None
-        # What the lock answered comes before the tree; a check answers only where there is a key.
+        # The result of the lock comes before the tree. A check has a result only if its key exists.
         before = 1 if found[0]["Key"] == key.decode() else 2
-        line = requests.line_of(found[before:], keys.prefix, self.store.waiting)
-        own = next((entry for entry in line if entry.owner == claim.owner), None)
+        queue = requests.queue_of(found[before:], keys.prefix, self.store.waiting)
+        own = next((entry for entry in queue if entry.owner == claim.owner), None)
         if own is None:
             raise self.agent.damaged("the entry that it has just made is missing")
         if own.held and claim.mode is not Mode.SLOTS:
             return self._granted(claim, session, own.changed, ())
-        return await self._judge(at, line)
+        return await self._judge(at, queue)
 
     def _guard(self, session: Session) -> bytes:
         key = self.store.names.guard(session.id)
@@ -147,9 +243,9 @@ class ConsulBackend:
     async def _send(self, at: Attempt, body: bytes) -> list[dict[str, Any]]:
         try:
             return await self.agent.txn(body, until=at.until)
-        except (Refused, SessionGone):
+        except (TransactionRefused, SessionGone):
             raise
-        except BaseException:  # it may have been carried out, or be so later
+        except BaseException:  # the transaction may have been applied, or be applied later
             self.store.sessions.doubts[at.claim.owner] = at.session
             raise
 
@@ -157,32 +253,32 @@ class ConsulBackend:
         body = requests.txn(requests.get(self.store.names.guard(session.id)))
         try:
             found = await self.agent.txn(body, line=READ, until=until)
-        except Refused:
+        except TransactionRefused:
             session.generation = 0
         else:
             session.generation = int(found[0]["ModifyIndex"])
 
     def _granted(self, claim: Claim, session: Session, token: int, slots: tuple[int, ...]) -> Grant:
-        self.store.places.pop(claim.owner, None)
+        self.store.queued.pop(claim.owner, None)
         self.store.moved.pop(claim.owner, None)
         self.store.moving.pop(claim.owner, None)
         self.store.holds[claim.owner] = Held(token, slots)
         key = self.store.names.of(claim.name).entry(claim).decode()
         return Grant(claim, token, slots, session.since, Ref(key, session.id, session.ttl))
 
-    async def _judge(self, at: Attempt, line: list[Entry]) -> Grant | Busy | None:
-        remains = remains_of(line)
-        if not remains:
-            return await self._decide(at, line)
-        if await self._bury(at, remains):
+    async def _judge(self, at: Attempt, queue: list[Entry]) -> Grant | Busy | None:
+        orphans = orphans_of(queue)
+        if not orphans:
+            return await self._decide(at, queue)
+        if await self._delete_orphans(at, orphans):
             return None
-        answer = await self._decide(at, line)
+        answer = await self._decide(at, queue)
         return answer._replace(reason=DELAYED) if isinstance(answer, Busy) else answer
 
-    async def _decide(self, at: Attempt, line: list[Entry]) -> Grant | Busy | None:
+    async def _decide(self, at: Attempt, queue: list[Entry]) -> Grant | Busy | None:
         claim, join, session, until = at
         try:
-            verdict = judge(claim, line, self.store.display)
+            verdict = judge(claim, queue, self.store.display)
         except LimitMismatch:
             await self.abandon(claim)
             raise
@@ -200,56 +296,83 @@ class ConsulBackend:
             return self._granted(claim, session, *hold)
         if verdict.fits:
             return await self._enter(at, (), verdict.slots)
-        self.store.remember((entry.key, entry.order) for entry in line if not entry.held)
-        absent, retry = self._patience.judge(verdict.absent, self.runtime.now())
+        self.store.remember_waiting((entry.key, entry.order) for entry in queue if not entry.held)
+        absent, retry = self._absent.judge(verdict.absent, self.runtime.now())
         if absent is not None:
             await self._skip(claim.name, absent, until)
             return None
         if join and verdict.place < QUEUE_CAP:
-            return self.waits.stand(claim, own, verdict, line, retry)
-        if not join and claim.owner in self.store.places:
+            return self._queued(claim, own, verdict, queue, retry)
+        if not join and claim.owner in self.store.queued:
             return Busy(verdict.place, retry)
         await self.abandon(claim)
         reason = f"{QUEUE_CAP} already wait for {claim.name!r}" if join else ""
-        return Busy(verdict.place, 1.0 if join else retry, reason=reason)
+        return Busy(verdict.place, FULL_QUEUE_RETRY_SECONDS if join else retry, reason=reason)
 
     def _hold_of(self, claim: Claim, own: Entry) -> Held | None:
-        """What the own entry holds, if it does."""
+        """What the own entry holds; ``None`` if it waits."""
         held = self.store.holds.get(claim.owner)
         if held is not None and own.held and own.details.token == held.token:
             return held
-        if own.details.settled:  # the answer that said so was lost
+        if own.details.settled:  # granted by a transaction whose answer was lost
             return Held(own.details.token, own.details.slots)
         return None
 
+    def _queued(
+        self, claim: Claim, own: Entry, verdict: Verdict, queue: list[Entry], retry: float | None
+    ) -> Busy:
+        """Remembers the claim's entry, and answers what it has to wait for."""
+        ahead = [entry for entry in queue if entry.order < own.order]
+        if orphans_of(ahead):  # Consul sends no notification when a lock-delay is over
+            delay = LOCK_DELAY_POLL_SECONDS
+            retry = delay if retry is None else min(retry, delay)
+        if claim.mode is Mode.SHARED:
+            ahead = [entry for entry in ahead if entry.mode is not Mode.SHARED]
+        front, details = tuple(entry.key for entry in ahead), own.details
+        self.store.queued[claim.owner] = QueuedEntry(
+            own.order, own.changed, details.since, details.behind, front
+        )
+        if claim.mode is not Mode.SLOTS:
+            last = ahead[-1]
+            return Busy(verdict.place, retry, Target(last.key, last.changed, (), ""))
+        # For slots: a waiting entry in front is out of the way when it is deleted or marked as a
+        # hold. With none in front, the end of any hold may make the slots free.
+        keys = self.store.names.of(claim.name)
+        target = next((entry for entry in ahead if entry.key == verdict.target), None)
+        held = tuple(entry.key for entry in ahead if entry.held)
+        deleted = held if target is None else (target.key,)
+        created = "" if target is None else keys.mark(target.owner).decode()
+        return Busy(verdict.place, retry, Target(keys.prefix, 0, deleted, created))
+
     async def _rebind(self, at: Attempt, own: Entry) -> None:
-        """Binds the own entry to this session, with whose time a grant would count."""
+        """Binds the own entry to this session, whose certain time a grant would have."""
         claim, _, session, _ = at
-        keys, said = self.store.names.of(claim.name), own.details
-        token = said.token if own.held else 0
-        value = requests.entry_value(claim, said.since, behind=said.behind, token=token)
+        keys, details = self.store.names.of(claim.name), own.details
+        token = details.token if own.held else 0
+        value = requests.entry_value(claim, details.since, behind=details.behind, token=token)
         if own.held:
             move = requests.Move(own.session, session.id)
-            body = requests.moving(keys, claim, value, said.slots, move)
+            body = requests.moving(keys, claim, value, details.slots, move)
         else:
             key = keys.entry(claim)
             change = requests.lock(key, value, session.id)
             body = requests.txn(requests.unlock(key, own.session), change)
-        with suppress(Refused):  # the line is looked at again
+        with suppress(TransactionRefused):  # the next try reads the queue again
             await self._send(at, body)
 
-    async def _bury(self, at: Attempt, remains: list[Entry]) -> bool:
-        """Ends what sessions have left in the line; false while a lock-delay protects it."""
-        if any(entry.owner == at.claim.owner for entry in remains):
+    async def _delete_orphans(self, at: Attempt, orphans: list[Entry]) -> bool:
+        """Deletes the orphans of a queue. False while a lock-delay protects one of them."""
+        if any(entry.owner == at.claim.owner for entry in orphans):
             await self.abandon(at.claim)
             return True
         keys = self.store.names.of(at.claim.name)
-        return await bury(self.agent, keys, remains, at.session.id, at.until)
+        return await delete_orphans(self.agent, keys, orphans, at.session.id, at.until)
 
     async def _enter(
         self, at: Attempt, front: tuple[str, ...], slots: tuple[int, ...] = ()
     ) -> Grant | None:
-        """Makes the own entry a hold, if nothing in front and none of the slots is there."""
+        """Makes the own entry a hold. ``None`` if one of the keys in front, or of the slots,
+        exists."""
         claim, _, session, _ = at
         keys = self.store.names.of(claim.name)
         ops = [requests.absent(name.encode()) for name in front]
@@ -259,12 +382,12 @@ class ConsulBackend:
         ops += self._marking(claim, session)
         try:
             answer = await self._send(at, requests.txn(*ops))
-        except Refused:
+        except TransactionRefused:
             return None
         return self._granted(claim, session, int(answer[-1]["ModifyIndex"]), slots)
 
     def _marking(self, claim: Claim, session: Session) -> list[bytes]:
-        """Marks an entry that is still there as a hold; the mark's index is the token."""
+        """Marks an entry that still exists as a hold; the mark's index is the token."""
         keys = self.store.names.of(claim.name)
         since = requests.plain(f"{self.runtime.wall():.3f}")
         return [
@@ -273,26 +396,57 @@ class ConsulBackend:
         ]
 
     async def _skip(self, name: str, absent: Entry, until: float | None) -> None:
-        """Takes its place from somebody who was let in and did not come."""
+        """Deletes the entry of a waiter that could hold and did not enter within its grace."""
         mark = self.store.names.of(name).mark(absent.owner)
         skip = requests.delete_same(requests.quotable(absent.key), absent.changed)
-        with suppress(Refused):  # it has come
+        with suppress(TransactionRefused):  # it has entered
             await self.agent.txn(requests.txn(requests.absent(mark), skip), until=until)
 
+    # Wait.
+
+    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
+        if busy.ref is None:  # nothing to query
+            await self.wakeups.pause(until, POLL_SECONDS)
+            return
+        target = Target(*busy.ref)
+        index: int | None = target.seen
+        keys = bool(target.deleted)
+        try:
+            while index is not None:
+                reply = await self.wakeups.query(claim.owner, target.path, index, until, keys=keys)
+                index = None if reply is None else target.next_index(reply, index)
+        except BackendUnavailable:
+            await self.wakeups.pause(until)
+
+    def nudge(self, claim: Claim) -> None:
+        self.wakeups.listening.nudge(claim.owner)
+
+    # Renew and release.
+
+    async def renew(
+        self,
+        grants: Sequence[Grant],
+        waits: Sequence[Waiting],
+        *,
+        until: float,
+        shorten: bool = False,
+    ) -> Renewal:
+        return await RenewalBatch(self.renewer, until, shorten).renew(grants, waits)
+
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        place = self.store.places.get(claim.owner)
+        queued = self.store.queued.get(claim.owner)
         session = self.store.sessions.current(claim.ttl)
         mine = Ref(*grant.ref).key
         if (
-            place is None
+            queued is None
             or session is None
             or not session.fresh(self.runtime.now())
-            or any(key != mine for key in place.front)
+            or any(key != mine for key in queued.front)
             or grant.claim.owner in self.store.sessions.doubts
             or claim.mode is Mode.SLOTS
         ):
-            return await self._in_two_steps(grant, claim)
-        # Nobody else was in front of it, and nobody can have come in front since.
+            return await self._release_and_attempt(grant, claim)
+        # Only the hold was in front of the waiting entry, and none can be added in front of it.
         mark = self.store.names.of(grant.claim.name).mark(grant.claim.owner)
         body = requests.txn(
             requests.get(mine.encode()),
@@ -302,60 +456,60 @@ class ConsulBackend:
         )
         try:
             answer = await self._send(Attempt(claim, True, session, None), body)
-        except (Refused, SessionGone):
-            return await self._in_two_steps(grant, claim)
-        self.store.forgotten(grant.claim.owner)
+        except (TransactionRefused, SessionGone):
+            return await self._release_and_attempt(grant, claim)
+        self.store.forget_claim(grant.claim.owner)
         return True, self._granted(claim, session, int(answer[-1]["ModifyIndex"]), ())
 
-    async def _in_two_steps(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        """One that stands in line is woken by the release, or has come by itself: asked for on its
-        behalf, it might be let in anew after it left."""
-        known = claim.owner in self.store.places or claim.owner in self.store.holds
+    async def _release_and_attempt(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        """A claim that is in the queue already is woken by the release. An attempt on its behalf
+        could join again after the claim has been granted and released."""
+        known = claim.owner in self.store.queued or claim.owner in self.store.holds
         was_ours = await self.release(grant)
         return was_ours, Busy(0) if known else await self.attempt(claim, join=True)
 
     async def release(self, grant: Grant) -> bool:
         claim, keys = grant.claim, self.store.names.of(grant.claim.name)
-        await self._move_guard(claim)
+        await self._change_guard(claim)
         key = Ref(*grant.ref).key.encode()
         ends = [key, keys.mark(claim.owner), *map(keys.slot, grant.slots)]
         try:
             await self.agent.txn(requests.txn(requests.get(key), *map(requests.delete, ends)))
-        except Refused:
+        except TransactionRefused:
             ours = False
         else:
             ours = True
-        self._over(claim)
+        self._ended(claim)
         return ours
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         keys = self.store.names.of(claim.name)
-        await self._move_guard(claim, until)
+        await self._change_guard(claim, until)
         ends = [keys.entry(claim), keys.mark(claim.owner)]
         await self.agent.txn(requests.txn(*map(requests.delete, ends)), until=until)
         if claim.mode is Mode.SLOTS:
             await self._delete_slots(claim, until)
-        self._over(claim)
+        self._ended(claim)
 
-    def _over(self, claim: Claim) -> None:
-        self.store.forgotten(claim.owner)
+    def _ended(self, claim: Claim) -> None:
+        self.store.forget_claim(claim.owner)
         self.store.sessions.doubts.pop(claim.owner, None)
 
-    async def _move_guard(self, claim: Claim, until: float | None = None) -> None:
-        """If a request for this claim may still be on its way, it shall arrive in vain."""
+    async def _change_guard(self, claim: Claim, until: float | None = None) -> None:
+        """If a request for this claim may still reach Consul, makes Consul refuse it."""
         session = self.store.sessions.doubts.get(claim.owner)
         if session is None:
             return
         guard = self.store.names.guard(session.id)
-        value = requests.plain(f"{self.runtime.now()}")  # only a change moves the index
-        with suppress(SessionGone):  # and with it the claim's entry, and whatever still comes
+        value = requests.plain(f"{self.runtime.now()}")  # only another value changes the index
+        with suppress(SessionGone):  # then the entry is gone too, and late requests are refused
             body = requests.txn(requests.lock(guard, value, session.id))
             answer = await self.agent.txn(body, until=until)
             session.generation = int(answer[0]["ModifyIndex"])
 
     async def _delete_slots(self, claim: Claim, until: float | None) -> None:
-        """The slots of an entry that is gone: no new ones can be taken for it. But those that it
-        had may be gone, too, and somebody else's."""
+        """Deletes the slots of an entry that is gone, so that it can take no others. A slot that
+        it had may belong to another claim by now: only unchanged slots are deleted."""
         tree = requests.txn(requests.tree(self.store.names.of(claim.name).encoded))
         value = requests.plain(claim.owner).decode()
         for _ in range(TRIES):
@@ -367,64 +521,176 @@ class ConsulBackend:
             ]
             if not ends:
                 return
-            with suppress(Refused):
+            with suppress(TransactionRefused):
                 await self.agent.txn(requests.txn(*ends), until=until)
                 return
 
-    # Waiting, keeping, looking, ending: see the modules they are in.
-
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        await self.waits.wait(claim, busy, until)
-
-    def nudge(self, claim: Claim) -> None:
-        self.waits.listening.nudge(claim.owner)
-
-    async def renew(
-        self,
-        grants: Sequence[Grant],
-        waits: Sequence[Waiting],
-        *,
-        until: float,
-        shorten: bool = False,
-    ) -> Renewal:
-        return await self.renewer.renew(grants, waits, until, shorten)
-
     async def revoke(self, name: str) -> list[int]:
-        return await view.revoke(self, name)
+        tokens: list[int] = []
+        holders = [entry for entry in await self.read_queue(name) if entry.held]
+        for _ in range(REVOKE_TRIES):
+            changed = set()
+            for entry in holders:
+                try:
+                    await self.agent.txn(self._deletion(name, entry))
+                    tokens.append(entry.details.token)
+                except TransactionRefused as refused:
+                    if 0 not in refused.failed:  # else the entry is gone
+                        changed.add(entry.owner)
+            if not changed:
+                break
+            holders = [entry for entry in await self.read_queue(name) if entry.owner in changed]
+        return tokens
+
+    def _deletion(self, name: str, entry: Entry) -> bytes:
+        """Deletes an entry that still exists, with its slots. An entry without a mark may be
+        taking slots right now: the transaction is refused if it has a mark by then."""
+        keys, key = self.store.names.of(name), requests.quotable(entry.key)
+        mark = keys.mark(entry.owner)
+        ends = [key, mark, *map(keys.slot, entry.details.slots)]
+        as_seen = [] if entry.details.settled else [requests.absent(mark)]
+        return requests.txn(requests.get(key), *as_seen, *map(requests.delete, ends))
+
+    # Inspect.
 
     async def look(self, name: str) -> LockInfo:
-        return await view.look(self, name)
+        queue = await self.read_queue(name)
+        return lock_info(name, queue, await self._limits(queue))
+
+    async def _limits(self, queue: Iterable[Entry]) -> dict[str, SessionLimits]:
+        """The limits of the sessions of all holders."""
+        found: dict[str, SessionLimits] = {}
+        for session in {entry.session for entry in queue if entry.held and entry.session}:
+            info = await self.agent.ask_many(dict, INFO + quote(session).encode())
+            limits = SessionLimits.read(info[0]) if info else None
+            if limits is not None:
+                found[session] = limits
+        return found
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
-        return await view.survey(self, prefix, cursor, limit)
+        """Consul has no pages: all names are listed, and the entries of some are read."""
+        path = quote(self.store.names.root + escape(prefix))
+        line = f"GET /v1/kv/{path}?keys&separator=%2F&consistent".encode()
+        found = await self.agent.ask_many(str, line)
+        keys = sorted(key for key in found if key > (cursor or ""))
+        infos: list[LockInfo] = []
+        for start in range(0, min(limit, len(keys)), OPS):
+            infos += await self._infos(keys[start : min(start + OPS, limit)])
+        return Page(infos, keys[limit - 1] if len(keys) > limit else None)
 
-    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
-        return await view.record(self, grant, value, keep_seconds)
-
-    async def recall(self, name: str) -> Record | None:
-        return await view.recall(self, name)
+    async def _infos(self, listed: list[str]) -> list[LockInfo]:
+        root = self.store.names.root
+        prefixes = [key for key in listed if requests.segment_of(key, root) is not None]
+        foreign = [key[len(root) :].rstrip("/") for key in listed if key not in prefixes]
+        infos = [shown_unreadable(segment) for segment in foreign]
+        if not prefixes:
+            return infos
+        body = requests.txn(*(requests.tree(prefix.encode()) for prefix in prefixes))
+        found = await self.agent.txn(body, line=READ)
+        for prefix in prefixes:
+            segment = prefix[len(root) : -1]
+            own = (kv for kv in found if kv["Key"].startswith(prefix))
+            try:
+                queue = requests.queue_of(own, prefix)
+                if queue:
+                    limits = await self._limits(queue)
+                    infos.append(lock_info(unescape(segment), queue, limits))
+            except Incompatible as error:
+                infos.append(shown_unreadable(segment, error))
+        return infos
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        await view.watch(self, name, seen, until)
+        """Queries all keys of the name, from an index before they were read."""
+        prefix = self.store.names.of(name).prefix
+        watcher = f"watch {self.runtime.between(0, 1)}"
+        try:
+            first = await self.agent.http.ask(requests.query(prefix, 0, 1, keys=True))
+            tokens = [entry.details.token for entry in await self.read_queue(name) if entry.held]
+            if max(tokens, default=None) == seen:
+                index = max(1, first.seen)
+                await self.wakeups.query(watcher, prefix, index, until, keys=True)
+        except BackendUnavailable:
+            await self.wakeups.pause(until)
 
     async def probe(self) -> list[Finding]:
-        return await view.probe(self)
+        leader = await self.agent.ask(str, b"GET /v1/status/leader")
+        if not leader:
+            return [Finding("leader", "Consul knows no leader", "broken")]
+        findings = [Finding("leader", "Consul has a leader")]
+        peers = await self.agent.ask_many(str, b"GET /v1/status/peers")
+        few = servers_finding(len(peers))
+        if few is not None:
+            findings.append(few)
+        await self.read_queue("holdfast probe")
+        findings.append(Finding("access", f"may read {self.store.names.root}"))
+        session = await self.renewer.session(max(PROBE_TTL, self.store.shortest_ttl))
+        detail = "sessions can be made; Consul ends them one to two ttls after their last renewal"
+        findings.append(Finding("sessions", f"{detail} ({session.ttl} s)"))
+        findings.append(limits_finding(self.store.shortest_ttl, self.store.lock_delay))
+        return findings
+
+    # Records.
+
+    async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
+        """Checks the hold and writes the record in one transaction."""
+        ref = self.store.ref_of(grant)
+        fields = [requests.PROTOCOL, grant.token, self.runtime.wall(), keep_seconds, value]
+        text = b64encode(json.dumps(fields).encode())
+        try:
+            await self.agent.txn(
+                requests.txn(
+                    requests.locked_by(ref.key.encode(), ref.session),
+                    requests.write(self.store.names.record(grant.claim.name), text),
+                )
+            )
+        except TransactionRefused:
+            return False
+        if self.runtime.between(0, 1) < SWEEP_SHARE:
+            await self._sweep_records()
+        return True
+
+    async def _sweep_records(self) -> None:
+        """Deletes some records whose time is over. Consul deletes only keys of sessions, and a
+        record has none."""
+        line = f"GET /v1/kv/{quote(self.store.names.records)}?keys".encode()
+        keys = await self.agent.ask_many(str, line)
+        start = int(self.runtime.between(0, max(0, len(keys) - SWEPT_RECORDS)))
+        for key in keys[start : start + SWEPT_RECORDS]:
+            with suppress(Incompatible):  # recall() of that name raises it
+                await self._recall(requests.quotable(key), key)
+
+    async def recall(self, name: str) -> Record | None:
+        return await self._recall(self.store.names.record(name), name)
+
+    async def _recall(self, key: bytes, name: str) -> Record | None:
+        try:
+            found = (await self.agent.txn(requests.txn(requests.get(key)), line=READ))[0]
+        except TransactionRefused:
+            return None
+        stored = read_record(found["Value"], f"{name!r} on {self.store.display}")
+        record = None if stored is None else stored.at(self.runtime.wall())
+        if stored is not None and record is None:
+            with suppress(TransactionRefused):  # a newer record has been written
+                await self.agent.txn(requests.txn(requests.delete_same(key, found["ModifyIndex"])))
+        return record
+
+    # The end.
 
     def forget(self) -> None:
         self.store.sessions.forget()
         store = self.store
-        for known in (store.places, store.holds, store.moved, store.moving):
+        for known in (store.queued, store.holds, store.moved, store.moving):
             known.clear()
         self.renewer.forget()
         self.agent.http.forget()
-        self.waits.listening.forget()
+        self.wakeups.listening.forget()
 
     async def close(self) -> None:
         if id(self) in self.store.backends:
             self.store.backends.discard(id(self))
             if not self.store.backends:
                 await self.renewer.end_all()
-        self.waits.listening.close()
+        self.wakeups.listening.close()
         await self.agent.http.close()
 
 

@@ -1,10 +1,10 @@
-"""The requests of ``consul://`` as bytes, and the entries of its answers. No network here.
+"""The keys and requests of ``consul://`` as bytes, and the entries of its answers. Pure.
 
-Under ``<namespace>/locks/<name>/`` every claim has one key, locked by its client's session:
-``l/w/<owner>`` for a writer, ``l/r/<owner>`` for a reader, ``s/<limit>/<owner>`` for slots. The
-order of arrival is its CreateIndex. Who fits at its arrival holds; who does not waits, and once
-it is let in writes ``h/<owner>`` beside it, and ``n/<number>`` for every slot that it takes. The
-token is the ModifyIndex of the write that made it a hold.
+Under ``<namespace>/locks/<name>/`` every claim has one key, locked by a session of its client:
+``l/w/<owner>`` for a writer, ``l/r/<owner>`` for a reader, ``s/<limit>.<permits>/<owner>`` for
+slots. The order of arrival is its CreateIndex. A claim that fits on arrival holds. A claim that
+does not fit waits; when it enters it writes a mark ``h/<owner>``, and ``n/<number>`` for every
+slot that it takes. The token is the ModifyIndex of the write that made the claim a hold.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.stores._consensus.strict import (
     whole_number,
 )
 
-__all__ = ["NameKeys", "Names", "entry_value", "line_of"]
+__all__ = ["NameKeys", "Names", "entry_value", "queue_of"]
 
 PROTOCOL = 1
 _MODES = {"lw": Mode.EXCLUSIVE, "lr": Mode.SHARED}
@@ -36,20 +36,20 @@ LONGEST_OWNER = 64
 
 
 def quotable(key: str) -> bytes:
-    """A key that somebody else has written, as it stands between quotes in JSON."""
+    """Any key, also one that other software wrote, escaped for use between quotes in JSON."""
     return json.dumps(key)[1:-1].encode()
 
 
 def entry_value(claim: Claim, since: float, *, behind: int = 0, token: int = 0) -> bytes:
-    """What stands in an entry: version, behind, since, label, and the token of a hold that was
-    written again after its grant, so that no word of a note ever moves a token."""
+    """The value of an entry: version, behind, since, label, token. The token is 0, except for a
+    hold that was written again after its grant: a later write must not change its token."""
     text = f"[{PROTOCOL},{behind},{since:.3f},{quoted(claim.label)},{token}]"
     return b64encode(text.encode())
 
 
 @lru_cache(1024)
 def quoted(label: str) -> str:
-    """A client has few labels and many claims."""
+    """The label as JSON, cached: a client has few labels and many claims."""
     return json.dumps(label)
 
 
@@ -106,7 +106,7 @@ def locked_by(key: bytes, session: str) -> bytes:
 
 
 def query(path: str, index: int, milliseconds: int, *, keys: bool = False) -> bytes:
-    """A blocking query on one key, or on the names of all keys below it."""
+    """A blocking query of one key, or with ``keys`` of the list of all keys below a prefix."""
     what = "keys&" if keys else ""
     return f"GET /v1/kv/{quote(path)}?{what}index={index}&wait={max(1, milliseconds)}ms".encode()
 
@@ -126,7 +126,7 @@ class NameKeys(NamedTuple):
         return f"{self.prefix}{kind}{claim.owner}".encode()
 
     def mark(self, owner: str) -> bytes:
-        """What stands beside the entry of one who was let in after it had waited."""
+        """The key that marks an entry which has waited as a hold."""
         return f"{self.prefix}h/{owner}".encode()
 
     def slot(self, number: int) -> bytes:
@@ -155,14 +155,16 @@ class Names:
         return f"{self.guards}{session}".encode()
 
 
-def line_of(
+def queue_of(
     kvs: Iterable[dict[str, Any]], prefix: str, waiting: Collection[tuple[str, int]] = ()
 ) -> list[Entry]:
-    """The entries of a tree, in order of arrival. ``waiting`` are those of whom it is known, by
-    key and order, that they did not fit when they came."""
+    """The entries of a tree, in order of arrival. ``waiting`` has the key and order of entries
+    that are known not to have fitted on arrival.
+
+    Raises ``Incompatible`` for keys or values of another version or of other software."""
     marks: dict[str, _Mark] = {}
     rows: list[dict[str, Any]] = []
-    crowd = _Crowd()
+    ahead = _Ahead()
     try:
         for kv in kvs:
             kind, _, rest = kv["Key"][len(prefix) :].partition("/")
@@ -173,7 +175,7 @@ def line_of(
             else:
                 rows.append(kv)
         rows.sort(key=lambda kv: int(kv["CreateIndex"]))
-        return [_entry(kv, prefix, marks, waiting, crowd) for kv in rows]
+        return [_entry(kv, prefix, marks, waiting, ahead) for kv in rows]
     except (ValueError, KeyError):
         raise unreadable("Consul", prefix) from None
 
@@ -182,8 +184,8 @@ def _value(kv: dict[str, Any]) -> bytes:
     return b64decode(kv["Value"] or "")
 
 
-class _Crowd:
-    """All that stands before an entry, as far as it decides whether that one fits."""
+class _Ahead:
+    """The sum of the entries before an entry, as far as it decides whether that entry fits."""
 
     __slots__ = ("readers_only", "weight")
 
@@ -191,7 +193,7 @@ class _Crowd:
         self.weight = 0
         self.readers_only = True
 
-    def lets_in(self, mode: Mode, weight: int, limit: int) -> bool:
+    def leaves_room(self, mode: Mode, weight: int, limit: int) -> bool:
         if mode is Mode.SLOTS:
             return self.weight + weight <= limit
         return self.readers_only if mode is Mode.SHARED else self.weight == 0
@@ -202,7 +204,7 @@ class _Crowd:
 
 
 class _Mark:
-    """What stands beside an entry that was let in."""
+    """The mark and the slots of one owner."""
 
     __slots__ = ("since", "slots", "token")
 
@@ -222,7 +224,7 @@ class _Mark:
 
 
 def _written(kv: dict[str, Any]) -> int:
-    """The index of a key's own write; the end of its session has changed it once more."""
+    """The index of the write of a key. The end of its session changes the ModifyIndex again."""
     return int(kv["ModifyIndex"] if kv.get("Session") else kv["CreateIndex"])
 
 
@@ -231,7 +233,7 @@ def _entry(
     prefix: str,
     marks: dict[str, _Mark],
     waiting: Collection[tuple[str, int]],
-    crowd: _Crowd,
+    ahead: _Ahead,
 ) -> Entry:
     """Raises ``ValueError`` or ``KeyError`` for what no version of this protocol writes."""
     key, order, changed = kv["Key"], int(kv["CreateIndex"]), int(kv["ModifyIndex"])
@@ -242,31 +244,31 @@ def _entry(
         raise ValueError("its owner is of another form")
     mark = marks.get(owner)
     settled = mark is not None and mark.token > 0
-    held = settled or ((key, order) not in waiting and crowd.lets_in(mode, weight, limit))
-    crowd.add(mode, weight)
+    held = settled or ((key, order) not in waiting and ahead.leaves_room(mode, weight, limit))
+    ahead.add(mode, weight)
     token, since = _written(kv), 0.0
     if mark is not None and settled:
         token, since = mark.token, mark.since
     slots = tuple(sorted(mark.slots)) if mark is not None else ()
-    said = Details(token, weight, held, settled, 0, since, slots, "")
-    read = partial(_details, kv, prefix, said)
+    known = Details(token, weight, held, settled, 0, since, slots, "")
+    read = partial(_details, kv, prefix, known)
     return Entry(key, owner, order, changed, kv.get("Session", ""), mode, limit, read, held)
 
 
-def _details(kv: dict[str, Any], prefix: str, said: Details) -> Details:
+def _details(kv: dict[str, Any], prefix: str, known: Details) -> Details:
     try:
         version, behind, since, label, token = _stored_fields(_value(kv))
         if version != PROTOCOL:
             raise ValueError(f"version {version}")
     except ValueError:
         raise unreadable("Consul", prefix) from None
-    since, token = said.since or since, token or said.token
-    return said._replace(behind=behind, since=since, label=label, token=token)
+    since, token = known.since or since, token or known.token
+    return known._replace(behind=behind, since=since, label=label, token=token)
 
 
 def _stored_fields(data: bytes) -> tuple[int, int, float, str, int]:
-    """What an entry says, in the order of ``entry_value``. The one place where it is read; raises
-    ``ValueError`` for what no version of this protocol writes."""
+    """The fields of an entry, in the order of ``entry_value``. Raises ``ValueError`` for what no
+    version of this protocol writes. No other code reads the value of an entry."""
     fields = stored_json(data)
     if not isinstance(fields, list) or len(fields) != _FIELDS:
         raise ValueError("it is of another form")
@@ -276,16 +278,16 @@ def _stored_fields(data: bytes) -> tuple[int, int, float, str, int]:
 
 
 def segment_of(key: str, root: str) -> str | None:
-    """The name that a listed key is of, as it is stored; ``None`` if it is no name of Holdfast's,
-    which must never be sent back as one."""
+    """The escaped name in a listed key. ``None`` if Holdfast has not written the key: it must
+    never be sent back as the prefix of a name."""
     segment = key[len(root) :].removesuffix("/")
     written_by_us = key == f"{root}{segment}/" and escape(unescape(segment)) == segment
     return segment if written_by_us else None
 
 
 def moving(keys: NameKeys, claim: Claim, value: bytes, slots: Iterable[int], by: Move) -> bytes:
-    """Binds a hold to another session, with its slots. It keeps its token, which is in its value
-    from then on."""
+    """Binds a hold and its slots to another session. The hold keeps its token, which is in its
+    value from then on."""
     key, mark, owner = keys.entry(claim), keys.mark(claim.owner), plain(claim.owner)
     ops = [
         locked_by(key, by.old),
@@ -300,12 +302,12 @@ def moving(keys: NameKeys, claim: Claim, value: bytes, slots: Iterable[int], by:
 
 
 class Move(NamedTuple):
-    """From which session to which."""
+    """The ids of the old and of the new session."""
 
     old: str
     new: str
 
 
 def plain(text: str) -> bytes:
-    """A value that is just a text."""
+    """A text as the value of a key."""
     return b64encode(text.encode())

@@ -1,4 +1,7 @@
-"""The Consul sessions of one client: opened when needed, renewed, and their holds looked at."""
+"""The Consul sessions of one client: created when needed, renewed, destroyed at the end.
+
+A renewal renews each session once and checks the entries that are bound to it.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,19 @@ from holdfast.core.contract import Renewal, Runtime, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
 from holdfast.stores._consensus.sessions import RuntimeLock, Session, whole
 from holdfast.stores.consul import requests
-from holdfast.stores.consul.agent import READ, Agent, NodeMissing, Refused, SessionGone
+from holdfast.stores.consul.agent import (
+    READ,
+    Agent,
+    NodeMissing,
+    SessionGone,
+    TransactionRefused,
+)
 from holdfast.stores.consul.orphans import sweep
 
 if TYPE_CHECKING:
-    from holdfast.stores.consul.store import ConsulStore
+    from holdfast.stores.consul.backend import ConsulStore
 
-__all__ = ["OPS", "Held", "Ref", "SessionRenewer"]
+__all__ = ["OPS", "Held", "Ref", "RenewalBatch", "SessionRenewer"]
 
 REGISTER = b"PUT /v1/catalog/register"
 CREATE = b"PUT /v1/session/create"
@@ -26,15 +35,17 @@ RENEW = b"PUT /v1/session/renew/"
 DESTROY = b"PUT /v1/session/destroy/"
 INFO = b"GET /v1/session/info/"
 NODE = "holdfast-sessions"
+"""The node that sessions are bound to. By default it would be the server that created the session,
+and Consul ends the sessions of a node that leaves, or of a server that was dead for some seconds.
+This node is no agent, and never leaves."""
 BROKEN = "its entry in Consul is gone: the hold was broken"
-"""What sessions are bound to. Consul ends the sessions of a node that leaves, also of a server that
-was dead for some seconds; by default it is the one that was asked. This one never leaves."""
 OPS = 64
-"""How many operations a transaction may have."""
+"""The largest number of operations in one transaction."""
+DESTROY_SECONDS = 1.0
 
 
 class Ref(NamedTuple):
-    """Where a hold is: its key, and the session it was bound to when it was granted."""
+    """The key of a hold, and the session that it is bound to."""
 
     key: str
     session: str
@@ -49,26 +60,28 @@ class Held(NamedTuple):
 
 
 class SessionRenewer:
-    """One backend's view of its store's sessions."""
+    """Creates, renews and destroys the sessions of a store, over one backend's connections."""
 
     def __init__(self, store: ConsulStore, agent: Agent, runtime: Runtime) -> None:
         self.store, self.agent, self.runtime = store, agent, runtime
         self.sessions = store.sessions
-        self._opening = RuntimeLock(runtime)
+        self._lock = RuntimeLock(runtime)
 
     async def session(self, ttl: float, until: float | None = None) -> Session:
-        """The current session of a ttl with enough certain time, opened or renewed if need be."""
+        """The current session of a ttl, created or renewed if it has too little certain time left.
+
+        Raises ``BackendUnavailable`` if that takes too long."""
         session = self.sessions.current(ttl)
         if session is not None and session.fresh(self.runtime.now()):
             return session
         ends = self.runtime.now() + self.store.settings.request_seconds
         until = ends if until is None or ends < until else until
         try:
-            async with self._opening.turn(until):
+            async with self._lock.turn(until):
                 return await self._freshen(ttl, until)
         except TimeoutError:
             raise BackendUnavailable(
-                f"{self.store.display}: no session was opened in time"
+                f"{self.store.display}: no session was created in time"
             ) from None
 
     async def _freshen(self, ttl: float, until: float) -> Session:
@@ -79,8 +92,8 @@ class SessionRenewer:
         ):
             return session
         sent = self.runtime.now()
-        # No health checks: a node that flaps must not end holds. What dies ends by its ttl.
-        wish = {
+        # No health checks: a node that flaps must not end holds. A dead client's sessions run out.
+        options = {
             "Node": NODE,
             "Name": f"holdfast {self.store.settings.namespace}",
             "TTL": f"{whole(ttl)}s",
@@ -89,36 +102,38 @@ class SessionRenewer:
             "Behavior": "release" if self.store.lock_delay else "delete",
             "LockDelay": f"{self.store.lock_delay:g}s",
         }
-        session_id = await self._create(json.dumps(wish).encode(), until)
+        session_id = await self._create(json.dumps(options).encode(), until)
         session = self.sessions.install(Session(session_id, whole(ttl), sent))
         if self.store.lock_delay:
-            with suppress(HoldfastError, Refused, SessionGone):
+            with suppress(HoldfastError, TransactionRefused, SessionGone):
                 start = self.runtime.between(0, 1)
-                await sweep(self.agent, self.store, session.id, start, until)
+                await sweep(self.agent, self.store.names, session.id, start, until)
         return session
 
-    async def _create(self, wish: bytes, until: float) -> str:
+    async def _create(self, options: bytes, until: float) -> str:
         """The id of a new session."""
         try:
-            answer = await self.agent.ask(dict, CREATE, wish, until)
-        except NodeMissing:  # nobody was here before
+            answer = await self.agent.ask(dict, CREATE, options, until)
+        except NodeMissing:  # the first session in this datacenter
             node = {"Node": NODE, "Address": "127.0.0.1", "SkipNodeUpdate": True}
             await self.agent.ask(bool, REGISTER, json.dumps(node).encode(), until)
-            answer = await self.agent.ask(dict, CREATE, wish, until)
+            answer = await self.agent.ask(dict, CREATE, options, until)
         if answer is None:
-            raise self.agent.damaged("it made no session")
+            raise self.agent.damaged("it has no session")
         session_id: str = answer["ID"]
         return session_id
 
     async def longer(self, session_id: str, ttl: float, until: float | None) -> Session | None:
-        """A session of a longer ttl, with enough certain time for a hold of this one."""
+        """The session of that id, if it has a longer ttl: with enough certain time for a hold of
+        ``ttl``, renewed if need be. ``None`` if it is not of this client, or is gone."""
         session = self.sessions.longer(session_id, ttl)
         if session is None or session.fresh(self.runtime.now(), ttl):
             return session
         return None if await self.keep_alive(session_id, until) is None else session
 
     async def keep_alive(self, session_id: str, until: float | None = None) -> float | None:
-        """When the answered request was sent, or ``None`` if the session is gone."""
+        """Renews a session. Returns when the answered request was sent; ``None`` if the session is
+        gone."""
         sent = self.runtime.now()
         if await self.agent.ask(list, RENEW + session_id.encode(), b"", until) is None:
             self.sessions.ended(session_id)
@@ -126,56 +141,49 @@ class SessionRenewer:
         self.sessions.answered(session_id, sent)
         return sent
 
-    async def renew(
-        self,
-        grants: Sequence[Grant],
-        waits: Sequence[Waiting],
-        until: float,
-        shorten: bool = False,
-    ) -> Renewal:
-        return await _Renewing(self, until, shorten).all(grants, waits)
-
     async def end_all(self) -> None:
-        """Destroys what this client opened; what does not answer ends by itself."""
+        """Destroys the sessions of this client. Those that can't be destroyed run out."""
         for session in self.sessions.all():
             try:
                 line = DESTROY + session.id.encode()
-                await self.agent.ask(bool, line, b"", self.runtime.now() + 1.0)
+                await self.agent.ask(bool, line, b"", self.runtime.now() + DESTROY_SECONDS)
             except HoldfastError:
                 continue
         self.sessions.forget()
 
     def forget(self) -> None:
-        self._opening.forget()
+        self._lock.forget()
 
 
-class _Renewing:
-    """One batch: a renewal per session, and one question for 64 entries at a time."""
+class RenewalBatch:
+    """One renewal of many holds and waiting claims: one request per session, and one read-only
+    transaction per 64 entries, which checks that they exist and who locks them."""
 
     def __init__(self, renewer: SessionRenewer, until: float, shorten: bool) -> None:
-        self._renewer_thread, self._until, self._shorten = renewer, until, shorten
+        self._renewer, self._until, self._shorten = renewer, until, shorten
         self._store = renewer.store
         self._kept: dict[str, float | str | None] = {}
-        self.lost: dict[str, str] = {}
-        self.unknown: dict[str, str] = {}
-        self.forgotten: set[str] = set()
-        self._asked: list[tuple[Claim, bytes, Grant | None, int]] = []
+        self._lost: dict[str, str] = {}
+        self._unknown: dict[str, str] = {}
+        self._forgotten: set[str] = set()
+        self._checks: list[tuple[Claim, bytes, Grant | None, int]] = []
         self._since: float | None = None
 
-    async def all(self, grants: Sequence[Grant], waits: Sequence[Waiting]) -> Renewal:
+    async def renew(self, grants: Sequence[Grant], waits: Sequence[Waiting]) -> Renewal:
         for grant in grants:
-            await self._grant(grant)
+            await self._renew_hold(grant)
         for waiting in waits:
-            await self._waiting(waiting)
-        for start in range(0, len(self._asked), OPS):
-            await self._look(self._asked[start : start + OPS])
-        return Renewal(self.lost, self.unknown, frozenset(self.forgotten), self._since)
+            await self._renew_waiting(waiting)
+        for start in range(0, len(self._checks), OPS):
+            await self._check(self._checks[start : start + OPS])
+        return Renewal(self._lost, self._unknown, frozenset(self._forgotten), self._since)
 
     async def _keep(self, session_id: str) -> float | str | None:
-        """Since when a session is certain; the cause if unknown; None if gone."""
+        """Renews a session once. Returns from when it is certain; the cause as text if that is
+        unknown; ``None`` if the session is gone."""
         if session_id not in self._kept:
             try:
-                since = await self._renewer_thread.keep_alive(session_id, self._until)
+                since = await self._renewer.keep_alive(session_id, self._until)
             except (BackendUnavailable, Unsupported) as error:
                 self._kept[session_id] = str(error)
             else:
@@ -187,115 +195,110 @@ class _Renewing:
         if since is not None:
             self._since = since if self._since is None else min(self._since, since)
 
-    async def _grant(self, grant: Grant) -> None:
+    async def _renew_hold(self, grant: Grant) -> None:
         owner, ref = grant.claim.owner, Ref(*grant.ref)
-        session = self._bound(grant).session
+        session = self._store.ref_of(grant).session
         kept = await self._keep(session)
         if kept is None:
-            self.lost[owner] = "its Consul session ran out or was destroyed"
+            self._lost[owner] = "its Consul session ran out or was destroyed"
         elif isinstance(kept, str):
-            self.unknown[owner] = kept
+            self._unknown[owner] = kept
         else:
             key = ref.key.encode()
-            self._asked.append((grant.claim, requests.locked_by(key, session), grant, 0))
+            self._checks.append((grant.claim, requests.locked_by(key, session), grant, 0))
 
-    async def _waiting(self, waiting: Waiting) -> None:
+    async def _renew_waiting(self, waiting: Waiting) -> None:
         claim = waiting.claim
-        session = self._renewer_thread.sessions.current(claim.ttl)
+        session = self._renewer.sessions.current(claim.ttl)
         kept = None if session is None else await self._keep(session.id)
         if session is None or kept is None:
-            self.forgotten.add(claim.owner)
+            self._forgotten.add(claim.owner)
         elif not isinstance(kept, str):
             key = self._store.names.of(claim.name).entry(claim)
             op = requests.locked_by(key, session.id)
-            self._asked.append((claim, op, None, waiting.behind))
+            self._checks.append((claim, op, None, waiting.behind))
 
-    async def _look(self, asked: list[tuple[Claim, bytes, Grant | None, int]]) -> None:
-        body = requests.txn(*(op for _, op, _, _ in asked))
+    async def _check(self, checks: list[tuple[Claim, bytes, Grant | None, int]]) -> None:
+        body = requests.txn(*(op for _, op, _, _ in checks))
         failed: frozenset[int] = frozenset()
         try:
-            await self._renewer_thread.agent.txn(body, line=READ, until=self._until)
-        except Refused as refused:
+            await self._renewer.agent.txn(body, line=READ, until=self._until)
+        except TransactionRefused as refused:
             failed = refused.failed
         except BackendUnavailable as error:
-            self.unknown |= {c.owner: str(error) for c, _, grant, _ in asked if grant is not None}
+            self._unknown |= {c.owner: str(error) for c, _, grant, _ in checks if grant is not None}
             return
-        for index, (claim, _, grant, behind) in enumerate(asked):
+        for index, (claim, _, grant, behind) in enumerate(checks):
             if grant is None and index in failed:
-                self.forgotten.add(claim.owner)
+                self._forgotten.add(claim.owner)
             elif grant is not None and index in failed:
                 await self._find(grant)
             elif grant is None:
-                await self._tell_behind(claim, behind)
-            elif self._is_to_move(self._bound(grant).ttl, whole(claim.ttl)):
-                await self._move(grant, self._bound(grant))
+                await self._write_behind(claim, behind)
+            elif self._is_to_move(self._store.ref_of(grant).ttl, whole(claim.ttl)):
+                await self._move(grant, self._store.ref_of(grant))
 
     async def _find(self, grant: Grant) -> None:
-        """A hold is not where it should be: an extend without an answer may have moved it."""
+        """For a hold that is not bound to its session: an extend without an answer may have bound
+        it to another one."""
         claim, moving = grant.claim, self._store.moving.get(grant.claim.owner)
         kept = None if moving is None else await self._keep(moving.session)
         if moving is None or kept is None:
-            self.lost[claim.owner] = BROKEN
+            self._lost[claim.owner] = BROKEN
             return
         try:
             if isinstance(kept, str):
                 raise BackendUnavailable(kept)
             body = requests.txn(requests.locked_by(moving.key.encode(), moving.session))
-            await self._renewer_thread.agent.txn(body, line=READ, until=self._until)
-        except Refused:
-            self.lost[claim.owner] = BROKEN
+            await self._renewer.agent.txn(body, line=READ, until=self._until)
+        except TransactionRefused:
+            self._lost[claim.owner] = BROKEN
         except BackendUnavailable as error:
-            self.unknown[claim.owner] = str(error)
+            self._unknown[claim.owner] = str(error)
         else:
             self._store.moved[claim.owner] = moving
             if self._is_to_move(moving.ttl, whole(claim.ttl)):
                 await self._move(grant, moving)
 
     def _is_to_move(self, bound: int, ttl: int) -> bool:
-        """Whether a hold goes to another session: to a shorter one only if its owner asks for that,
-        since a request may arrive after later ones."""
+        """Whether a hold is bound to another session: to one with a shorter ttl only if its owner
+        asks for that, since a request may reach Consul after later ones."""
         return bound != ttl if self._shorten else bound < ttl
 
-    async def _tell_behind(self, claim: Claim, behind: int) -> None:
-        """Writes how many wait behind an entry that was not granted meanwhile."""
-        place = self._store.places.get(claim.owner)
-        if place is None or place.behind == behind:
+    async def _write_behind(self, claim: Claim, behind: int) -> None:
+        """Writes how many claims of this client wait behind an entry that still waits."""
+        queued = self._store.queued.get(claim.owner)
+        if queued is None or queued.behind == behind:
             return
         key = self._store.names.of(claim.name).entry(claim)
-        value = requests.entry_value(claim, place.since, behind=behind)
-        change = requests.rewrite(key, value, place.changed)
+        value = requests.entry_value(claim, queued.since, behind=behind)
+        change = requests.rewrite(key, value, queued.changed)
         try:
-            answer = await self._renewer_thread.agent.txn(requests.txn(change), until=self._until)
-        except (BackendUnavailable, Refused, SessionGone):
+            answer = await self._renewer.agent.txn(requests.txn(change), until=self._until)
+        except (BackendUnavailable, TransactionRefused, SessionGone):
             return
-        if self._store.places.get(claim.owner) is place:  # neither granted nor gone meanwhile
+        if self._store.queued.get(claim.owner) is queued:  # neither granted nor ended since
             changed = int(answer[0]["ModifyIndex"])
-            self._store.places[claim.owner] = place._replace(behind=behind, changed=changed)
-
-    def _bound(self, grant: Grant) -> Ref:
-        """Where the hold is now."""
-        return self._store.moved.get(grant.claim.owner) or Ref(*grant.ref)
+            self._store.queued[claim.owner] = queued._replace(behind=behind, changed=changed)
 
     async def _move(self, grant: Grant, ref: Ref) -> None:
         """Binds a hold whose ttl was changed to the session of its new ttl."""
         claim = grant.claim
         try:
-            session = await self._renewer_thread.session(claim.ttl, self._until)
-            # Its holder counts with the whole ttl, if it never hears an answer.
+            session = await self._renewer.session(claim.ttl, self._until)
+            # If the move has no answer, its holder counts on the whole new ttl from here on.
             kept = await self._keep(session.id)
             if isinstance(kept, str):
                 raise BackendUnavailable(kept)
-            value = requests.entry_value(
-                claim, self._renewer_thread.runtime.wall(), token=grant.token
-            )
+            value = requests.entry_value(claim, self._renewer.runtime.wall(), token=grant.token)
             keys, move = self._store.names.of(claim.name), requests.Move(ref.session, session.id)
             body = requests.moving(keys, claim, value, grant.slots, move)
             moved = self._store.moving[claim.owner] = Ref(ref.key, session.id, session.ttl)
-            await self._renewer_thread.agent.txn(body, until=self._until)
-        except Refused:
-            self.lost[claim.owner] = BROKEN
+            await self._renewer.agent.txn(body, until=self._until)
+        except TransactionRefused:
+            self._lost[claim.owner] = BROKEN
         except (BackendUnavailable, SessionGone) as error:
-            self.unknown[claim.owner] = str(error) or "the new session ended at once"
+            self._unknown[claim.owner] = str(error) or "the new session has ended already"
         else:
             self._store.moved[claim.owner] = moved
             self._store.moving.pop(claim.owner, None)
