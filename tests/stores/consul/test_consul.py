@@ -1,4 +1,4 @@
-"""What is peculiar to Consul: sessions, transactions, blocking queries, late letters."""
+"""What is peculiar to Consul: sessions, transactions, blocking queries, late requests, tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def peer(server: ConsulServer, namespace: str) -> Iterator[Callable[[], Peer]]:
 
 
 def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
-    """Once the client has its session, taking and releasing are one request each."""
+    """Once the client has its session, acquire and release are one request each."""
     one = peer()
     run_now(one.backend.release(one.take(claim_of())))
     for claim in (claim_of(), claim_of("read", Mode.SHARED)):
@@ -53,7 +53,7 @@ def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
 
 
 def test_waiting_costs_one_request_more(peer: Callable[[], Peer]) -> None:
-    """One to join the line, one to be let in, one to release."""
+    """One request to join the queue, one to enter, one to release."""
     ours, theirs = peer(), peer()
     theirs.take(claim_of("warm"))
     grant = ours.take(claim_of())
@@ -69,7 +69,7 @@ def test_waiting_costs_one_request_more(peer: Callable[[], Peer]) -> None:
 
 
 def test_holds_are_renewed_together(peer: Callable[[], Peer]) -> None:
-    """One renewal, and one question for 64 holds at a time."""
+    """One renewal of the session, and one transaction per 64 holds."""
     one = peer()
     grants = one.take_many(1000)
     one.post.asked.clear()
@@ -81,11 +81,11 @@ def test_holds_are_renewed_together(peer: Callable[[], Peer]) -> None:
 def test_a_shorter_session_is_kept_alive_before_a_hold_moves_there(
     peer: Callable[[], Peer],
 ) -> None:
-    """If the answer gets lost, the holder counts with the whole of the shorter ttl."""
+    """If the answer is lost, the holder counts on the whole of the shorter ttl."""
     one = peer()
     grant, other = one.take(claim_of(ttl=60.0)), one.take(claim_of("other", ttl=20.0))
     session = one.store.sessions.current(20.0)
-    session.since -= 5.0  # as if nothing had been heard since
+    session.since -= 5.0  # as if it had not been renewed since
     sent = now()
     shorter = grant._replace(claim=grant.claim._replace(ttl=20.0))
     renewal = run_now(one.backend.renew([shorter], [], until=sent + SOON, shorten=True))
@@ -102,7 +102,7 @@ def test_a_shorter_session_is_kept_alive_before_a_hold_moves_there(
 def test_a_hold_that_was_moved_without_an_answer_is_found(
     peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch, ttl: float, lands: bool
 ) -> None:
-    """It is neither lost, nor counted with another session than the one that it is bound to."""
+    """It is not lost, and its certain time is that of the session that it is bound to."""
     one = peer()
     grant = one.take(claim_of(ttl=60.0))
     other = grant._replace(claim=grant.claim._replace(ttl=ttl))
@@ -130,7 +130,7 @@ def test_a_hold_that_was_moved_without_an_answer_is_found(
 
 
 def test_a_lost_mark_is_found_again(peer: Callable[[], Peer]) -> None:
-    """A waiter whose grant was lost on the way back asks again and gets the same."""
+    """A waiter whose grant got lost on the way back attempts again and gets the same grant."""
     ours, theirs = peer(), peer()
     grant, claim = ours.take(claim_of()), claim_of()
     assert isinstance(theirs.attempt(claim), Busy)
@@ -146,10 +146,10 @@ def test_a_lost_mark_is_found_again(peer: Callable[[], Peer]) -> None:
     assert run_now(theirs.backend.release(taken)) is True
 
 
-def test_nobody_comes_in_whose_entry_is_gone(
+def test_a_waiter_without_its_entry_does_not_enter(
     peer: Callable[[], Peer], server: ConsulServer
 ) -> None:
-    """A mark alone would be a hold that nobody sees: others would come in beside it."""
+    """A mark without an entry would be an invisible hold: another claim could enter beside it."""
     ours, theirs = peer(), peer()
     grant, claim = ours.take(claim_of()), claim_of()
     assert isinstance(theirs.attempt(claim), Busy)
@@ -162,8 +162,10 @@ def test_nobody_comes_in_whose_entry_is_gone(
     assert isinstance(ours.attempt(claim_of()), Busy)
 
 
-def test_a_destroyed_session_lets_the_next_in(server: ConsulServer, namespace: str) -> None:
-    """Who waits gets the name at once, with a higher token; who held it learns that."""
+def test_a_destroyed_session_lets_the_next_waiter_enter(
+    server: ConsulServer, namespace: str
+) -> None:
+    """The next waiter gets the name at once, with a higher token; the holder is notified."""
     url = f"{server.url}?session_ttl_min=1"
     with (
         holdfast.connect(url, namespace=namespace, ttl=3) as ours,
@@ -183,7 +185,7 @@ def test_a_destroyed_session_lets_the_next_in(server: ConsulServer, namespace: s
 
 
 def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: ConsulServer) -> None:
-    """What another protocol has stored is neither ignored nor overwritten."""
+    """An entry of another protocol version is neither ignored nor overwritten."""
     one = peer()
     grant = one.take(claim_of())
     path = grant.ref.key.replace("%", "%25")
@@ -193,7 +195,7 @@ def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: ConsulSe
 
 
 def test_a_ttl_below_the_floor_is_refused(namespace: str, servers: Servers) -> None:
-    """By the client where the floor is known, by Consul where it is not."""
+    """By the client if it knows the floor, by Consul if not."""
     server = servers.of(ConsulServer, session_ttl_min="10s")
     with (
         holdfast.connect(server.url, namespace=namespace) as locks,
@@ -208,7 +210,7 @@ def test_a_ttl_below_the_floor_is_refused(namespace: str, servers: Servers) -> N
 
 
 def test_permits_have_a_limit(peer: Callable[[], Peer]) -> None:
-    """As many as one transaction can grant, and not one more."""
+    """As many permits as one transaction can grant, and no more."""
     one = peer()
     most = claim_of("slots", Mode.SLOTS, weight=MOST_PERMITS, limit=100)
     grant = one.take(most)
@@ -219,12 +221,12 @@ def test_permits_have_a_limit(peer: Callable[[], Peer]) -> None:
 
 
 def test_waiting_for_many_names_is_bounded(server: ConsulServer, namespace: str) -> None:
-    """Forty waits at once: sixteen are woken, the others look again, all get in."""
+    """Forty waits at once: sixteen have a blocking query, the others poll, and all enter."""
     with Proxy(server) as proxy:
-        asyncio.run(_crowd(server.url, proxy, namespace))
+        asyncio.run(_wait_for_many(server.url, proxy, namespace))
 
 
-async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
+async def _wait_for_many(url: str, proxy: Proxy, namespace: str) -> None:
     async with (
         holdfast.connect_async(url, namespace=namespace) as ours,
         holdfast.connect_async(proxy.url, namespace=namespace, connections=2) as theirs,
@@ -233,7 +235,7 @@ async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
         held = [await ours.lock(name).acquire() for name in names]
         tasks = [asyncio.create_task(theirs.lock(name).acquire()) for name in names]
         deadline = now() + SOON
-        while sum(len(standing.waiters) for standing in await ours.list()) < len(names):
+        while sum(len(info.waiters) for info in await ours.list()) < len(names):
             assert now() < deadline
             await asyncio.sleep(0.05)
         assert proxy.open_connections <= 16 + 2 + 1
@@ -247,12 +249,12 @@ async def _crowd(url: str, proxy: Proxy, namespace: str) -> None:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ConsulServer]:
-    """A Consul that lets nobody in without a token."""
+    """A Consul that refuses requests without a token."""
     tokens = {"master": "8b9b1f3e-0000-4000-8000-000000000001"}
     acl = {"enabled": True, "default_policy": "deny", "tokens": tokens}
     with ConsulServer(config={"acl": acl}) as server:
         master = tokens["master"]
-        # A new leader knows its tokens a little later than it leads.
+        # A new leader knows its tokens only a little after its election.
         wait_until("the ACLs", lambda: bool(server.ask(f"/v1/acl/tokens?token={master}")))
         yield server
 
@@ -261,7 +263,7 @@ RULES = """
     key_prefix "t" { policy = "write" }
     session_prefix "" { policy = "write" }
 """
-"""What the docs list, below the namespaces of these tests."""
+"""The rules of docs/stores/consul.md, for the namespaces of these tests."""
 NODE_RULE = 'node "holdfast-sessions" { policy = "write" }'
 
 
@@ -272,8 +274,8 @@ def _as_master(guarded: ConsulServer, path: str, body: object) -> Any:
 
 def _token(guarded: ConsulServer, name: str, rules: str) -> str:
     _as_master(guarded, "/v1/acl/policy", {"Name": name, "Rules": rules})
-    wish = {"Policies": [{"Name": name}]}
-    return str(_as_master(guarded, "/v1/acl/token", wish)["SecretID"])
+    options = {"Policies": [{"Name": name}]}
+    return str(_as_master(guarded, "/v1/acl/token", options)["SecretID"])
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +294,7 @@ def test_waiting_with_a_token(
     way: str,
     flavour: Flavour,
 ) -> None:
-    """It comes from the URL or the environment, and goes with the questions of waiters, too."""
+    """The token is read from the URL or the environment, and blocking queries carry it too."""
     host = f"{guarded.host}:{guarded.port}"
     monkeypatch.setenv("CONSUL_HTTP_TOKEN", token if way == "environment" else "another")
     url = f"consul://{host}" if way == "environment" else f"consul://:{token}@{host}"
@@ -303,7 +305,7 @@ def test_waiting_with_a_token(
 def test_one_token_registers_the_node_of_all_sessions(
     guarded: ConsulServer, token: str, namespace: str
 ) -> None:
-    """Others need no right to; where it is missing, they are told."""
+    """Later tokens need no right to register it. If the node is missing, the error says so."""
     _as_master(guarded, "/v1/catalog/deregister", {"Node": NODE})
     host = f"{guarded.host}:{guarded.port}"
     weaker = f"consul://:{_token(guarded, 'weaker', RULES)}@{host}"
@@ -320,7 +322,7 @@ def test_one_token_registers_the_node_of_all_sessions(
 def test_tokens(
     guarded: ConsulServer, token: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None is shown, and a missing one is told."""
+    """A token is never shown, and the error for a missing token says so."""
     host = f"{guarded.host}:{guarded.port}"
     with holdfast.connect(f"consul://:{token}@{host}", namespace=namespace) as locks:
         with locks.lock("name", timeout=SOON):

@@ -1,4 +1,4 @@
-"""Three Consul servers, and what happens to their sessions alone."""
+"""Three Consul servers, and faults of their sessions that no other store has."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def trio(servers: Servers) -> Iterator[LinkedConsulTrio]:
 def test_a_session_is_destroyed_from_outside(
     trio: LinkedConsulTrio, namespace: str, record_property: Tell
 ) -> None:
-    """With a lock-delay the next one is let in only after the last one knows: nobody works at
-    the same time as another."""
+    """With a lock-delay the next claim enters only after the holder knows of its loss: two
+    holders never work at the same time."""
     url = f"{trio.url}&lock_delay={LOCK_DELAY}"
     with MonitoredHolders(trio, url, namespace, CONSUL.ttl) as monitored:
         for session in trio.nodes[0].ask("/v1/session/list"):
@@ -48,11 +48,11 @@ def test_a_session_is_destroyed_from_outside(
     nothing_is_left(trio, namespace)
 
 
-def test_a_hold_outlives_the_server_that_it_was_asked_of(
+def test_a_hold_outlives_the_server_that_granted_it(
     trio: LinkedConsulTrio, namespace: str, record_property: Tell
 ) -> None:
-    """Consul takes a server that is dead for some seconds for one that has left, and ends what is
-    bound to it: that is no hold of those who still live."""
+    """Consul removes a server that is dead for some seconds, and ends the sessions that are bound
+    to it. Holds of live clients must not be bound to it."""
     leader = trio.leader()
     others = [node for node in trio.nodes if node is not leader]
     url = trio.url_of(leader, *others)

@@ -1,4 +1,4 @@
-"""Slots on Consul, which are keys of their own: who ends a claim ends its slots, and no others."""
+"""Slots on Consul are keys of their own: the end of a claim deletes its slots, and no others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _slots(limit: int = 1) -> Claim:
 
 
 def _before_write(peer: Peer, number: int, step: Callable[[], object]) -> None:
-    """Does something right before a peer's so manieth transaction from now on that writes."""
+    """Calls ``step`` right before the peer's writing transaction of that number, from now on."""
     ask, left = peer.post.ask, [number]
 
     async def asked(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
@@ -46,11 +46,11 @@ def _before_write(peer: Peer, number: int, step: Callable[[], object]) -> None:
 
 
 @blocking_and_asyncio
-def test_slots_that_are_taken_as_their_claim_is_broken_end_with_it(
+def test_slots_taken_while_their_claim_is_revoked_end_with_it(
     peer: Callable[[Flavour], Peer], flavour: Flavour
 ) -> None:
-    """Whoever breaks it has seen none yet; nobody else could have them for as long as there is a
-    session."""
+    """The revoking client has not seen the slots. If they stayed, no other claim could have them
+    while the session lives."""
     ours, theirs = peer(flavour), peer(flavour)
     for one in (ours, theirs):
         one.run(one.backend.release(one.take(claim_of("another"))))
@@ -68,7 +68,7 @@ def test_slots_that_are_taken_as_their_claim_is_broken_end_with_it(
             assert seen.wait(SOON)
 
         _before_write(theirs, 1, pause)
-        _before_write(ours, 2, see)  # the first one joins the line
+        _before_write(ours, 2, see)  # the first one joins the queue
         grant = ours.take(_slots())
         taken.set()
         assert breaking[0].result(SOON) == [grant.token]
@@ -77,10 +77,10 @@ def test_slots_that_are_taken_as_their_claim_is_broken_end_with_it(
 
 
 @blocking_and_asyncio
-def test_a_slot_of_somebody_else_is_not_abandoned(
+def test_abandon_keeps_a_slot_that_another_claim_has_taken(
     peer: Callable[[Flavour], Peer], flavour: Flavour
 ) -> None:
-    """One that was ours when we looked: its session has ended, and another took it."""
+    """The slot was ours when it was read; then its session ended, and another claim took it."""
     ours, theirs, others = (peer(flavour) for _ in range(3))
     claim = _slots(2)
     (slot,) = ours.take(claim).slots

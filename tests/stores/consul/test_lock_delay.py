@@ -1,4 +1,4 @@
-"""Consul's lock-delay: what a session that ended leaves keeps others out for so long."""
+"""Consul's lock-delay: the keys of an ended session keep other claims out until it is over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from servers.registry import Servers
 from stores.waiting import wait_for_waiter
 
 DELAY = 6.0
-"""Longer than a few requests take on a busy machine."""
+"""Seconds; longer than a few requests take on a busy machine."""
 SOON = 60.0
 
 
@@ -44,7 +44,7 @@ def _destroy(server: ConsulServer, namespace: str) -> None:
 def _keys(server: ConsulServer, namespace: str) -> list[str]:
     try:
         return [kv["Key"] for kv in server.ask(f"/v1/kv/{namespace}/?recurse")]
-    except OSError:  # there is none
+    except OSError:  # 404: no key exists
         return []
 
 
@@ -58,10 +58,10 @@ def _lock(locks: holdfast.Locks, mode: str, timeout: float) -> Any:
 @pytest.mark.parametrize(
     ("first", "second"), [("writer", "reader"), ("reader", "writer"), ("slots", "slots")]
 )
-def test_the_next_one_waits_for_the_delay(
+def test_the_next_claim_waits_for_the_delay(
     server: ConsulServer, namespace: str, first: str, second: str
 ) -> None:
-    """Also one that comes only after the session was destroyed, and has no delay of its own."""
+    """Also a claim that arrives after the session was destroyed, from a client without a delay."""
     with (
         holdfast.connect(_url(server), namespace=namespace, ttl=50) as ours,
         holdfast.connect(_url(server, 0), namespace=namespace, ttl=50) as theirs,
@@ -84,8 +84,8 @@ def test_the_next_one_waits_for_the_delay(
     assert _keys(server, namespace) == []
 
 
-def test_one_who_waits_is_let_in_after_the_delay(server: ConsulServer, namespace: str) -> None:
-    """It learns of the session's end at once, and of the delay's end soon."""
+def test_a_waiter_enters_after_the_delay(server: ConsulServer, namespace: str) -> None:
+    """It sees the end of the session at once, and the end of the delay soon."""
     with (
         holdfast.connect(_url(server), namespace=namespace, ttl=50) as ours,
         holdfast.connect(_url(server, 0), namespace=namespace, ttl=49) as theirs,
@@ -110,10 +110,10 @@ def test_one_who_waits_is_let_in_after_the_delay(server: ConsulServer, namespace
     assert _keys(server, namespace) == []
 
 
-def test_a_waiter_whose_session_was_destroyed_joins_anew(
+def test_a_waiter_whose_session_was_destroyed_joins_again(
     server: ConsulServer, namespace: str
 ) -> None:
-    """Its own key is under the delay too; it gets in all the same once that is over."""
+    """The delay is on its own key too; it enters once the delay is over."""
     with (
         holdfast.connect(_url(server, 0), namespace=namespace, ttl=50) as ours,
         holdfast.connect(_url(server), namespace=namespace, ttl=49) as theirs,
@@ -138,8 +138,8 @@ def test_a_waiter_whose_session_was_destroyed_joins_anew(
     assert _keys(server, namespace) == []
 
 
-def test_what_a_killed_process_left_is_swept(server: ConsulServer, namespace: str) -> None:
-    """Also where nobody asks for the same name again: the next session of anybody's does it."""
+def test_the_keys_of_a_killed_process_are_swept(server: ConsulServer, namespace: str) -> None:
+    """Also if no client uses the same name again: the next session of any client deletes them."""
     asyncio.run(_kill_one(server, namespace))
     deadline = now() + SOON
     while _keys(server, namespace):
@@ -159,26 +159,26 @@ async def _kill_one(server: ConsulServer, namespace: str) -> None:
 
 
 def test_a_lock_delay_has_its_limits(server: ConsulServer, namespace: str) -> None:
-    """Consul knows none longer than a minute; ``check()`` tells what is in force."""
+    """Consul allows a minute at most; ``check()`` says which delay is in force."""
     with pytest.raises(ValueError, match="0 to 60 seconds"):
         holdfast.connect(_url(server, 61))
     with holdfast.connect(_url(server), namespace=namespace) as locks:
-        told = "; ".join(finding.detail for finding in locks.check())
-    assert "the shortest ttl is 1 s" in told
-    assert "one to two ttls" in told
-    assert f"the lock-delay is {DELAY:g} s" in told
+        details = "; ".join(finding.detail for finding in locks.check())
+    assert "the shortest ttl is 1 s" in details
+    assert "one to two ttls" in details
+    assert f"the lock-delay is {DELAY:g} s" in details
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
 @pytest.mark.parametrize("delay", [0, DELAY])
-def test_what_a_dead_holder_costs_is_told(
+def test_messages_say_how_long_a_dead_holder_blocks(
     server: ConsulServer, namespace: str, flavour: Flavour, delay: float
 ) -> None:
-    """By ``inspect``, and to whoever has waited in vain: Consul takes up to twice the ttl."""
-    asyncio.run(_ask_in_vain(_url(server, delay), namespace, flavour, delay))
+    """In ``inspect`` and in the error of a timeout: Consul takes up to twice the ttl."""
+    asyncio.run(_time_out(_url(server, delay), namespace, flavour, delay))
 
 
-async def _ask_in_vain(url: str, namespace: str, flavour: Flavour, delay: float) -> None:
+async def _time_out(url: str, namespace: str, flavour: Flavour, delay: float) -> None:
     async with (
         open_client(url, flavour, run_here, namespace=namespace, ttl=50) as ours,
         open_client(url, flavour, run_here, namespace=namespace, ttl=30) as theirs,
