@@ -22,7 +22,8 @@ from holdfast.stores.postgres import connect as postgres
 from holdfast.stores.postgres import wakeups as postgres_listen
 from holdfast.stores.redis import routes as redis_routes
 from holdfast.stores.redlock import wakeups as redlock_subscription
-from holdfast.stores.sqlite import datagram
+from holdfast.stores.redlock import wakeups_aio as redlock_aio_subscription
+from holdfast.stores.sqlite import wakeups as sqlite_wakeups
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
@@ -47,7 +48,7 @@ OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
         (redlock_subscription.NameSubscription, "__init__"),
         (redlock_subscription.AsyncNameSubscription, "connect"),
     ),
-    "sqlite": ((datagram.Folder, "bind"),) * 2,
+    "sqlite": ((sqlite_wakeups.SocketFolder, "bind"),) * 2,
 }
 """What a client begins to listen with: the blocking one, the asyncio one."""
 

@@ -22,15 +22,15 @@ from holdfast.core.renewer import Renewer
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.stores.sqlite.backend import SHORT_MICROSECONDS, SqliteBackend
-from holdfast.stores.sqlite.file import Place
+from holdfast.stores.sqlite.file import StoreFile
 from holdfast.testing.stalls import Stalls
-from stores.sqlite.bench import Program, backend_of, claim, expire, grant, take, try_to_take
+from stores.sqlite.helpers import Program, backend_of, claim, expire, grant, take, try_to_take
 
 IN_A_TRANSACTION = """
 with backend_of(path) as backend:
     take(backend, claim("name"))
-    backend._wire._connection.execute("BEGIN IMMEDIATE")
-    backend._wire._connection.execute("UPDATE name SET token = 9000000000000000000")
+    backend._connection._database.execute("BEGIN IMMEDIATE")
+    backend._connection._database.execute("UPDATE name SET token = 9000000000000000000")
     print("inside", flush=True)
     input()
 """
@@ -274,7 +274,7 @@ def test_nobody_is_granted_in_a_file_that_is_replaced_meanwhile(tmp_path: Path, 
     path = tmp_path / "locks.db"
     with backend_of(path) as backend, backend_of(path) as other:
         run_now(backend.look("name"))
-        connection = backend._wire._connection
+        connection = backend._connection._database
         assert connection is not None
 
         def strike(statement: str) -> None:
@@ -318,9 +318,9 @@ def test_the_number_of_a_removed_file_is_not_given_to_the_next(
     """It would pass for the file that the old holds are in, and nobody would tell of their loss."""
     path = tmp_path / "locks.db"
     in_use: list[bool] = []
-    make = Place._make_file
+    make = StoreFile._make_file
 
-    def watched(place: Place) -> None:
+    def watched(place: StoreFile) -> None:
         in_use.append(number in numbers_in_use())
         make(place)
 
@@ -328,7 +328,7 @@ def test_the_number_of_a_removed_file_is_not_given_to_the_next(
         held = take(backend)
         number = path.stat().st_ino
         remove(path)
-        monkeypatch.setattr(Place, "_make_file", watched)
+        monkeypatch.setattr(StoreFile, "_make_file", watched)
         take(backend, claim("another name"))
         assert in_use == [True]
         assert list(backend.glance([held])) == [held.claim.owner]
@@ -397,7 +397,7 @@ def test_a_holder_in_asyncio_that_asks_for_nothing_notices_too(tmp_path: Path) -
 DISK_FULL = """
 import subprocess, sys
 from pathlib import Path
-from stores.sqlite.bench import *
+from stores.sqlite.helpers import *
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", sys.argv[1]], check=True)

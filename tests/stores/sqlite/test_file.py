@@ -16,10 +16,10 @@ import pytest
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.errors import GuaranteeNotMet, Unsupported
-from holdfast.stores.sqlite.file import place_of
+from holdfast.stores.sqlite.file import store_file
 from holdfast.stores.sqlite.host import file_system, refuse_network
 from holdfast.url import parse_url
-from stores.sqlite.bench import Program, backend_of, claim, store_of, take, try_to_take
+from stores.sqlite.helpers import Program, backend_of, claim, store_of, take, try_to_take
 
 GROUP = grp.getgrgid(os.getgid()).gr_name
 
@@ -163,7 +163,7 @@ def test_a_folder_that_all_can_write_is_refused(tmp_path: Path) -> None:
     folder.chmod(0o1777)
     with (
         backend_of(folder / "locks.db") as backend,
-        pytest.raises(GuaranteeNotMet, match="written by everybody"),
+        pytest.raises(GuaranteeNotMet, match="written by all users"),
     ):
         take(backend)
     assert list(folder.iterdir()) == []
@@ -293,7 +293,7 @@ def test_a_stranger_s_folder_of_sockets_is_refused(tmp_path: Path) -> None:
     os.chown(wake, STRANGER, STRANGER)
     with backend_of(path) as backend:
         take(backend)
-        with pytest.raises(GuaranteeNotMet, match="not a folder for wake-ups"):
+        with pytest.raises(GuaranteeNotMet, match="not a folder for Holdfast's wake-ups"):
             try_to_take(backend, claim())
 
 
@@ -301,7 +301,7 @@ def test_a_folder_that_all_can_write_may_be_above_if_it_is_sticky(tmp_path: Path
     above = tmp_path / "open"
     above.mkdir()
     above.chmod(0o777)
-    refused(above / "mine" / "locks.db", "written by everybody")
+    refused(above / "mine" / "locks.db", "written by all users")
     above.chmod(0o1777)
     with backend_of(above / "mine" / "locks.db") as backend:
         take(backend)
@@ -384,24 +384,24 @@ def test_the_later_mount_hides_the_earlier() -> None:
 def test_local_is_in_the_user_s_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = tmp_path.resolve()
     monkeypatch.setenv("XDG_STATE_HOME", str(real / "state"))
-    assert place_of(parse_url("local")).path == str(real / "state/holdfast/locks.db")
+    assert store_file(parse_url("local")).path == str(real / "state/holdfast/locks.db")
     monkeypatch.setenv("XDG_STATE_HOME", "not/absolute")
     monkeypatch.setenv("HOME", str(real))
-    assert place_of(parse_url("local")).path == str(real / ".local/state/holdfast/locks.db")
+    assert store_file(parse_url("local")).path == str(real / ".local/state/holdfast/locks.db")
 
 
 def test_without_home_the_user_database_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
     home = Path(pwd.getpwuid(os.getuid()).pw_dir).resolve()
-    assert place_of(parse_url("local")).path == str(home / ".local/state/holdfast/locks.db")
+    assert store_file(parse_url("local")).path == str(home / ".local/state/holdfast/locks.db")
 
     def nobody(uid: int) -> None:
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     with pytest.raises(Unsupported, match="HOME is not set"):
-        place_of(parse_url("local"))
+        store_file(parse_url("local"))
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_urls_that_say_nothing(url: str, told: str) -> None:
 
 READ_ONLY = """
 import subprocess, sys
-from stores.sqlite.bench import *
+from stores.sqlite.helpers import *
 from pathlib import Path
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", sys.argv[1]], check=True)
 path = Path(sys.argv[1]) / "folder" / "locks.db"

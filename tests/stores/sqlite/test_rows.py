@@ -15,8 +15,8 @@ from holdfast.core.drive import run_now
 from holdfast.errors import Incompatible, LimitMismatch
 from holdfast.io.clock import now
 from holdfast.stores.sqlite.backend import SqliteBackend
-from holdfast.stores.sqlite.datagram import LONGEST_KEY_BYTES, Delivery, Folder
-from stores.sqlite.bench import backend_of, claim, take, try_to_take
+from holdfast.stores.sqlite.wakeups import LONGEST_KEY_BYTES, Delivery, SocketFolder
+from stores.sqlite.helpers import backend_of, claim, take, try_to_take
 
 VALUES = (
     "'x'",
@@ -66,7 +66,7 @@ def requests(backend: SqliteBackend, held: Grant, waits: Claim) -> list[Callable
 
 
 def connection_of(backend: SqliteBackend) -> sqlite3.Connection:
-    connection = backend._wire._connection
+    connection = backend._connection._database
     assert connection is not None
     return connection
 
@@ -84,7 +84,7 @@ def every_wound(backend: SqliteBackend, column: str) -> Iterator[tuple[Grant, Cl
         for value in VALUES:
             for table in ("name", "claim"):
                 connection_of(backend).execute(f"DELETE FROM {table} WHERE name LIKE '%hurt'")
-            backend._crowded.clear()
+            backend._contended.clear()
             held, waits = take(backend, asked_of(mode)), asked_of(mode)
             if mode is Mode.SHARED:
                 waits = asked_of(Mode.EXCLUSIVE)
@@ -239,11 +239,11 @@ def test_marks_that_are_damaged_while_the_file_is_open_are_told(tmp_path: Path) 
             backend._high = 1
             with pytest.raises(Incompatible, match="marks"):
                 take(backend, claim(statement))
-            backend.tidy_up()
+            backend.maintain()
 
 
 def test_datagrams_of_others_are_dropped(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path), lambda path: None, 0o600)
+    folder = SocketFolder(str(tmp_path), lambda path: None, 0o600)
     subscription = folder.bind()
     try:
         for key in ("x" * (LONGEST_KEY_BYTES + 1), "x" * 100_000, "key"):

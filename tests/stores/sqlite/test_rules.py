@@ -15,7 +15,7 @@ from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.memory import Ledger, MemoryBackend
 from holdfast.stores.sqlite import backend as sqlite
 from holdfast.stores.sqlite.backend import SqliteBackend
-from stores.sqlite.bench import backend_of, claim
+from stores.sqlite.helpers import backend_of, claim
 
 STEPS = 150
 

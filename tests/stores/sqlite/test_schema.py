@@ -19,7 +19,7 @@ from holdfast.io import clock
 from holdfast.stores.sqlite import backend as sqlite
 from holdfast.stores.sqlite import schema as sqlite_schema
 from holdfast.stores.sqlite.host import Machine, this_machine
-from stores.sqlite.bench import backend_of, claim, take, try_to_take
+from stores.sqlite.helpers import backend_of, claim, take, try_to_take
 
 
 def becomes(monkeypatch: pytest.MonkeyPatch, boot: str, host: str = "here") -> None:
@@ -58,7 +58,7 @@ def test_the_file_of_something_else_is_refused_untouched(tmp_path: Path) -> None
     path = tmp_path / "locks.db"
     path.touch(0o600)
     edit(path, "CREATE TABLE customers (name)")
-    refuses(path, Incompatible, "of something else")
+    refuses(path, Incompatible, "of other software")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_is_added_later_is_not_trusted(tmp_path: Path) -> None:
     """While the file is open: it can't use functions beyond SQLite's harmless ones."""
     with backend_of(tmp_path / "locks.db") as backend:
         run_now(backend.look("name"))
-        connection = backend._wire._connection
+        connection = backend._connection._database
         assert connection is not None
         assert connection.execute("PRAGMA trusted_schema").fetchone() == (0,)
 
@@ -266,7 +266,7 @@ def test_a_file_of_those_who_cannot_read_the_boot_id_is_taken_over_on_request(
 HIDDEN = """
 import subprocess, sys
 from pathlib import Path
-from stores.sqlite.bench import *
+from stores.sqlite.helpers import *
 path = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "proc", "-o", "subset=pid", "proc", "/proc"], check=True)
 try:
@@ -356,7 +356,7 @@ def test_every_token_is_below_a_synced_mark(tmp_path: Path) -> None:
     synced: list[str] = []
     with backend_of(path) as backend:
         take(backend)
-        connection = backend._wire._connection
+        connection = backend._connection._database
         assert connection is not None
         connection.set_trace_callback(synced.append)
         take(backend, claim("other"))
@@ -370,7 +370,7 @@ SHIFTED = """
 import sys
 from functools import partial
 from pathlib import Path
-from stores.sqlite.bench import *
+from stores.sqlite.helpers import *
 try:
     with backend_of(Path(sys.argv[1])) as backend: take(backend)
 except Exception as error: print(type(error).__name__, error)

@@ -16,14 +16,13 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.stores.sqlite import backend as sqlite
-from holdfast.stores.sqlite import chores as sqlite_chores
 from holdfast.stores.sqlite import schema as sqlite_schema
 from holdfast.stores.sqlite.backend import SqliteBackend
-from stores.sqlite.bench import backend_of, claim, store_of, take, try_to_take
+from stores.sqlite.helpers import backend_of, claim, store_of, take, try_to_take
 
 
 def statements_of(backend: SqliteBackend, said: list[str]) -> None:
-    connection = backend._wire._connection
+    connection = backend._connection._database
     assert connection is not None
     connection.set_trace_callback(said.append)
 
@@ -113,14 +112,14 @@ def test_threads_share_a_backend(tmp_path: Path) -> None:
 def test_the_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "locks.db"
     monkeypatch.setattr(sqlite_schema, "WAL_LIMIT_BYTES", 200_000)
-    monkeypatch.setattr(sqlite_chores, "WAL_DUE_BYTES", 400_000)
+    monkeypatch.setattr(sqlite, "WAL_DUE_BYTES", 400_000)
     sizes: list[int] = []
     with backend_of(path) as backend, backend_of(path) as idle:
         run_now(idle.look("name"))  # somebody else has the file open
         for _ in range(1500):
             assert run_now(backend.release(take(backend)))
             sizes.append(size_of_log(path))
-        assert max(sizes) < 400_000 + 5 * 4200 * sqlite_chores.EVERY
+        assert max(sizes) < 400_000 + 5 * 4200 * sqlite.MAINTENANCE_TRANSACTIONS
         assert sizes[-1] < max(sizes)  # it was cut
         assert rows(path, "PRAGMA quick_check") == [("ok",)]
 
@@ -130,7 +129,7 @@ def test_programs_that_do_little_do_their_share(
 ) -> None:
     path = tmp_path / "locks.db"
     monkeypatch.setattr(sqlite_schema, "WAL_LIMIT_BYTES", 20_000)
-    monkeypatch.setattr(sqlite_chores, "WAL_DUE_BYTES", 40_000)
+    monkeypatch.setattr(sqlite, "WAL_DUE_BYTES", 40_000)
     sizes: list[int] = []
     with backend_of(path) as idle:
         run_now(idle.look("name"))  # so that nobody is ever the last to close the file
@@ -146,15 +145,15 @@ def test_the_log_of_an_asyncio_client_is_copied_off_its_loop(
 ) -> None:
     path = tmp_path / "locks.db"
     monkeypatch.setattr(sqlite_schema, "WAL_LIMIT_BYTES", 200_000)
-    monkeypatch.setattr(sqlite_chores, "WAL_DUE_BYTES", 400_000)
+    monkeypatch.setattr(sqlite, "WAL_DUE_BYTES", 400_000)
     where: list[threading.Thread] = []
-    real = sqlite_chores.checkpoint
+    real = sqlite.checkpoint
 
     def checkpoint(cursor: sqlite3.Cursor, path: str) -> bool:
         where.append(threading.current_thread())
         return real(cursor, path)
 
-    monkeypatch.setattr(sqlite_chores, "checkpoint", checkpoint)
+    monkeypatch.setattr(sqlite, "checkpoint", checkpoint)
 
     async def work() -> None:
         backend = store_of(path).backend(AsyncioRuntime())
@@ -175,15 +174,15 @@ def test_nobody_writes_while_the_log_is_copied(tmp_path: Path) -> None:
     with backend_of(path) as backend, backend_of(path) as writer:
         take(backend)
         run_now(writer.look("name"))
-        connection = writer._wire._connection
+        connection = writer._connection._database
         assert connection is not None
         connection.execute("BEGIN IMMEDIATE")
-        mine = backend._wire._connection
+        mine = backend._connection._database
         assert mine is not None
         with pytest.raises(sqlite3.OperationalError, match="locked"):
-            sqlite_chores.checkpoint(mine.cursor(), str(path))
+            sqlite.checkpoint(mine.cursor(), str(path))
         connection.execute("ROLLBACK")
-        assert sqlite_chores.checkpoint(mine.cursor(), str(path))
+        assert sqlite.checkpoint(mine.cursor(), str(path))
         assert rows(path, "PRAGMA wal_autocheckpoint") != [(0,)]  # ours alone are off:
         assert mine.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
 
@@ -198,8 +197,8 @@ def test_idle_names_are_forgotten_after_a_week(
         take(backend, claim("held", ttl=1e6))
         take(backend, claim("shared", Mode.SHARED, ttl=1e6))
         later = time.time() + IDLE_COUNTER_SECONDS + 60
-        assert run_now(backend._wire.run(sqlite_chores.purge, now(), time.time())) == 0
-        assert run_now(backend._wire.run(sqlite_chores.purge, now(), later)) == 1
+        assert run_now(backend._connection.run(sqlite.purge, now(), time.time())) == 0
+        assert run_now(backend._connection.run(sqlite.purge, now(), later)) == 1
         assert sorted(rows(path, "SELECT substr(name, 10) FROM name")) == [("held",), ("shared",)]
         monkeypatch.setattr(sqlite, "wall_seconds", lambda: later)
         assert take(backend, claim("idle")).token > idle.token
@@ -210,13 +209,13 @@ def test_a_purge_goes_on_where_it_left_off(tmp_path: Path, monkeypatch: pytest.M
     with backend_of(path) as backend:
         with monkeypatch.context() as long_ago:
             long_ago.setattr(sqlite, "wall_seconds", lambda: 1e9)
-            backend._chores_at = 1 << 62  # a purge of its own would move on
-            for number in range(sqlite_chores.ROWS + 10):
+            backend._maintain_at = 1 << 62  # a purge of its own would move on
+            for number in range(sqlite.PURGED_ROWS + 10):
                 assert run_now(backend.release(take(backend, claim(f"name-{number}"))))
         forgotten = [
-            run_now(backend._wire.run(sqlite_chores.purge, now(), time.time())) for _ in range(2)
+            run_now(backend._connection.run(sqlite.purge, now(), time.time())) for _ in range(2)
         ]
-        assert forgotten == [sqlite_chores.ROWS, 10]
+        assert forgotten == [sqlite.PURGED_ROWS, 10]
         assert rows(path, "SELECT count(*) FROM name") == [(0,)]
 
 
@@ -239,7 +238,7 @@ def test_records_are_over_in_the_end(tmp_path: Path) -> None:
         held = take(backend)
         assert run_now(backend.record(held, "short", -1))
         assert run_now(backend.recall("name")) is None
-        run_now(backend._wire.run(sqlite_chores.purge, now(), time.time()))
+        run_now(backend._connection.run(sqlite.purge, now(), time.time()))
         assert rows(path, "SELECT count(*) FROM record") == [(0,)]
 
 

@@ -1,13 +1,17 @@
-"""``local`` and ``sqlite:///path``: locks of one machine, in a file that needs no server.
+"""The store and its backend: transactions on one file.
 
-An uncontended exclusive acquire is one statement, a release another; both give way to ``Line``
-as soon as anybody else is there. Beside this file: ``sqlite_schema`` (what is stored),
-``sqlite_row`` (how that is read), ``sqlite_line`` (admission), ``sqlite_wakes``,
-``sqlite_view``, ``sqlite_chores``, ``sqlite_file`` and ``sqlite_host`` (where the file may be).
+An uncontended exclusive acquire is one statement, and so is its release. As soon as a name has
+other claims, ``queue.NameQueue`` decides, inside a writing transaction.
+
+Maintenance. A backend sometimes copies the log into the file (a checkpoint) and purges idle names.
+The checkpoint runs on a second connection while the first one has the write lock: up to SQLite
+3.51.2 a checkpoint may damage the file if another connection restarts the log at the same time.
+With the write lock held, no other connection can restart the log, and none can run a checkpoint.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,42 +19,53 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core import log
-from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
+from holdfast.core.contract import (
+    IDLE_COUNTER_SECONDS,
+    Finding,
+    Guarantee,
+    Page,
+    Renewal,
+    Runtime,
+    Settings,
+    Waiting,
+)
 from holdfast.core.drive import run_now
 from holdfast.errors import HoldfastError, Incompatible
 from holdfast.io.clock import now as now_seconds
 from holdfast.io.clock import wall as wall_seconds
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.stores.sqlite import chores
-from holdfast.stores.sqlite.connection import FileId, SqliteWire
-from holdfast.stores.sqlite.file import Place, place_of
+from holdfast.stores.sqlite.connection import FileId, SqliteConnection
+from holdfast.stores.sqlite.file import StoreFile
 from holdfast.stores.sqlite.row import Unreadable, damaged
-from holdfast.stores.sqlite.schema import open_file, raise_high, synced
-from holdfast.url import Url
+from holdfast.stores.sqlite.schema import WAL_DUE_BYTES, note_clock, open_file, raise_high, synced
 
-if TYPE_CHECKING:  # most programs never meet a rival, so they never load this
-    from holdfast.stores.sqlite.queue import Line, Wake
-    from holdfast.stores.sqlite.wakeups import Wakes
+if TYPE_CHECKING:  # loaded at the first contended request
+    from holdfast.stores.sqlite.queue import NameQueue, Wakeup
+    from holdfast.stores.sqlite.wakeups import SqliteWakeups
 
-__all__ = ["SqliteBackend", "SqliteStore", "open_store"]
+__all__ = ["LATER", "SqliteBackend", "SqliteStore"]
 
 T = TypeVar("T")
-SEPARATOR = "\x1f"  # no name and no namespace contains it
+SEPARATOR = "\x1f"  # neither names nor namespaces may contain it
 MOST_TRIES = 1000
-KEPT_CROWDED = 1024
+KEPT_CONTENDED = 1024
 SHORT_MICROSECONDS = 5_000
-"""A hold that was so short is released without another look whether its file is still there: the
-grant had one, and this one would be a tenth of what such a hold costs."""
+"""After a hold of at most this length, a release does not check again that the file is still at its
+path: the grant has checked, and another check would be a tenth of the cost of such a hold."""
+WATCH_SECONDS = (0.5, 1.0)
 NEVER = float("inf")
 LATER = (
     "holdfast.stores.sqlite.queue",
     "holdfast.stores.sqlite.inspect",
     "holdfast.stores.sqlite.wakeups",
 )
-"""Modules that a command without rivals never loads."""
-EXCLUSIVE = Mode.EXCLUSIVE  # looking up a member of an enumeration takes its time
+"""Modules that are needed only if a name is contended or inspected. ``locks.connect`` loads them in
+advance, a command does not."""
+EXCLUSIVE = Mode.EXCLUSIVE  # looking up a member of an enumeration is slow
 
-# A token that is not above the name's last one is left to Line, as is a name that is not free.
+# The stored column ``crowd`` counts the rows of the name in ``claim``.
+# Changes no row if the name is not free, or if the token is not above its last one: then
+# ``NameQueue`` decides.
 _TAKE = (
     "INSERT INTO name VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0) ON CONFLICT (name) DO UPDATE SET "
     "token = ?2, owner = ?3, label = ?4, since = ?5, ends = ?6 "
@@ -60,7 +75,7 @@ _FREE = (
     "UPDATE name SET owner = '', ends = 0 "
     "WHERE name = ?1 AND owner = ?2 AND ends > ?3 AND crowd = 0"
 )
-# The last one is whether an end that is later is to become the earlier one.
+# ?5: whether an end may become an earlier one.
 _RENEW_ALONE = (
     "UPDATE name SET ends = iif(?5, ?1, max(ends, ?1)) WHERE name = ?2 AND owner = ?3 AND ends > ?4"
 )
@@ -76,62 +91,77 @@ _ADDRESSES = "SELECT DISTINCT address FROM claim WHERE name = ? AND token = 0 AN
 _GONE = "it ran out or was broken, and is no longer stored"
 
 
+MAINTENANCE_TRANSACTIONS = 256
+"""How many transactions a backend runs before it checks whether maintenance is due."""
+PURGED_ROWS = 4 * MAINTENANCE_TRANSACTIONS  # a multiple of the names that can be added in between
+
+_IDLE = "since < ?1 AND ends <= ?2 AND crowd = 0 AND token < ?3"
+_SCAN = f"SELECT name, {_IDLE} FROM name WHERE name > ?4 ORDER BY name LIMIT {PURGED_ROWS}"  # noqa: S608
+_FORGET = f"DELETE FROM name WHERE name = ?4 AND {_IDLE}"  # noqa: S608
+_FORGET_RECORDS = (
+    "DELETE FROM record WHERE name IN "  # noqa: S608
+    f"(SELECT name FROM record WHERE until < ? LIMIT {PURGED_ROWS})"
+)
+
+
 class SqliteBackend:
     """Admits claims in one file."""
 
     def __init__(self, store: SqliteStore, runtime: Runtime) -> None:
         self._store, self._runtime = store, runtime
         self._space = store.namespace + SEPARATOR
-        path = store.place.path
-        relief = partial(chores.checkpoint, path=path)
-        self._wire = SqliteWire(path, self._open, relief, runtime, store.request_seconds)
+        path = store.file.path
+        free_space = partial(checkpoint, path=path)
+        self._connection = SqliteConnection(
+            path, self._open, free_space, runtime, store.request_seconds
+        )
         self._replaced = f"{path} was removed or replaced while it was held"
-        self._own_wakes: list[Wakes] = []
+        self._own_wakeups: list[SqliteWakeups] = []
         self._floor = self._high = self._last = 0
-        self._crowded: set[str] = set()
-        self._chores_at = chores.EVERY
+        self._contended: set[str] = set()
+        self._maintain_at = MAINTENANCE_TRANSACTIONS
 
     def _open(self) -> tuple[sqlite3.Connection, FileId]:
-        connection, file, marks = open_file(self._store.place, self._store.adopt)
+        connection, file, marks = open_file(self._store.file, self._store.adopt)
         self._floor, self._high = marks
         self._last = max(self._last, self._floor - 1)
-        if chores.log_is_due(self._store.place.path):
-            self._chores_at = 0  # many programs that do little each: somebody has to do it
+        if log_is_due(self._store.file.path):
+            self._maintain_at = 0  # else many short-lived programs would never do it
         return connection, file
 
     @property
-    def _wakes(self) -> Wakes:
-        if not self._own_wakes:
-            from holdfast.stores.sqlite.wakeups import Wakes
+    def _wakeups(self) -> SqliteWakeups:
+        if not self._own_wakeups:
+            from holdfast.stores.sqlite.wakeups import SqliteWakeups
 
-            # Where two threads come at once both make one: the first in the list is everybody's.
-            self._own_wakes.append(Wakes(self._store.place, self._runtime))
-        return self._own_wakes[0]
+            # Two threads may both append one: all threads use the first in the list.
+            self._own_wakeups.append(SqliteWakeups(self._store.file, self._runtime))
+        return self._own_wakeups[0]
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         name = self._space + claim.name
         if not self._high:
-            await self._wire.run(_look_in)  # the marks must be known, the folder must be there
-        if claim.mode is EXCLUSIVE and name not in self._crowded:
+            await self._connection.run(_read_meta)  # reads the marks, and makes the folder
+        if claim.mode is EXCLUSIVE and name not in self._contended:
             now, wall = now_seconds(), wall_seconds()
             token = int(wall * 1_000_000)
-            if token <= self._last:  # the clock went back, or a new boot's is behind the floor
+            if token <= self._last:  # the clock went back, or is behind the floor
                 token = self._last + 1
             row = (name, token, claim.owner, claim.label, wall, now + claim.ttl, now)
             try:
-                file = self._wire.change(_TAKE, row)
+                file = self._connection.change(_TAKE, row)
                 if file is not None:
                     self._last = token
                     grant = Grant(claim, token, ref=file)
                     return grant if token < self._high else await self._granted(grant)
-            except sqlite3.Error:  # locked, most likely: the long way waits for it
+            except sqlite3.Error:  # most likely the file is locked: a transaction waits for it
                 pass
         return await self._attempt(name, claim, join, NEVER if until is None else until)
 
     async def _attempt(self, name: str, claim: Claim, join: bool, until: float) -> Grant | Busy:
-        address = self._wakes.address() if join else ""
+        address = self._wakeups.address() if join else ""
         answer: Grant | Busy = Busy(0)
         for _ in range(MOST_TRIES):
             answer, skipped = await self._change(
@@ -139,88 +169,91 @@ class SqliteBackend:
             )
             if isinstance(answer, Grant):
                 return await self._granted(answer)
-            if not skipped:  # else those in front of us were dead
+            if not skipped:  # else dead waiters in front were removed: try again
                 break
         return answer
 
-    def _admit(self, line: Line, claim: Claim, join: bool) -> Grant | Busy:
-        """An attempt, inside the transaction; a grant knows the file that it is in."""
-        answer = line.attempt(claim, join)
-        return answer._replace(ref=self._wire.file) if isinstance(answer, Grant) else answer
+    def _admit(self, queue: NameQueue, claim: Claim, join: bool) -> Grant | Busy:
+        """An attempt, inside the transaction. A grant refers to the file that it is stored in."""
+        answer = queue.attempt(claim, join)
+        return (
+            answer._replace(ref=self._connection.file_id) if isinstance(answer, Grant) else answer
+        )
 
     async def _granted(self, grant: Grant) -> Grant:
-        """Lets no token out that a power cut could take back: see ``sqlite_schema``."""
+        """Raises the synced mark above the token first if need be: see ``schema``."""
         self._last = max(self._last, grant.token)
         if grant.token >= self._high:
-            self._high = await self._wire.run(raise_high, grant.token, self._wire.path)
-        self._quiet(grant.claim)
+            self._high = await self._connection.run(raise_high, grant.token, self._connection.path)
+        self._drop_wakeup(grant.claim)
         return grant
 
-    def _quiet(self, claim: Claim) -> None:
-        """Drops a wake-up that nobody will ask for."""
-        for wakes in self._own_wakes:
-            wakes.quiet(claim.owner)
+    def _drop_wakeup(self, claim: Claim) -> None:
+        """Drops a wake-up of a claim that does not wait any more."""
+        for wakeups in self._own_wakeups:
+            wakeups.drop(claim.owner)
 
     async def _change(
-        self, name: str, work: Callable[[Line], T], address: str = "", until: float = NEVER
+        self, name: str, work: Callable[[NameQueue], T], address: str = "", until: float = NEVER
     ) -> tuple[T, bool]:
-        """Does one thing to a name in one transaction, and wakes whom that lets in.
+        """Changes a name in one transaction, and wakes the waiters that can enter now.
 
-        Also answers whether somebody in the line turned out to be dead, and was taken out.
-        """
-        result, wakes = await self._wire.transact(until, self._work, name, work, address)
-        return result, await self._wake(name, wakes) if wakes else False
+        Returns the result of ``work``, and whether dead waiters were removed from the queue."""
+        result, wakeups = await self._connection.transact(until, self._work, name, work, address)
+        return result, await self._wake(name, wakeups) if wakeups else False
 
     def _work(
-        self, cursor: sqlite3.Cursor, name: str, work: Callable[[Line], T], address: str
-    ) -> tuple[T, list[Wake]]:
-        from holdfast.stores.sqlite.queue import Line, Moment
+        self, cursor: sqlite3.Cursor, name: str, work: Callable[[NameQueue], T], address: str
+    ) -> tuple[T, list[Wakeup]]:
+        from holdfast.stores.sqlite.queue import NameQueue, RequestContext
 
-        moment = Moment(now_seconds(), wall_seconds(), self._floor, address, self._store.display)
+        context = RequestContext(
+            now_seconds(), wall_seconds(), self._floor, address, self._store.display
+        )
         try:
-            line = Line(cursor, name, moment)
-            result = work(line)
-            line.settle()
+            queue = NameQueue(cursor, name, context)
+            result = work(queue)
+            queue.write_back()
         except Unreadable as error:
             raise self._damaged(name, error) from error
-        if not line.crowd:
-            self._crowded.discard(name)
-        elif name not in self._crowded:
-            if len(self._crowded) >= KEPT_CROWDED:
-                self._crowded.clear()
-            self._crowded.add(name)
-        return result, line.wakes
+        if not queue.entries:
+            self._contended.discard(name)
+        elif name not in self._contended:
+            if len(self._contended) >= KEPT_CONTENDED:
+                self._contended.clear()
+            self._contended.add(name)
+        return result, queue.wakeups
 
     def _damaged(self, key: str, error: Unreadable) -> Incompatible:
         return damaged(key.removeprefix(self._space), self._store.display, error)
 
-    async def _wake(self, name: str, wakes: list[Wake]) -> bool:
+    async def _wake(self, name: str, wakeups: list[Wakeup]) -> bool:
         for tries in range(MOST_TRIES):
-            dead = await self._wakes.deliver(wakes)
+            dead = await self._wakeups.deliver(wakeups)
             if not dead:
                 return tries > 0
-            # The others of a client that died, and those behind it, may be dead as well.
-            dead |= self._wakes.dead_among(await self._wire.run(_addresses, name))
+            # Other waiters of a dead client, and waiters behind it, may be dead as well.
+            dead |= self._wakeups.dead_among(await self._connection.run(_addresses, name))
             skip = partial(_skip, addresses=dead)
-            _, wakes = await self._wire.transact(NEVER, self._work, name, skip, "")
+            _, wakeups = await self._connection.transact(NEVER, self._work, name, skip, "")
         return True
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        await self._wakes.wait(claim.owner, until)
+        await self._wakeups.wait(claim.owner, until)
 
     def nudge(self, claim: Claim) -> None:
-        for wakes in self._own_wakes:
-            wakes.wake(claim.owner)
+        for wakeups in self._own_wakeups:
+            wakeups.wake(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        def swap(line: Line) -> tuple[bool, Grant | Busy]:
-            return line.release(grant.claim.owner), self._admit(line, claim, join=True)
+        def swap(queue: NameQueue) -> tuple[bool, Grant | Busy]:
+            return queue.release(grant.claim.owner), self._admit(queue, claim, join=True)
 
-        name, address = self._space + claim.name, self._wakes.address()
+        name, address = self._space + claim.name, self._wakeups.address()
         (ours, answer), _ = await self._change(name, swap, address)
         if isinstance(answer, Grant):
             await self._granted(answer)
-        await self._do_chores()
+        await self._maintain_if_due()
         return ours, answer
 
     async def renew(
@@ -231,10 +264,12 @@ class SqliteBackend:
         until: float,
         shorten: bool = False,
     ) -> Renewal:
-        renewal, wakes = await self._wire.transact(until, self._renew, grants, waits, shorten)
-        for name, woken in wakes.items():
+        renewal, wakeups = await self._connection.transact(
+            until, self._renew, grants, waits, shorten
+        )
+        for name, woken in wakeups.items():
             await self._wake(name, woken)
-        await self._do_chores()
+        await self._maintain_if_due()
         return renewal
 
     def _renew(
@@ -243,12 +278,12 @@ class SqliteBackend:
         grants: Sequence[Grant],
         waits: Sequence[Waiting],
         shorten: bool,
-    ) -> tuple[Renewal, dict[str, list[Wake]]]:
+    ) -> tuple[Renewal, dict[str, list[Wakeup]]]:
         lost: dict[str, str] = {}
         now = now_seconds()
         for grant in grants:
             claim = grant.claim
-            if grant.ref != self._wire.file:
+            if grant.ref != self._connection.file_id:
                 lost[claim.owner] = self._replaced
                 continue
             statement = _RENEW_ALONE if claim.mode is EXCLUSIVE else _RENEW_SHARED
@@ -257,63 +292,65 @@ class SqliteBackend:
             if not cursor.execute(statement, row).rowcount:
                 lost[claim.owner] = _GONE
         forgotten: set[str] = set()
-        wakes: dict[str, list[Wake]] = {}
+        wakeups: dict[str, list[Wakeup]] = {}
         for claim, behind in waits:
             name = self._space + claim.name
             refresh = partial(_refresh, owner=claim.owner, behind=behind)
             try:
-                stands, woken = self._work(cursor, name, refresh, "")
-            except Incompatible:  # its next attempt says so; the others are renewed
-                stands, woken = False, []
-            if not stands:
+                waits_still, woken = self._work(cursor, name, refresh, "")
+            except Incompatible:  # its next attempt raises this; the others are renewed
+                waits_still, woken = False, []
+            if not waits_still:
                 forgotten.add(claim.owner)
             if woken:
-                wakes[name] = woken
-        return Renewal(lost, forgotten=frozenset(forgotten)), wakes
+                wakeups[name] = woken
+        return Renewal(lost, forgotten=frozenset(forgotten)), wakeups
 
     async def release(self, grant: Grant) -> bool:
         claim = grant.claim
         name = self._space + claim.name
         freed = False
-        if claim.mode is EXCLUSIVE and name not in self._crowded:
+        if claim.mode is EXCLUSIVE and name not in self._contended:
             try:
                 row = (name, claim.owner, now_seconds())
-                look = wall_seconds() * 1_000_000 > grant.token + SHORT_MICROSECONDS
-                freed = self._wire.change(_FREE, row, look=look) is not None
-            except sqlite3.Error:  # locked, most likely: the long way waits for it
+                verify = wall_seconds() * 1_000_000 > grant.token + SHORT_MICROSECONDS
+                freed = self._connection.change(_FREE, row, verify=verify) is not None
+            except sqlite3.Error:  # most likely the file is locked: a transaction waits for it
                 freed = False
         if not freed:
-            freed, _ = await self._change(name, lambda line: line.release(claim.owner))
-        if self._wire.ran >= self._chores_at:
-            await self._do_chores()
+            freed, _ = await self._change(name, lambda queue: queue.release(claim.owner))
+        if self._connection.ran >= self._maintain_at:
+            await self._maintain_if_due()
         return freed
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         name, by = self._space + claim.name, NEVER if until is None else until
-        await self._change(name, lambda line: line.abandon(claim.owner), until=by)
-        self._quiet(claim)
+        await self._change(name, lambda queue: queue.abandon(claim.owner), until=by)
+        self._drop_wakeup(claim)
 
     async def revoke(self, name: str) -> list[int]:
-        tokens, _ = await self._change(self._space + name, lambda line: line.clear())
+        tokens, _ = await self._change(self._space + name, lambda queue: queue.clear())
         return tokens
 
     async def look(self, name: str) -> LockInfo:
-        from holdfast.stores.sqlite import inspect as view
+        from holdfast.stores.sqlite import inspect
 
         key = self._space + name
         try:
-            return await self._wire.run(view.standing, key, name, now_seconds())
+            return await self._connection.run(inspect.look, key, name, now_seconds())
         except Unreadable as error:
             raise self._damaged(key, error) from error
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
-        from holdfast.stores.sqlite import inspect as view
+        from holdfast.stores.sqlite import inspect
 
         now = now_seconds()
-        return await self._wire.run(view.survey, self._space, prefix, cursor or "", limit, now)
+        return await self._connection.run(
+            inspect.survey, self._space, prefix, cursor or "", limit, now
+        )
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
-        return await self._wire.run(self._record, grant, value, keep_seconds)
+        return await self._connection.run(self._record, grant, value, keep_seconds)
 
     def _record(
         self, cursor: sqlite3.Cursor, grant: Grant, value: str, keep_seconds: float
@@ -330,72 +367,72 @@ class SqliteBackend:
         return held is not None
 
     async def recall(self, name: str) -> Record | None:
-        from holdfast.stores.sqlite import inspect as view
+        from holdfast.stores.sqlite import inspect
 
         key = self._space + name
         try:
-            return await self._wire.run(view.recall, key, wall_seconds())
+            return await self._connection.run(inspect.recall, key, wall_seconds())
         except Unreadable as error:
             raise self._damaged(key, error) from error
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         left = until - self._runtime.now()
-        await self._runtime.sleep(max(0.0, min(left, self._runtime.between(0.5, 1.0))))
+        await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*WATCH_SECONDS))))
 
     async def probe(self) -> list[Finding]:
-        from holdfast.stores.sqlite import inspect as view
+        from holdfast.stores.sqlite import inspect
 
-        return await self._wire.run(view.probe, self._store.place)
+        return await self._connection.run(inspect.probe, self._store.file)
 
-    async def _do_chores(self) -> None:
-        """Now and then, what the file needs; never on the event loop's own thread."""
-        if self._wire.ran < self._chores_at:
+    async def _maintain_if_due(self) -> None:
+        """Does the maintenance if it is due; never on the thread of an event loop."""
+        if self._connection.ran < self._maintain_at:
             return
-        self._chores_at = self._wire.ran + chores.EVERY
+        self._maintain_at = self._connection.ran + MAINTENANCE_TRANSACTIONS
         if self._runtime.blocking:
-            self.tidy_up()
+            self.maintain()
         else:
             import asyncio
 
-            await asyncio.to_thread(self._store.tidy_up)
+            await asyncio.to_thread(self._store.maintain)
 
-    def tidy_up(self) -> None:
-        """Does the chores, or puts them off if anybody is in the way."""
-        path = self._store.place.path
+    def maintain(self) -> None:
+        """Purges idle names, and copies the log if it is long. Postponed if the file is locked."""
+        path = self._store.file.path
         try:
-            self._wire.once(chores.purge, now_seconds(), wall_seconds())
-            if chores.log_is_due(path):
-                self._wire.once(chores.checkpoint, path)
+            self._connection.once(purge, now_seconds(), wall_seconds())
+            if log_is_due(path):
+                self._connection.once(checkpoint, path)
         except (sqlite3.Error, HoldfastError) as error:
-            log.debug("%s: chores put off: %s", self._store.display, error)
+            log.debug("%s: maintenance postponed: %s", self._store.display, error)
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
-        """Holds whose file is no longer the one that others open."""
-        file = self._wire.file_at_path()
+        """Holds in a file that is no longer the one at the path."""
+        file = self._connection.file_at_path()
         return {grant.claim.owner: self._replaced for grant in grants if grant.ref != file}
 
     def forget(self) -> None:
-        self._wire.forget()
-        for wakes in self._own_wakes:
-            wakes.forget()
-        self._crowded.clear()
+        self._connection.forget()
+        for wakeups in self._own_wakeups:
+            wakeups.forget()
+        self._contended.clear()
 
     async def close(self) -> None:
-        for wakes in self._own_wakes:
-            wakes.close()
-        self._wire.close()
+        for wakeups in self._own_wakeups:
+            wakeups.close()
+        self._connection.close()
 
 
-def _look_in(cursor: sqlite3.Cursor) -> None:
+def _read_meta(cursor: sqlite3.Cursor) -> None:
     cursor.execute("SELECT 1 FROM meta").fetchall()
 
 
-def _skip(line: Line, addresses: set[str]) -> None:
-    line.skip(addresses)
+def _skip(queue: NameQueue, addresses: set[str]) -> None:
+    queue.skip(addresses)
 
 
-def _refresh(line: Line, owner: str, behind: int) -> bool:
-    return line.refresh(owner, behind)
+def _refresh(queue: NameQueue, owner: str, behind: int) -> bool:
+    return queue.refresh(owner, behind)
 
 
 def _addresses(cursor: sqlite3.Cursor, name: str) -> list[str]:
@@ -404,7 +441,7 @@ def _addresses(cursor: sqlite3.Cursor, name: str) -> list[str]:
 
 
 class SqliteStore:
-    """One file."""
+    """The locks of one file, for one client."""
 
     guarantees = frozenset(
         {
@@ -420,22 +457,60 @@ class SqliteStore:
     longest_ttl = 10 * 366 * 24 * 3600.0
     whole_seconds = False
 
-    def __init__(self, place: Place, settings: Settings, *, adopt: bool = False) -> None:
-        self.place, self.adopt = place, adopt
+    def __init__(self, file: StoreFile, settings: Settings, *, adopt: bool = False) -> None:
+        self.file, self.adopt = file, adopt
         self.namespace, self.request_seconds = settings.namespace, settings.request_seconds
-        self.display = f"sqlite://{place.path}"
+        self.display = f"sqlite://{file.path}"
 
     def backend(self, runtime: Runtime) -> SqliteBackend:
         return SqliteBackend(self, runtime)
 
-    def tidy_up(self) -> None:
-        """The chores, over a connection of their own, from any thread."""
+    def maintain(self) -> None:
+        """Does the maintenance over a connection of its own, from any thread."""
         backend = self.backend(BlockingRuntime())
-        backend.tidy_up()
+        backend.maintain()
         run_now(backend.close())
 
 
-def open_store(url: Url, settings: Settings) -> SqliteStore:
-    """``local``, ``sqlite:///path`` or ``sqlite:///path?group=NAME``."""
-    url.refuse_unknown("group", "adopt")
-    return SqliteStore(place_of(url), settings, adopt=url.flag("adopt"))
+def log_is_due(path: str) -> bool:
+    """Whether the log is so long that it should be copied into the file."""
+    try:
+        return os.stat(f"{path}-wal").st_size > WAL_DUE_BYTES
+    except OSError:
+        return False
+
+
+def checkpoint(cursor: sqlite3.Cursor, path: str) -> bool:
+    """Copies the log into the file, so that the next writer restarts it. True if all of it was
+    copied."""
+    cursor.execute("BEGIN IMMEDIATE")
+    try:
+        copier = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            copier.execute("PRAGMA wal_autocheckpoint=0")
+            row = copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        finally:
+            copier.close()
+    finally:
+        cursor.execute("ROLLBACK")
+    busy, logged, copied = row
+    return not busy and logged == copied
+
+
+def purge(cursor: sqlite3.Cursor, now: float, wall: float) -> int:
+    """Deletes some names that were unused for a week, and expired records. Returns how many names.
+
+    A name is deleted only after the clock has passed its last token, so that tokens keep growing.
+    """
+    idle = (wall - IDLE_COUNTER_SECONDS, now, int(wall * 1_000_000))
+    (hand,) = cursor.execute("SELECT hand FROM meta").fetchone() or ("",)
+    rows = cursor.execute(_SCAN, (*idle, hand)).fetchall()
+    gone = [name for name, is_idle in rows if is_idle]
+    cursor.execute("BEGIN IMMEDIATE")
+    for name in gone:
+        cursor.execute(_FORGET, (*idle, name))
+    cursor.execute(_FORGET_RECORDS, (wall,))
+    cursor.execute("UPDATE meta SET hand = ?", (rows[-1][0] if len(rows) == PURGED_ROWS else "",))
+    note_clock(cursor)
+    cursor.execute("COMMIT")
+    return len(gone)

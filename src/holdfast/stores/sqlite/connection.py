@@ -1,20 +1,20 @@
-"""One SQLite connection, used by many threads and never blocking for long.
+"""One SQLite connection, used by many threads, that never blocks for long.
 
-SQLite's own busy handler is off: whoever finds the file locked sleeps for a moment through the
-runtime and tries again, so the same code serves threads and event loops. All of a request runs
-under one mutex and never suspends in between. SQLite's errors are mapped here.
+SQLite's own busy handler is off: a request that finds the file locked sleeps for a moment through
+the runtime and tries again, so the same code serves threads and event loops. A whole request runs
+under one mutex and never suspends in between. SQLite's errors are mapped to Holdfast's here.
 
-Somebody may remove or replace the file while it is open. What is written to the old one nobody
-else sees, so after every request (but the release of a short hold) it is looked whether the
-file at the path is still the one that is open; if not, the request is done again on the new one.
-A file is known by its number, and file systems give the number of one that is gone to the next: a
-pin keeps the old one's in use until another is open.
+The file may be removed or replaced while it is open. Other processes do not see what is written to
+the old file. So after every request (except the release of a short hold) the file at the path is
+compared with the open one; if they differ, the request is repeated on the new file. A file is
+identified by its inode number, and a file system may reuse the number of a removed file. An open
+descriptor (``_InodePin``) keeps the old number in use until the next file is open.
 
-Fork. SQLite keeps, per process, what it believes to have locked of a file. A forked child
-inherits that belief without the locks: a new connection beside an inherited one would take
-none, and lose its writes when the parent closes the file. So the child closes what it
-inherited, first of all, which disturbs nobody: the locks are the parent's. The mutexes are held
-across the fork, so that nothing inherited is in the middle of a request.
+Fork. SQLite records per process which locks it has on a file. A forked child inherits the record
+without the locks: a second connection beside an inherited one would take no locks, and would lose
+its writes when the parent closes the file. So the child closes its inherited connections first.
+The parent keeps its locks. The mutexes are held across the fork, so that no inherited connection is
+in the middle of a request.
 """
 
 from __future__ import annotations
@@ -31,41 +31,43 @@ from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io import clock, lifetime
 
-__all__ = ["FileId", "SqliteWire"]
+__all__ = ["FileId", "SqliteConnection"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 SHORTEST_PAUSE_SECONDS = 0.00003
 LONGEST_PAUSE_SECONDS = 0.004
+PAUSE_GROWTH = 1.6
+PAUSE_JITTER = (0.5, 1.5)  # times the pause
 FORK_SECONDS = 1.0
 LONGEST_LEFT_BYTES = 256 << 10
-"""The longest log that is left behind: dozens of commands, and half a millisecond to read."""
+"""The longest log that is left at exit: dozens of commands, and half a millisecond to read."""
 WRITE_LOCK_BYTE = "120"  # of the -shm file: part of SQLite's file format
 
 
 FileId = tuple[int, int]
-"""Which file: its device and its number there."""
+"""Device and inode number of a file."""
 
 
 class FileReplaced(sqlite3.OperationalError):
-    """The request was done in a file that is no longer the one at the path."""
+    """The request ran in a file that is no longer the one at the path."""
 
     def __init__(self) -> None:
         super().__init__("it was removed or replaced while it was in use")
 
 
 class Garbled(sqlite3.DatabaseError):
-    """SQLite's own message quotes bytes of the file that are no text, so Python can't tell it."""
+    """Stands for an error of SQLite whose message has bytes of the file that are not UTF-8."""
 
     def __init__(self) -> None:
         super().__init__("its tables can't be read")
         self.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
 
-class _Pin:
-    """Keeps the number of a file in use (Linux). Unlike others, this handle touches none of the
-    file's locks when it is closed, also by a forked child."""
+class _InodePin:
+    """Keeps the inode number of a file in use (Linux). Unlike other descriptors, this one releases
+    none of the file's locks when it is closed, also by a forked child."""
 
     def __init__(self, path: str) -> None:
         self._handle: int | None = None
@@ -78,64 +80,66 @@ class _Pin:
             close(self._handle)
 
 
-class SqliteWire:
-    """A connection that is opened at its first request and after a failure."""
+class SqliteConnection:
+    """A connection that is opened at its first request, and again after a failure."""
 
     def __init__(
         self,
         path: str,
         opener: Callable[[], tuple[sqlite3.Connection, FileId]],
-        relief: Callable[[sqlite3.Cursor], object],
+        free_space: Callable[[sqlite3.Cursor], object],
         runtime: Runtime,
         seconds: float,
     ) -> None:
         self.path, self.ran = path, 0
-        self._opener, self._relief = opener, relief
+        self._opener, self._free_space = opener, free_space
         self._runtime, self._seconds = runtime, seconds
-        # Re-entrant: a signal handler or a destructor may strike in the middle of a request.
+        # Re-entrant: a signal handler or a destructor may run in the middle of a request.
         self._mutex = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
+        self._database: sqlite3.Connection | None = None
         self._cursor: sqlite3.Cursor | None = None
-        self.file: FileId | None = None
-        """The file that is open. What ``opener`` saw at the path before it opened it."""
-        self._pin: _Pin | None = None
-        self._torn = self._opening = False
+        self.file_id: FileId | None = None
+        """The open file: what ``opener`` found at the path before it opened it."""
+        self._pin: _InodePin | None = None
+        self._interrupted = self._opening = False
         self._unusable = ""
-        _open_wires.add(self)
+        _open_connections.add(self)
 
-    # The fast path: one statement, as few steps around it as can be.
+    # The fast path: one statement, with as few steps around it as possible.
 
     def change(
-        self, statement: str, parameters: tuple[object, ...], *, look: bool = True
+        self, statement: str, parameters: tuple[object, ...], *, verify: bool = True
     ) -> FileId | None:
-        """The file in which one statement changed a row, or ``None`` if it changed none.
-        Raises SQLite's errors as they are. Only what grants nothing may do without the look
-        whether the file is still the one at the path."""
+        """Runs one statement. Returns the file in which it changed a row; ``None`` if it changed
+        none. Raises SQLite's errors as they are. ``verify`` checks that the file is still the one
+        at the path; only a statement that grants nothing may do without."""
         try:
             with self._mutex:
                 cursor = self._cursor
-                if cursor is None or self._torn:
+                if cursor is None or self._interrupted:
                     cursor = self._ready()
-                self._torn = True  # whatever ends it early, also an interrupt right here
+                self._interrupted = (
+                    True  # stays set if anything ends it early, also an interrupt right here
+                )
                 changed = cursor.execute(statement, parameters).rowcount
-                self._torn = False
+                self._interrupted = False
                 self.ran += 1
-                if look and self.file_at_path() != self.file:
+                if verify and self.file_at_path() != self.file_id:
                     raise FileReplaced
-                return self.file if changed else None
+                return self.file_id if changed else None
         except UnicodeDecodeError as error:
-            self._mend(Garbled())
+            self._recover(Garbled())
             raise Garbled from error
         except BaseException as error:
-            self._mend(error)
+            self._recover(error)
             raise
 
-    # The others.
+    # Other requests.
 
     async def run(
         self, work: Callable[Concatenate[sqlite3.Cursor, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Runs some work on the cursor; if the file is locked, until time is over."""
+        """Runs ``work`` on the cursor; while the file is locked, again until the time is over."""
         try:
             return self.once(work, *args, **kwargs)
         except sqlite3.Error as error:
@@ -148,7 +152,7 @@ class SqliteWire:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Runs some work as one writing transaction, by ``until`` at the latest."""
+        """Runs ``work`` as one writing transaction, by ``until`` at the latest."""
         try:
             return self.once(_transaction, work, args, kwargs)
         except sqlite3.Error as error:
@@ -157,22 +161,22 @@ class SqliteWire:
     def once(
         self, work: Callable[Concatenate[sqlite3.Cursor, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Runs some work on the cursor. Raises SQLite's errors as they are."""
+        """Runs ``work`` on the cursor once. Raises SQLite's errors as they are."""
         try:
             with self._mutex:
                 cursor = self._ready()
-                self._torn = True
+                self._interrupted = True
                 result = work(cursor, *args, **kwargs)
-                self._torn = False
+                self._interrupted = False
                 self.ran += 1
-                if self.file_at_path() != self.file:
+                if self.file_at_path() != self.file_id:
                     raise FileReplaced
                 return result
         except UnicodeDecodeError as error:
-            self._mend(Garbled())
+            self._recover(Garbled())
             raise Garbled from error
         except BaseException as error:
-            self._mend(error)
+            self._recover(error)
             raise
 
     async def _again(
@@ -185,88 +189,89 @@ class SqliteWire:
     ) -> T:
         until = min(until, self._runtime.now() + self._seconds)
         pause = SHORTEST_PAUSE_SECONDS
-        relieved = False
+        freed = False
         while True:
-            if _code(error) == sqlite3.SQLITE_FULL and not relieved:
-                relieved = self._relieve()
+            if _code(error) == sqlite3.SQLITE_FULL and not freed:
+                freed = self._try_to_free_space()
             elif not _is_busy(error) or self._runtime.now() >= until:
                 raise self._explained(error) from error
             else:
-                await self._runtime.sleep(pause * clock.between(0.5, 1.5))
-                pause = min(pause * 1.6, LONGEST_PAUSE_SECONDS)
+                await self._runtime.sleep(pause * clock.between(*PAUSE_JITTER))
+                pause = min(pause * PAUSE_GROWTH, LONGEST_PAUSE_SECONDS)
             try:
                 return self.once(work, *args, **kwargs)
             except sqlite3.Error as again:
                 error = again
 
-    def _relieve(self) -> bool:
-        """A full disk may have room inside the file still: to renew and to release."""
+    def _try_to_free_space(self) -> bool:
+        """On a full disk, makes pages inside the file usable, so that holds can be renewed and
+        released."""
         with suppress(sqlite3.Error):
-            self.once(self._relief)
+            self.once(self._free_space)
         return True
 
     def _ready(self) -> sqlite3.Cursor:
         if self._unusable:
             raise BackendUnavailable(self._unusable)
-        if self._torn:
-            self._mend(None)
-        if self._connection is None:
+        if self._interrupted:
+            self._recover(None)
+        if self._database is None:
             self._open()
-            assert self._connection is not None
+            assert self._database is not None
         if self._cursor is None:
-            self._cursor = self._connection.cursor()
+            self._cursor = self._database.cursor()
         return self._cursor
 
     def _open(self) -> None:
         if self._opening:
             raise BackendUnavailable(
-                f"{self.path} is just being opened, by what this signal handler interrupted"
+                f"{self.path} is being opened by the code that this signal handler interrupted"
             )
         self._opening = True
         try:
-            self._connection, self.file = self._opener()
-            self._pin = _Pin(self.path)  # the old one's ends here, and not before
+            self._database, self.file_id = self._opener()
+            self._pin = _InodePin(self.path)  # the old pin ends here, and not before
         finally:
             self._opening = False
 
     def file_at_path(self) -> FileId | None:
-        """The file that others would open now."""
+        """The file that another process would open now; ``None`` if there is none."""
         try:
             found = os.stat(self.path)
         except OSError:
             return None
         return found.st_dev, found.st_ino
 
-    def _mend(self, error: BaseException | None) -> None:
-        """Ends what was cut short: an open transaction, a statement that was not read to its end,
-        and after a failure of the file's the connection itself."""
+    def _recover(self, error: BaseException | None) -> None:
+        """Cleans up after an interrupted request: ends an open transaction and an unfinished
+        statement, and closes the connection after an error of the file."""
         with self._mutex:
             cursor, self._cursor = self._cursor, None
             if cursor is not None:
                 cursor.close()
-            if self._connection is not None and self._connection.in_transaction:
-                self._connection.rollback()
-            self._torn = False
-            if isinstance(error, sqlite3.Error) and not _is_passing(error):
+            if self._database is not None and self._database.in_transaction:
+                self._database.rollback()
+            self._interrupted = False
+            if isinstance(error, sqlite3.Error) and not _keeps_connection(error):
                 self.drop()
 
     def drop(self) -> None:
         """Closes the connection; the next request opens another."""
         with self._mutex:
-            connection, self._connection, self._cursor = self._connection, None, None
+            connection, self._database, self._cursor = self._database, None, None
             if connection is not None:
                 connection.close()
 
     def close(self) -> None:
-        """The end. Of the process too, maybe: a short log is then left as it is. The next who
-        opens the file reads it, as after a crash, in less time than it takes us to copy it."""
+        """Closes the connection for good. At the exit of the process a short log is left as it is:
+        the next process reads it, as after a crash, in less time than a checkpoint takes."""
         with self._mutex:
-            if self._connection is not None and lifetime.leaving() and self._log_is_short():
-                _never_closed.append(self._connection)
-                self._connection = self._cursor = None
+            if self._database is not None and lifetime.leaving() and self._log_is_short():
+                _never_closed.append(self._database)
+                self._database = self._cursor = None
             self.drop()
             self._pin = None
-        _open_wires.discard(self)
+        _open_connections.discard(self)
 
     def _log_is_short(self) -> bool:
         try:
@@ -274,29 +279,31 @@ class SqliteWire:
         except OSError:
             return False
 
-    # Fork: see above.
+    # Fork: see the docstring of this module.
 
-    def hold_still(self) -> bool:
-        """Before a fork; false if a request is stuck."""
+    def before_fork(self) -> bool:
+        """Takes the mutex. False if a request keeps it for too long."""
         return self._mutex.acquire(timeout=FORK_SECONDS)
 
-    def go_on(self) -> None:
-        """After a fork, in the parent."""
+    def after_fork_in_parent(self) -> None:
+        """Releases the mutex."""
         self._mutex.release()
 
-    def inherit(self) -> None:
-        """After a fork, in the child."""
+    def after_fork_in_child(self) -> None:
+        """Replaces the mutex and closes the inherited connection."""
         self._mutex = threading.RLock()
         self.forget()
 
     def forget(self) -> None:
-        """Closes what was inherited; see above why."""
-        if self._torn and self._connection is not None:
-            _never_closed.append(self._connection)
-            self._connection = self._cursor = None
-            self._unusable = f"{self.path} can't be used in this process: it forked in a request"
+        """Closes the inherited connection; see the docstring of this module for the reason."""
+        if self._interrupted and self._database is not None:
+            _never_closed.append(self._database)
+            self._database = self._cursor = None
+            self._unusable = (
+                f"{self.path} can't be used in this process: it was forked during a request"
+            )
         self.drop()
-        self._torn = False
+        self._interrupted = False
 
     def _explained(self, error: sqlite3.Error) -> HoldfastError:
         code, primary = getattr(error, "sqlite_errorcode", 0), _code(error)
@@ -308,7 +315,7 @@ class SqliteWire:
         if primary in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return Incompatible(
                 f"{self.path} is damaged or no store of locks ({error}): move it away while "
-                "nobody uses it; tokens go on from the clock"
+                "no program uses it; tokens continue from the clock"
             )
         if primary == sqlite3.SQLITE_READONLY:
             return Unsupported(f"{self.path} can't be written: it is read-only ({error})")
@@ -318,7 +325,7 @@ class SqliteWire:
         return BackendUnavailable(f"{self.path} can't be used: {error} ({name})")
 
     def _writer(self) -> str:
-        """Who has the write lock, as far as the system tells."""
+        """The process that has the write lock, if the system tells."""
         try:
             inode = str(os.stat(f"{self.path}-shm").st_ino)
             with open("/proc/locks") as file:
@@ -354,43 +361,45 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
-    """Whether another try is worth it: the file is locked, or another one by now, or a signal
-    handler that struck in the middle of a transaction has undone it for a request of its own."""
+    """Whether another try may succeed: the file is locked, or was replaced, or a signal handler in
+    the middle of a transaction has rolled it back for a request of its own."""
     if isinstance(error, sqlite3.ProgrammingError | FileReplaced):
         return True
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
-def _is_passing(error: sqlite3.Error) -> bool:
-    """Whether the connection is as good as before."""
+def _keeps_connection(error: sqlite3.Error) -> bool:
+    """Whether the connection can still be used after this error."""
     if isinstance(error, FileReplaced):
         return False
     return _is_busy(error) or _code(error) == sqlite3.SQLITE_FULL
 
 
-_open_wires: WeakSet[SqliteWire] = WeakSet()
+_open_connections: WeakSet[SqliteConnection] = WeakSet()
 _never_closed: list[sqlite3.Connection] = []
-_still: list[tuple[SqliteWire, bool]] = []
+_stopped: list[tuple[SqliteConnection, bool]] = []
 
 
 def _before_fork() -> None:
-    _still[:] = [(wire, wire.hold_still()) for wire in list(_open_wires)]
+    _stopped[:] = [(connection, connection.before_fork()) for connection in list(_open_connections)]
 
 
-def _after_in_parent() -> None:
-    for wire, still in _still:
-        if still:
-            wire.go_on()
-    _still.clear()
+def _after_fork_in_parent() -> None:
+    for connection, stopped in _stopped:
+        if stopped:
+            connection.after_fork_in_parent()
+    _stopped.clear()
 
 
-def _after_in_child() -> None:
-    for wire, _ in _still:
-        wire.inherit()
-    _still.clear()
+def _after_fork_in_child() -> None:
+    for connection, _ in _stopped:
+        connection.after_fork_in_child()
+    _stopped.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
     )

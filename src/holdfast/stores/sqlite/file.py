@@ -1,10 +1,10 @@
-"""Where the embedded store's file lives, and who may touch it.
+"""Where the embedded store's file lives, and which users may access it.
 
-The file and the folder that is made for it are private to the user, or shared with one group
-on request. Whoever owns a folder can exchange what is in it, so all folders down to the file
-belong to this user or to root (or to a member of the group). All checks come before anything is
-written. The file itself is never opened except by SQLite: closing any other handle to it would
-drop SQLite's locks in the whole process.
+The file and a folder that is made for it are private to the user, or shared with one group on
+request. The owner of a folder can replace the files in it, so all folders down to the file must
+belong to this user or to root (or to a member of the group). All checks come before the first
+write. Only SQLite opens the file itself: closing any other descriptor of it would drop SQLite's
+locks in the whole process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from holdfast.errors import GuaranteeNotMet, Unsupported
 from holdfast.stores.sqlite.host import refuse_network, refuse_shifted_clock
 from holdfast.url import Url
 
-__all__ = ["Place", "place_of"]
+__all__ = ["StoreFile", "store_file"]
 
 _POSIX = os.name == "posix"
-_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # also ends one that names another journal
+_JOURNAL_MAGIC = bytes.fromhex(
+    "d9d505f920a163d7"
+)  # also at the end of a journal that names another one
 
 
-class Place:
+class StoreFile:
     """The store's file, and the group that shares it."""
 
     __slots__ = ("group", "path")
@@ -46,13 +48,13 @@ class Place:
         return 0o2770 if self.group else 0o700
 
     @property
-    def wake_folder_mode(self) -> int:
-        """Sticky where it is shared: nobody can exchange the sockets of others."""
+    def socket_folder_mode(self) -> int:
+        """Sticky if shared: no user can replace the sockets of another."""
         return 0o3770 if self.group else 0o700
 
     def ready(self) -> tuple[int, int]:
-        """Checks the place and makes what is missing; raises before anything is changed.
-        Answers which file is there: its device and its number."""
+        """Checks the path and makes the folder and the file if they are missing. Returns device and
+        inode number of the file. Raises before anything is changed."""
         try:
             refuse_shifted_clock(self.path)
             self._ready_folder()
@@ -72,16 +74,16 @@ class Place:
         for above in _upwards(folder if missing else os.path.dirname(folder)):
             self._check_above(above)
         for part in reversed(missing):
-            with suppress(FileExistsError):  # another process was faster
+            with suppress(FileExistsError):  # another process made it first
                 os.mkdir(part, 0o700)
             if part != self.folder:
                 self._check_above(part)
         if missing:
             self.share_folder(self.folder, self.folder_mode)
-        self._check_folder(self.folder)  # also one that we made: somebody may have been faster
+        self._check_folder(self.folder)  # also a new one: another user may have made it first
 
     def _check_above(self, folder: str) -> None:
-        """Who owns a folder above ours, or may rename what is in it, can exchange ours."""
+        """A user who owns a folder above ours, or may rename files in it, can replace ours."""
         found = os.stat(folder)
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
@@ -90,7 +92,7 @@ class Place:
         self._check_owner(found, folder)
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             raise GuaranteeNotMet(
-                f"{folder} can be written by everybody, who could then replace {self.path}: "
+                f"{folder} can be written by all users, who could then replace {self.path}: "
                 f"chmod +t it, or {_elsewhere()}"
             )
 
@@ -102,7 +104,7 @@ class Place:
             )
 
     def trusts(self, uid: int) -> bool:
-        """Whether the owner of a folder may be this user: ourselves, root, or one of the group."""
+        """Whether this user may own a folder: ourselves, root, or a member of the group."""
         if uid in (os.geteuid(), 0) or uid == os.stat("/").st_uid:
             return True  # in a user namespace root may have another number
         return self.group is not None and _is_member(uid, self.group)
@@ -117,13 +119,13 @@ class Place:
         if found.st_mode & stat.S_IWOTH:
             below = f"name a file in a folder below it: {folder}/NAME/locks.db, where NAME is made"
             raise GuaranteeNotMet(
-                f"{folder} can be written by everybody, who could then replace the locks in it: "
+                f"{folder} can be written by all users, who could then replace the locks in it: "
                 f"{below if found.st_mode & stat.S_ISVTX else _elsewhere()}"
             )
         if self.group and not (found.st_gid == _gid(self.group) and found.st_mode & stat.S_ISGID):
             raise GuaranteeNotMet(
                 f"{folder} does not pass the group {self.group!r} on to the files in it: "
-                f"chgrp {self.group} and chmod 2770 it, or name a folder that is not there yet"
+                f"chgrp {self.group} and chmod 2770 it, or name a folder that does not exist yet"
             )
 
     def _ready_file(self) -> tuple[int, int]:
@@ -151,7 +153,7 @@ class Place:
             if found.st_gid != _gid(self.group) or mode != self.file_mode:
                 raise GuaranteeNotMet(
                     f"{self.path} is not shared with the group {self.group!r} alone: chgrp "
-                    f"{self.group} and chmod 660 it while nobody uses it"
+                    f"{self.group} and chmod 660 it while no program uses it"
                 )
         elif mode & 0o077:
             raise GuaranteeNotMet(
@@ -165,38 +167,38 @@ class Place:
             )
 
     def _check_beside(self) -> None:
-        """SQLite uses the files that it finds beside ours; others may have put them there."""
+        """SQLite uses the files that it finds beside ours; other users may have put them there."""
         for ending in ("-wal", "-shm", "-journal"):
             path = self.path + ending
             try:
                 plain = stat.S_ISREG(os.lstat(path).st_mode)
-                harmful = plain and ending == "-journal" and _names_another(path)
+                harmful = plain and ending == "-journal" and _names_another_journal(path)
             except FileNotFoundError:
                 continue
             if not plain or harmful:
                 what = "names a file that SQLite would delete" if plain else "is not a plain file"
                 raise GuaranteeNotMet(
-                    f"{path} {what}, and was not made by Holdfast: remove it while nobody uses "
+                    f"{path} {what}, and was not made by Holdfast: remove it while no program uses "
                     f"{self.path}"
                 )
 
     def _make_file(self) -> None:
-        """Makes the empty file under another name: it must never be seen with other rights."""
+        """Makes the empty file under another name first: it must never have other rights."""
         draft = f"{self.path}.{os.urandom(8).hex()}"
         file = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             try:
                 self._share(file, self.file_mode)
             finally:
-                os.close(file)  # before anybody can open it through SQLite: see above
+                os.close(file)  # before any thread can open it through SQLite: see above
             os.link(draft, self.path)
         except FileExistsError:
-            pass  # another process was faster; what it made is checked like any other
+            pass  # another process made it first; its file is checked like any other
         finally:
             os.unlink(draft)
 
     def share_folder(self, path: str, mode: int) -> None:
-        """Gives a new folder the group of this place and a mode, unless it is another user's."""
+        """Sets group and mode of a new folder, unless it belongs to another user."""
         if not self.group:
             return
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -207,15 +209,15 @@ class Place:
             os.close(folder)
 
     def _share(self, file: int, mode: int) -> None:
-        """By the open file: what a path leads to may be exchanged by others of the group."""
+        """By descriptor: other members of the group may replace what is at a path."""
         if self.group and _POSIX:
             os.fchown(file, -1, _gid(self.group))
             os.fchmod(file, mode)
 
 
-def _names_another(journal: str) -> bool:
-    """Whether a journal is part of a transaction over several files. None of ours is. SQLite takes
-    the name of their common journal from it, and deletes that file."""
+def _names_another_journal(journal: str) -> bool:
+    """Whether a journal is part of a transaction over several files; Holdfast's never is.
+    SQLite reads the name of another journal from it, and deletes that file."""
     file = os.open(journal, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
         size = os.fstat(file).st_size
@@ -226,22 +228,22 @@ def _names_another(journal: str) -> bool:
 
 
 def _upwards(folder: str) -> Iterator[str]:
-    """A folder and all above it."""
+    """A folder and all folders above it."""
     above = ""
     while folder != above:
         yield folder
         above, folder = folder, os.path.dirname(folder)
 
 
-def place_of(url: Url) -> Place:
-    """The place that ``local`` or ``sqlite:///path`` names. Touches nothing."""
+def store_file(url: Url) -> StoreFile:
+    """The file of ``local`` or ``sqlite:///path``. Touches no file. Raises ``ValueError``."""
     group = url.options.get("group") or None
     if group and _POSIX:
         _gid(group)
     if url.scheme == "local":
         if url.hosts or url.path.strip("/"):
             raise ValueError("local takes no path: sqlite:///path names a file")
-        return Place(_default_path(), group)
+        return StoreFile(_default_path(), group)
     if url.hosts or url.username:
         raise ValueError(
             "sqlite:// takes no host: write sqlite:///absolute/path, with three slashes"
@@ -251,7 +253,7 @@ def place_of(url: Url) -> Place:
         raise ValueError("sqlite:/// needs a file: sqlite:///var/lib/app/locks.db")
     # The folders may be reached through links; the file itself may not be one.
     folder, name = os.path.split("/" + path.lstrip("/") if _POSIX else path)
-    return Place(os.path.join(os.path.realpath(folder), name), group)
+    return StoreFile(os.path.join(os.path.realpath(folder), name), group)
 
 
 def _default_path() -> str:
@@ -295,7 +297,7 @@ def _is_member(uid: int, group: str) -> bool:
 
 
 def _elsewhere() -> str:
-    """What to do where the folders are not ours: in a container, by sudo in another's home."""
+    """Advice for folders of another user: in a container, or by sudo in a user's home."""
     where = (
         "name a file in a folder of your own, such as sqlite:///tmp/NAME/locks.db (NAME is made)"
     )

@@ -1,7 +1,7 @@
-"""What the embedded store must know about its machine: which boot, which host, what file system.
+"""What the embedded store must know about its machine: boot, host, type of the file system.
 
-Leases are measured by the boot-time clock, so they mean something only to the kernel that was
-running when they were written: the boot id says which one that was.
+Leases use the boot-time clock, so they have a meaning only for the kernel that was running when
+they were written. The boot id identifies that kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIME_OFFSETS = "/proc/self/timens_offsets"
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 _MOUNTS = "/proc/self/mountinfo"
 
-# Shared memory and POSIX locks of one file must mean the same to everybody who opens it.
+# Shared memory and POSIX locks of a file must work between all processes that open it.
 _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p"}
     | {"virtiofs", "vboxsf", "prl_fs", "drvfs", "vmhgfs", "ceph", "glusterfs", "lustre"}
@@ -28,7 +28,7 @@ _NETWORK = frozenset(
 
 
 class Machine:
-    """Which kernel this is. Empty text means that the system does not tell."""
+    """The ids of this boot and this host. An empty text means that the system has none."""
 
     __slots__ = ("boot", "host")
 
@@ -37,20 +37,20 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Reads the ids anew: a checkpointed container may wake up under another kernel."""
+    """Reads the ids each time: a checkpointed container may be restored under another kernel."""
     return Machine(
         _read(_BOOT_ID) or _boot_session(), next(filter(None, map(_read, _MACHINE_IDS)), "")
     )
 
 
 def refuse_shifted_clock(path: str) -> None:
-    """Raises ``GuaranteeNotMet`` in a time namespace: its boot clock is not its neighbours'."""
+    """Raises ``GuaranteeNotMet`` in a time namespace whose boot clock differs from the host's."""
     for line in _read(_TIME_OFFSETS).splitlines():
         clock, seconds, nanoseconds = [*line.split(), "0", "0", "0"][:3]
         if clock == "boottime" and (int(seconds) or int(nanoseconds)):
             raise GuaranteeNotMet(
                 f"{path}: this process runs in a time namespace whose boot clock is shifted by "
-                f"{seconds} s, so its leases would mean something else to other processes"
+                f"{seconds} s, so its leases would have other ends for other processes"
             )
 
 
@@ -63,7 +63,7 @@ def _read(path: str) -> str:
 
 
 def _boot_session() -> str:
-    """The boot's id on macOS; other systems have none, and a reboot shows by the clock."""
+    """The boot id on macOS. Other systems have none: there the clock shows a reboot."""
     if sys.platform == "darwin":
         import ctypes
 
@@ -76,7 +76,7 @@ def _boot_session() -> str:
 
 
 def file_system(folder: str, mounts: str | None = None) -> str:
-    """The type of the file system that a folder is on, or empty text where nothing tells.
+    """The type of the file system of a folder; an empty text if it is unknown.
 
     >>> mounts = "1 0 0:5 / / rw - ext4 /dev/a rw\\n2 1 0:6 / /srv rw - nfs4 h:/x rw"
     >>> file_system("/srv/locks", mounts)
@@ -88,7 +88,7 @@ def file_system(folder: str, mounts: str | None = None) -> str:
         fields, _, rest = line.partition(" - ")
         point = _unescape(fields.split(" ")[4])
         inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= best:  # the later of two on one point hides the earlier
+        if inside and len(point) >= best:  # of two mounts on one point the later hides the earlier
             best, kind = len(point), rest.split(" ")[0]
     return kind
 
@@ -100,7 +100,8 @@ def _unescape(text: str) -> str:
 
 
 def refuse_network(folder: str, mounts: str | None = None) -> None:
-    """Raises ``GuaranteeNotMet`` where locks of other machines would not exclude ours."""
+    """Raises ``GuaranteeNotMet`` on a network file system, where other machines' locks would not
+    exclude ours."""
     kind = file_system(folder, mounts)
     if kind in _NETWORK or (kind.startswith("fuse") and kind != "fuseblk"):
         raise GuaranteeNotMet(

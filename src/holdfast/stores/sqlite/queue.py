@@ -1,9 +1,12 @@
-"""One name inside a transaction: who holds it, who waits, and what follows from that.
+"""The queue of one name inside a transaction: holders, waiters, next grant.
 
-The rules are ``backends.memory``'s over rows. A line may be long and every release reads it, so
-SQLite counts and skips; only the rows that matter are fetched: the asker's own, those of the
-holders, and the first in line. What is fetched is checked by ``sqlite_row``. Whom to wake is
-noted in ``wakes``, for after the commit.
+The rules are those of ``stores.memory``, over rows. A queue may be long and every release reads
+it, so SQLite counts and filters; only the rows that matter are fetched: the caller's own, those of
+the holders, and the first waiters. ``row`` checks what is fetched. ``wakeups`` collects the waiters
+to wake after the commit.
+
+Stored names keep their spelling: ``claim.place`` is the order of arrival, ``name.crowd`` the number
+of rows in ``claim``.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from holdfast.core.admit import Share
 from holdfast.core.contract import GRACE_SECONDS, QUEUE_CAP, STALE_SECONDS
 from holdfast.stores.sqlite import row as read
 
-__all__ = ["Line", "Moment", "Wake"]
+__all__ = ["NameQueue", "RequestContext", "Wakeup"]
 
+FULL_QUEUE_RETRY_SECONDS = 1.0
 ALONE = Share(Mode.EXCLUSIVE, 1)
 
 _NAME = "SELECT token, owner, label, since, ends, crowd FROM name WHERE name = ?"
@@ -27,11 +31,11 @@ _SAVE = (
     "INSERT INTO name VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (name) DO UPDATE SET "
     "token = ?2, owner = ?3, label = ?4, since = ?5, ends = ?6, crowd = ?7"
 )
-# Holds that ran out, waiters that were not refreshed, waiters that were woken and did not come.
+# Expired holds, waiters that were not refreshed, waiters that were woken and did not attempt.
 _OVER = "DELETE FROM claim WHERE name = ?1 AND (ends <= ?2 OR (reserved > 0 AND reserved < ?2))"
 _MINE = "SELECT place, token, slots, reserved, address FROM claim WHERE name = ? AND owner = ?"
 _HELD = "SELECT mode, weight, slots FROM claim WHERE name = ? AND token > 0"
-# All about the others at once: ?2 is the asker's owner, ?3 its place.
+# Everything about the other claims at once: ?2 is the caller's owner, ?3 its order.
 _OTHERS = """SELECT
     count(*) FILTER (WHERE token > 0),
     count(*) FILTER (WHERE token = 0),
@@ -50,7 +54,7 @@ _ADMIT = (
     "UPDATE claim SET token = ?, slots = ?, since = ?, ends = ?, reserved = 0, address = '' "
     "WHERE name = ? AND place = ?"
 )
-_STAND = "UPDATE claim SET ends = ?, reserved = 0, address = ? WHERE name = ? AND place = ?"
+_KEEP = "UPDATE claim SET ends = ?, reserved = 0, address = ? WHERE name = ? AND place = ?"
 _REFRESH = "UPDATE claim SET ends = ?, behind = ? WHERE name = ? AND place = ?"
 _RESERVE = "UPDATE claim SET reserved = ? WHERE name = ? AND place = ?"
 _EXTEND = "UPDATE claim SET ends = max(ends, ?) WHERE name = ? AND place = ?"
@@ -62,30 +66,30 @@ _Row = tuple[int, str, str, float, float, int]
 _NOBODY: _Row = (0, "", "", 0.0, 0.0, 0)
 
 
-class Wake(NamedTuple):
-    """Somebody to be told that another attempt is worth it."""
+class Wakeup(NamedTuple):
+    """A waiter whose next attempt may succeed."""
 
     owner: str
     address: str
 
 
-class Moment(NamedTuple):
-    """When and by whom a transaction is done."""
+class RequestContext(NamedTuple):
+    """When a transaction runs, and for which client."""
 
     now: float
     """The boot clock, which leases are measured by."""
     wall: float
     floor: int
-    """No token of this boot is below it."""
+    """The lowest token of this boot."""
     address: str
-    """Where the caller can be woken."""
+    """The caller's wake-up address; empty for none."""
     store: str
 
 
-class Mine(NamedTuple):
-    """The asker's own row: a place in the line, or a hold that is not alone."""
+class OwnRow(NamedTuple):
+    """The caller's row in ``claim``: a waiter, or a shared or slots hold."""
 
-    place: int
+    order: int
     token: int
     slots: tuple[int, ...]
     reserved: float
@@ -93,14 +97,14 @@ class Mine(NamedTuple):
 
 
 class Others(NamedTuple):
-    """What the line and the shared holds of a name come to, without the asker."""
+    """The sum of the other rows in ``claim``, without the caller's."""
 
     holders: int = 0
     waiters: int = 0
     ahead: int = 0
     ahead_weight: float = 0.0
     ahead_apart: int | None = None
-    """Whether anybody in front would not share."""
+    """Whether a waiter in front is not a reader."""
     soonest: float | None = None
     """When the first of their holds or reservations ends."""
     mode: str | None = None
@@ -109,7 +113,7 @@ class Others(NamedTuple):
 
     @property
     def in_front(self) -> list[Share]:
-        """Those in front, as one who wants what all of them want."""
+        """All waiters in front, as one share of their total weight."""
         if not self.ahead:
             return []
         mode = Mode.EXCLUSIVE if self.ahead_apart else Mode.SHARED
@@ -117,22 +121,22 @@ class Others(NamedTuple):
 
 
 def _name(row: tuple[Any, ...]) -> _Row:
-    """A row of ``name`` that can be relied on."""
-    token, owner, label, since, ends, crowd = row
+    """A checked row of ``name``."""
+    token, owner, label, since, ends, entries = row
     return (
         read.last_token(token),
         read.text(owner, "owner"),
         label if isinstance(label, str) else "",
         read.moment(since, "time of the last grant"),
         read.moment(ends, "end"),
-        read.count(crowd, "number of waiters"),
+        read.count(entries, "number of waiters"),
     )
 
 
-def _mine(row: tuple[Any, ...]) -> Mine:
-    place, token, slots, reserved, address = row
-    return Mine(
-        read.place(place),
+def _own_row(row: tuple[Any, ...]) -> OwnRow:
+    order, token, slots, reserved, address = row
+    return OwnRow(
+        read.order(order),
         read.last_token(token),
         read.slots(slots),
         read.moment(reserved, "reservation"),
@@ -148,14 +152,14 @@ def _others(row: tuple[Any, ...]) -> Others:
     if others.mode is not None:
         read.mode(others.mode)
         read.count(others.limit, "limit")
-        read.place(others.last)
+        read.order(others.last)
     return others
 
 
-class First(NamedTuple):
-    """One of the first in line."""
+class QueuedWaiter(NamedTuple):
+    """One of the first waiters."""
 
-    place: int
+    order: int
     owner: str
     mode: Mode
     weight: int
@@ -164,10 +168,10 @@ class First(NamedTuple):
     address: str
 
 
-def _first(row: tuple[Any, ...]) -> First:
-    place, owner, mode, weight, limit, reserved, address = row
-    return First(
-        read.place(place),
+def _queued_waiter(row: tuple[Any, ...]) -> QueuedWaiter:
+    order, owner, mode, weight, limit, reserved, address = row
+    return QueuedWaiter(
+        read.order(order),
         read.text(owner, "owner"),
         read.mode(mode),
         read.count(weight, "weight"),
@@ -177,43 +181,43 @@ def _first(row: tuple[Any, ...]) -> First:
     )
 
 
-class Line:
-    """A name's state, inside a writing transaction."""
+class NameQueue:
+    """The holds and waiters of one name, inside a writing transaction."""
 
-    def __init__(self, cursor: sqlite3.Cursor, name: str, moment: Moment) -> None:
-        self._cursor, self._name, self._moment = cursor, name, moment
+    def __init__(self, cursor: sqlite3.Cursor, name: str, context: RequestContext) -> None:
+        self._cursor, self._name, self._context = cursor, name, context
         found = cursor.execute(_NAME, (name,)).fetchone()
         row = _NOBODY if found is None else _name(found)
-        self.token, self.owner, self.label, self.since, self.ends, self.crowd = row
+        self.token, self.owner, self.label, self.since, self.ends, self.entries = row
         self._changed = self._reserved = False
-        self.wakes: list[Wake] = []
-        if self.owner and self.ends <= moment.now:
+        self.wakeups: list[Wakeup] = []
+        if self.owner and self.ends <= context.now:
             self._vacate()
-        if self.crowd:
-            self._leave(cursor.execute(_OVER, (name, moment.now)).rowcount)
+        if self.entries:
+            self._deleted(cursor.execute(_OVER, (name, context.now)).rowcount)
 
     def _vacate(self) -> None:
         self.owner, self.ends, self._changed = "", 0.0, True
 
-    def _leave(self, count: int) -> None:
+    def _deleted(self, count: int) -> None:
         if count:
-            self.crowd -= count
+            self.entries -= count
             self._changed = True
 
-    def _remove(self, mine: Mine) -> None:
-        self._leave(self._cursor.execute(_LEAVE, (self._name, mine.place)).rowcount)
+    def _remove(self, own: OwnRow) -> None:
+        self._deleted(self._cursor.execute(_LEAVE, (self._name, own.order)).rowcount)
 
-    def _find(self, owner: str) -> Mine | None:
-        if not self.crowd:
+    def _find(self, owner: str) -> OwnRow | None:
+        if not self.entries:
             return None
         row = self._cursor.execute(_MINE, (self._name, owner)).fetchone()
-        return None if row is None else _mine(row)
+        return None if row is None else _own_row(row)
 
     def _held(self) -> list[Share]:
-        """What is held."""
+        """The shares of all holds."""
         if self.owner:
             return [ALONE]
-        if not self.crowd:
+        if not self.entries:
             return []
         rows = self._cursor.execute(_HELD, (self._name,)).fetchall()
         return [
@@ -221,158 +225,161 @@ class Line:
             for mode, weight, slots in rows
         ]
 
-    def _others(self, owner: str, mine: Mine | None) -> Others:
-        if self.crowd == (mine is not None):
+    def _others(self, owner: str, own: OwnRow | None) -> Others:
+        if self.entries == (own is not None):
             return Others()
-        place = read.LAST_PLACE if mine is None else mine.place
-        return _others(self._cursor.execute(_OTHERS, (self._name, owner, place)).fetchone())
+        order = read.LAST_ORDER if own is None else own.order
+        return _others(self._cursor.execute(_OTHERS, (self._name, owner, order)).fetchone())
 
     def attempt(self, claim: Claim, join: bool) -> Grant | Busy:
-        """Admits the claim if it fits behind those in front of it; else lines it up."""
-        mine = self._find(claim.owner)
-        if self.owner == claim.owner or (mine is not None and mine.token):
-            return self._again(claim, mine)
-        others = self._others(claim.owner, mine)
+        """Grants the claim if it fits with all holds and waiters in front; else adds it to the
+        queue, if ``join``."""
+        own = self._find(claim.owner)
+        if self.owner == claim.owner or (own is not None and own.token):
+            return self._again(claim, own)
+        others = self._others(claim.owner, own)
         self._check_limit(claim, others)
         held = self._held() if self.owner or others.holders else []
         if admit.fits(claim.mode, claim.weight, claim.limit, held + others.in_front):
-            return self._grant(claim, mine, held, others)
-        return self._busy(claim, mine, others, join)
+            return self._grant(claim, own, held, others)
+        return self._busy(claim, own, others, join)
 
-    def _again(self, claim: Claim, mine: Mine | None) -> Grant:
-        """A retry whose first answer was lost: the same grant, its ttl renewed. It may arrive late,
-        after others that set a later end: that stays."""
-        ends = self._moment.now + claim.ttl
-        if mine is None:
+    def _again(self, claim: Claim, own: OwnRow | None) -> Grant:
+        """For a retry whose first answer was lost: the same grant, renewed by its ttl. A late
+        retry may run after a renewal with a later end: the later end stays."""
+        ends = self._context.now + claim.ttl
+        if own is None:
             self.ends, self._changed = max(self.ends, ends), True
             return Grant(claim, self.token)
-        self._cursor.execute(_EXTEND, (ends, self._name, mine.place))
-        return Grant(claim, mine.token, mine.slots)
+        self._cursor.execute(_EXTEND, (ends, self._name, own.order))
+        return Grant(claim, own.token, own.slots)
 
     def _check_limit(self, claim: Claim, others: Others) -> None:
         if self.owner:
-            admit.check_limit(claim, 0, slots=False, store=self._moment.store)
-        elif others.mode is not None:  # all of them are of one kind and have one limit
+            admit.check_limit(claim, 0, slots=False, store=self._context.store)
+        elif others.mode is not None:  # all of them have the same kind and limit
             slots = others.mode == Mode.SLOTS.value
-            admit.check_limit(claim, others.limit or 0, slots=slots, store=self._moment.store)
+            admit.check_limit(claim, others.limit or 0, slots=slots, store=self._context.store)
 
-    def _grant(self, claim: Claim, mine: Mine | None, held: list[Share], others: Others) -> Grant:
-        moment = self._moment
-        self.token = max(self.token + 1, int(moment.wall * 1_000_000), moment.floor)
-        self.since, self._changed = moment.wall, True
-        ends = moment.now + claim.ttl
+    def _grant(self, claim: Claim, own: OwnRow | None, held: list[Share], others: Others) -> Grant:
+        context = self._context
+        self.token = max(self.token + 1, int(context.wall * 1_000_000), context.floor)
+        self.since, self._changed = context.wall, True
+        ends = context.now + claim.ttl
         if claim.mode is Mode.EXCLUSIVE:
-            if mine is not None:
-                self._remove(mine)
+            if own is not None:
+                self._remove(own)
             self.owner, self.label, self.ends = claim.owner, claim.label, ends
             return Grant(claim, self.token)
         slots: tuple[int, ...] = ()
         if claim.mode is Mode.SLOTS:
             slots = admit.free_slots(claim.weight, claim.limit, held)
         text = ",".join(map(str, slots))
-        if mine is None:
+        if own is None:
             self._append(claim, self.token, text, ends, others)
         else:
-            row = (self.token, text, moment.wall, ends, self._name, mine.place)
+            row = (self.token, text, context.wall, ends, self._name, own.order)
             self._cursor.execute(_ADMIT, row)
         return Grant(claim, self.token, slots)
 
     def _append(self, claim: Claim, token: int, slots: str, ends: float, others: Others) -> None:
-        place = (others.last or 0) + 1
+        order = (others.last or 0) + 1
         self._cursor.execute(
             _JOIN,
             (
-                self._name, place, claim.owner, claim.mode.value, claim.weight, claim.limit,
-                token, slots, claim.label, self._moment.wall, ends, self._moment.address,
+                self._name, order, claim.owner, claim.mode.value, claim.weight, claim.limit,
+                token, slots, claim.label, self._context.wall, ends, self._context.address,
             ),
         )  # fmt: skip
-        self.crowd += 1
+        self.entries += 1
         self._changed = True
 
-    def _busy(self, claim: Claim, mine: Mine | None, others: Others, join: bool) -> Busy:
-        now = self._moment.now
-        if mine is not None:
-            row = (now + STALE_SECONDS, self._moment.address, self._name, mine.place)
-            self._cursor.execute(_STAND, row)
+    def _busy(self, claim: Claim, own: OwnRow | None, others: Others, join: bool) -> Busy:
+        now = self._context.now
+        if own is not None:
+            row = (now + STALE_SECONDS, self._context.address, self._name, own.order)
+            self._cursor.execute(_KEEP, row)
         elif join:
             if others.waiters >= QUEUE_CAP:
                 full = f"{QUEUE_CAP} already wait for {claim.name!r}"
-                return Busy(others.ahead, 1.0, reason=full)
+                return Busy(others.ahead, FULL_QUEUE_RETRY_SECONDS, reason=full)
             self._append(claim, 0, "", now + STALE_SECONDS, others)
         soonest = self.ends if self.owner else others.soonest
         self._reserve()
-        if self.wakes and (soonest is None or soonest > now + GRACE_SECONDS):
-            soonest = now + GRACE_SECONDS  # those just woken may not come
+        if self.wakeups and (soonest is None or soonest > now + GRACE_SECONDS):
+            soonest = now + GRACE_SECONDS  # the waiters just woken may not attempt
         return Busy(others.ahead, None if soonest is None else max(0.0, soonest - now))
 
     def release(self, owner: str) -> bool:
-        """Ends the owner's hold; whether it had one."""
+        """Ends the owner's hold. True if it had one."""
         if self.owner == owner:
             self._vacate()
             return True
-        mine = self._find(owner)
-        if mine is None or not mine.token:
+        own = self._find(owner)
+        if own is None or not own.token:
             return False
-        self._remove(mine)
+        self._remove(own)
         return True
 
     def abandon(self, owner: str) -> None:
-        """Leaves no trace of the owner."""
+        """Removes the owner's hold or entry."""
         if self.owner == owner:
             self._vacate()
-        elif (mine := self._find(owner)) is not None:
-            self._remove(mine)
+        elif (own := self._find(owner)) is not None:
+            self._remove(own)
 
     def clear(self) -> list[int]:
-        """Ends all holds; answers their tokens."""
+        """Ends all holds. Returns their tokens."""
         tokens = [self.token] if self.owner else []
         if self.owner:
             self._vacate()
-        elif self.crowd:
+        elif self.entries:
             ended = self._cursor.execute(_REVOKE, (self._name,)).fetchall()
-            self._leave(len(ended))
+            self._deleted(len(ended))
             tokens += [read.token(token) for (token,) in ended]
         return tokens
 
     def refresh(self, owner: str, behind: int) -> bool:
-        """Keeps a waiter's place for another while; whether it still had one."""
-        mine = self._find(owner)
-        if mine is None or mine.token:
+        """Keeps a waiter's entry for another ``STALE_SECONDS``. False if it has none any more."""
+        own = self._find(owner)
+        if own is None or own.token:
             return False
-        until = self._moment.now + STALE_SECONDS
-        self._cursor.execute(_REFRESH, (until, behind, self._name, mine.place))
-        if mine.reserved:  # its first wake-up may have been lost
-            self.wakes.append(Wake(owner, mine.address))
+        until = self._context.now + STALE_SECONDS
+        self._cursor.execute(_REFRESH, (until, behind, self._name, own.order))
+        if own.reserved:  # its first wake-up may have been lost
+            self.wakeups.append(Wakeup(owner, own.address))
         return True
 
     def skip(self, addresses: set[str]) -> None:
-        """Takes those out of the line whose clients are dead."""
+        """Removes the waiters of dead clients from the queue."""
         for address in addresses:
-            self._leave(self._cursor.execute(_SKIP, (self._name, address)).rowcount)
+            self._deleted(self._cursor.execute(_SKIP, (self._name, address)).rowcount)
 
-    def settle(self) -> None:
-        """Reserves the name for those who now fit, and writes back what has changed."""
+    def write_back(self) -> None:
+        """Reserves the name for the first waiters that fit now, and writes back all changes."""
         self._reserve()
         if self._changed:
-            row = (self.token, self.owner, self.label, self.since, self.ends, self.crowd)
+            row = (self.token, self.owner, self.label, self.since, self.ends, self.entries)
             self._cursor.execute(_SAVE, (self._name, *row))
 
     def _reserve(self) -> None:
-        if self.owner or not self.crowd or self._reserved:
+        if self.owner or not self.entries or self._reserved:
             return
         self._reserved = True
-        first = self._in_line(1)
+        first = self._first_waiters(1)
         if first and first[0].mode is not Mode.EXCLUSIVE:
-            first = self._in_line(QUEUE_CAP)
+            first = self._first_waiters(QUEUE_CAP)
         taken = self._held() if first else []
         for waiter in first:
             if not admit.fits(waiter.mode, waiter.weight, waiter.limit, taken):
                 return
             if not waiter.reserved:
-                until = self._moment.now + GRACE_SECONDS
-                self._cursor.execute(_RESERVE, (until, self._name, waiter.place))
-                self.wakes.append(Wake(waiter.owner, waiter.address))
+                until = self._context.now + GRACE_SECONDS
+                self._cursor.execute(_RESERVE, (until, self._name, waiter.order))
+                self.wakeups.append(Wakeup(waiter.owner, waiter.address))
             taken.append(Share(waiter.mode, waiter.weight))
 
-    def _in_line(self, most: int) -> list[First]:
-        return list(map(_first, self._cursor.execute(_FIRST, (self._name, most)).fetchall()))
+    def _first_waiters(self, most: int) -> list[QueuedWaiter]:
+        return list(
+            map(_queued_waiter, self._cursor.execute(_FIRST, (self._name, most)).fetchall())
+        )

@@ -1,8 +1,8 @@
-"""What is read from the embedded store's file, checked before anything relies on it.
+"""Checks of the values that are read from the embedded store's file. Pure.
 
-Everybody who may write a shared file can write anything into it, and SQLite keeps any value in any
-column. What no version of ours writes is ``Unreadable``; requests tell so as ``Incompatible``,
-with the name of the lock. Labels are read by ``claim.read_label``.
+Every user of a shared file can write anything into it, and SQLite keeps any value in any column. A
+value that no version of Holdfast writes is ``Unreadable``; a request raises ``Incompatible`` for
+it, with the name of the lock. Labels are read by ``claim.read_label``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.claim import Mode
 from holdfast.errors import Incompatible
 
 __all__ = [
-    "LAST_PLACE",
+    "LAST_ORDER",
     "MODES",
     "Unreadable",
     "count",
@@ -22,7 +22,7 @@ __all__ = [
     "last_token",
     "mode",
     "moment",
-    "place",
+    "order",
     "slots",
     "text",
     "token",
@@ -34,24 +34,24 @@ LARGEST_TOKEN = 2**63 - 1
 TOKENS_LEFT = 2**40
 LARGEST_LIMIT = 65_536
 LARGEST_COUNT = 2**31 - 1
-LAST_PLACE = 2**62
+LAST_ORDER = 2**62
 LAST_MOMENT = 250_000_000_000.0  # of the wall clock, in the year 9892; no other clock runs so long
 
 
 class Unreadable(ValueError):
-    """A value that no version of ours has written."""
+    """A value that no version of Holdfast writes."""
 
     def __init__(self, what: str, value: object) -> None:
-        told = repr(value[:40] if isinstance(value, str | bytes) else value)
-        super().__init__(f"its {what} is {told}")
+        shown = repr(value[:40] if isinstance(value, str | bytes) else value)
+        super().__init__(f"its {what} is {shown}")
 
 
 def damaged(name: str, store: str, error: Unreadable) -> Incompatible:
-    """What a request for the name raises."""
+    """The error of a request for the name."""
     return Incompatible(
         f"what is stored for {name!r} on {store} can't be read ({error}): something other than "
-        "this version has written to the file. Move it away while nobody uses it; tokens go on "
-        "from the clock"
+        "this version has written to the file. Move it away while no program uses it; tokens "
+        "continue from the clock"
     )
 
 
@@ -67,18 +67,19 @@ def token(value: Any) -> int:
 
 
 def last_token(value: Any) -> int:
-    """A token that others are to follow. No clock ever gets near the largest."""
+    """A token that later tokens follow: far below the largest, which no clock ever gets near."""
     return _whole(value, LARGEST_TOKEN - TOKENS_LEFT, "last token")
 
 
 def count(value: Any, what: str) -> int:
-    """How many of something."""
+    """A number of things."""
     return _whole(value, LARGEST_COUNT, what)
 
 
-def place(value: Any) -> int:
-    """A place in the line: it grows as long as somebody is there."""
-    return _whole(value, LAST_PLACE, "place")
+def order(value: Any) -> int:
+    """The order of arrival of a claim. It grows while the name has other claims. The column is
+    called ``place``."""
+    return _whole(value, LAST_ORDER, "place")
 
 
 def moment(value: Any, what: str) -> float:
@@ -89,14 +90,14 @@ def moment(value: Any, what: str) -> float:
 
 
 def text(value: Any, what: str) -> str:
-    """Any text. One that is not in UTF-8 equals none of ours."""
+    """Any text. Text that is not in UTF-8 equals no text of Holdfast."""
     if not isinstance(value, str):
         raise Unreadable(what, value)
     return value
 
 
 def whole_text(value: Any, what: str) -> str:
-    """A text that was read as bytes, for one that must come back as it was written."""
+    """A text that was read as bytes, because it must be exactly what was written."""
     try:
         if isinstance(value, bytes):
             return value.decode()
@@ -106,7 +107,7 @@ def whole_text(value: Any, what: str) -> str:
 
 
 def mode(value: Any) -> Mode:
-    """How a name is claimed."""
+    """The mode of a claim."""
     found = MODES.get(value) if isinstance(value, str) else None
     if found is None:
         raise Unreadable("mode", value)
@@ -114,7 +115,7 @@ def mode(value: Any) -> Mode:
 
 
 def slots(value: Any) -> tuple[int, ...]:
-    """Slots as they are stored: numbers with commas."""
+    """Slot numbers, which are stored with commas between them."""
     if value == "":
         return ()
     parts = value.split(",", LARGEST_LIMIT) if isinstance(value, str) else []

@@ -1,13 +1,13 @@
-"""What is stored in the embedded store's file, and how it is opened.
+"""What is stored in the embedded store's file, and how the file is opened.
 
 ``name`` has one row per name: its last token and, inline, its exclusive hold, so that an
-uncontended acquire is one statement on one row. ``claim`` has everybody else: those who wait,
-and who shares a name or has slots of it; ``name.crowd`` counts them, and 0 opens the fast path.
-``meta`` has one row: whose boot the leases belong to, and the marks that keep tokens growing.
+uncontended acquire is one statement on one row. ``claim`` has all other claims: waiters, shared
+holds and slots holds. ``name.crowd`` counts them, and 0 allows the fast path. ``meta`` has one row:
+the boot that the leases belong to, and the marks that keep tokens growing.
 
-Tokens. Commits are not synced one by one, so a power cut may take the last ones back. Every
-token that is handed out is therefore below ``meta.high``, which is only ever raised by a synced
-commit, far ahead; a new boot starts from there (``meta.floor``), whatever its clock says.
+Tokens. Commits are not synced one by one, so a power cut may undo the last ones. So every token is
+below ``meta.high``, which only a synced commit raises, by a large step. A new boot starts its
+tokens from there (``meta.floor``), whatever its clock says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.errors import GuaranteeNotMet, Incompatible, Unsupported
 from holdfast.io import clock
 from holdfast.stores.sqlite import row as read
 from holdfast.stores.sqlite.connection import FileId
-from holdfast.stores.sqlite.file import Place
+from holdfast.stores.sqlite.file import StoreFile
 from holdfast.stores.sqlite.host import Machine, this_machine
 
 __all__ = ["Marks", "note_clock", "open_file", "raise_high", "synced"]
@@ -34,7 +34,7 @@ WAL_LIMIT_BYTES = 4 << 20
 WAL_DUE_BYTES = 5 << 20
 """The log is copied into the file when it is larger; the next writer cuts it to the limit."""
 
-# The very text of these is part of the protocol: a file that says anything else is refused.
+# The exact text, comments included, is part of the protocol: a file with another text is refused.
 TABLES = (
     """CREATE TABLE meta (
         id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -83,38 +83,39 @@ TABLES = (
 
 
 Marks = tuple[int, int]
-"""What a connection must know to hand out tokens: ``meta.floor`` and ``meta.high``."""
+"""What a connection must know to give tokens: ``meta.floor`` and ``meta.high``."""
 
 
-def open_file(place: Place, adopt: bool = False) -> tuple[sqlite3.Connection, FileId, Marks]:
-    """Opens the store's file, made if need be. Raises before it changes anything. Also answers
-    which file was there before: it is the one that is open if it is still there afterwards."""
+def open_file(file: StoreFile, adopt: bool = False) -> tuple[sqlite3.Connection, FileId, Marks]:
+    """Opens the store's file, and makes it if it is missing. Raises before anything is changed. The
+    returned id is that of the file at the path before it was opened: the open file is that one if
+    it is still at the path afterwards."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise Unsupported(
             f"sqlite:// needs SQLite {'.'.join(map(str, OLDEST_SQLITE))} or newer; "
             f"this Python has {sqlite3.sqlite_version}"
         )
-    file = place.ready()
+    file_id = file.ready()
     connection = sqlite3.connect(
-        place.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
+        file.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
     )
     connection.text_factory = _read_text
     try:
         connection.execute("PRAGMA trusted_schema=OFF")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 0)  # none runs, not even once
+        connection.setlimit(sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 0)  # no trigger runs
         machine = this_machine()
-        if _is_new(connection, place.path):
+        if _is_new(connection, file.path):
             _create(connection, machine)
-        _check_schema(connection, place.path)
+        _check_schema(connection, file.path)
         _configure(connection)
-        return connection, file, _join_boot(connection, place.path, machine, adopt)
+        return connection, file_id, _join_boot(connection, file.path, machine, adopt)
     except BaseException:
         connection.close()
         raise
 
 
 def _read_text(data: bytes) -> str:
-    """Never raises: text that is not in UTF-8 is somebody else's, and equals none of ours."""
+    """Never raises. Text that is not in UTF-8 is not Holdfast's, and equals none of its texts."""
     return data.decode(errors="replace")
 
 
@@ -124,15 +125,15 @@ def _one(connection: sqlite3.Connection, statement: str) -> int:
 
 
 def _is_new(connection: sqlite3.Connection, path: str) -> bool:
-    """Whether the file is empty; raises ``Incompatible`` if it is not for us."""
-    # In this order: another process may make all of it, in one commit, between any two of these.
+    """Whether the file is empty. Raises ``Incompatible`` if it belongs to other software."""
+    # In this order: another process may make all tables, in one commit, between any two of these.
     tables = _one(connection, "SELECT count(*) FROM sqlite_master")
     application = _one(connection, "PRAGMA application_id")
     version = _one(connection, "PRAGMA user_version")
     if application == 0 and tables == 0:
         return True
     if application != APPLICATION_ID:
-        raise Incompatible(f"{path} is a SQLite file of something else: name another file")
+        raise Incompatible(f"{path} is a SQLite file of other software: name another file")
     if version != PROTOCOL:
         raise Incompatible(
             f"{path} is used with protocol {version}, this version has {PROTOCOL}: "
@@ -142,26 +143,28 @@ def _is_new(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def _check_schema(connection: sqlite3.Connection, path: str) -> None:
-    """Raises ``Incompatible`` unless the file has what we make and nothing else: a trigger or view
-    that somebody added would run inside our own requests. (``ANALYZE`` adds a table of numbers.)"""
+    """Raises ``Incompatible`` unless the file has exactly the tables of this version: an added
+    trigger or view would run inside our own requests. (``ANALYZE`` adds a table of numbers.)"""
     found = connection.execute(
         "SELECT sql FROM sqlite_master WHERE name NOT IN ('sqlite_stat1', 'sqlite_stat4')"
     ).fetchall()
     if sorted(map(str, (sql for (sql,) in found))) != sorted(TABLES):
         raise Incompatible(
-            f"{path} has tables, triggers or views that this version does not make: somebody has "
-            "changed it, so it was not touched. Move it away while nobody uses it; tokens go on "
-            "from the clock"
+            f"{path} has tables, triggers or views that this version does not make: it was changed "
+            "by other software, so it was not touched. Move it away while no program uses it; "
+            "tokens continue from the clock"
         )
 
 
 def _create(connection: sqlite3.Connection, machine: Machine) -> None:
-    """Before there is a log: all pages are in the file then, and a full disk can't keep the log
-    from being copied back over them. The commit is synced, so the marks can be used at once."""
+    """Makes the tables before there is a log: all pages are in the file then, and a checkpoint can
+    write over them even on a full disk. The commit is synced, so the marks can be used at once."""
     connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("BEGIN EXCLUSIVE")
-    if _one(connection, "SELECT count(*) FROM sqlite_master") == 0:  # nobody was faster
+    if (
+        _one(connection, "SELECT count(*) FROM sqlite_master") == 0
+    ):  # no other process has made them
         for table in TABLES:
             connection.execute(table)
         marks = (machine.boot, machine.host, clock.now(), _above(0))
@@ -177,8 +180,8 @@ def _configure(connection: sqlite3.Connection) -> None:
         raise GuaranteeNotMet(f"SQLite can't keep a write-ahead log here (it offers {mode})")
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("PRAGMA fullfsync=ON")
-    # SQLite up to 3.51.2 may damage a file whose log is copied by one connection while another
-    # starts it anew. Only sqlite_chores copies it, under the write lock.
+    # SQLite up to 3.51.2 may damage a file if one connection runs a checkpoint while another
+    # restarts the log. Only ``backend.checkpoint`` runs one, under the write lock.
     connection.execute("PRAGMA wal_autocheckpoint=0")
     connection.execute(f"PRAGMA journal_size_limit={WAL_LIMIT_BYTES}")
 
@@ -199,9 +202,9 @@ def _join_boot(connection: sqlite3.Connection, path: str, machine: Machine, adop
     if _rebooted(boot, seen, machine):
         if boot and host and machine.host and host != machine.host and not adopt:
             raise GuaranteeNotMet(
-                f"{path} was last used by another machine, and what it holds can't be told from "
-                "here: use a file of this machine's own, or, if that one no longer runs, open "
-                "this file once with ?adopt=on"
+                f"{path} was last used by another machine, whose holds may not have ended: use a "
+                "file of this machine's own, or, if that machine no longer runs, open this file "
+                "once with ?adopt=on"
             )
         floor = max(floor, high)
         connection.execute("DELETE FROM claim")
@@ -225,12 +228,13 @@ def _read_marks(connection: sqlite3.Connection, path: str) -> tuple[str, str, fl
     except ValueError:
         raise Incompatible(
             f"{path} is damaged: the marks that keep tokens growing can't be read. Move it away "
-            "while nobody uses it; tokens go on from the clock"
+            "while no program uses it; tokens continue from the clock"
         ) from None
 
 
 def _refuse_hidden_boot(boot: str, path: str, machine: Machine, adopt: bool) -> None:
-    """No id against an id tells nothing: it may be this boot's, whose holds must stay."""
+    """Raises ``GuaranteeNotMet`` if only one of the two boots has an id: they may be the same boot,
+    whose holds must stay."""
     if boot and not machine.boot:
         raise GuaranteeNotMet(
             f"{path} is used by processes that can read the kernel's boot id, and this one can't, "
@@ -250,18 +254,20 @@ def _rebooted(boot: str, seen: float, machine: Machine) -> bool:
     """Whether the leases in the file are of another boot than ours."""
     if boot or machine.boot:
         return boot != machine.boot
-    return seen == 0 or clock.now() < seen  # no ids on this system: its clock started over
+    return (
+        seen == 0 or clock.now() < seen
+    )  # a system without ids: after a reboot the clock starts over
 
 
 def note_clock(connection: sqlite3.Connection | sqlite3.Cursor) -> None:
-    """Leaves a mark for systems without boot ids: a later boot's clock is behind it."""
+    """Writes the clock, for systems without boot ids: the clock of a later boot is behind it."""
     connection.execute("UPDATE meta SET clock = max(clock, ?)", (clock.now(),))
 
 
 @contextmanager
 def synced(cursor: sqlite3.Cursor) -> Iterator[None]:
-    """What is committed inside is on the disk before it counts as done."""
-    connection = cursor.connection  # the cursor may be closed by then: see wires.sqlite
+    """Commits inside return only after they are on the disk."""
+    connection = cursor.connection  # the cursor may be closed by then: see ``connection``
     connection.execute("PRAGMA synchronous=FULL")
     try:
         yield
@@ -271,12 +277,12 @@ def synced(cursor: sqlite3.Cursor) -> Iterator[None]:
 
 
 def raise_high(cursor: sqlite3.Cursor, token: int, path: str) -> int:
-    """Raises the mark that all tokens are below, so that this token may be handed out."""
+    """Raises the mark that all tokens are below above this token. Returns the mark."""
     with synced(cursor):
         cursor.execute("UPDATE meta SET high = ?1 WHERE high <= ?2", (_above(token), token))
         return _read_marks(cursor.connection, path)[-1]
 
 
 def _above(token: int) -> int:
-    """A mark that this token, and those of the next hour, are below."""
+    """A mark above this token and the tokens of the next hour."""
     return max(token, int(clock.wall() * 1_000_000)) + HIGH_STEP

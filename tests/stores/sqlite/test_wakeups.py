@@ -21,11 +21,10 @@ from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.io.wakeups import BlockingWakeupHub
-from holdfast.stores.sqlite import datagram
-from holdfast.stores.sqlite import wakeups as sqlite_wakes
+from holdfast.stores.sqlite import wakeups
 from holdfast.stores.sqlite.backend import SqliteBackend
-from holdfast.stores.sqlite.datagram import Delivery, Folder
-from stores.sqlite.bench import (
+from holdfast.stores.sqlite.wakeups import Delivery, SocketFolder
+from stores.sqlite.helpers import (
     Program,
     backend_of,
     claim,
@@ -51,8 +50,8 @@ with backend_of(path) as backend:
 """
 MANY_WAITERS = """
 from contextlib import ExitStack
-from holdfast.stores.sqlite import queue as sqlite_line
-sqlite_line.STALE_SECONDS = 3600.0  # nobody refreshes them while so many line up
+from holdfast.stores.sqlite import queue as sqlite_queue
+sqlite_queue.STALE_SECONDS = 3600.0  # nobody refreshes them while so many line up
 with ExitStack() as stack:
     for _ in range(100):
         backend = stack.enter_context(backend_of(path))
@@ -151,7 +150,7 @@ def test_a_stopped_waiter_is_skipped_after_its_grace(tmp_path: Path) -> None:
 
 
 def test_a_full_socket_is_not_a_dead_one(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path), lambda path: None, 0o600)
+    folder = SocketFolder(str(tmp_path), lambda path: None, 0o600)
     subscription = folder.bind()
     try:
         deliveries = [folder.send(subscription.address, f"key {number}") for number in range(2000)]
@@ -172,7 +171,7 @@ def test_a_full_socket_is_not_a_dead_one(tmp_path: Path) -> None:
 
 def test_who_may_have_been_turned_away_is_rung_as_well(tmp_path: Path) -> None:
     """More datagrams than the socket keeps: some of them are nobody's loss."""
-    folder = Folder(str(tmp_path), lambda path: None, 0o600)
+    folder = SocketFolder(str(tmp_path), lambda path: None, 0o600)
     subscription, hub = folder.bind(), BlockingWakeupHub()
     hub.attach(subscription)
     while folder.send(subscription.address, "another") is not Delivery.FULL:
@@ -242,7 +241,7 @@ def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
 def test_without_sockets_waiters_look_for_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_wakes, "supported", lambda: False)
+    monkeypatch.setattr(wakeups, "supported", lambda: False)
     with backend_of(tmp_path / "locks.db") as backend:
         held = take(backend)
         asked = claim()
@@ -260,8 +259,8 @@ def test_a_socket_that_cannot_be_bound_is_told_once(
     with backend_of(path) as backend:
         held = take(backend)
         with monkeypatch.context() as elsewhere:  # a long path on a system without /proc
-            elsewhere.setattr(datagram, "LONGEST_ADDRESS_BYTES", 0)
-            elsewhere.setattr(datagram, "_has_handles", lambda: False)
+            elsewhere.setattr(wakeups, "LONGEST_ADDRESS_BYTES", 0)
+            elsewhere.setattr(wakeups, "_has_descriptor_paths", lambda: False)
             asked, other = claim(), claim()
             reply = busy(backend, asked)
             busy(backend, other)
@@ -288,15 +287,15 @@ def test_a_socket_that_was_swept_away_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_a_lost_wake_up_is_sent_again_by_the_renewer(tmp_path: Path) -> None:
-    """The releaser dies between its commit and its datagram."""
+    """The releaser dies between its commit and its wakeups."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend, backend_of(path) as renewer:
         held = take(renewer)
         asked = claim()
         reply = busy(backend, asked)
-        renewer._wakes.deliver = _nothing  # type: ignore[method-assign]
+        renewer._wakeups.deliver = _nothing  # type: ignore[method-assign]
         assert run_now(renewer.release(held))
-        del renewer._wakes.deliver
+        del renewer._wakeups.deliver
         renewal = run_now(renewer.renew([], [Waiting(asked, 3)], until=now() + 5))
         assert not renewal.forgotten
         started = now()
@@ -305,7 +304,7 @@ def test_a_lost_wake_up_is_sent_again_by_the_renewer(tmp_path: Path) -> None:
         assert isinstance(try_to_take(backend, asked), Grant)
 
 
-async def _nothing(wakes: object) -> set[str]:
+async def _nothing(wakeups: object) -> set[str]:
     return set()
 
 
@@ -361,8 +360,8 @@ def test_threads_that_send_at_once_share_a_socket(
         made.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         return made[-1]
 
-    monkeypatch.setattr(datagram, "_datagram_socket", make)
-    folder = Folder(str(short_path), os.mkdir, 0o600)
+    monkeypatch.setattr(wakeups, "_datagram_socket", make)
+    folder = SocketFolder(str(short_path), os.mkdir, 0o600)
 
     def send() -> None:
         start.wait()
@@ -381,7 +380,7 @@ def test_threads_that_send_at_once_share_a_socket(
 
 def line_up_at(backend: SqliteBackend, address: str) -> None:
     """Somebody who may write the file lines up, with an address of its choice."""
-    connection = backend._wire._connection
+    connection = backend._connection._database
     assert connection is not None
     ((key,),) = connection.execute("SELECT name FROM name").fetchall()
     row = (key, 1, "x", "exclusive", 1, 0, 0, "", "", 0.0, now() + 60, 0, address, 0)
@@ -421,7 +420,7 @@ def test_an_address_that_is_not_of_ours_leads_nowhere(tmp_path: Path, address: s
 
 def test_only_sockets_are_removed(tmp_path: Path) -> None:
     """Whatever stands at an address of the right form: a plain file, or a link to a socket."""
-    folder = Folder(str(tmp_path / "wake"), lambda path: None, 0o600)
+    folder = SocketFolder(str(tmp_path / "wake"), lambda path: None, 0o600)
     (tmp_path / "wake").mkdir()
     file, link = (tmp_path / "wake" / f"{n}-0123456789abcdef.sock" for n in (1, 2))
     file.write_text("not a socket")
@@ -440,10 +439,10 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs handles o
 @linux_only
 def test_a_link_in_a_shared_folder_carries_nothing_to_other_sockets(tmp_path: Path) -> None:
     """One of the group could make root send its own text to a service that trusts root."""
-    folder = Folder(str(tmp_path / "wake"), lambda path: None, 0o660)
+    folder = SocketFolder(str(tmp_path / "wake"), lambda path: None, 0o660)
     (tmp_path / "wake").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    service = Folder(str(tmp_path / "elsewhere"), lambda path: None, 0o600)
+    service = SocketFolder(str(tmp_path / "elsewhere"), lambda path: None, 0o600)
     subscription, own = service.bind(), folder.bind()
     try:
         link = tmp_path / "wake" / "1-0123456789abcdef.sock"
@@ -465,7 +464,9 @@ def test_a_shared_folder_that_became_a_link_gets_no_socket(tmp_path: Path) -> No
     """Between the check of the folder and binding the socket."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    folder = Folder(str(tmp_path / "wake"), lambda path: Path(path).symlink_to(elsewhere), 0o660)
+    folder = SocketFolder(
+        str(tmp_path / "wake"), lambda path: Path(path).symlink_to(elsewhere), 0o660
+    )
     with pytest.raises(OSError, match="wake"):
         folder.bind()
     assert list(elsewhere.iterdir()) == []
@@ -475,7 +476,7 @@ def test_who_waits_in_a_folder_that_was_made_anew_is_alive(tmp_path: Path) -> No
     """Also where the path is so long that the folder has to be opened."""
     path = tmp_path / ("a-long-name-" * 10) / "wake"
     path.parent.mkdir()
-    folder = Folder(str(path), lambda path: Path(path).mkdir(), 0o600)
+    folder = SocketFolder(str(path), lambda path: Path(path).mkdir(), 0o600)
     first = folder.bind()
     assert folder.send(first.address, "key") is Delivery.SENT
     first.close()
@@ -492,7 +493,7 @@ def test_who_waits_in_a_folder_that_was_made_anew_is_alive(tmp_path: Path) -> No
 def test_a_folder_that_became_a_link_is_not_swept(short_path: Path) -> None:
     elsewhere = short_path / "elsewhere"
     elsewhere.mkdir()
-    folder = Folder(str(short_path / "wake"), lambda path: None, 0o600)
+    folder = SocketFolder(str(short_path / "wake"), lambda path: None, 0o600)
     (short_path / "wake").symlink_to(elsewhere)
     name = "1-0123456789abcdef.sock"
     dead_socket(elsewhere / name)
@@ -519,8 +520,8 @@ def test_a_socket_that_was_exchanged_for_a_link_changes_no_other_file(
     def make() -> socket.socket:
         return Exchanged(socket.AF_UNIX, socket.SOCK_DGRAM)
 
-    monkeypatch.setattr(datagram, "_datagram_socket", make)
-    folder = Folder(str(wake), lambda path: None, 0o660)
+    monkeypatch.setattr(wakeups, "_datagram_socket", make)
+    folder = SocketFolder(str(wake), lambda path: None, 0o660)
     with pytest.raises(OSError, match="replaced our socket"):
         folder.bind()
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600

@@ -42,7 +42,7 @@ def backend_of(
 
 def expire(backend: SqliteBackend) -> None:
     """All that is held has come to the end of its ttl."""
-    connection = backend._wire._connection
+    connection = backend._connection._database
     assert connection is not None
     connection.execute("UPDATE name SET ends = ?", (now(),))
 
@@ -72,7 +72,7 @@ class Program:
     _PRELUDE = (
         "import os, sqlite3, sys, time\n"
         "from pathlib import Path\n"
-        "from stores.sqlite.bench import *\n"
+        "from stores.sqlite.helpers import *\n"
         "from holdfast.core.drive import run_now\n"
         "path = Path(sys.argv[1])\n"
     )
