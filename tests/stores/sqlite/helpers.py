@@ -1,4 +1,4 @@
-"""What the tests of the embedded store have in common: claims, backends, processes of their own."""
+"""Helpers for the tests of the embedded store: claims, backends, other processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def backend_of(
 
 
 def expire(backend: SqliteBackend) -> None:
-    """All that is held has come to the end of its ttl."""
+    """Ends the ttl of all exclusive holds now."""
     connection = backend._connection._database
     assert connection is not None
     connection.execute("UPDATE name SET ends = ?", (now(),))
@@ -64,9 +64,9 @@ def take(backend: SqliteBackend, asked: Claim | None = None) -> Grant:
 
 
 class Program:
-    """A Python process that runs some lines, says a word, and then does what it is told.
+    """A Python process that runs the given lines, which print words and wait at ``input()``.
 
-    ``path`` and ``backend_of``, ``claim``, ``take``, ``try_to_take`` are there for its lines.
+    The lines may use ``path``, ``backend_of``, ``claim``, ``take`` and ``try_to_take``.
     """
 
     _PRELUDE = (
@@ -88,7 +88,7 @@ class Program:
         )
 
     def says(self) -> str:
-        """The next line that it prints."""
+        """The next line of its output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -99,7 +99,7 @@ class Program:
         self.process.stdin.flush()
 
     def end(self) -> int:
-        """Waits for its end."""
+        """Closes its input and waits for its end. Returns its exit code."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         code = self.process.wait(30)

@@ -94,7 +94,7 @@ def test_a_renewal_gives_up_in_time(tmp_path: Path) -> None:
 
 
 def locked_by(path: Path, pid: int) -> bool:
-    """Whether the process has a lock of its own on the file, as the system tells."""
+    """Whether the process has a lock on the file, by /proc/locks."""
     inode = str(path.stat().st_ino)
     for line in Path("/proc/locks").read_text().splitlines():
         fields = line.split()
@@ -108,13 +108,13 @@ with backend_of(path) as backend, backend_of(path) as renewer:
     asked, held = claim(), take(backend)
     try_to_take(backend, asked)
     run_now(renewer.look("name"))
-    go_on, tell = os.pipe()                      # who of two reads the same input first is chance
+    go_on, tell = os.pipe()                      # of two readers of one input either may be first
     child = os.fork()
     if child == 0:
         backend.forget(); renewer.forget()
         mine = take(backend, claim("the child's"))
         print(os.getpid(), flush=True)
-        os.read(go_on, 1)                        # the parent closes the file meanwhile
+        os.read(go_on, 1)                        # the parent closes the file in between
         run_now(backend.release(mine))
         print(take(backend, claim("the child's")).token > mine.token, flush=True)
         print(isinstance(try_to_take(backend, claim("the other's"), join=False), Grant), flush=True)
@@ -132,7 +132,7 @@ os.waitpid(child, 0)
 
 
 def test_a_forked_child_has_locks_of_its_own(tmp_path: Path) -> None:
-    """A connection that shares what SQLite believes of the parent's would lose its writes."""
+    """A connection that shares SQLite's record of the parent's locks would lose its writes."""
     path = tmp_path / "locks.db"
     with Program(path, "from holdfast.claim import Grant\n" + FORK) as program:
         child = int(program.says())
@@ -145,14 +145,14 @@ def test_a_forked_child_has_locks_of_its_own(tmp_path: Path) -> None:
             take(other, claim("the other's"))
             program.go_on()
             assert [program.says(), program.says()] == ["True", "False"]
-            # What the child wrote after its parent had closed the file is there for us.
+            # The writes of the child, after its parent had closed the file, are there.
             assert isinstance(try_to_take(other, claim("the child's")), Busy)
         program.go_on()
         assert program.process.wait(30) == 0
 
 
 def test_forks_amid_requests_of_other_threads(tmp_path: Path) -> None:
-    """Whatever the threads are doing, the child's file works, and the parent's goes on."""
+    """Whatever the threads do, the file works in the child and still works in the parent."""
     path = tmp_path / "locks.db"
     stop = threading.Event()
 
@@ -186,7 +186,7 @@ def test_forks_amid_requests_of_other_threads(tmp_path: Path) -> None:
     "ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 def test_an_interrupt_in_a_request_leaves_no_lock_behind(tmp_path: Path) -> None:
-    """A storm of signals whose handler raises: the file's write lock is always given back."""
+    """Many signals whose handler raises: the write lock of the file is always released."""
     path = tmp_path / "locks.db"
 
     class Interrupt(Exception):
@@ -213,14 +213,14 @@ def test_an_interrupt_in_a_request_leaves_no_lock_behind(tmp_path: Path) -> None
         finally:
             signal.signal(signal.SIGALRM, before)
         assert struck > 100
-        assert run_now(other.revoke("other"))  # nobody is left inside a transaction
+        assert run_now(other.revoke("other"))  # no transaction is left open
         take(other, claim("other"))
         assert run_now(backend.look("other")).holders
         assert run_now(backend.release(take(backend, claim("after"))))
 
 
 def test_a_signal_handler_may_use_the_store(tmp_path: Path) -> None:
-    """It strikes in the middle of a request of the same thread, and must not wait for itself."""
+    """It runs in the middle of a request of the same thread, and must not deadlock."""
     path = tmp_path / "locks.db"
     said: list[bool] = []
     with backend_of(path) as backend:
@@ -247,14 +247,14 @@ def test_a_signal_handler_may_use_the_store(tmp_path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """As somebody who tidies up does: the file and its log."""
+    """Removes the file and its log, as a clean-up would."""
     for file in path.parent.glob(f"{path.name}*"):
         if file.is_file():
             file.unlink()
 
 
 def test_a_file_that_was_removed_is_noticed_by_every_request(tmp_path: Path) -> None:
-    """Who goes on with a removed file would hold locks that nobody else can see."""
+    """A client that goes on with a removed file would hold locks that no other client sees."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         held = take(backend)
@@ -269,8 +269,8 @@ def test_a_file_that_was_removed_is_noticed_by_every_request(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
-def test_nobody_is_granted_in_a_file_that_is_replaced_meanwhile(tmp_path: Path, mode: Mode) -> None:
-    """In the very moment of the request: its answer counts only in the file at the path."""
+def test_nothing_is_granted_in_a_file_that_is_being_replaced(tmp_path: Path, mode: Mode) -> None:
+    """During the request: its answer counts only in the file at the path."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend, backend_of(path) as other:
         run_now(backend.look("name"))
@@ -288,7 +288,7 @@ def test_nobody_is_granted_in_a_file_that_is_replaced_meanwhile(tmp_path: Path, 
         assert len(taken) == 1
 
 
-def test_a_release_in_a_removed_file_says_that_the_hold_was_gone(tmp_path: Path) -> None:
+def test_a_release_in_a_removed_file_returns_false(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         held = take(backend)
@@ -297,8 +297,8 @@ def test_a_release_in_a_removed_file_says_that_the_hold_was_gone(tmp_path: Path)
         assert not run_now(backend.release(long))
 
 
-def test_a_hold_is_in_its_own_file_and_in_no_copy_of_it(tmp_path: Path) -> None:
-    """A backup that is copied back may know a hold that others have had since."""
+def test_a_hold_is_not_valid_in_a_copy_of_its_file(tmp_path: Path) -> None:
+    """A restored backup may have a hold of a name that others have held since."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         held = take(backend)
@@ -306,23 +306,23 @@ def test_a_hold_is_in_its_own_file_and_in_no_copy_of_it(tmp_path: Path) -> None:
     subprocess.run(["cp", "-p", path, f"{path}.copy"], check=True)
     Path(f"{path}.copy").replace(path)
     with backend_of(path) as backend:
-        assert isinstance(try_to_take(backend, claim()), Busy)  # the copy knows it
+        assert isinstance(try_to_take(backend, claim()), Busy)  # the copy has it
         assert list(backend.glance([held])) == [held.claim.owner]
         assert held.claim.owner in run_now(backend.renew([held], [], until=now() + 5)).lost
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no file can be pinned")
-def test_the_number_of_a_removed_file_is_not_given_to_the_next(
+def test_the_inode_number_of_a_removed_file_is_not_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would pass for the file that the old holds are in, and nobody would tell of their loss."""
+    """The new file would pass for the old one, and the loss of its holds would not be noticed."""
     path = tmp_path / "locks.db"
     in_use: list[bool] = []
     make = StoreFile._make_file
 
-    def watched(place: StoreFile) -> None:
+    def watched(file: StoreFile) -> None:
         in_use.append(number in numbers_in_use())
-        make(place)
+        make(file)
 
     with backend_of(path) as backend:
         held = take(backend)
@@ -336,7 +336,7 @@ def test_the_number_of_a_removed_file_is_not_given_to_the_next(
 
 
 def numbers_in_use() -> set[int]:
-    """The numbers of the files that this process has open."""
+    """The inode numbers of the files that this process has open."""
     numbers = set()
     for handle in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -344,11 +344,11 @@ def numbers_in_use() -> set[int]:
     return numbers
 
 
-NOTICED_SECONDS = 3.0  # about one is promised
+NOTICED_SECONDS = 3.0  # the page promises about one second
 
 
 def until_lost(lease: holdfast.Lease | holdfast.AsyncLease) -> float:
-    """How long it took, without the time that this machine stood still."""
+    """How long it took, without the time that this machine stalled."""
     started = now()
     with Stalls() as stalls:
         while lease.held and now() < started + 20:
@@ -358,7 +358,7 @@ def until_lost(lease: holdfast.Lease | holdfast.AsyncLease) -> float:
 
 
 def until_it_sleeps(renewer: Renewer) -> None:
-    """The renewer has nothing to look at for long. In the middle of a round it seems so, too."""
+    """Waits until the renewer has nothing due for long, which may also look so during a round."""
     started, seen = now(), 0
     while seen < 50:
         assert now() < started + 20
@@ -367,7 +367,7 @@ def until_it_sleeps(renewer: Renewer) -> None:
 
 
 def test_a_holder_that_asks_for_nothing_notices_too(tmp_path: Path) -> None:
-    """Long before its renewal is due, also if the renewer had planned to sleep for longer."""
+    """Long before its renewal is due, also if the renewer planned to sleep longer."""
     path = tmp_path / "folder" / "locks.db"
     with holdfast.connect(f"sqlite://{path}", ttl=60) as locks:
         with locks.lock("first"):

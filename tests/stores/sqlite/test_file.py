@@ -52,7 +52,7 @@ def test_a_group_shares_all_of_it(tmp_path: Path) -> None:
             try_to_take(backend, claim())
             sockets = Path(f"{path}-wake")
             assert [mode_of(path), mode_of(path.parent)] == [0o660, 0o2770]
-            assert mode_of(sockets) == 0o3770  # sticky: nobody exchanges another's socket
+            assert mode_of(sockets) == 0o3770  # sticky: no user can replace the socket of another
             assert [mode_of(each) for each in sockets.iterdir()] == [0o660]
             assert {mode_of(each) for each in path.parent.glob("locks.db-[ws][ah][lm]")} == {0o660}
     finally:
@@ -61,7 +61,7 @@ def test_a_group_shares_all_of_it(tmp_path: Path) -> None:
         take(alone)
 
 
-def test_a_private_file_is_not_shared_by_asking(tmp_path: Path) -> None:
+def test_the_group_option_does_not_share_a_private_file(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir(0o700)
     with backend_of(folder / "locks.db") as backend:
@@ -83,7 +83,7 @@ def test_a_private_file_is_not_shared_by_asking(tmp_path: Path) -> None:
 def test_a_folder_that_became_a_link_is_not_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody exchanges the folder that was just made for a link to another one."""
+    """Another user replaces the new folder by a link to another folder."""
     private = tmp_path / "private"
     private.mkdir(0o700)
     made = os.mkdir
@@ -123,7 +123,7 @@ JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
 def journal_over_several_files(database: Path, common: Path) -> bytes:
-    """What a crash leaves of a transaction over several files, whose common journal is named."""
+    """What a crash leaves of a transaction over several files: it names their common journal."""
     name, page = bytes(common), 2048
     head = JOURNAL + struct.pack(">IIIII", 0, 1, database.stat().st_size // page, 512, page)
     sum_of = sum(name)  # of signed bytes, and these are ASCII
@@ -132,7 +132,7 @@ def journal_over_several_files(database: Path, common: Path) -> bytes:
 
 
 def test_a_journal_deletes_no_other_file(tmp_path: Path) -> None:
-    """Whoever may write in the folder could put it there, for root to open."""
+    """Any user with write access to the folder could put it there, for root to open."""
     path, precious = tmp_path / "locks.db", tmp_path / "precious"
     precious.write_text("not a journal")
     with backend_of(path) as backend:
@@ -163,34 +163,38 @@ def test_a_folder_that_all_can_write_is_refused(tmp_path: Path) -> None:
     folder.chmod(0o1777)
     with (
         backend_of(folder / "locks.db") as backend,
-        pytest.raises(GuaranteeNotMet, match="written by all users"),
+        pytest.raises(GuaranteeNotMet, match="written by everybody"),
     ):
         take(backend)
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("mode", "name", "told"),
+    ("mode", "name", "message"),
     [
         (0o1777, "locks.db", "folder/NAME/locks.db"),
-        (0o777, "locks.db", "sqlite:///tmp/NAME/locks.db"),  # below it, it would be refused again
+        (
+            0o777,
+            "locks.db",
+            "sqlite:///tmp/NAME/locks.db",
+        ),  # a folder below it would be refused too
         (0o777, "below/locks.db", "chmod .t it, or .* sqlite:///tmp/NAME/locks.db"),
     ],
 )
 def test_a_refusal_names_a_folder_that_is_taken(
-    tmp_path: Path, mode: int, name: str, told: str
+    tmp_path: Path, mode: int, name: str, message: str
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(mode)
-    with backend_of(folder / name) as backend, pytest.raises(GuaranteeNotMet, match=told):
+    with backend_of(folder / name) as backend, pytest.raises(GuaranteeNotMet, match=message):
         take(backend)
     if mode & stat.S_ISVTX:
         with backend_of(folder / "NAME" / "locks.db") as backend:
             take(backend)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_plain_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "locks.db").mkdir()
     with (
         backend_of(tmp_path / "locks.db") as backend,
@@ -212,10 +216,13 @@ STRANGER = 64123
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
-def refused(path: Path, told: str, options: str = "") -> None:
-    """Nobody holds anything there, and nothing is left behind."""
+def refused(path: Path, message: str, options: str = "") -> None:
+    """The store refuses the path, and leaves no file behind."""
     before = sorted(path.parent.glob("*"))
-    with backend_of(path, options=options) as backend, pytest.raises(GuaranteeNotMet, match=told):
+    with (
+        backend_of(path, options=options) as backend,
+        pytest.raises(GuaranteeNotMet, match=message),
+    ):
         take(backend)
     assert sorted(path.parent.glob("*")) == before
 
@@ -223,7 +230,7 @@ def refused(path: Path, told: str, options: str = "") -> None:
 @only_root
 @pytest.mark.parametrize("path", ["locks.db", "mine/locks.db", "not/there/yet/locks.db"])
 def test_a_stranger_s_folder_is_refused(tmp_path: Path, path: str) -> None:
-    """Also as a folder above ours: its owner can put another one in our place."""
+    """Also as a folder above ours: its owner can replace ours."""
     theirs = tmp_path / "theirs"
     (theirs / "mine").mkdir(parents=True)
     os.chown(theirs, STRANGER, STRANGER)
@@ -253,7 +260,7 @@ def test_a_stranger_who_makes_the_folder_first_is_refused(
 
 
 @only_root
-def test_sudo_in_somebody_s_home_is_told_of_root_s(
+def test_sudo_in_a_user_s_home_is_pointed_to_root_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.chown(tmp_path, STRANGER, -1)
@@ -301,7 +308,7 @@ def test_a_folder_that_all_can_write_may_be_above_if_it_is_sticky(tmp_path: Path
     above = tmp_path / "open"
     above.mkdir()
     above.chmod(0o777)
-    refused(above / "mine" / "locks.db", "written by all users")
+    refused(above / "mine" / "locks.db", "written by everybody")
     above.chmod(0o1777)
     with backend_of(above / "mine" / "locks.db") as backend:
         take(backend)
@@ -328,7 +335,7 @@ def test_another_user_s_file_is_not_ours(tmp_path: Path) -> None:
 
 
 @only_root
-def test_another_member_of_the_group_takes_turns(tmp_path: Path) -> None:
+def test_two_members_of_the_group_exclude_each_other(tmp_path: Path) -> None:
     group = grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name
     path, options = tmp_path / "shared" / "locks.db", f"?group={group}"
     for parent in tmp_path.parents:
@@ -390,7 +397,7 @@ def test_local_is_in_the_user_s_state(tmp_path: Path, monkeypatch: pytest.Monkey
     assert store_file(parse_url("local")).path == str(real / ".local/state/holdfast/locks.db")
 
 
-def test_without_home_the_user_database_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_home_the_user_database_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
     home = Path(pwd.getpwuid(os.getuid()).pw_dir).resolve()
@@ -405,7 +412,7 @@ def test_without_home_the_user_database_is_asked(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("sqlite://host/path", "no host"),
         ("sqlite:///", "needs a file"),
@@ -414,11 +421,11 @@ def test_without_home_the_user_database_is_asked(monkeypatch: pytest.MonkeyPatch
         ("local://path", "no path"),
     ],
 )
-def test_urls_that_say_nothing(url: str, told: str) -> None:
+def test_urls_without_a_meaning_are_refused(url: str, message: str) -> None:
     from holdfast.core.contract import Settings
     from holdfast.url import open_store
 
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         open_store(url, Settings())
 
 

@@ -79,7 +79,7 @@ def hurt(backend: SqliteBackend, column: str, value: str) -> None:
 
 
 def every_wound(backend: SqliteBackend, column: str) -> Iterator[tuple[Grant, Claim]]:
-    """A name that is held and waited for, with one value exchanged; over and over."""
+    """A name with a hold and a waiter, with one value replaced; again and again."""
     for mode in Mode:
         for value in VALUES:
             for table in ("name", "claim"):
@@ -94,7 +94,7 @@ def every_wound(backend: SqliteBackend, column: str) -> Iterator[tuple[Grant, Cl
 
 
 def refusal_of(request: Callable[[], object]) -> str:
-    """What it says where it refuses; it fails in no other way."""
+    """The message of ``Incompatible`` if the work raises it; any other error fails the test."""
     try:
         request()
     except (Incompatible, LimitMismatch) as error:
@@ -103,13 +103,17 @@ def refusal_of(request: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_whatever_is_in_a_row_a_request_answers_or_says_so(tmp_path: Path, column: str) -> None:
+def test_with_any_value_in_a_row_a_request_answers_or_raises_incompatible(
+    tmp_path: Path, column: str
+) -> None:
     with backend_of(tmp_path / "locks.db") as backend:
         healthy = take(backend, claim("healthy"))
         for held, waits in every_wound(backend, column):
             for request in requests(backend, held, waits):
-                told = refusal_of(request)
-                assert not told or ("'hurt'" in told and str(tmp_path) in told and len(told) < 1000)
+                message = refusal_of(request)
+                assert not message or (
+                    "'hurt'" in message and str(tmp_path) in message and len(message) < 1000
+                )
                 page = run_now(backend.survey("", None, 10))
                 assert "healthy" in [standing.name for standing in page.standings]
         assert not run_now(backend.renew([healthy], [], until=now() + 5)).lost
@@ -131,7 +135,9 @@ def test_whatever_is_in_a_row_a_request_answers_or_says_so(tmp_path: Path, colum
         ("claim.ends", "x'00'"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_name(tmp_path: Path, column: str, value: str) -> None:
+def test_an_unreadable_value_is_reported_with_its_name(
+    tmp_path: Path, column: str, value: str
+) -> None:
     with backend_of(tmp_path / "locks.db") as backend:
         take(backend, claim("healthy"))
         take(backend, asked_of(Mode.EXCLUSIVE))
@@ -159,7 +165,7 @@ def test_a_damaged_row_does_not_keep_others_from_being_renewed(tmp_path: Path) -
 
 @pytest.mark.parametrize("token", ["9223372036854775807", "'x'", "-1"])
 def test_no_token_follows_one_that_is_damaged(tmp_path: Path, token: str) -> None:
-    """Neither by the fast path, which reads no row, nor by the other."""
+    """Neither by the fast path, which reads no row, nor by a transaction."""
     with backend_of(tmp_path / "locks.db") as backend:
         for mode in Mode:
             assert run_now(backend.release(take(backend, asked_of(Mode.EXCLUSIVE))))
@@ -172,8 +178,8 @@ def test_no_token_follows_one_that_is_damaged(tmp_path: Path, token: str) -> Non
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_name_that_is_none_does_not_end_a_survey(tmp_path: Path, size: int) -> None:
-    """Not in UTF-8, with control characters, too long, no text: with pages of any size."""
+def test_an_invalid_name_does_not_end_a_survey(tmp_path: Path, size: int) -> None:
+    """Not in UTF-8, with control characters, too long, not a text: with pages of any size."""
     with backend_of(tmp_path / "locks.db") as backend:
         for name in ("a", "c"):
             take(backend, claim(name))
@@ -219,7 +225,7 @@ def test_marks_that_cannot_be_read_are_refused(tmp_path: Path, column: str) -> N
     path = tmp_path / "locks.db"
     for value in ("x'ff'", "9223372036854775807", "-1", "9e999", "'x'"):
         if (column, value) in {("boot", "'x'"), ("host", "'x'")}:
-            continue  # as good as any
+            continue  # a valid value
         path.unlink(missing_ok=True)
         with backend_of(path) as backend:
             run_now(backend.look("name"))
@@ -231,7 +237,7 @@ def test_marks_that_cannot_be_read_are_refused(tmp_path: Path, column: str) -> N
             take(backend)
 
 
-def test_marks_that_are_damaged_while_the_file_is_open_are_told(tmp_path: Path) -> None:
+def test_marks_that_are_damaged_while_the_file_is_open_are_reported(tmp_path: Path) -> None:
     with backend_of(tmp_path / "locks.db") as backend:
         run_now(backend.look("name"))
         for statement in ("UPDATE meta SET high = x'ff'", "DELETE FROM meta"):
@@ -242,7 +248,7 @@ def test_marks_that_are_damaged_while_the_file_is_open_are_told(tmp_path: Path) 
             backend.maintain()
 
 
-def test_datagrams_of_others_are_dropped(tmp_path: Path) -> None:
+def test_datagrams_of_other_software_are_dropped(tmp_path: Path) -> None:
     folder = SocketFolder(str(tmp_path), lambda path: None, 0o600)
     subscription = folder.bind()
     try:

@@ -34,7 +34,7 @@ class Clock:
 
 
 class Pair:
-    """The same requests to both stores; their answers must agree."""
+    """Sends the same requests to both stores and compares their answers."""
 
     def __init__(self, model: MemoryBackend, store: SqliteBackend, chance: random.Random) -> None:
         self.model, self.store, self.chance = model, store, chance
@@ -46,7 +46,7 @@ class Pair:
         weight, limit = (self.chance.randint(1, 3), 4) if mode is Mode.SLOTS else (1, 0)
         name = "slots" if mode is Mode.SLOTS else "lock"
         if self.chance.random() < 0.03:
-            name = "lock"  # where it may not fit at all
+            name = "lock"  # where it may never fit
         made = claim(name, mode, weight, limit, ttl=self.chance.choice([0.5, 5.0, 50.0]))
         self.claims.append(made)
         return made
@@ -92,7 +92,7 @@ class Pair:
             mine = expected.claim
             self.settle()
             if run_now(self.model.look(mine.name)).limit != mine.limit:
-                return  # it ran out, and the name is used as something else by now
+                return  # it has expired, and the name is used in another way by now
             heir = claim(mine.name, mine.mode, mine.weight, mine.limit)
             self.claims.append(heir)
             left, expected_answer = run_now(self.model.exchange(expected, heir))
@@ -117,7 +117,7 @@ class Pair:
         assert found.forgotten == expected.forgotten
 
     def settle(self) -> None:
-        """The memory store looks after the line at every request, also where it only reads."""
+        """The memory store updates the queue at every request, also at a read."""
         for name in ("lock", "slots"):
             for backend in (self.model, self.store):
                 run_now(backend.abandon(claim(name)))

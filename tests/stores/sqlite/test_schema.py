@@ -23,7 +23,7 @@ from stores.sqlite.helpers import backend_of, claim, take, try_to_take
 
 
 def becomes(monkeypatch: pytest.MonkeyPatch, boot: str, host: str = "here") -> None:
-    """This process belongs to another boot or host from now on."""
+    """Makes this process belong to another boot or host from now on."""
     monkeypatch.setattr(sqlite_schema, "this_machine", lambda: Machine(boot, host))
 
 
@@ -38,10 +38,10 @@ def edit(path: Path, statement: str) -> None:
     connection.close()
 
 
-def refuses(path: Path, kind: type[Exception], told: str, options: str = "") -> None:
+def refuses(path: Path, kind: type[Exception], message: str, options: str = "") -> None:
     """The store does not open the file, and leaves it as it is."""
     before = path.read_bytes()
-    with backend_of(path, options=options) as backend, pytest.raises(kind, match=told):
+    with backend_of(path, options=options) as backend, pytest.raises(kind, match=message):
         take(backend)
     assert path.read_bytes() == before
 
@@ -54,7 +54,7 @@ def test_a_newer_protocol_is_refused_untouched(tmp_path: Path) -> None:
     refuses(path, Incompatible, "protocol 2, this version has 1")
 
 
-def test_the_file_of_something_else_is_refused_untouched(tmp_path: Path) -> None:
+def test_a_file_of_other_software_is_refused_untouched(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     path.touch(0o600)
     edit(path, "CREATE TABLE customers (name)")
@@ -74,10 +74,8 @@ def test_the_file_of_something_else_is_refused_untouched(tmp_path: Path) -> None
         "DROP INDEX record_until",
     ],
 )
-def test_a_schema_that_somebody_has_changed_is_refused_untouched(
-    tmp_path: Path, statement: str
-) -> None:
-    """What was added would run inside our own requests."""
+def test_a_changed_schema_is_refused_untouched(tmp_path: Path, statement: str) -> None:
+    """An added trigger or view would run inside our own requests."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         take(backend)
@@ -95,7 +93,7 @@ def test_a_file_that_was_analyzed_or_vacuumed_is_the_same(tmp_path: Path) -> Non
         take(backend)
 
 
-def test_what_is_added_later_is_not_trusted(tmp_path: Path) -> None:
+def test_a_view_that_is_added_later_is_not_trusted(tmp_path: Path) -> None:
     """While the file is open: it can't use functions beyond SQLite's harmless ones."""
     with backend_of(tmp_path / "locks.db") as backend:
         run_now(backend.look("name"))
@@ -105,7 +103,7 @@ def test_what_is_added_later_is_not_trusted(tmp_path: Path) -> None:
 
 
 def test_a_trigger_that_is_added_later_does_not_run(tmp_path: Path) -> None:
-    """While the file is open. One that never ended would hang the request."""
+    """While the file is open. A trigger that never ends would hang the request."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         held = take(backend)
@@ -135,15 +133,15 @@ def test_another_process_may_make_the_tables_at_any_moment(
         take(backend)
 
 
-def test_what_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     path.write_text("a letter to a friend, longer than a hundred bytes " * 10)
     path.chmod(0o600)
     refuses(path, Incompatible, "damaged or no store of locks")
 
 
-def test_damage_that_sqlite_cannot_quote_is_told_as_well(tmp_path: Path) -> None:
-    """Its message has bytes of the file in it, which Python takes for text."""
+def test_damage_that_sqlite_cannot_quote_is_reported_too(tmp_path: Path) -> None:
+    """SQLite's message contains bytes of the file that Python can't decode."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         take(backend)
@@ -174,7 +172,7 @@ def test_too_old_a_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         take(backend)
 
 
-def test_the_file_can_be_told_by_its_header(tmp_path: Path) -> None:
+def test_the_file_is_recognised_by_its_header(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         take(backend)
@@ -205,7 +203,7 @@ def test_a_file_of_another_machine_is_refused(
     refuses(path, GuaranteeNotMet, "another machine")
     with backend_of(path, options="?adopt=on") as backend:
         assert take(backend).token > before.token
-    with backend_of(path) as backend:  # it is ours now
+    with backend_of(path) as backend:  # it belongs to this machine now
         take(backend, claim("other"))
 
 
@@ -220,7 +218,9 @@ def test_containers_of_one_kernel_share_a_file(
             assert isinstance(try_to_take(other, claim()), Busy)
 
 
-def test_without_boot_ids_the_clock_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_boot_ids_the_clock_shows_a_reboot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     becomes(monkeypatch, "", "")
     real = clock.now
     with backend_of(tmp_path / "locks.db") as backend:
@@ -232,10 +232,10 @@ def test_without_boot_ids_the_clock_tells(tmp_path: Path, monkeypatch: pytest.Mo
         assert not run_now(backend.look("name")).holders
 
 
-def test_who_cannot_read_the_boot_id_wipes_nothing(
+def test_a_process_that_cannot_read_the_boot_id_deletes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No id is not another id: the holds in the file may be of this very boot."""
+    """A missing id is not another id: the holds in the file may be of this boot."""
     path = tmp_path / "locks.db"
     becomes(monkeypatch, "boot")
     with backend_of(path) as backend:
@@ -248,7 +248,7 @@ def test_who_cannot_read_the_boot_id_wipes_nothing(
         assert not run_now(backend.renew([held], [], until=clock.now() + 5)).lost
 
 
-def test_a_file_of_those_who_cannot_read_the_boot_id_is_taken_over_on_request(
+def test_a_file_without_a_boot_id_is_taken_over_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "locks.db"
@@ -275,7 +275,7 @@ except Exception as error: print(type(error).__name__, error)
 """
 
 
-def test_a_hidden_boot_id_is_refused_beside_others(tmp_path: Path) -> None:
+def test_a_hidden_boot_id_is_refused_beside_a_known_one(tmp_path: Path) -> None:
     """As under systemd's ProcSubset=pid."""
     enter = ["unshare", "-mpf"] if os.geteuid() == 0 else ["unshare", "-rmpf"]
     with backend_of(tmp_path / "locks.db") as backend:
@@ -297,7 +297,7 @@ def test_this_machine_has_ids() -> None:
 def test_tokens_survive_a_power_cut_and_a_clock_that_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was not synced is lost, and the new boot's clock is years behind."""
+    """Unsynced commits are lost, and the clock of the new boot is years behind."""
     path, saved = tmp_path / "locks.db", tmp_path / "saved"
     saved.mkdir()
     becomes(monkeypatch, "first")
@@ -336,7 +336,7 @@ def test_tokens_grow_while_the_clock_goes_back(
 def test_tokens_grow_although_another_process_has_a_clock_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one process remembers of its own tokens says nothing about those of others."""
+    """The tokens that one process remembers say nothing about those of other processes."""
     path = tmp_path / "locks.db"
     with backend_of(path) as ahead, backend_of(path) as behind:
         for backend in (ahead, behind):
@@ -351,7 +351,7 @@ def test_tokens_grow_although_another_process_has_a_clock_ahead(
 
 
 def test_every_token_is_below_a_synced_mark(tmp_path: Path) -> None:
-    """One synced commit serves an hour of tokens: only the first of these two needs one."""
+    """One synced commit is enough for an hour of tokens: only the first of these two needs one."""
     path = tmp_path / "locks.db"
     synced: list[str] = []
     with backend_of(path) as backend:

@@ -48,7 +48,7 @@ def test_an_uncontended_hold_is_one_statement_each_way(tmp_path: Path) -> None:
         assert [statement.split()[0] for statement in said] == ["INSERT", "UPDATE"]
 
 
-def test_the_fast_path_comes_back_when_the_crowd_is_gone(tmp_path: Path) -> None:
+def test_the_fast_path_returns_when_other_claims_are_gone(tmp_path: Path) -> None:
     with backend_of(tmp_path / "locks.db") as backend:
         held, asked = take(backend), claim()
         assert isinstance(try_to_take(backend, asked), Busy)
@@ -84,7 +84,7 @@ def test_a_thousand_renewals_are_one_transaction(tmp_path: Path) -> None:
 
 
 def test_threads_share_a_backend(tmp_path: Path) -> None:
-    """Sixteen threads, one connection: tokens stay in order and nobody holds beside another."""
+    """Sixteen threads, one connection: tokens stay in order, and two never hold at once."""
     tokens: list[int] = []
     inside: list[int] = []
 
@@ -115,7 +115,7 @@ def test_the_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sqlite, "WAL_DUE_BYTES", 400_000)
     sizes: list[int] = []
     with backend_of(path) as backend, backend_of(path) as idle:
-        run_now(idle.look("name"))  # somebody else has the file open
+        run_now(idle.look("name"))  # another connection has the file open
         for _ in range(1500):
             assert run_now(backend.release(take(backend)))
             sizes.append(size_of_log(path))
@@ -124,15 +124,13 @@ def test_the_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.M
         assert rows(path, "PRAGMA quick_check") == [("ok",)]
 
 
-def test_programs_that_do_little_do_their_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_programs_also_copy_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "locks.db"
     monkeypatch.setattr(sqlite_schema, "WAL_LIMIT_BYTES", 20_000)
     monkeypatch.setattr(sqlite, "WAL_DUE_BYTES", 40_000)
     sizes: list[int] = []
     with backend_of(path) as idle:
-        run_now(idle.look("name"))  # so that nobody is ever the last to close the file
+        run_now(idle.look("name"))  # so that no program is the last to close the file
         for _ in range(30):
             with backend_of(path) as backend:
                 assert run_now(backend.release(take(backend)))
@@ -168,8 +166,8 @@ def test_the_log_of_an_asyncio_client_is_copied_off_its_loop(
     assert threading.main_thread() not in where
 
 
-def test_nobody_writes_while_the_log_is_copied(tmp_path: Path) -> None:
-    """The fault of SQLite before 3.51.3 needs a writer that starts the log anew meanwhile."""
+def test_no_other_connection_writes_while_the_log_is_copied(tmp_path: Path) -> None:
+    """The fault of SQLite before 3.51.3 needs a writer that restarts the log at the same time."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend, backend_of(path) as writer:
         take(backend)
@@ -209,7 +207,7 @@ def test_a_purge_goes_on_where_it_left_off(tmp_path: Path, monkeypatch: pytest.M
     with backend_of(path) as backend:
         with monkeypatch.context() as long_ago:
             long_ago.setattr(sqlite, "wall_seconds", lambda: 1e9)
-            backend._maintain_at = 1 << 62  # a purge of its own would move on
+            backend._maintain_at = 1 << 62  # a purge by maintenance would advance the mark
             for number in range(sqlite.PURGED_ROWS + 10):
                 assert run_now(backend.release(take(backend, claim(f"name-{number}"))))
         forgotten = [
@@ -232,7 +230,7 @@ def test_records_outlive_the_hold_and_a_restart(tmp_path: Path) -> None:
         assert (record.value, record.token) == ("done", held.token)
 
 
-def test_records_are_over_in_the_end(tmp_path: Path) -> None:
+def test_records_expire(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         held = take(backend)
@@ -262,7 +260,7 @@ def test_a_survey_passes_idle_names_page_by_page(
         assert found == ["a-00", "a-20", "a-40"]
 
 
-def test_namespaces_do_not_meet(tmp_path: Path) -> None:
+def test_namespaces_are_separate(tmp_path: Path) -> None:
     from holdfast.core.contract import Settings
     from holdfast.io.runtime_blocking import BlockingRuntime
     from holdfast.url import open_store
@@ -276,7 +274,7 @@ def test_namespaces_do_not_meet(tmp_path: Path) -> None:
         run_now(other.close())
 
 
-def test_probe_tells_what_the_promises_rest_on(tmp_path: Path) -> None:
+def test_probe_shows_what_the_guarantees_depend_on(tmp_path: Path) -> None:
     with backend_of(tmp_path / "locks.db") as backend:
         findings = {finding.subject: finding for finding in run_now(backend.probe())}
     assert findings["contents"].level == "ok"

@@ -1,4 +1,4 @@
-"""Wake-ups of the embedded store: addressed, never lost for good, not stopped by the dead."""
+"""Wake-ups of the embedded store: addressed, never lost for good, not blocked by dead clients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ with backend_of(path) as backend:
 MANY_WAITERS = """
 from contextlib import ExitStack
 from holdfast.stores.sqlite import queue as sqlite_queue
-sqlite_queue.STALE_SECONDS = 3600.0  # nobody refreshes them while so many line up
+sqlite_queue.STALE_SECONDS = 3600.0  # so many waiters are not refreshed while they join
 with ExitStack() as stack:
     for _ in range(100):
         backend = stack.enter_context(backend_of(path))
@@ -73,7 +73,7 @@ def sockets_of(path: Path) -> list[str]:
 
 
 def dead_socket(path: Path) -> None:
-    """A socket at which nobody reads; its path may be longer than an address."""
+    """Binds a socket without a reader; its path may be longer than an address."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
@@ -82,12 +82,12 @@ def dead_socket(path: Path) -> None:
         os.close(folder)
 
 
-def test_a_release_wakes_the_first_in_line_alone(tmp_path: Path) -> None:
+def test_a_release_wakes_only_the_first_waiter(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend, Program(path, WAITER) as first:
         held = take(backend)
         second = claim()
-        # The program has joined before us: it said so.
+        # The program has joined before us: it printed so.
         assert first.says() == "waits"
         reply = busy(backend, second)
         assert reply.place == 1
@@ -99,7 +99,7 @@ def test_a_release_wakes_the_first_in_line_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hundreds", [1, pytest.param(5, marks=pytest.mark.faults)])
 def test_killed_waiters_do_not_stall_the_next(tmp_path: Path, hundreds: int) -> None:
-    """Hundreds of them, in front of one who lives: it holds at once, without any grace."""
+    """Hundreds of killed waiters in front of a live one: it holds at once, without any grace."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         held = take(backend)
@@ -116,7 +116,7 @@ def test_killed_waiters_do_not_stall_the_next(tmp_path: Path, hundreds: int) -> 
         assert len(sockets_of(path)) == 1
 
 
-def test_who_expires_in_front_of_the_dead_does_not_stall_either(tmp_path: Path) -> None:
+def test_an_expired_hold_in_front_of_a_dead_waiter_does_not_stall_the_next(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         with Program(path, HOLDER) as holder:
@@ -160,7 +160,7 @@ def test_a_full_socket_is_not_a_dead_one(tmp_path: Path) -> None:
         assert Path(subscription.path).exists()
         keys = subscription.read()
         assert keys[0] == "key 0"
-        assert keys[-1] == ""  # everybody: some were turned away
+        assert keys[-1] == ""  # wakes all: some datagrams were refused
         assert folder.send(subscription.address, "again") is Delivery.SENT
     finally:
         subscription.close()
@@ -169,20 +169,20 @@ def test_a_full_socket_is_not_a_dead_one(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_who_may_have_been_turned_away_is_rung_as_well(tmp_path: Path) -> None:
-    """More datagrams than the socket keeps: some of them are nobody's loss."""
+def test_a_waiter_whose_datagram_may_have_been_refused_is_woken(tmp_path: Path) -> None:
+    """After more datagrams than the socket queues, all waiters are woken."""
     folder = SocketFolder(str(tmp_path), lambda path: None, 0o600)
     subscription, hub = folder.bind(), BlockingWakeupHub()
     hub.attach(subscription)
     while folder.send(subscription.address, "another") is not Delivery.FULL:
         pass
     try:
-        assert hub.wait("turned away", now() + 60)
-        assert hub.wait("another", now() + 60)  # its own ring was kept
+        assert hub.wait("refused", now() + 60)
+        assert hub.wait("another", now() + 60)  # its own wake-up was kept
     finally:
         hub.close()
         folder.close()
-    assert hub.wait("anybody", now() + 60)  # a closed one keeps nobody waiting
+    assert hub.wait("anybody", now() + 60)  # a closed hub ends every wait
 
 
 def test_closing_a_hub_ends_all_waits() -> None:
@@ -202,7 +202,7 @@ def test_closing_a_hub_ends_all_waits() -> None:
     assert woken == [True, True, True]
 
 
-def test_leftovers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
+def test_sockets_of_dead_clients_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         take(backend)
@@ -218,7 +218,7 @@ def test_leftovers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
     assert sockets_of(path) == []
 
 
-def test_a_program_s_end_leaves_no_socket(tmp_path: Path) -> None:
+def test_a_program_leaves_no_socket_at_its_end(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     lines = "b = store_of(path).backend(BlockingRuntime()); take(b); try_to_take(b, claim())"
     program = Program(path, "from holdfast.io.runtime_blocking import BlockingRuntime\n" + lines)
@@ -226,7 +226,7 @@ def test_a_program_s_end_leaves_no_socket(tmp_path: Path) -> None:
     assert sockets_of(path) == []
 
 
-def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_long_path_works(tmp_path: Path) -> None:
     folder = tmp_path
     while len(str(folder)) < 180:
         folder = folder / "a-folder-with-a-long-name"
@@ -238,21 +238,19 @@ def test_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
         assert [waiter.says(), waiter.says()] == ["woken", "holds"]
 
 
-def test_without_sockets_waiters_look_for_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_sockets_waiters_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakeups, "supported", lambda: False)
     with backend_of(tmp_path / "locks.db") as backend:
         held = take(backend)
         asked = claim()
         reply = busy(backend, asked)
         assert run_now(backend.release(held))
-        run_now(backend.wait(asked, reply, now() + 60))  # comes back soon, unwoken
+        run_now(backend.wait(asked, reply, now() + 60))  # returns soon, without a wake-up
         assert isinstance(try_to_take(backend, asked), Grant)
         assert not Path(f"{tmp_path}/locks.db-wake").exists()
 
 
-def test_a_socket_that_cannot_be_bound_is_told_once(
+def test_a_socket_that_cannot_be_bound_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "locks.db"
@@ -270,7 +268,7 @@ def test_a_socket_that_cannot_be_bound_is_told_once(
         assert isinstance(try_to_take(backend, asked), Grant)
 
 
-def test_a_socket_that_was_swept_away_is_made_anew(tmp_path: Path) -> None:
+def test_a_socket_that_was_removed_is_bound_again(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend, backend_of(path) as other:
         held = take(other)
@@ -278,7 +276,7 @@ def test_a_socket_that_was_swept_away_is_made_anew(tmp_path: Path) -> None:
         reply = busy(backend, asked)
         for name in sockets_of(path):
             (Path(f"{path}-wake") / name).unlink()
-        run_now(backend.wait(asked, reply, now() + 60))  # notices, and comes back at once
+        run_now(backend.wait(asked, reply, now() + 60))  # notices, and returns at once
         reply = busy(backend, asked)
         assert reply.place == 0
         threading.Timer(0.1, lambda: run_now(other.release(held))).start()
@@ -287,7 +285,7 @@ def test_a_socket_that_was_swept_away_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_a_lost_wake_up_is_sent_again_by_the_renewer(tmp_path: Path) -> None:
-    """The releaser dies between its commit and its wakeups."""
+    """The releaser dies between its commit and its datagram."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend, backend_of(path) as renewer:
         held = take(renewer)
@@ -329,7 +327,7 @@ def test_asyncio_waiters_are_woken_through_their_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["stranger.sock", "1-0123456789abcdef.sock"])
-def test_a_socket_of_another_kind_in_the_folder_hurts_nobody(tmp_path: Path, name: str) -> None:
+def test_a_socket_of_another_kind_in_the_folder_does_no_harm(tmp_path: Path, name: str) -> None:
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
         take(backend)
@@ -344,7 +342,7 @@ def test_a_socket_of_another_kind_in_the_folder_hurts_nobody(tmp_path: Path, nam
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A folder in which a socket's address fits: longer ones are reached in another way."""
+    """A folder in which the address of a socket fits; a longer path is reached in another way."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 
@@ -356,7 +354,7 @@ def test_threads_that_send_at_once_share_a_socket(
     start, late = threading.Barrier(8), threading.Event()
 
     def make() -> socket.socket:
-        late.wait(0.2)  # whoever also finds none comes in here meanwhile
+        late.wait(0.2)  # a second thread that finds none gets here in between
         made.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         return made[-1]
 
@@ -378,8 +376,8 @@ def test_threads_that_send_at_once_share_a_socket(
     assert len(made) == 1
 
 
-def line_up_at(backend: SqliteBackend, address: str) -> None:
-    """Somebody who may write the file lines up, with an address of its choice."""
+def join_with_address(backend: SqliteBackend, address: str) -> None:
+    """Adds a waiter with an address of our choice, as any user with write access could."""
     connection = backend._connection._database
     assert connection is not None
     ((key,),) = connection.execute("SELECT name FROM name").fetchall()
@@ -399,7 +397,7 @@ def line_up_at(backend: SqliteBackend, address: str) -> None:
         "../1-0123456789abcdef.sock",
     ],
 )
-def test_an_address_that_is_not_of_ours_leads_nowhere(tmp_path: Path, address: str) -> None:
+def test_an_invalid_address_is_not_used(tmp_path: Path, address: str) -> None:
     path = tmp_path / "locks.db"
     wake = Path(f"{path}-wake")
     wake.mkdir(0o700)
@@ -411,15 +409,15 @@ def test_an_address_that_is_not_of_ours_leads_nowhere(tmp_path: Path, address: s
     dead_socket(tmp_path / "dead")
     with backend_of(path) as backend:
         held = take(backend)
-        line_up_at(backend, address.format(folder=tmp_path))
+        join_with_address(backend, address.format(folder=tmp_path))
         assert run_now(backend.release(held))
         assert [file.read_text() for file in files] == ["not a socket"] * 4
         assert (tmp_path / "dead").is_socket()
-        take(backend)  # nobody waits in front of us any more
+        take(backend)  # no waiter is in front of us any more
 
 
 def test_only_sockets_are_removed(tmp_path: Path) -> None:
-    """Whatever stands at an address of the right form: a plain file, or a link to a socket."""
+    """A plain file, or a link to a socket, at a valid address stays."""
     folder = SocketFolder(str(tmp_path / "wake"), lambda path: None, 0o600)
     (tmp_path / "wake").mkdir()
     file, link = (tmp_path / "wake" / f"{n}-0123456789abcdef.sock" for n in (1, 2))
@@ -437,8 +435,8 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs handles o
 
 
 @linux_only
-def test_a_link_in_a_shared_folder_carries_nothing_to_other_sockets(tmp_path: Path) -> None:
-    """One of the group could make root send its own text to a service that trusts root."""
+def test_a_link_in_a_shared_folder_leads_to_no_other_socket(tmp_path: Path) -> None:
+    """A member of the group could make root send a text to a service that trusts root."""
     folder = SocketFolder(str(tmp_path / "wake"), lambda path: None, 0o660)
     (tmp_path / "wake").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -472,8 +470,8 @@ def test_a_shared_folder_that_became_a_link_gets_no_socket(tmp_path: Path) -> No
     assert list(elsewhere.iterdir()) == []
 
 
-def test_who_waits_in_a_folder_that_was_made_anew_is_alive(tmp_path: Path) -> None:
-    """Also where the path is so long that the folder has to be opened."""
+def test_a_waiter_is_alive_after_its_folder_was_made_again(tmp_path: Path) -> None:
+    """Also if the path is so long that the folder has to be opened."""
     path = tmp_path / ("a-long-name-" * 10) / "wake"
     path.parent.mkdir()
     folder = SocketFolder(str(path), lambda path: Path(path).mkdir(), 0o600)
@@ -502,7 +500,7 @@ def test_a_folder_that_became_a_link_is_not_swept(short_path: Path) -> None:
     assert (elsewhere / name).is_socket()
 
 
-def test_a_socket_that_was_exchanged_for_a_link_changes_no_other_file(
+def test_a_socket_that_was_replaced_by_a_link_changes_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By another user of the group, between binding the socket and setting its mode."""

@@ -92,7 +92,7 @@ class StoreFile:
         self._check_owner(found, folder)
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             raise GuaranteeNotMet(
-                f"{folder} can be written by all users, who could then replace {self.path}: "
+                f"{folder} can be written by everybody, who could then replace {self.path}: "
                 f"chmod +t it, or {_elsewhere()}"
             )
 
@@ -119,7 +119,7 @@ class StoreFile:
         if found.st_mode & stat.S_IWOTH:
             below = f"name a file in a folder below it: {folder}/NAME/locks.db, where NAME is made"
             raise GuaranteeNotMet(
-                f"{folder} can be written by all users, who could then replace the locks in it: "
+                f"{folder} can be written by everybody, who could then replace the locks in it: "
                 f"{below if found.st_mode & stat.S_ISVTX else _elsewhere()}"
             )
         if self.group and not (found.st_gid == _gid(self.group) and found.st_mode & stat.S_ISGID):
