@@ -22,7 +22,6 @@ from holdfast.stores.postgres import connect as postgres
 from holdfast.stores.postgres import wakeups as postgres_listen
 from holdfast.stores.redis import routes as redis_routes
 from holdfast.stores.redlock import wakeups as redlock_subscription
-from holdfast.stores.redlock import wakeups_aio as redlock_aio_subscription
 from holdfast.stores.sqlite import wakeups as sqlite_wakeups
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.contract import Bench, Peer
