@@ -11,8 +11,8 @@ from holdfast.claim import Keys, LockInfo
 from holdfast.core.contract import Finding, Guarantee
 from holdfast.core.drive import run_now
 from holdfast.durations import Duration
-from holdfast.io.callbacks import callbacks
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.io.threads import callbacks
 from holdfast.locks_base import LONGEST_LIST, LocksBase, later
 from holdfast.primitives.lock import Lock
 from holdfast.url import environment_url

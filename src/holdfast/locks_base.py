@@ -26,7 +26,7 @@ from holdfast.core.renewer import Renewer
 from holdfast.durations import Duration, seconds, timeout_seconds
 from holdfast.errors import GuaranteeNotMet, Unsupported
 from holdfast.io import lifetime
-from holdfast.io.renewer_thread import RenewerThread
+from holdfast.io.threads import RenewerThread
 from holdfast.primitives.lock import LockBase
 from holdfast.primitives.terms import Options, Terms, check_ttl, make_terms
 from holdfast.url import open_store

@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.claim import Busy, Claim, Grant
-from holdfast.io.one_thread import OneThread
+from holdfast.io.threads import OneThread
 
 
 def _renewers() -> int:

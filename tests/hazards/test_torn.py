@@ -11,7 +11,7 @@ import pytest
 from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import ConnectionLimit
+from holdfast.io.limits import ConnectionLimit
 from holdfast.io.wakeups import BlockingWakeupHub
 from holdfast.stores.redis.replies import RedisConnectionBroken
 from holdfast.stores.redis.url import Access

@@ -20,7 +20,7 @@ from holdfast.core.planned import Planned
 from holdfast.core.renewer import Renewer
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.io.watcher import watcher
+from holdfast.io.threads import watcher
 from servers.process import wait_until
 
 SOON = 30.0

@@ -19,7 +19,7 @@ from holdfast.io import http_aio as http_async
 from holdfast.io.clock import now
 from holdfast.io.http import Servers
 from holdfast.io.http_aio import AsyncConnection
-from holdfast.io.resolver import MOST_THREADS, Found, Lookup, look_up, open_socket, resolver
+from holdfast.io.sockets import MOST_THREADS, Found, Lookup, look_up, open_socket, resolver
 from holdfast.locks_async import AsyncLocks
 from holdfast.testing import Flavour
 from holdfast.testing.clients import open_client, run_here
@@ -249,7 +249,7 @@ def test_an_address_of_a_family_that_the_system_does_not_have_is_passed_over(
 FORK = """
 import os, socket, threading, time
 from holdfast.io.clock import now
-from holdfast.io.resolver import look_up
+from holdfast.io.sockets import look_up
 real, hangs = socket.getaddrinfo, True
 
 def look(host, port, *rest, **more):

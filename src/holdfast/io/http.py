@@ -20,9 +20,8 @@ import httptools
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import ConnectionLimit, Permit
-from holdfast.io.readable import readable
-from holdfast.io.resolver import open_socket
+from holdfast.io.limits import ConnectionLimit, Permit
+from holdfast.io.sockets import open_socket, readable
 
 __all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers", "Tls"]
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from holdfast.io.clock import now
 from holdfast.io.http import RESET_ON_CLOSE, Reply, Servers, describe
-from holdfast.io.resolver import Found, Lookup, is_address, look_up_now, resolver
+from holdfast.io.sockets import Found, Lookup, is_address, look_up_now, resolver
 
 __all__ = ["AsyncConnection", "AsyncHttp", "abandon_transport", "connect"]
 

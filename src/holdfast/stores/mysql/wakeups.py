@@ -24,8 +24,7 @@ from typing import Protocol
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import Permit
-from holdfast.io.single_flight import SingleFlight, look_by, open_by
+from holdfast.io.limits import Permit, SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores._sql.aio import in_thread
 from holdfast.stores.mysql.connection import INTERRUPTED, MySqlConnection

@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.resolver import look_up
+from holdfast.io.sockets import look_up
 from holdfast.stores._sql import connection as sql
 from holdfast.stores._sql import session as sql_session
 from holdfast.stores.postgres.schema import Request, Statement

@@ -27,7 +27,7 @@ from psycopg.pq.abc import PGresult
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.single_flight import SingleFlight, look_by, open_by
+from holdfast.io.limits import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores._sql.aio import in_thread
 from holdfast.stores._sql.blocking import BlockingSqlPool

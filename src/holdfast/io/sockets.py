@@ -8,7 +8,10 @@ same time, so that one that hangs does not keep a client from the other hosts of
 
 from __future__ import annotations
 
+import select
 import socket
+import ssl
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,19 +19,31 @@ from typing import Any
 
 from holdfast.io import lifetime
 from holdfast.io.clock import now
-from holdfast.io.one_thread import OneThread
+from holdfast.io.threads import OneThread
 
 try:
     from _queue import Empty, SimpleQueue
 except ImportError:
     from queue import Empty, SimpleQueue
 
-__all__ = ["Found", "Lookup", "is_address", "look_up", "look_up_now", "open_socket", "resolver"]
+__all__ = [
+    "Found",
+    "Lookup",
+    "Readable",
+    "is_address",
+    "look_up",
+    "look_up_now",
+    "open_socket",
+    "readable",
+    "resolver",
+]
 
 MOST_THREADS = 4
 """So many names are looked up at the same time; a thread is started when it is first needed."""
 Found = tuple[Any, Any, int, str, Any]
 """An address as ``socket.getaddrinfo`` gives it."""
+Readable = Callable[[float], object]
+"""Waits so many milliseconds; true if there is something to read."""
 
 
 class Lookup:
@@ -172,3 +187,21 @@ def _connect(sock: socket.socket, address: Any, seconds: float) -> socket.socket
         sock.close()
         raise
     return sock
+
+
+def readable(sock: socket.socket, write_seconds: float) -> Readable | None:
+    """How to wait for the socket. Nothing where only the socket's own timeout can tell: TLS may
+    have read already what poll would wait for.
+
+    That timeout costs a poll before every write, too. The kernel's own costs nothing and will do
+    for writes, which hardly ever wait. For reads it won't: a read that a signal interrupts is
+    begun anew, and all of its time with it.
+    """
+    if isinstance(sock, ssl.SSLSocket) or not hasattr(select, "poll"):
+        return None
+    limit = struct.pack("@ll", int(write_seconds), int(write_seconds % 1 * 1_000_000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    sock.settimeout(None)
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return poll.poll

@@ -1,0 +1,174 @@
+"""The threads of the process: renewers, the watcher of ends, callbacks.
+
+One renewer per client renews what is held. One watcher per process reports holds that become
+doubtful or lost. One thread per process calls ``on_lost`` callbacks of blocking clients. All are
+daemon threads, started when they are first needed and started again after a fork.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from holdfast.core import log
+from holdfast.core.contract import Store
+from holdfast.core.drive import run_now
+from holdfast.core.renewer import Renewer
+from holdfast.core.watch import Watch
+from holdfast.io import lifetime
+from holdfast.io.runtime_blocking import BlockingRuntime
+
+try:
+    from _queue import SimpleQueue
+except ImportError:
+    from queue import SimpleQueue
+
+__all__ = ["OneThread", "RenewerThread", "callbacks", "watcher"]
+
+Callback = Callable[[str], object]
+
+
+class OneThread:
+    """Started when it is first needed; started anew after a fork."""
+
+    def __init__(self, name: str, run: Callable[[], None]) -> None:
+        self._name, self._target = name, run
+        self._threads: list[threading.Thread] = []
+        """The one at work, at its head. Appending is atomic: of two threads one is the first."""
+        self._starting = threading.RLock()
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        """The thread, if it was started and has not been forked away."""
+        return self._threads[0] if self._threads else None
+
+    def start(self) -> None:
+        """Makes sure that the thread runs; cheap when it does. Raises ``RuntimeError`` if the
+        system allows no more threads."""
+        if self._threads:
+            return
+        with self._starting:
+            if self._threads:  # another thread was faster
+                return
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _run(self) -> None:
+        # A start that an interrupt tore apart may have started its thread nevertheless, and then
+        # the next start another: whoever comes first works, and two never do.
+        thread = threading.current_thread()
+        self._threads.append(thread)
+        if self._threads[0] is thread:
+            self._target()
+
+    def forked(self) -> None:
+        """In a forked child: the thread is the parent's."""
+        self._threads = []
+        self._starting = threading.RLock()
+
+
+class _Callbacks:
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Callback, str]] = SimpleQueue()
+        self._one = OneThread("holdfast-callbacks", self._run)
+        self.prepare = self._one.start
+        """For whoever wants to be called back: if no thread can be started, it learns it now."""
+
+    def call(self, callback: Callback, reason: str) -> None:
+        """Has it called, in order, by the thread that ``prepare`` started; never waits."""
+        self._queue.put((callback, reason))
+
+    def _run(self) -> None:
+        while True:
+            callback, reason = self._queue.get()
+            try:
+                callback(reason)
+            except BaseException:  # noqa: BLE001 - the others are called, whatever one does
+                log.exception("a callback of on_lost failed")
+            del callback  # what it refers to is not kept until the next one comes
+
+    def forked(self) -> None:
+        self._queue = SimpleQueue()
+        self._one.forked()
+
+
+callbacks = _Callbacks()
+lifetime.at_fork(callbacks)
+
+
+class _Watcher(Watch):
+    def __init__(self) -> None:
+        super().__init__(BlockingRuntime())
+        self._one = OneThread("holdfast-watcher", self._run)
+        self.start = self._one.start
+
+    def _run(self) -> None:
+        run_now(self.run())
+
+    def forked(self) -> None:
+        super().forked()
+        self._one.forked()
+
+
+watcher = _Watcher()
+lifetime.at_fork(watcher)
+
+
+class RenewerThread:
+    """Runs a ``Renewer`` over blocking wires, whatever the client's own world is."""
+
+    def __init__(self, store: Store) -> None:
+        runtime = BlockingRuntime()
+        self.renewer = Renewer(runtime, store.backend(runtime), store.display)
+        self.renewer.start = self.start
+        self._one = OneThread("holdfast-renewer", self._run)
+        self._starting = threading.RLock()
+
+    def running(self) -> bool:
+        """Whether the thread was started, and has not been forked away."""
+        return self._one.thread is not None
+
+    def start(self) -> None:
+        """Makes sure that the thread runs; cheap when it does."""
+        if self.running() or self.renewer.closing:
+            return
+        with self._starting:
+            if self.running():  # another thread was faster
+                return
+            watcher.watch(self.renewer)
+            lifetime.at_exit(self)
+            try:
+                self._one.start()
+            except RuntimeError:  # no more threads
+                self._ended()
+                raise
+
+    def _run(self) -> None:
+        run_now(self.renewer.run())
+        run_now(self.renewer.finish())
+        run_now(self.renewer.backend.close())
+        self._ended()
+
+    def _ended(self) -> None:
+        watcher.leave(self.renewer)
+        lifetime.ended(self)
+
+    def end(self, seconds: float | None) -> None:
+        """Releases all that is held and ends the thread, within so many seconds."""
+        self.renewer.closing = True
+        thread = self._one.thread
+        if thread is None:  # it was never needed, or could not be started
+            run_now(self.renewer.finish())
+            run_now(self.renewer.backend.close())
+            self._ended()
+            return
+        self.renewer.signal.set()
+        if threading.current_thread() is not thread:
+            thread.join(seconds)
+
+    def forked(self) -> None:
+        """In a forked child: the thread is the parent's; the next hold starts another."""
+        self._one.forked()
+        self._starting = threading.RLock()
+        self.renewer.forked()
