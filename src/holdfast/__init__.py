@@ -80,7 +80,7 @@ __all__ = [
     "connect_async",
 ]
 
-# Imported when they are first used: a command that blocks never pays for asyncio.
+# The module of each name that is imported at its first use: see holdfast.lazy.
 _HOMES = {
     "AsyncLease": "holdfast.lease",
     "AsyncLock": "holdfast.primitives.lock_async",

@@ -1,11 +1,10 @@
-"""The values that travel between clients, core and backends. All are immutable.
+"""The values that clients, core and backends exchange. All are immutable.
 
-A ``Claim`` is what is asked; a ``Grant`` or a ``Busy`` is the answer. A ``Fence`` is what a
-resource checks. A ``LockInfo`` is what a store can tell about a name: its holders and waiters.
+A ``Claim`` is the request; a ``Grant`` or a ``Busy`` is the answer. A ``Fence`` is what a resource
+checks. A ``LockInfo`` is what a store knows about a name: its holders and waiters.
 """
 
-# Without "from __future__ import annotations": named tuples compile the text of every annotation,
-# which every program would pay for at its start.
+# Without "from __future__ import annotations": see holdfast.lazy.
 import enum
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -28,9 +27,9 @@ __all__ = [
 
 LONGEST_NAME_BYTES = 512
 LONGEST_ORIGIN = 256
-"""Characters that are kept of a host's or a thread's name."""
+"""Characters of a host's or a thread's name; the rest is cut."""
 LONGEST_NOTE_BYTES = 1024
-"""What a client writes; of what others wrote, as many characters are read."""
+"""Limit of a note. Of a note that another program wrote, this many characters are read."""
 LARGEST_PID = 2**63 - 1
 LARGEST_TOKEN = 2**63 - 1
 LARGEST_EPOCH = 2**31 - 1
@@ -39,7 +38,7 @@ LARGEST_LIMIT = 65_536
 MOST_SLOTS = 1024
 """Slots in one fence."""
 LONGEST_FENCE = 9216
-"""Characters of a fence's text: so many slots, the longest name with each byte escaped, all."""
+"""Characters of a fence's text: room for all slots and the longest name, each byte escaped."""
 SHORTEST_KEY_BYTES = 16
 SIGNATURE_DIGITS = 64
 
@@ -53,52 +52,53 @@ class Mode(enum.StrEnum):
 
 
 class Claim(NamedTuple):
-    """What is asked of a store. The owner is secret: knowing it is the right to release."""
+    """A request to a store. The owner is secret: a caller that knows it can release the hold."""
 
     name: str
     mode: Mode
     weight: int
-    """How many slots are asked for; 1 in the other modes."""
+    """The number of requested slots; 1 in the other modes."""
     limit: int
     """The semaphore's capacity; 0 in the other modes."""
     ttl: float
     owner: str
     label: str
-    """Who asks, as the JSON text that stores keep beside the claim and give back unread."""
+    """Host, process, thread and note, as JSON text. Stores keep it beside the claim, unread."""
 
 
 class Grant(NamedTuple):
-    """A claim that was admitted, with the token that fences it."""
+    """A claim that was admitted, with its fencing token."""
 
     claim: Claim
     token: int
     slots: tuple[int, ...] = ()
     """The slots that are held, numbered from 0; empty in the other modes."""
     since: float | None = None
-    """When the certain time began, where it is not the moment the request was sent
-    (stores with sessions: when the session's last answered keep-alive was sent)."""
+    """When the certain time began; ``None``: when the request was sent. Stores with sessions give
+    the time when the session's last answered keep-alive was sent."""
     ref: Any = None
     """The backend's own reference to the hold (a key, a path, a session). Plain data."""
     seconds: float | None = None
-    """How long it lasts unless it is renewed, where that is less than the ttl: a store that grants
-    as it wakes does not know whether the waiter is still well."""
+    """How long it lasts unless it is renewed; ``None``: the ttl. A direct grant is shorter: the
+    store does not know whether the waiter is still alive."""
 
 
 class Busy(NamedTuple):
-    """A claim that was not admitted; it stands in line unless it asked not to join."""
+    """A claim that was not admitted. It is in the queue, unless the attempt was not to join."""
 
     place: int
-    """How many are in front of it in the line; 0 for the first."""
+    """How many entries of the queue are in front of it; 0 for the first."""
     retry_seconds: float | None = None
-    """When another attempt is worth it even without a wake-up (a hold's or reservation's end)."""
+    """When to attempt again even without a wake-up: the end of a hold or of a reservation."""
     ref: Any = None
-    """What the backend's ``wait`` waits for. Plain data."""
+    """The backend's own reference for its ``wait``. Plain data."""
     reason: str = ""
-    """Why nothing can be granted although nobody may hold it (a quarantine, a lock-delay)."""
+    """Why nothing is granted although perhaps no holder exists: a quarantine, a lock-delay."""
 
 
 class Holder(NamedTuple):
-    """One who holds a name, as the store tells it. Text in here is as hostile as its writer."""
+    """A holder of a name, as the store reports it. Its texts are untrusted: other programs wrote
+    them."""
 
     host: str
     pid: int
@@ -110,7 +110,7 @@ class Holder(NamedTuple):
     since: float
     """Seconds since the epoch, by the store's clock."""
     remaining: float
-    """Seconds that the store would still wait for a renewal."""
+    """Seconds until the hold ends in the store, without a renewal."""
 
     def __str__(self) -> str:
         note = f", note {self.note!r}" if self.note else ""
@@ -118,7 +118,7 @@ class Holder(NamedTuple):
 
 
 class Waiter(NamedTuple):
-    """One who stands in line: the first of its process, and how many wait behind it there."""
+    """A waiter in the store's queue: the first of its client, and how many wait behind it there."""
 
     host: str
     pid: int
@@ -137,8 +137,8 @@ class LockInfo(NamedTuple):
     holders: tuple[Holder, ...]
     waiters: tuple[Waiter, ...]
     notice: str = ""
-    """Where a wait may take longer than usual, and why: a store that frees what the dead held late,
-    waiters that can't be woken. For people, who are told with the timeout, too."""
+    """Why a wait may take longer than usual, for people; also part of the timeout error. Examples:
+    the store frees the holds of dead clients late; waiters can't be woken."""
 
 
 class Record(NamedTuple):
@@ -150,10 +150,10 @@ class Record(NamedTuple):
 
 
 def escaped(text: str) -> str:
-    """The text with every character escaped that a log or a terminal would act on or hide.
+    """The text with every character escaped that a log or a terminal would interpret or hide.
 
-    Control characters could rewrite the screen or forge a line of a log; invisible and
-    direction-changing ones could make one name look like another.
+    Control characters could rewrite the screen or forge a log line. Invisible characters and those
+    that change the writing direction could make one name look like another.
 
     >>> escaped("plain: ü, 日本")
     'plain: ü, 日本'
@@ -170,7 +170,7 @@ def _escape(character: str) -> str:
 
 
 def _origin(text: object) -> str:
-    """A host's or a thread's name, short and harmless to print; "?" for what is no text."""
+    """A host's or a thread's name, cut and safe to print; "?" for a value that is not text."""
     if not isinstance(text, str):
         return "?"
     return escaped(text[:LONGEST_ORIGIN])[:LONGEST_ORIGIN]
@@ -181,7 +181,7 @@ def write_label(host: str, pid: int, thread: str, note: str) -> str:
     host, thread = _origin(host), _origin(thread)
     texts = host + thread + note
     if texts.isprintable() and '"' not in texts and "\\" not in texts:
-        return f'["{host}",{pid},"{thread}","{note}"]'  # most are, and a module less is loaded
+        return f'["{host}",{pid},"{thread}","{note}"]'  # the usual case, which does not import json
     import json
 
     return json.dumps([host, pid, thread, note], ensure_ascii=False, separators=(",", ":"))
@@ -191,8 +191,9 @@ def read_label(label: str) -> tuple[str, int, str, str]:
     """Reads a stored label back: host, process id, thread or task, note.
 
     Its writer may be hostile, or newer than this version. A damaged label gives question marks,
-    never an exception; further fields are left out. Host and thread are cut and escaped. A note
-    is cut only, so that it comes back as it was written: escape it where it is shown.
+    never an exception. Fields that a newer version adds at the end are ignored. Host and thread are
+    cut and escaped. A note is only cut, so that it is returned as it was written: escape it where
+    it is shown.
     """
     import json
 
@@ -210,21 +211,21 @@ def read_label(label: str) -> tuple[str, int, str, str]:
 def _note(text: object) -> str:
     if not isinstance(text, str):
         return ""
-    # Lone surrogates can't be written anywhere: no client accepts them in a note.
+    # Lone surrogates can't be encoded, so no client accepts them in a note.
     kept = text[:LONGEST_NOTE_BYTES].encode(errors="backslashreplace").decode()
     return kept[:LONGEST_NOTE_BYTES]
 
 
 def _quoted(name: str) -> str:
     if name.isascii() and "".join(name.split("-")).isalnum():
-        return name  # most are, and every command that is run under a lock is told its fence
+        return name  # the usual case, which does not import urllib: holdfast run writes a fence
     from urllib.parse import quote
 
     return quote(name, safe="")
 
 
 def check_name(name: str) -> str:
-    """Returns the name, or raises ``InvalidName`` or ``TypeError`` saying what is wrong with it."""
+    """Returns the name; raises ``InvalidName`` or ``TypeError`` that says what is wrong with it."""
     if not isinstance(name, str):
         raise TypeError(f"a lock's name is text, not {type(name).__name__}")
     if not name:
@@ -243,12 +244,12 @@ def check_name(name: str) -> str:
 
 
 class Fence:
-    """What a resource checks: refuses a lower one, accepts an equal one.
+    """What a resource checks: it refuses a lower fence and accepts an equal one.
 
     Fences of one name are ordered by (epoch, token). ``str(fence)`` is for headers and
-    environments; ``Fence.parse`` reads it back. Where a client has ``fence_keys``, the fence of
-    its leases carries a ``signature``, which is part of the text and of nothing else: signed or
-    not, it is the same fence.
+    environment variables; ``Fence.parse`` reads it back. If a client has ``fence_keys``, the fences
+    of its leases have a ``signature``. The signature is part of the text only: comparisons and
+    hashes ignore it.
 
     >>> fence = Fence("order:42", Mode.EXCLUSIVE, (), 0, 1700000000000001)
     >>> Fence.parse(str(fence)) == fence
@@ -263,7 +264,7 @@ class Fence:
     epoch: int
     token: int
     signature: str
-    """In hexadecimal digits; empty where it is not signed. Whoever has it can show the fence."""
+    """Hexadecimal digits; empty if not signed. A secret: it proves the fence to a resource."""
 
     def __init__(
         self,
@@ -318,7 +319,7 @@ class Fence:
         return self._order(other) >= 0 if isinstance(other, Fence) else NotImplemented
 
     def __repr__(self) -> str:
-        """Without the signature: who reads a log must not be able to show the fence."""
+        """Without the signature: a reader of a log must not be able to use the fence."""
         return f"Fence.parse({self._unsigned()!r})"
 
     def __str__(self) -> str:
@@ -326,7 +327,7 @@ class Fence:
         return f"{text};{self.signature}" if self.signature else text
 
     def _unsigned(self) -> str:
-        """What is signed: every field, spelled in one way only."""
+        """The text that is signed: every field, in its only spelling."""
         slots = ",".join(map(str, self.slots))
         return f"1;{self.mode};{slots};{self.epoch};{self.token};{_quoted(self.name)}"
 
@@ -338,7 +339,7 @@ class Fence:
     def parse(cls, text: str, fence_keys: "Keys" = ()) -> "Fence":
         """Reads ``str(fence)`` back; raises ``ValueError`` for anything else.
 
-        With keys it raises ``UntrustedFence`` unless one of them has signed it.
+        With keys it raises ``UntrustedFence`` unless one of the keys has signed it.
         """
         if not isinstance(text, str):
             raise TypeError(f"a fence's text is text, not {type(text).__name__}")
@@ -350,7 +351,7 @@ class Fence:
 
 
 def _without_signature(text: str) -> str:
-    """What an error shows of a damaged text: who reads a log must not be able to mend it."""
+    """A damaged text for an error: a reader of a log must not be able to repair and use it."""
     import re
 
     return re.sub("[0-9a-fA-F]{40,}", "…", text[:120])
@@ -391,7 +392,7 @@ def _number(text: str) -> int:
 
 
 def check_fence(fence: Fence) -> Fence:
-    """Returns the fence, or raises ``ValueError`` if no lease can have had it."""
+    """Returns the fence; raises ``ValueError`` if no lease can have such a fence."""
     if fence.signature:
         _read_signature([fence.signature])
     check_name(fence.name)
@@ -407,14 +408,14 @@ def check_fence(fence: Fence) -> Fence:
 
 
 def check_epoch(epoch: int) -> int:
-    """Returns the epoch, or raises ``ValueError``."""
+    """Returns the epoch; raises ``ValueError`` for anything but an integer in range."""
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= LARGEST_EPOCH:
         raise ValueError(f"epoch is a whole number from 0 to {LARGEST_EPOCH}; not {epoch!r:.40}")
     return epoch
 
 
 class FenceKeys:
-    """Keys that sign fences (HMAC-SHA-256): the first signs, all verify. They are never shown.
+    """Keys that sign fences (HMAC-SHA-256): the first signs, all verify. No key is ever shown.
 
     >>> FenceKeys(["a key of sixteen bytes or more"])
     <FenceKeys: 1>
@@ -431,7 +432,7 @@ class FenceKeys:
         given = (keys,) if isinstance(keys, str | bytes) else tuple(keys)
         self._keys = tuple(map(_key_bytes, given))
         if self._keys:
-            import hmac  # noqa: F401 - now: an import that an interrupt tears apart is bad later
+            import hmac  # noqa: F401 - now, not later: see holdfast.lazy
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -443,21 +444,22 @@ class FenceKeys:
         raise TypeError("keys of fences can't be pickled: give them to each process")
 
     def sign(self, fence: Fence) -> Fence:
-        """The fence with a signature by the first key; as it is where there are no keys."""
+        """The fence with a signature by the first key; unchanged if there are no keys."""
         if not self._keys:
             return fence
         signature = _signature(self._keys[0], fence)
         return Fence(fence.name, fence.mode, fence.slots, fence.epoch, fence.token, signature)
 
     def verify(self, fence: Fence) -> Fence:
-        """The fence, if a key has signed it or there are no keys; else ``UntrustedFence``."""
+        """Returns the fence if a key has signed it, or if there are no keys; else raises
+        ``UntrustedFence``."""
         if not self._keys:
             return fence
         import hmac
 
         if any(hmac.compare_digest(_signature(k, fence), fence.signature) for k in self._keys):
             return fence
-        wrong = "none of the keys that are known here has signed it"
+        wrong = "none of the known keys has signed it"
         raise UntrustedFence(
             f"token {fence.token} of {fence.name!r} is not accepted: "
             f"{wrong if fence.signature else 'it is not signed'} (fence_keys)"
@@ -465,7 +467,7 @@ class FenceKeys:
 
 
 Keys = FenceKeys | Iterable[str | bytes] | str | bytes
-"""What is taken as ``fence_keys``: keys, the first of which signs; or a single one."""
+"""Accepted as ``fence_keys``: several keys, of which the first signs; or a single key."""
 
 
 def _key_bytes(key: object) -> bytes:

@@ -1,4 +1,4 @@
-"""Reading what users give as durations, and refusing what can't be one."""
+"""Durations that users give: checked and converted to seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     Duration = float | timedelta
     """Seconds, or a ``timedelta``."""
 else:
-    Duration = float  # whoever has a timedelta has loaded its module; we need not
+    Duration = float  # datetime is not imported here: a caller with a timedelta has done so
 
 LONGEST_SECONDS = 366 * 24 * 3600.0
 INFINITE = float("inf")
@@ -27,7 +27,7 @@ def seconds(value: Duration, word: str) -> float:
 
 
 def timeout_seconds(value: Duration | None) -> float | None:
-    """How long to wait: ``None`` (also -1 and infinity) is for ever, 0 is to try once."""
+    """A timeout in seconds: ``None`` (also for -1 and infinity) is for ever, 0 is one try."""
     if value is None:
         return None
     number = _number(value, "timeout")

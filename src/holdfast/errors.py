@@ -4,12 +4,12 @@ HoldfastError
 ├── LockTimeout(TimeoutError)            not acquired in time; names the holder
 ├── LockLost                             the hold ended before the work did
 ├── NotHeld                              release or extend of what we do not hold
-├── AlreadyHeld                          this thread or task holds it: told instead of hung
+├── AlreadyHeld                          this thread or task holds it: a self-deadlock
 ├── StaleFence                           a resource refused an old fence; names both
 ├── UntrustedFence(ValueError)           a fence without a signature by a known key
-├── JobFailed                            what somebody else ran, and that failed, as recorded
-├── ResultNotKept(TypeError)             a job is done, but JSON can't hold what it returned
-├── BackendUnavailable(ConnectionError)  the store cannot be reached; says which and what was tried
+├── JobFailed                            another process ran the job, and it failed, as recorded
+├── ResultNotKept(TypeError)             a job is done, but JSON can't hold its result
+├── BackendUnavailable(ConnectionError)  the store cannot be reached; names it and what was tried
 ├── GuaranteeNotMet                      connect(require=…) asks for what this store cannot promise
 ├── Unsupported                          this store cannot do this primitive
 ├── Incompatible                         stored by a version that we do not understand
@@ -46,11 +46,11 @@ __all__ = [
 
 
 class HoldfastError(Exception):
-    """The root: ``except HoldfastError`` catches all that Holdfast raises on purpose."""
+    """The base class of all errors that Holdfast raises on purpose."""
 
 
 class LockTimeout(HoldfastError, TimeoutError):
-    """The lock was not acquired in time; ``.holder`` is who had it, where the store could tell."""
+    """The lock was not acquired in time; ``.holder`` is its holder, if the store could name it."""
 
     def __init__(self, message: str, *, name: str = "", holder: Holder | None = None) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class LockTimeout(HoldfastError, TimeoutError):
 class LockLost(HoldfastError):
     """The hold ended, or may have ended, before the work did.
 
-    ``.reason`` says why; ``.result`` is what the body returned where it had finished.
+    ``.reason`` says why; ``.result`` is what the body returned, if it had finished.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class LockLost(HoldfastError):
 
 
 class NotHeld(HoldfastError):
-    """A release or an extension of what this thread, task or handle does not hold."""
+    """A release or an extend of a lock that this thread, task or handle does not hold."""
 
 
 class AlreadyHeld(HoldfastError):
-    """This thread or task holds the name already: waiting for itself would never end."""
+    """This thread or task already holds the name: it would wait for itself for ever."""
 
 
 class StaleFence(HoldfastError):
-    """A resource refused a fence because a newer holder has been there."""
+    """A resource refused a fence because it has seen the fence of a newer holder."""
 
     def __init__(
         self, message: str, *, fence: Fence | None = None, highest: Fence | None = None
@@ -93,11 +93,11 @@ class StaleFence(HoldfastError):
 
 
 class UntrustedFence(HoldfastError, ValueError):
-    """A fence from outside is not signed, or by none of the keys (``fence_keys``) known here."""
+    """A fence from outside is not signed, or not by one of the known keys (``fence_keys``)."""
 
 
 class JobFailed(HoldfastError):
-    """A job was run before, and failed; ``.error`` is its error's type and text."""
+    """An earlier run of a job failed; ``.error`` is the type and text of its error."""
 
     def __init__(self, message: str, *, error: str = "") -> None:
         super().__init__(message)
@@ -105,7 +105,7 @@ class JobFailed(HoldfastError):
 
 
 class ResultNotKept(HoldfastError, TypeError):
-    """A job is done and recorded, but without what it returned, which is ``.result`` here."""
+    """A job is done and recorded, but its result is not: ``.result`` is what it returned."""
 
     def __init__(self, message: str, *, result: object = None) -> None:
         super().__init__(message)
@@ -117,15 +117,15 @@ class BackendUnavailable(HoldfastError, ConnectionError):
 
 
 class GuaranteeNotMet(HoldfastError):
-    """The store does not promise what was asked for, or was found not to keep it."""
+    """The store does not have a required guarantee, or ``check()`` found it broken."""
 
 
 class Unsupported(HoldfastError):
-    """This store cannot do what was asked; it says so instead of pretending."""
+    """This store does not support the requested operation."""
 
 
 class Incompatible(HoldfastError):
-    """What is stored was written by a version that this one cannot safely share locks with."""
+    """The stored data was written by a version that this one cannot safely share locks with."""
 
 
 class LimitMismatch(HoldfastError, ValueError):

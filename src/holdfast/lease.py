@@ -1,7 +1,7 @@
-"""What you hold. All state of a hold is reached from here, and computed at each call.
+"""The lease: a handle to a hold. All state of the hold is read from here, at each call.
 
-``Lease`` and ``AsyncLease`` differ in two words only: ``release`` and ``extend`` of the second
-are awaited.
+``Lease`` and ``AsyncLease`` differ in two methods only: ``release`` and ``extend`` of an
+``AsyncLease`` are awaited.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Scope(Protocol):
     def close(self, error: BaseException | None) -> bool: ...
 
 
-class Giver(Protocol):
-    """A lock whose ``acquire`` gave the lease, and whose ``release`` may end it."""
+class Acquirer(Protocol):
+    """The lock whose ``acquire`` made the lease, and whose ``release`` may end it."""
 
     def _forget(self, lease: LeaseBase) -> None: ...
 
@@ -42,28 +42,28 @@ class LeaseBase:
 
     __slots__ = (
         "__weakref__",
+        "_acquired_through",
         "_engine",
         "_hold",
         "_note",
         "_released",
         "_scope",
-        "_taken_through",
     )
 
     def __init__(self, engine: Engine, hold: Hold, note: str) -> None:
         self._engine, self._hold, self._note = engine, hold, note
-        self._taken_through: ref[Giver] | None = None
+        self._acquired_through: ref[Acquirer] | None = None
         self._scope: Scope | None = None
         self._released = False
         hold.handles.append(ref(self))
 
     @property
-    def _who(self) -> Hashable:
-        return self._hold.who()
+    def _acquired_by(self) -> Hashable:
+        return self._hold.acquired_by()
 
     @property
     def name(self) -> str:
-        """What is locked."""
+        """The name that is locked."""
         return self._hold.grant.claim.name
 
     @property
@@ -94,7 +94,7 @@ class LeaseBase:
 
     @property
     def note(self) -> str:
-        """What was said to be shown to others."""
+        """The text that other processes see beside this hold."""
         return self._note
 
     @property
@@ -131,8 +131,8 @@ class LeaseBase:
     def check(self, at_least: Duration = 0) -> None:
         """Raises ``LockLost`` unless that many seconds are certain.
 
-        Right after a wait less of the ttl may be certain than later: some stores wake with a grant
-        for up to 15 s, which the renewer renews within a second.
+        Right after a wait less of the ttl may be certain than later: some stores grant directly
+        with the wake-up, for up to 15 s, and the renewer renews that within a second.
         """
         needed = seconds(at_least, "at_least") if at_least else 0.0
         remaining = self.remaining
@@ -152,21 +152,21 @@ class LeaseBase:
         return LockLost(message, name=self.name, reason=reason, result=result)
 
     def on_lost(self, callback: Callable[[str], object]) -> None:
-        """Calls back once with the reason when the hold is lost; at once if it is already.
+        """Calls ``callback(reason)`` once when the hold is lost; at once if it is lost already.
 
-        It runs on the owner's event loop or, of a blocking client, on the one thread that the
-        process keeps for callbacks: a slow one delays other callbacks, and nothing else.
+        An asyncio client calls it on its event loop, a blocking client on the one thread that the
+        process keeps for callbacks. A slow callback delays other callbacks, and nothing else.
         """
         hold = self._hold
         if self._released and not self.lost:
             return
-        self._engine.before_tell()
+        self._engine.prepare_callbacks()
         if self.lost:
-            self._engine.tell(callback, self.reason)
+            self._engine.call_back(callback, self.reason)
             return
         hold.callbacks.append(callback)
-        if hold.state is State.LOST:  # in this very moment
-            hold.tell_lost()
+        if hold.state is State.LOST:  # lost at this moment
+            hold.call_lost_callbacks()
 
     def __bool__(self) -> bool:
         return True
@@ -175,28 +175,28 @@ class LeaseBase:
         state = "lost" if self.lost else "released" if self._released else "held"
         return f"<{type(self).__name__} {self.name!r} {self.mode} token {self.token}, {state}>"
 
-    def _let_go(self) -> bool:
-        """Gives up this handle; whether it was the hold's last."""
+    def _end_handle(self) -> bool:
+        """Ends this handle; returns whether it was the last one of the hold."""
         self._released = True
-        giver = None if self._taken_through is None else self._taken_through()
-        if giver is not None:
-            giver._forget(self)
+        acquirer = None if self._acquired_through is None else self._acquired_through()
+        if acquirer is not None:
+            acquirer._forget(self)
         hold = self._hold
-        if hold.nested and hold.handled():
-            hold.block = False  # what remains is a bare handle
+        if hold.nested and hold.has_handle():
+            hold.block = False  # the handle that is left need not belong to a block
             return False
         return True
 
     async def _release(self) -> bool | None:
         if self._released:
             return False
-        if not self._let_go():
+        if not self._end_handle():
             return self._hold.state is State.HELD and self._engine.runtime.now() < self._hold.ends
         return await self._engine.release(self._hold)
 
     async def _release_block(self) -> bool:
-        """At the end of a block: false only if the hold is known to have been lost."""
-        if self._hold.state is State.RELEASED:  # inside the block, on purpose
+        """At the end of a block: releases; false only if the hold is known to have been lost."""
+        if self._hold.state is State.RELEASED:  # the user released it inside the block
             self._released = True
         return self._released or await self._release() is not False
 
@@ -204,19 +204,19 @@ class LeaseBase:
         if self._released:
             raise self._lost_error()
         from holdfast.core.extend import extend
-        from holdfast.primitives.terms import check_ttl
+        from holdfast.primitives.options import check_ttl
 
         wanted = None if ttl is None else check_ttl(seconds(ttl, "ttl"), self._engine.store)
         await extend(self._engine, self._hold, wanted)
 
     def _drop(self) -> bool:
-        """Leaves the release to the renewer; whether there was something to release."""
-        if self._released or not self._let_go():
+        """Lets the renewer release the hold; returns whether there was something to release."""
+        if self._released or not self._end_handle():
             return False
         self._engine.disown(self._hold)
         if self._hold.state is State.LOST or self._engine.closed:
             return False
-        self._engine.renewer.drop(self._hold)  # the renewer may have found it out by itself
+        self._engine.renewer.drop(self._hold)  # the renewer may have noticed by itself
         return True
 
     def __del__(self) -> None:
@@ -227,28 +227,32 @@ class LeaseBase:
 
 
 class Lease(LeaseBase):
-    """What you hold, from the blocking client."""
+    """A hold that the blocking client acquired."""
 
     __slots__ = ()
 
     def release(self) -> bool:
-        """Ends the hold; whether it was still ours. Never raises for a hold that is gone."""
+        """Ends the hold; returns whether it was still ours. Never raises for a hold that has
+        ended."""
         return bool(run_now(self._release()))
 
     def extend(self, ttl: Duration | None = None) -> None:
-        """Renews now, with another ttl from here on if one is given; raises ``LockLost``."""
+        """Renews now, with another ttl from now on if one is given. Raises ``LockLost`` if the hold
+        is lost, ``BackendUnavailable`` if the store did not answer."""
         run_now(self._extend(ttl))
 
 
 class AsyncLease(LeaseBase):
-    """What you hold, from the asyncio client."""
+    """A hold that the asyncio client acquired."""
 
     __slots__ = ()
 
     async def release(self) -> bool:
-        """Ends the hold; whether it was still ours. Never raises for a hold that is gone."""
+        """Ends the hold; returns whether it was still ours. Never raises for a hold that has
+        ended."""
         return bool(await self._release())
 
     async def extend(self, ttl: Duration | None = None) -> None:
-        """Renews now, with another ttl from here on if one is given; raises ``LockLost``."""
+        """Renews now, with another ttl from now on if one is given. Raises ``LockLost`` if the hold
+        is lost, ``BackendUnavailable`` if the store did not answer."""
         await self._extend(ttl)

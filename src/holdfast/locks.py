@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,15 +12,15 @@ from holdfast.core.drive import run_now
 from holdfast.durations import Duration
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.io.threads import callbacks
-from holdfast.locks_base import LONGEST_LIST, LocksBase, later
+from holdfast.lazy import later, load
+from holdfast.locks_base import LONGEST_LIST, LocksBase
 from holdfast.primitives.lock import Lock
 from holdfast.url import environment_url
 
 if TYPE_CHECKING:
     from holdfast.primitives.election import Election
-    from holdfast.primitives.every import Every
     from holdfast.primitives.multi import MultiLock
-    from holdfast.primitives.once import Once
+    from holdfast.primitives.once import Every, Once
 
     Primitives = LocksBase[Lock, MultiLock, Election, Once, Every]
 else:
@@ -31,14 +30,15 @@ __all__ = ["Locks", "connect", "find_url"]
 
 
 LATER = ("json", "logging", "holdfast.core.extend")
-"""What a command that holds one lock for a moment never loads."""
+"""Modules that ``connect`` imports at once: see ``holdfast.lazy``."""
 
 Findings = list[Finding]
 Standings = list[LockInfo]
 
 
 def find_url(url: str | object | None) -> str | object:
-    """The URL given, or the environment's; a fleet must never lock a local file by accident."""
+    """The given URL, or that of the environment. Raises ``ValueError`` if there is neither: a
+    program on many hosts must never lock a local file by accident."""
     found = environment_url() if url is None else url
     if not found:
         raise ValueError(
@@ -55,11 +55,12 @@ class Locks(Primitives):
     _multi: type[MultiLock] = later("holdfast.primitives.multi", "MultiLock")
     _election: type[Election] = later("holdfast.primitives.election", "Election")
     _once: type[Once] = later("holdfast.primitives.once", "Once")
-    _every: type[Every] = later("holdfast.primitives.every", "Every")
+    _every: type[Every] = later("holdfast.primitives.once", "Every")
 
     def __init__(self, url: str | object, **settings: Any) -> None:
         super().__init__(url, BlockingRuntime(), **settings)
-        self._engine.tell, self._engine.before_tell = callbacks.call, callbacks.prepare
+        self._engine.call_back = callbacks.call
+        self._engine.prepare_callbacks = callbacks.prepare
 
     def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> Standings:
         """Names that are held or waited for, with their holders and waiters."""
@@ -70,7 +71,7 @@ class Locks(Primitives):
         return run_now(self._inspect(name))
 
     def break_lock(self, name: str, *, reason: str) -> int | None:
-        """Ends somebody's hold, which learns that it is lost; answers the token that was ended."""
+        """Ends the hold of another process, which is reported there as lost; returns its token."""
         return run_now(self._break_lock(name, reason))
 
     def check(self) -> Findings:
@@ -83,10 +84,10 @@ class Locks(Primitives):
             return
         held = self._still_held()
         self._engine.closed = True
-        for turn in self._engine.lines.all():
-            self._engine.nudge(turn.claim)
-            if turn.signal is not None:
-                turn.signal.set()
+        for waiter in self._engine.local_queues.all():
+            self._engine.nudge(waiter.claim)
+            if waiter.signal is not None:
+                waiter.signal.set()
         self._renewer_thread.end(None)
         run_now(self._engine.backend.close())
         self._warn_held(held)
@@ -118,8 +119,9 @@ def connect(
     """Opens the blocking client to a store; nothing touches the network yet.
 
     ``ttl`` and ``timeout`` are the client's defaults. ``require`` names guarantees that the store
-    must have. ``patience`` is how long an unreachable store is borne without a timeout. Fences are
-    signed with the first of ``fence_keys``: guards that have the key refuse all others.
+    must have. ``patience`` is how long an acquire without a timeout retries a store that can't be
+    reached. Fences are signed with the first of ``fence_keys``: guards with that key refuse fences
+    that none of their keys has signed.
 
     >>> with connect("memory://example") as locks, locks.lock("order:42") as lease:
     ...     lease.held
@@ -136,12 +138,5 @@ def connect(
         epoch=epoch,
         fence_keys=fence_keys,
     )
-    _load_the_rest(type(locks._engine.store).__module__)
+    load(LATER, type(locks._engine.store).__module__)
     return locks
-
-
-def _load_the_rest(backend: str) -> None:
-    # An interrupt that tears an import apart may leave the interpreter's import lock taken: the
-    # next import of any other thread hangs, be it the renewer's. So none is left for later.
-    for module in (*LATER, *getattr(import_module(backend), "LATER", ())):
-        import_module(module)

@@ -16,16 +16,15 @@ from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.locks import Findings, Standings, find_url
 from holdfast.locks_base import LONGEST_LIST, LocksBase
 from holdfast.primitives.election_async import AsyncElection
-from holdfast.primitives.every_async import AsyncEvery
 from holdfast.primitives.lock_async import AsyncLock
 from holdfast.primitives.multi_async import AsyncMultiLock
-from holdfast.primitives.once_async import AsyncOnce
+from holdfast.primitives.once_async import AsyncEvery, AsyncOnce
 
 __all__ = ["AsyncLocks", "connect_async"]
 
 
 class _LoopGuard:
-    """One client, one event loop at a time."""
+    """Refuses the use of a client on two event loops at a time."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -41,10 +40,10 @@ class _LoopGuard:
                     "open a client per loop, or share a blocking one between threads"
                 )
             engine.backend.forget()  # its connections ended with their loop
-            engine.lines.clear()
+            engine.local_queues.clear()
         self._loop = loop
 
-    def tell(self, callback: Callable[[str], object], reason: str) -> None:
+    def call_back(self, callback: Callable[[str], object], reason: str) -> None:
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):  # the loop is closed
@@ -67,8 +66,8 @@ class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, 
         self._runtime = AsyncioRuntime()
         super().__init__(url, self._runtime, **settings)
         guard = _LoopGuard()
-        self._engine.who = "task"
-        self._engine.tell = guard.tell
+        self._engine.caller_kind = "task"
+        self._engine.call_back = guard.call_back
         self._engine.on_enter = guard.enter
         self._engine.on_fork.append(guard.forked)
 
@@ -81,7 +80,7 @@ class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, 
         return await self._inspect(name)
 
     async def break_lock(self, name: str, *, reason: str) -> int | None:
-        """Ends somebody's hold, which learns that it is lost; answers the token that was ended."""
+        """Ends the hold of another process, which is reported there as lost; returns its token."""
         return await self._break_lock(name, reason)
 
     async def check(self) -> Findings:
@@ -94,11 +93,11 @@ class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, 
             return
         held = self._still_held()
         self._engine.closed = True
-        for turn in self._engine.lines.all():
-            self._engine.nudge(turn.claim)
-            if turn.signal is not None:
-                turn.signal.set()
-        await self._runtime.settle()
+        for waiter in self._engine.local_queues.all():
+            self._engine.nudge(waiter.claim)
+            if waiter.signal is not None:
+                waiter.signal.set()
+        await self._runtime.finish_background()
         await asyncio.to_thread(self._renewer_thread.end, None)
         await self._engine.backend.close()
         self._warn_held(held)
@@ -127,7 +126,7 @@ def connect_async(
     epoch: int = 0,
     fence_keys: Keys = (),
 ) -> AsyncLocks:
-    """Opens the asyncio client to a store, with the words of ``connect``; nothing is contacted yet.
+    """Opens the asyncio client to a store, with the arguments of ``connect``; contacts nothing yet.
 
     ``async with connect_async(…) as locks`` closes it at the end.
     """

@@ -1,11 +1,10 @@
-"""What both clients share: settings, the making of primitives, fork and exit."""
+"""What both clients share: settings, primitives, fork and exit."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from holdfast.claim import (
@@ -27,8 +26,8 @@ from holdfast.durations import Duration, seconds, timeout_seconds
 from holdfast.errors import GuaranteeNotMet, Unsupported
 from holdfast.io import lifetime
 from holdfast.io.threads import RenewerThread
-from holdfast.primitives.lock import LockBase
-from holdfast.primitives.terms import Options, Terms, check_ttl, make_terms
+from holdfast.primitives.lock import LockBase, ReadWriteLock
+from holdfast.primitives.options import LockOptions, Options, check_ttl, make_options
 from holdfast.url import open_store
 
 if TYPE_CHECKING:
@@ -36,16 +35,15 @@ if TYPE_CHECKING:
     from holdfast.primitives.every import EveryRules, Missed
     from holdfast.primitives.multi import MultiLockBase
     from holdfast.primitives.once_job import Errors, JobBase
-    from holdfast.primitives.rwlock import ReadWriteLock
 
     M = TypeVar("M", bound=MultiLockBase[Any])
     E = TypeVar("E", bound=ElectionBase[Any])
     J = TypeVar("J", bound=JobBase[Any])
     V = TypeVar("V", bound=EveryRules[Any])
-else:  # a command that takes one lock does not load what bounds the others
+else:  # see holdfast.lazy
     M, E, J, V = TypeVar("M"), TypeVar("E"), TypeVar("J"), TypeVar("V")
 
-__all__ = ["LocksBase", "later"]
+__all__ = ["LocksBase"]
 
 K = TypeVar("K", bound=LockBase[Any])
 
@@ -53,22 +51,8 @@ PAGE = 200
 LONGEST_LIST = 100_000
 
 
-class _Later:
-    def __init__(self, module: str, name: str) -> None:
-        self._module, self._name = module, name
-
-    def __get__(self, engine: object, kind: type) -> Any:
-        return getattr(import_module(self._module), self._name)
-
-
-def later(module: str, name: str) -> Any:
-    """A client's primitive whose module is loaded when it is first asked for: a command that takes
-    one lock pays for no other."""
-    return _Later(module, name)
-
-
 class LocksBase(Generic[K, M, E, J, V]):
-    """The base of ``Locks`` and ``AsyncLocks``: everything that never waits."""
+    """The base of ``Locks`` and ``AsyncLocks``: all that needs no ``await`` in a public method."""
 
     _lock: type[K]
     _multi: type[M]
@@ -93,7 +77,9 @@ class LocksBase(Generic[K, M, E, J, V]):
         settings = Settings(_namespace(namespace), _count(connections, "connections"))
         store = open_store(url, settings)
         _check_required(store, require)
-        self._terms = Terms(check_ttl(seconds(ttl, "ttl"), store), timeout_seconds(timeout))
+        self._defaults = LockOptions(
+            check_ttl(seconds(ttl, "ttl"), store), timeout_seconds(timeout)
+        )
         check_epoch(epoch)
         keys = FenceKeys(fence_keys)
         self._renewer_thread = RenewerThread(store)
@@ -115,7 +101,7 @@ class LocksBase(Generic[K, M, E, J, V]):
         return self._engine.store.guarantees
 
     def __repr__(self) -> str:
-        if not hasattr(self, "_engine"):  # error reporters show the frame of a failed connect()
+        if not hasattr(self, "_engine"):  # error reporters show the variables of a failed connect()
             return f"<{type(self).__name__}, not open>"
         state = ", closed" if self._engine.closed else ""
         return f"<{type(self).__name__} {self._engine.store.display}{state}>"
@@ -126,28 +112,27 @@ class LocksBase(Generic[K, M, E, J, V]):
 
     def rwlock(self, name: str, **options: Unpack[Options]) -> ReadWriteLock[K]:
         """``.read()`` is shared, ``.write()`` is exclusive; a waiting writer is not starved."""
-        from holdfast.primitives.rwlock import ReadWriteLock
 
         self._need(Guarantee.SHARED, "rwlock()")
-        return ReadWriteLock(self._lock, self._engine, check_name(name), self._options(options))
+        return ReadWriteLock(self._lock, self._engine, check_name(name), self._checked(options))
 
     def semaphore(
         self, name: str, limit: int, *, permits: int = 1, **options: Unpack[Options]
     ) -> K:
-        """``permits`` of ``limit`` slots; ``lease.slots`` tells which."""
+        """``permits`` of ``limit`` slots; ``lease.slots`` are their numbers."""
         self._need(Guarantee.SLOTS, "semaphore()")
         _count(limit, "limit", LARGEST_LIMIT)
         if _count(permits, "permits") > limit:
-            raise ValueError(f"permits={permits} can never be had of a limit of {limit}")
+            raise ValueError(f"permits={permits} is more than the limit of {limit}")
         return self._make(name, Mode.SLOTS, options, permits, limit)
 
     def multi(self, names: Iterable[str], **options: Unpack[Options]) -> M:
         """Several exclusive locks at once: all or none."""
-        return self._multi(self._engine, names, self._options(options))
+        return self._multi(self._engine, names, self._checked(options))
 
     def election(self, name: str, **options: Unpack[Options]) -> E:
         """An election: ``campaign()``, ``leader()``, ``observe()``, ``resign()``."""
-        return self._election(self._engine, check_name(name), self._options(options))
+        return self._election(self._engine, check_name(name), self._checked(options))
 
     def once(
         self,
@@ -161,14 +146,14 @@ class LocksBase(Generic[K, M, E, J, V]):
         """A job that runs once per key, with its outcome recorded for ``keep``.
 
         A job that raised is run again by the next caller, or its error is recorded
-        (``errors="record"``). Who finds it running waits for its outcome, or skips it
+        (``errors="record"``). A caller that finds it running waits for its outcome, or skips it
         (``wait=False``). A run that crashed is taken over.
         """
         from holdfast.primitives.once_job import make_plan
 
         self._need(Guarantee.RECORDS, "once()")
         plan = make_plan(seconds(keep, "keep"), errors, wait)
-        return self._once(self._engine, key, self._options(options), plan)
+        return self._once(self._engine, key, self._checked(options), plan)
 
     def every(
         self,
@@ -184,9 +169,8 @@ class LocksBase(Generic[K, M, E, J, V]):
     ) -> V:
         """A job that runs once per interval, counted from the epoch (UTC) plus ``offset``.
 
-        Intervals that nobody ran are made good by one run, by one for each (``missed="all"``) or
-        not at all (``missed="skip"``: a run starts within ``grace`` of its interval's start or
-        is left out).
+        Missed intervals are run later by one run, by one run each (``missed="all"``) or not at all
+        (``missed="skip"``: a run starts within ``grace`` of its interval's start, or is skipped).
         """
         from holdfast.primitives.every import make_timetable
         from holdfast.primitives.once_job import make_plan
@@ -194,16 +178,16 @@ class LocksBase(Generic[K, M, E, J, V]):
         self._need(Guarantee.RECORDS, "every()")
         timetable = make_timetable(interval, offset, missed, grace)
         plan = make_plan(timetable.keep_seconds, errors, wait)
-        return self._every(self._engine, name, self._options(options), plan, timetable)
+        return self._every(self._engine, name, self._checked(options), plan, timetable)
 
     def _make(self, name: str, mode: Mode, options: Options, weight: int = 1, limit: int = 0) -> K:
-        terms = self._options(options)
-        return self._lock(self._engine, check_name(name), terms, mode, weight, limit)
+        checked = self._checked(options)
+        return self._lock(self._engine, check_name(name), checked, mode, weight, limit)
 
-    def _options(self, options: Options) -> Terms:
+    def _checked(self, options: Options) -> LockOptions:
         if not options:
-            return self._terms
-        return make_terms(self._terms, self._engine.store, options)
+            return self._defaults
+        return make_options(self._defaults, self._engine.store, options)
 
     def _need(self, guarantee: Guarantee, what: str) -> None:
         if guarantee not in self.guarantees:
@@ -217,7 +201,7 @@ class LocksBase(Generic[K, M, E, J, V]):
         cursor: str | None = None
         while len(found) < limit:
             page = await self._engine.backend.survey(prefix, cursor, min(PAGE, limit))
-            found |= {standing.name: standing for standing in page.standings}
+            found |= {info.name: info for info in page.standings}
             cursor = page.cursor
             if cursor is None:
                 break
@@ -230,7 +214,7 @@ class LocksBase(Generic[K, M, E, J, V]):
     async def _break_lock(self, name: str, reason: str) -> int | None:
         self._engine.enter()
         if not isinstance(reason, str) or not reason.strip():
-            raise ValueError("break_lock() needs a reason: it is logged with what was ended")
+            raise ValueError("break_lock() needs a reason: it is logged with the holders")
         holders: Sequence[Holder] = (await self._engine.backend.look(check_name(name))).holders
         tokens = await self._engine.backend.revoke(name)
         if tokens:
@@ -242,30 +226,31 @@ class LocksBase(Generic[K, M, E, J, V]):
         findings = await self._engine.backend.probe()
         broken = [finding for finding in findings if finding.level == "broken"]
         if broken:
-            told = "; ".join(f"{finding.subject}: {finding.detail}" for finding in broken)
-            raise GuaranteeNotMet(f"{self._engine.store.display} can't keep its promises: {told}")
+            details = "; ".join(f"{finding.subject}: {finding.detail}" for finding in broken)
+            raise GuaranteeNotMet(f"{self._engine.store.display} breaks its guarantees: {details}")
         return findings
 
     def _still_held(self) -> list[str]:
         return [hold.grant.claim.name for hold in list(self._engine.renewer.holds.values())]
 
     def _warn_held(self, names: Iterable[str]) -> None:
-        """Last of all: where warnings are errors, the first of them ends ``close``."""
+        """Warns of each name. Called last: where warnings are errors, the first one ends
+        ``close``."""
         for name in names:
             message = f"{name!r} was still held when its client was closed: released"
             warnings.warn(message, ResourceWarning, stacklevel=4)
 
 
 def _end(renewer: Renewer) -> None:
-    """Nobody has the client, a lock or a lease of it any more: its renewer has nothing to do."""
+    """Ends the renewer: the client, its locks and its leases are all garbage."""
     renewer.closing = True
     renewer.signal.set()
 
 
 def _log_broken(engine: Engine, name: str, reason: str, holders: Sequence[Holder]) -> None:
-    whom = "; ".join(str(holder) for holder in holders) or "somebody"
+    held_by = "; ".join(str(holder) for holder in holders) or "unknown"
     why = escaped(reason)  # often what a person typed into a form
-    log.warning("broke %r on %s, held by %s: %s", name, engine.store.display, whom, why)
+    log.warning("broke %r on %s, held by %s: %s", name, engine.store.display, held_by, why)
 
 
 def _namespace(text: str) -> str:
@@ -294,5 +279,5 @@ def _check_required(store: Store, require: Iterable[str | Guarantee]) -> None:
         if guarantee not in store.guarantees:
             promised = ", ".join(sorted(store.guarantees))
             raise GuaranteeNotMet(
-                f"{store.display} does not promise {guarantee}; it promises {promised}"
+                f"{store.display} does not guarantee {guarantee}; it guarantees {promised}"
             )

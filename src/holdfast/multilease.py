@@ -1,4 +1,4 @@
-"""Several leases that live and die together."""
+"""Several leases as one: acquired together, and lost together."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ L = TypeVar("L", bound=LeaseBase)
 
 
 class MultiLeaseBase(Generic[L]):
-    """``.leases[name]`` is each of them. It has no token of its own: each name has its fence."""
+    """``.leases[name]`` is one lease. There is no common token: each name has its own fence."""
 
     def __init__(self, leases: dict[str, L]) -> None:
         self.leases = leases
 
     @property
-    def _who(self) -> Any:
-        return next(iter(self.leases.values()))._who
+    def _acquired_by(self) -> Any:
+        return next(iter(self.leases.values()))._acquired_by
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ class MultiLeaseBase(Generic[L]):
 
     @property
     def fences(self) -> dict[str, Fence]:
-        """What each resource checks, by name."""
+        """The fence of each name."""
         return {name: lease.fence for name, lease in self.leases.items()}
 
     @property
@@ -62,12 +62,12 @@ class MultiLeaseBase(Generic[L]):
             lease.check(at_least)
 
     def on_lost(self, callback: Callable[[str], object]) -> None:
-        """Calls back once, with the reason of the first that is lost."""
-        told: list[str] = []
+        """Calls ``callback(reason)`` once, when the first lease is lost."""
+        reasons: list[str] = []
 
         def first(reason: str) -> None:
-            told.append(reason)
-            if len(told) == 1:
+            reasons.append(reason)
+            if len(reasons) == 1:
                 callback(reason)
 
         for lease in self.leases.values():
@@ -89,7 +89,7 @@ class MultiLeaseBase(Generic[L]):
             lease._drop()
 
     async def _release_block(self) -> bool:
-        """At the end of a block: false if one of them is known to have been lost."""
+        """At the end of a block: releases all; false if a lease is known to have been lost."""
         leases = reversed(list(self.leases.values()))
         return all([await lease._release_block() for lease in leases])
 
@@ -102,7 +102,7 @@ class MultiLease(MultiLeaseBase[Lease]):
     """Several leases of the blocking client."""
 
     def release(self) -> bool:
-        """Ends all of them; whether all were still ours."""
+        """Ends all of them; returns whether all were still ours."""
         return run_now(self._release())
 
     def extend(self, ttl: Duration | None = None) -> None:
@@ -115,7 +115,7 @@ class AsyncMultiLease(MultiLeaseBase[AsyncLease]):
     """Several leases of the asyncio client."""
 
     async def release(self) -> bool:
-        """Ends all of them; whether all were still ours."""
+        """Ends all of them; returns whether all were still ours."""
         return await self._release()
 
     async def extend(self, ttl: Duration | None = None) -> None:

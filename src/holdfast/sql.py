@@ -1,8 +1,8 @@
-"""Locks that live in the caller's own SQL transaction, and what the SQL stores share.
+"""Locks that belong to the caller's own SQL transaction, and what the SQL stores share.
 
 with conn.transaction():
     lock = transaction_lock(conn, "order:42")
-    ...  # alone until the transaction ends; lock.fence for everything outside of it
+    ...  # exclusive until the transaction ends; lock.fence protects resources outside of it
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _DIALECTS = {
 
 
 class TransactionLock(NamedTuple):
-    """What ``transaction_lock`` took. It ends with the transaction, by itself."""
+    """A lock from ``transaction_lock``. It ends with the transaction."""
 
     name: str
     token: int
     fence: Fence
 
 
-class Asked(NamedTuple):
-    """What a dialect's ``take`` is asked for. It answers the token."""
+class TransactionRequest(NamedTuple):
+    """The argument of a dialect's ``take``, which returns the token."""
 
     name: str
     namespace: str
     timeout: float | None
     schema: str
-    """Where the tables are, on PostgreSQL; empty for the usual place."""
+    """The schema of the tables, on PostgreSQL; empty for the default."""
     prefix: str
     savepoint: bool = False
-    """Whether it may be taken inside a savepoint."""
+    """Whether it may be acquired inside a savepoint."""
 
 
 def transaction_lock(
@@ -58,18 +58,19 @@ def transaction_lock(
     prefix: str = "",
     savepoint: bool = False,
 ) -> Any:
-    """Takes a lock that the caller's transaction holds until it ends, and answers its fence.
+    """Acquires a lock that the caller's transaction holds until it ends; returns it with its fence.
 
-    It waits for other transactions that have it, for at most ``timeout`` seconds, and raises
-    ``LockTimeout`` then; the transaction can go on. Take it before the first read. It excludes
+    It waits at most ``timeout`` seconds for other transactions that hold the lock, and then raises
+    ``LockTimeout``; the transaction can continue. Acquire it before the first read. It excludes
     other transaction locks of the name; on PostgreSQL also ``lock()`` of the same namespace and
-    name where the client is in advisory mode. It never excludes lease rows. On a connection of
-    asyncio it is awaited. MySQL counts the timeout in whole seconds.
+    name by a client in advisory mode. It never excludes lease rows. On an asyncio connection the
+    result is awaited. MySQL counts the timeout in whole seconds.
 
-    Raises ``Unsupported`` where there is no transaction (autocommit), or one whose reads would
-    be older than the lock (any isolation but read committed on PostgreSQL). Also inside a savepoint
-    (a nested transaction), where that can be told: a rollback to it ends the lock and takes its
-    token back, while the transaction goes on. ``savepoint=True`` allows it.
+    Raises ``Unsupported`` without a transaction (autocommit), and in a transaction whose reads
+    could be older than the lock (on PostgreSQL any isolation but read committed). Also inside a
+    savepoint (a nested transaction), if the driver can report that: a rollback to the savepoint
+    ends the lock and takes its token back, while the transaction continues. ``savepoint=True``
+    allows it.
     """
     check_name(name)
     check_epoch(epoch)
@@ -79,38 +80,42 @@ def transaction_lock(
     from holdfast.fencing.sql.drivers import driver_of
 
     driver = driver_of(connection)
-    work = _take(driver, Asked(name, namespace, timeout, schema, prefix, savepoint), epoch)
+    work = _take(
+        driver, TransactionRequest(name, namespace, timeout, schema, prefix, savepoint), epoch
+    )
     return work if driver.asynchronous else run_now(work)
 
 
-async def _take(driver: Any, asked: Asked, epoch: int) -> TransactionLock:
+async def _take(driver: Any, request: TransactionRequest, epoch: int) -> TransactionLock:
     if driver.dialect not in _DIALECTS:
         raise Unsupported(f"{driver.dialect} has no transaction_lock; PostgreSQL and MySQL do")
     if await driver.autocommit():
         raise Unsupported(
-            f"transaction_lock({asked.name!r}) needs a transaction: in autocommit the lock would "
+            f"transaction_lock({request.name!r}) needs a transaction: in autocommit the lock would "
             "end at once"
         )
-    if driver.in_savepoint() and not asked.savepoint:
-        raise in_savepoint(asked)
+    if driver.in_savepoint() and not request.savepoint:
+        raise in_savepoint(request)
     work: Coroutine[Any, Any, int] = importlib.import_module(_DIALECTS[driver.dialect]).take(
-        driver, asked
+        driver, request
     )
     token = await work
-    return TransactionLock(asked.name, token, Fence(asked.name, Mode.EXCLUSIVE, (), epoch, token))
+    return TransactionLock(
+        request.name, token, Fence(request.name, Mode.EXCLUSIVE, (), epoch, token)
+    )
 
 
-def in_savepoint(asked: Asked) -> Unsupported:
-    """What is wrong with a lock that is taken inside a savepoint."""
+def in_savepoint(request: TransactionRequest) -> Unsupported:
+    """The error of a lock that is acquired inside a savepoint."""
     return Unsupported(
-        f"transaction_lock({asked.name!r}) inside a savepoint (a nested transaction): a rollback "
-        "to it ends the lock while the transaction goes on. Take it before the savepoint, or say "
-        "savepoint=True if whoever rolls back to it does no more work under this lock"
+        f"transaction_lock({request.name!r}) inside a savepoint (a nested transaction): a rollback "
+        "to it ends the lock while the transaction goes on. Acquire it before the savepoint, or "
+        "pass savepoint=True if the code that rolls back does no more work under this lock"
     )
 
 
 def check_identifier(text: str, what: str) -> str:
-    """Returns the text if it can name a schema or a table anywhere; else ``ValueError``.
+    """Returns the text if it can name a schema or table in every dialect; else ``ValueError``.
 
     >>> check_identifier("locks_2", "schema")
     'locks_2'

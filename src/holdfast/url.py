@@ -1,10 +1,10 @@
-"""Scheme → backend, the one registry, and the reading of URLs.
+"""URLs of stores: the registry of schemes, and the parser.
 
-A backend is a module with ``open_store(url, settings) -> Store``. Ours are in the table below;
-others register an entry point in the group ``holdfast.backends`` under their scheme.
+A backend is a module with ``open_store(url, settings) -> Store``. The table below lists
+ours; others register an entry point in the group ``holdfast.backends`` under their scheme.
 """
 
-# Without "from __future__ import annotations": see holdfast.claim.
+# Without "from __future__ import annotations": see holdfast.lazy.
 import importlib
 import os
 from collections.abc import Callable
@@ -35,18 +35,18 @@ BACKENDS: dict[str, tuple[str, str]] = {
 }
 
 CLIENTS = {"redis": "redis", "valkey": "redis"}
-"""Packages whose client objects are accepted for their settings."""
+"""Packages whose client objects ``connect`` accepts, and reads for their settings."""
 
 LONGEST_SECRET = 65536
 _ESCAPE = "a '/', '?' or '@' in a user name or password is written %2F, %3F or %40"
 _USER_ALONE = ("postgresql", "mysql")
-"""Where a user may well have no password, or have it elsewhere."""
+"""Schemes where a user without a password is usual: the password may be configured elsewhere."""
 _FILES = ("sqlite", "unix")
 _SECRETS = ("pass", "secret", "token", "key", "auth", "credential")
 
 
 class Url(NamedTuple):
-    """A store's URL, taken apart. ``str()`` and ``repr()`` never show its secrets."""
+    """A parsed URL of a store. ``str()`` and ``repr()`` never show its secrets."""
 
     scheme: str
     username: str | None
@@ -71,11 +71,12 @@ class Url(NamedTuple):
         return f"Url({str(self)!r})"
 
     def _shown_user(self) -> str | None:
-        """A user without a password is often a password or a token in the wrong place."""
+        """The user name, or ``***`` if it may be a secret: a user name without a password is often
+        a password or token in the wrong place."""
         return self.username if self.password or self.scheme in _USER_ALONE else "***"
 
     def scrub(self, text: str) -> str:
-        """The text, such as a driver's error, without the secrets of this URL."""
+        """A text, such as a driver's error, with the secrets of this URL replaced."""
         from urllib.parse import quote
 
         secrets = [value for key, value in self.options.items() if _is_secret(key)]
@@ -115,7 +116,7 @@ class Url(NamedTuple):
 
 
 def parse_url(text: str) -> Url:
-    """Takes a store's URL apart; raises ``ValueError`` without repeating what may be a secret."""
+    """Parses a store's URL; raises ``ValueError`` without repeating what may be a secret."""
     if text == "local":
         return Url("local", None, None, (), "", {})
     _check_text(text)
@@ -140,7 +141,8 @@ def parse_url(text: str) -> Url:
 
 
 def _refuse_misplaced_at(scheme: str, authority: str, path: str, query: str) -> None:
-    """Where a password has a '/' or '?' of its own, its rest and the '@' stand behind the host."""
+    """Raises ``ValueError`` for an '@' behind the host: there the rest of a password is, if the
+    password has an unescaped '/' or '?'."""
     in_path = "@" in path and (authority or scheme not in _FILES)
     if in_path or any("@" in part and "://" not in part for part in query.split("&")):
         raise ValueError(f"not a store's URL: there is an '@' behind the host; {_ESCAPE}")
@@ -150,14 +152,14 @@ def environment_url() -> str | None:
     """The URL in ``HOLDFAST_URL``, or in the file that ``HOLDFAST_URL_FILE`` names."""
     url, path = os.environ.get("HOLDFAST_URL"), os.environ.get("HOLDFAST_URL_FILE")
     if url and path:
-        raise ValueError("HOLDFAST_URL and HOLDFAST_URL_FILE are both set: which store is meant?")
+        raise ValueError("HOLDFAST_URL and HOLDFAST_URL_FILE are both set: set only one of them")
     return read_secret(path, "HOLDFAST_URL_FILE") if path else url or None
 
 
 def read_secret(path: str, variable: str) -> str:
     """The text in a file that an environment variable names; raises ``ValueError``.
 
-    An empty file is an error: a secret that is not there yet must not count as none.
+    An empty file is an error: a secret that is not written yet must not count as no secret.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123 - pathlib is slow to import
@@ -197,8 +199,8 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _check_text(text: str) -> str:
-    """Refuses bytes that are no UTF-8, which an environment and percent-encoding can have: drivers
-    would fail on them with an error that has the whole password in it."""
+    """Raises ``ValueError`` for bytes that are not UTF-8, which environment variables and percent
+    encoding can contain: drivers would fail with an error that shows the whole password."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("not a store's URL: its bytes, also as %XX, must be UTF-8")
     return text
@@ -214,7 +216,7 @@ def _host(text: str) -> tuple[str, int | None]:
 
 
 def open_store(source: str | object, settings: Settings) -> Store:
-    """Makes the store of a URL, or of a user's own client. Nothing touches the network yet."""
+    """Makes the store of a URL, or of a user's own client object. Contacts nothing yet."""
     if isinstance(source, str):
         url = parse_url(source)
     else:
@@ -236,7 +238,7 @@ def open_store(source: str | object, settings: Settings) -> Store:
 
 
 def _client_scheme(client: object) -> str:
-    """The store whose client this is, by the package it comes from."""
+    """The scheme of a user's client object, by its package; raises ``TypeError``."""
     package = type(client).__module__.partition(".")[0]
     if package in CLIENTS:
         return CLIENTS[package]

@@ -14,7 +14,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.acquire import acquire
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.engine import Engine
-from holdfast.core.hold import Ask, Hold, State
+from holdfast.core.hold import AcquireOptions, Hold, State
 from holdfast.core.renewer import Renewer
 from holdfast.errors import LockLost
 from holdfast.stores.memory import Ledger, MemoryStore
@@ -112,7 +112,7 @@ def test_a_grant_that_comes_with_a_wake_up_is_relied_on_while_it_is_young(
     store = WakingStore(runtime, after)
     renewer = Renewer(runtime, store.backend(runtime), "sim://")
     engine = Engine(store, runtime, renewer, patience=30, epoch=0)
-    task = node.spawn(acquire(engine, _claim(), Ask(None, renew=renew, explain=False)))
+    task = node.spawn(acquire(engine, _claim(), AcquireOptions(None, renew=renew, explain=False)))
     world.run(after + 1)
     hold = task.result
     assert isinstance(hold, Hold)

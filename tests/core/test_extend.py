@@ -312,7 +312,7 @@ def test_an_interrupt_anywhere_leaves_the_hold_as_certain_as_it_is_stored(
                 return
             (held,) = locks._engine.backend.ledger.names[lease.name].holds.values()  # type: ignore[attr-defined]
             assert lease._hold.ends < held.ends
-            assert not list(lease._hold.under_way()), f"line {line}"
+            assert not list(lease._hold.pending_changes()), f"line {line}"
             lease.extend()
             assert lease.held
     raise AssertionError("it never came to its end")
@@ -321,10 +321,10 @@ def test_an_interrupt_anywhere_leaves_the_hold_as_certain_as_it_is_stored(
 def test_an_extend_that_was_torn_apart_blocks_no_renewal() -> None:
     hold = Hold(Grant(_claim(), 1), 0.0, True, None)
     torn, later = Change(), Change()
-    assert hold.begin(torn)
-    assert not hold.begin(later)
+    assert hold.begin_change(torn)
+    assert not hold.begin_change(later)
     del torn
-    assert hold.is_turn_of(later)
+    assert hold.is_first_change(later)
 
 
 def _claim() -> Claim:

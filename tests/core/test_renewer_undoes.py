@@ -159,9 +159,9 @@ def test_doubt_and_loss_are_told_in_time_while_something_is_undone(dropped: floa
     async def use() -> None:
         hold = Hold(Grant(_claim("kept")._replace(ttl=5.0), 1), runtime.now(), True, None)
         hold.handles.append(ref(handle))
-        hold.on_doubt = lambda reason: told.append(("doubt", runtime.now() - hold.doubtful_at))
+        hold.on_doubtful = lambda reason: told.append(("doubt", runtime.now() - hold.doubtful_at))
         hold.callbacks.append(lambda reason: told.append(("loss", runtime.now() - hold.ends)))
-        hold.tell = lambda callback, reason: callback(reason)  # type: ignore[assignment]
+        hold.call_back = lambda callback, reason: callback(reason)  # type: ignore[assignment]
         renewer.add(hold)
         await runtime.sleep(dropped)
         for number in range(3):

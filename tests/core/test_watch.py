@@ -12,7 +12,7 @@ from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Signal, Waiting
 from holdfast.core.hold import Hold, State
 from holdfast.core.renewer import Renewer
-from holdfast.core.watch import IDLE_TICKS, Watch
+from holdfast.core.watcher import IDLE_TICKS, EndWatcher
 from holdfast.testing.simulator import Node, SimRuntime, World
 
 TTL = 30.0
@@ -63,18 +63,18 @@ class Process:
         self.store = Store(self.runtime, hangs)
         store: Any = self.store
         self.renewer = Renewer(self.runtime, store, "sim://")
-        self.watch = Watch(self.watching)
+        self.watch = EndWatcher(self.watching)
         self.watch.watch(self.renewer)
         self.looks = 0
         self.told: list[tuple[str, float]] = []
         self._handle = Handle()
-        look = self.watch.look
+        look = self.watch.check_ends
 
         def counted() -> float:
             self.looks += 1
             return look()
 
-        self.watch.look = counted  # type: ignore[method-assign]
+        self.watch.check_ends = counted  # type: ignore[method-assign]
         self.node.spawn(self.renewer.run(), "renewer")
         self.node.spawn(self.watch.run(), "watcher")
 
@@ -82,11 +82,15 @@ class Process:
         claim = Claim(owner, Mode.EXCLUSIVE, 1, 0, ttl, owner, "")
         hold = Hold(Grant(claim, 1), self.runtime.now(), how.get("renew", True), None)
         hold.handles.append(ref(self._handle))
-        hold.on_doubt = lambda _: self.told.append(("doubt", self.runtime.now() - hold.doubtful_at))
-        hold.callbacks.append(lambda _: self.told.append(("loss", self.runtime.now() - hold.ends)))
-        hold.tell = lambda callback, reason: callback(reason)  # type: ignore[assignment]
+        hold.on_doubtful = lambda _: self.note("doubt", hold.doubtful_at)
+        hold.callbacks.append(lambda _: self.note("loss", hold.ends))
+        hold.call_back = lambda callback, reason: callback(reason)  # type: ignore[assignment]
         self.renewer.add(hold)
         return hold
+
+    def note(self, what: str, due: float) -> None:
+        """Notes an event, and how many seconds after its due time it happened."""
+        self.told.append((what, self.runtime.now() - due))
 
     def run(self, seconds: float) -> None:
         self.world.run(self.world.time + seconds)
@@ -231,11 +235,11 @@ def test_of_two_who_end_a_hold_one_does(rival: str) -> None:
         if rival == "a release":
             assert renewer.remove(hold)
         else:
-            renewer.judge(now)
+            renewer.check_ends(now)
         return remove(hold)
 
     renewer.remove = remove_late  # type: ignore[method-assign]
-    renewer.judge(now)
+    renewer.check_ends(now)
     told = ["doubt", "loss"] if rival != "a release" else []
     assert [what for what, _ in process.told] == told
     assert len(renewer.unlogged) == len(renewer.undoing) == len(told) // 2

@@ -77,4 +77,4 @@ def test_a_client_forgets_what_was_released_by_another_than_who_took_it() -> Non
             del thread
             assert taken[0] is not None
             taken[0].release()
-        assert not locks._engine.mine
+        assert not locks._engine.reentry

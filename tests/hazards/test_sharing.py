@@ -62,7 +62,7 @@ def test_a_hold_that_is_re_entered_as_another_thread_releases_it_goes_on(
         released: list[bool] = []
         releasing = threading.Thread(target=lambda: released.append(outer.release()))
         at_the_client, go_on = threading.Event(), threading.Event()
-        release, tidy = Engine.release, Hold.tidy
+        release, tidy = Engine.release, Hold.drop_dead_handles
 
         async def late(client: Engine, hold: Hold) -> bool | None:
             at_the_client.set()
@@ -77,7 +77,7 @@ def test_a_hold_that_is_re_entered_as_another_thread_releases_it_goes_on(
             monkeypatch.setattr(Engine, "release", release)
             tidy(hold)
 
-        monkeypatch.setattr(Hold, "tidy", switch)
+        monkeypatch.setattr(Hold, "drop_dead_handles", switch)
         with lock as inner:
             go_on.set()
             releasing.join()

@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.core.hold import Hold
-from holdfast.core.planned import Planned
+from holdfast.core.planned import PlannedLoop
 from holdfast.core.renewer import Renewer
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
@@ -195,10 +195,10 @@ lease.on_lost(print)
     assert _run(program) in {"", "its client was closed"}
 
 
-@pytest.mark.parametrize(("name", "line"), [*lines_of(Renewer.add), *lines_of(Planned.plan)])
+@pytest.mark.parametrize(("name", "line"), [*lines_of(Renewer.add), *lines_of(PlannedLoop.plan)])
 def test_an_interrupt_anywhere_in_the_registration_of_a_hold(name: str, line: int) -> None:
     """Nothing is held by it, and the next hold is watched."""
-    code = {"add": Renewer.add, "plan": Planned.plan}[name].__code__
+    code = {"add": Renewer.add, "plan": PlannedLoop.plan}[name].__code__
     told: list[str] = []
     with holdfast.connect(f"memory://torn-{name}-{line}", ttl=0.4) as locks:
 
@@ -214,13 +214,13 @@ def test_an_interrupt_anywhere_in_the_registration_of_a_hold(name: str, line: in
         assert len(told) == 1
 
 
-@pytest.mark.parametrize("line", [line for _, line in lines_of(Hold.lose)])
+@pytest.mark.parametrize("line", [line for _, line in lines_of(Hold.mark_lost)])
 def test_whoever_asks_while_a_hold_is_being_lost_is_told_once_and_why(line: int) -> None:
     told: list[str] = []
     with holdfast.connect(f"memory://asked-{line}") as locks:
         lease = locks.lock("name").acquire()
         assert lease is not None
-        renewer, hold, code = locks._engine.renewer, lease._hold, Hold.lose.__code__
+        renewer, hold, code = locks._engine.renewer, lease._hold, Hold.mark_lost.__code__
         lease.on_lost(told.append)
         lose = partial(renewer.lose, hold, "it was broken")
         handled_at(code, line, lose, lambda: lease.on_lost(told.append))
@@ -228,7 +228,13 @@ def test_whoever_asks_while_a_hold_is_being_lost_is_told_once_and_why(line: int)
     assert told == ["it was broken"] * 2
 
 
-LOSING = (Renewer.lose, Hold.lose, Hold.doubt, Hold.tell_lost)
+LOSING = (
+    Renewer.lose,
+    Renewer.declare_lost,
+    Hold.mark_lost,
+    Hold.mark_doubtful,
+    Hold.call_lost_callbacks,
+)
 
 
 @pytest.mark.parametrize(

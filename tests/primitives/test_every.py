@@ -15,7 +15,7 @@ import holdfast
 from holdfast import Locks
 from holdfast.claim import Record
 from holdfast.primitives.every import Timetable, make_timetable
-from holdfast.primitives.once_outcome import Told
+from holdfast.primitives.once_outcome import RunRecord
 from holdfast.testing.conformance.bench import calmly
 from primitives.conftest import Bench
 
@@ -243,4 +243,4 @@ def test_no_schedule_runs_an_interval_twice(
             continue
         assert due > last
         last, written = due, now
-        told = Told("done", 1, 0.0, finished=due, due=due)
+        told = RunRecord("done", 1, 0.0, finished=due, due=due)

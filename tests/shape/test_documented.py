@@ -12,7 +12,7 @@ from holdfast.core.contract import Guarantee
 from holdfast.errors import HoldfastError
 from holdfast.locks import Locks
 from holdfast.primitives.lock import Lock
-from holdfast.primitives.terms import Options
+from holdfast.primitives.options import Options
 from holdfast.url import BACKENDS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,14 +13,12 @@ from holdfast.locks_async import AsyncLocks
 from holdfast.multilease import AsyncMultiLease, MultiLease
 from holdfast.primitives.election import Election
 from holdfast.primitives.election_async import AsyncElection
-from holdfast.primitives.every import Every
-from holdfast.primitives.every_async import AsyncEvery
 from holdfast.primitives.lock import Lock
 from holdfast.primitives.lock_async import AsyncLock
 from holdfast.primitives.multi import MultiLock
 from holdfast.primitives.multi_async import AsyncMultiLock
-from holdfast.primitives.once import Once
-from holdfast.primitives.once_async import AsyncOnce
+from holdfast.primitives.once import Every, Once
+from holdfast.primitives.once_async import AsyncEvery, AsyncOnce
 
 TWINS = [
     (Locks, AsyncLocks),

@@ -10,10 +10,10 @@ from holdfast.claim import Claim, Mode, write_label
 from holdfast.core.acquire import acquire, attempt_once
 from holdfast.core.engine import Engine
 from holdfast.core.extend import extend
-from holdfast.core.hold import Ask
+from holdfast.core.hold import AcquireOptions
 from holdfast.core.hold import Hold as CoreHold
 from holdfast.core.renewer import Renewer
-from holdfast.core.watch import Watch
+from holdfast.core.watcher import EndWatcher
 from holdfast.errors import BackendUnavailable, LockLost, LockTimeout
 from holdfast.testing.history import Hold, faults
 from holdfast.testing.simulated_store import Network, SimStore
@@ -53,7 +53,7 @@ class Client:
         self._kept: SimTask | None = None
         renewer.start = self._start
         self.renewer = renewer
-        self.watch = Watch(SimRuntime(self.node))
+        self.watch = EndWatcher(SimRuntime(self.node))
         self.watch.start = self._start_watch
         self.watch.watch(renewer)
         self._watched: SimTask | None = None
@@ -89,7 +89,7 @@ class Client:
         name = draw.choice(NAMES)
         claim = Claim(name, mode, 1, 0, ttl, owner, write_label(self.node.name, 1, "t", ""))
         asked = self.world.time
-        ask = Ask(timeout, renew=draw.random() < 0.8, explain=False)
+        ask = AcquireOptions(timeout, renew=draw.random() < 0.8, explain=False)
         try:
             hold = await (attempt_once if timeout == 0 else acquire)(self.engine, claim, ask)
         except (LockTimeout, BackendUnavailable):
@@ -149,7 +149,7 @@ class _Belief:
     def __init__(self, report: Report, begun: Hold, hold: CoreHold, node: Node) -> None:
         self._report, self._begun, self._hold, self._node = report, begun, hold, node
         self._over = False
-        hold.tell = _tell
+        hold.call_back = _tell
         hold.callbacks.append(self._told)
         self._look()
 

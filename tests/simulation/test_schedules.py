@@ -10,7 +10,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.acquire import acquire
 from holdfast.core.contract import Renewal
 from holdfast.core.engine import Engine
-from holdfast.core.hold import Ask, Hold
+from holdfast.core.hold import AcquireOptions, Hold
 from holdfast.core.renewer import Renewer
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.stores.memory import MemoryBackend
@@ -71,13 +71,13 @@ def test_validity_counted_from_the_wake_up_is_caught(monkeypatch: pytest.MonkeyP
     """A wake-up that brings a grant may have been on its way for long."""
     take = Engine.take
 
-    def from_the_ring(self: Engine, grant: Grant, since: float, ask: object) -> object:
+    def from_the_wake_up(self: Engine, grant: Grant, since: float, ask: object) -> object:
         if grant.seconds is not None:
             since = self.runtime.now()
         return take(self, grant, since, ask)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Engine, "take", from_the_ring)
-    monkeypatch.setattr("holdfast.core.acquire._Wait._relies_on", lambda *args: True)
+    monkeypatch.setattr(Engine, "take", from_the_wake_up)
+    monkeypatch.setattr("holdfast.core.acquire._StoreWait._is_usable", lambda *args: True)
     assert _problems(lambda store, clients: None, "while")
 
 
@@ -176,7 +176,7 @@ def _orphans(seed: int) -> int:
     store = SimStore(server, Network(world, delay=0.2, loss=0.0))
     client = Client(world, store, 0, Report())
     claim = Claim("a", Mode.EXCLUSIVE, 1, 0, 300.0, "owner", "[]")
-    task = client.node.spawn(acquire(client.engine, claim, Ask(None, explain=False)))
+    task = client.node.spawn(acquire(client.engine, claim, AcquireOptions(None, explain=False)))
     world.at(world.random.uniform(0.0, 0.3), task.cancel)
     world.run(60.0)
     world.end()
@@ -204,13 +204,13 @@ def test_an_heir_whose_exchange_was_not_answered_is_undone(monkeypatch: pytest.M
         await abandon(self, claim, until=until)
 
     async def hold_and_release() -> None:
-        hold = await acquire(engine, first, Ask(None, explain=False))
+        hold = await acquire(engine, first, AcquireOptions(None, explain=False))
         await engine.runtime.sleep(5.0)
         await engine.release(hold)
 
     async def wait_for_a_while() -> None:
         await engine.runtime.sleep(1.0)
-        await acquire(engine, heir, Ask(5.0, explain=False))
+        await acquire(engine, heir, AcquireOptions(5.0, explain=False))
 
     monkeypatch.setattr(SimBackend, "exchange", unanswered)
     monkeypatch.setattr(SimBackend, "abandon", noted)
@@ -243,7 +243,7 @@ def test_an_heir_that_came_and_left_by_itself_is_not_let_in_anew(
 
     async def hold(claim: Claim, after: float, seconds: float) -> None:
         await engine.runtime.sleep(after)
-        hold = await acquire(engine, claim, Ask(None, explain=False))
+        hold = await acquire(engine, claim, AcquireOptions(None, explain=False))
         await engine.runtime.sleep(seconds)
         await engine.release(hold)
         left.append(world.time)

@@ -1,13 +1,24 @@
-"""Acquire: attempt → wait → attempt …, with deadlines and unknown outcomes. The one copy."""
+"""Acquire: attempt → wait → attempt …, with deadlines and unknown outcomes.
+
+The only implementation: both clients and the simulator run it.
+"""
 
 from __future__ import annotations
 
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.core import log
+from holdfast.core.backoff import (
+    FIRST_WAITER_SECONDS,
+    LATER_WAITER_SECONDS,
+    LOCAL_RECHECK_SECONDS,
+    OUTAGE_BACKOFF,
+    RECHECK_SECONDS,
+    SPIN_PAUSE_SECONDS,
+)
 from holdfast.core.engine import Engine
-from holdfast.core.hold import Ask, Hold
-from holdfast.core.local_queue import Turn
-from holdfast.core.refusal import timed_out, told_so_far
+from holdfast.core.hold import AcquireOptions, Hold
+from holdfast.core.local_queue import LocalWaiter
+from holdfast.core.refusal import describe_wait, timed_out
 from holdfast.errors import (
     BackendUnavailable,
     GuaranteeNotMet,
@@ -19,21 +30,23 @@ from holdfast.errors import (
 __all__ = ["acquire", "attempt_once"]
 
 LONG_WAIT_SECONDS = 10.0
-RECHECK_SECONDS = (5.0, 8.0)
-"""A lost wake-up costs at most so much."""
-LOCAL_RECHECK_SECONDS = (20.0, 40.0)
+"""A longer wait is logged, once."""
 LEAST_REQUEST_SECONDS = 0.5
+"""A request has at least this long for its answer, also if the caller's timeout is nearly over."""
+SPIN_SECONDS = 0.002
+"""A wait that ends sooner than this counts as one that ended at once."""
+MOST_SPINS = 8
 REFUSALS = (LockTimeout, GuaranteeNotMet, Incompatible, Unsupported)
 """An attempt that ends with one of these changed nothing."""
 
 
-async def attempt_once(engine: Engine, claim: Claim, ask: Ask) -> Hold:
-    """Takes the name now or raises ``LockTimeout``; leaves no trace in the line."""
+async def attempt_once(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold:
+    """Acquires the name now or raises ``LockTimeout``; joins no queue."""
     sent = engine.runtime.now()
     try:
         answer = await engine.backend.attempt(claim, join=False)
         if isinstance(answer, Grant):
-            hold = engine.take(answer, sent, ask)
+            hold = engine.take(answer, sent, options)
             if hold is not None:
                 return hold
             raise _too_late(engine, claim, sent)
@@ -45,145 +58,160 @@ async def attempt_once(engine: Engine, claim: Claim, ask: Ask) -> Hold:
     except BaseException:
         await engine.undo(claim)
         raise
-    raise await timed_out(engine, claim, ask, answer.reason)
+    raise await timed_out(engine, claim, options, answer.reason)
 
 
-async def acquire(engine: Engine, claim: Claim, ask: Ask) -> Hold:
-    """Waits for its turn in the client, then in the store's line, until the timeout."""
-    turn = Turn(claim)
+async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold:
+    """Waits in the local queue of the client, then in the store's queue, until the timeout.
+
+    Raises ``LockTimeout`` when the timeout is over, ``BackendUnavailable`` when the store can't be
+    reached for too long. An acquire that ends with an exception leaves no hold and no entry.
+    """
+    waiter = LocalWaiter(claim)
     sent = engine.runtime.now()
-    until = None if ask.timeout is None else sent + ask.timeout
+    until = None if options.timeout is None else sent + options.timeout
     try:
-        if not engine.lines.join(turn):
-            await _wait_for_turn(engine, turn, until, ask)
-            return await _stand(engine, turn, until, ask)
-        # The usual way, without a step more than it needs: nobody waits and it is free.
+        if not engine.local_queues.join(waiter):
+            await _wait_locally(engine, waiter, until, options)
+            return await _wait_in_store(engine, waiter, until, options)
+        # The usual case, with no step more than needed: no other waiter, and the name is free.
         by = None if until is None else _answer_by(sent, until)
         try:
             answer = await engine.backend.attempt(claim, join=True, until=by)
-        except BackendUnavailable:  # perhaps a connection that went stale: _stand has patience
-            turn.unsure = True
-            return await _stand(engine, turn, until, ask)
-        hold = engine.take(answer, sent, ask) if isinstance(answer, Grant) else None
-        return hold or await _stand(engine, turn, until, ask, answer, sent)
-    except GeneratorExit:  # the loop is gone, and nothing can be awaited any more
-        turn.gone = True
+        except BackendUnavailable:  # perhaps a stale connection: _wait_in_store retries
+            waiter.unanswered = True
+            return await _wait_in_store(engine, waiter, until, options)
+        hold = engine.take(answer, sent, options) if isinstance(answer, Grant) else None
+        return hold or await _wait_in_store(engine, waiter, until, options, answer, sent)
+    except GeneratorExit:  # the loop is gone: nothing can be awaited here
+        waiter.gone = True
         engine.renewer.undo(claim)
         raise
     except BaseException as error:
-        turn.gone = True
-        traces = turn.standing or turn.unsure or turn.answer is not None
+        waiter.gone = True
+        traces = waiter.in_store_queue or waiter.unanswered or waiter.answer is not None
         if traces or not isinstance(error, REFUSALS):
             await engine.undo(claim)
         raise
     finally:
         engine.renewer.waits.pop(claim.owner, None)
         try:
-            engine.lines.leave(turn)
-        except BaseException:  # an interrupt right here must not strand those behind
-            engine.lines.leave(turn)
+            engine.local_queues.leave(waiter)
+        except BaseException:  # an interrupt right here must not block the waiters behind
+            engine.local_queues.leave(waiter)
             engine.renewer.undo(claim)
             raise
 
 
-async def _wait_for_turn(engine: Engine, turn: Turn, until: float | None, ask: Ask) -> None:
+async def _wait_locally(
+    engine: Engine, waiter: LocalWaiter, until: float | None, options: AcquireOptions
+) -> None:
+    """Waits until the waiter is the first of its client; raises ``LockTimeout``."""
     runtime = engine.runtime
-    while not turn.first and turn.signal is not None:
+    while not waiter.first and waiter.signal is not None:
         recheck = runtime.now() + runtime.between(*LOCAL_RECHECK_SECONDS)
-        await runtime.wait(turn.signal, recheck if until is None else min(until, recheck))
-        engine.enter()  # it may have been closed
-        turn.signal.clear()  # before the look at who is first: a call in between is not lost
+        await runtime.wait(waiter.signal, recheck if until is None else min(until, recheck))
+        engine.enter()  # the client may have been closed
+        waiter.signal.clear()  # before the check for the first: a signal in between is not lost
         late = until is not None and runtime.now() >= until
-        if late and not turn.first:
-            raise await timed_out(engine, turn.claim, ask, "")
+        if late and not waiter.first:
+            raise await timed_out(engine, waiter.claim, options, "")
 
 
-async def _stand(
+async def _wait_in_store(
     engine: Engine,
-    turn: Turn,
+    waiter: LocalWaiter,
     until: float | None,
-    ask: Ask,
-    told: Grant | Busy | None = None,
+    options: AcquireOptions,
+    first_answer: Grant | Busy | None = None,
     sent: float = 0.0,
 ) -> Hold:
-    """Waits where the store says so, and asks it again, until it grants."""
+    """Waits in the store's queue and attempts again, until the store grants.
+
+    ``first_answer`` is the answer to an attempt that was sent at ``sent``, if there was one.
+    """
     outage: _Outage | None = None
-    wait: _Wait | None = None
-    if isinstance(told, Busy):
-        wait = _Wait(engine, turn, until, ask)
-        await wait.wait(told, sent)
+    wait: _StoreWait | None = None
+    if isinstance(first_answer, Busy):
+        wait = _StoreWait(engine, waiter, until, options)
+        await wait.wait(first_answer, sent)
     while True:
         try:
-            if turn.answer is None:
+            if waiter.answer is None:
                 engine.enter()
                 sent = engine.runtime.now()
                 by = None if until is None else _answer_by(sent, until)
-                answer = await engine.backend.attempt(turn.claim, join=True, until=by)
-            else:  # it was asked by an exchange on our behalf, or before it woke us with a grant
-                (answer, sent), turn.answer = turn.answer, None
+                answer = await engine.backend.attempt(waiter.claim, join=True, until=by)
+            else:  # granted by another thread's exchange, or with the wake-up
+                (answer, sent), waiter.answer = waiter.answer, None
             if isinstance(answer, Grant):
-                hold = engine.take(answer, sent, ask)
+                hold = engine.take(answer, sent, options)
                 if hold is not None:
-                    turn.served = True
+                    waiter.got_hold = True
                     return hold
-                raise _too_late(engine, turn.claim, sent)
+                raise _too_late(engine, waiter.claim, sent)
         except BackendUnavailable as error:
-            turn.unsure = True
-            outage = outage or _Outage(engine, turn.claim, until)
-            await outage.hold_out(error)
+            waiter.unanswered = True
+            outage = outage or _Outage(engine, waiter.claim, until)
+            await outage.wait(error)
             continue
         outage = None
-        wait = wait or _Wait(engine, turn, until, ask)
+        wait = wait or _StoreWait(engine, waiter, until, options)
         await wait.wait(answer, sent)
 
 
 def _answer_by(sent: float, until: float) -> float:
-    # A store that is merely slow still gets a moment, also when the caller's time is nearly over.
     return max(until, sent + LEAST_REQUEST_SECONDS)
 
 
-class _Wait:
-    """The wait of one who stands first in this client."""
+class _StoreWait:
+    """The wait of a client's first waiter for the store."""
 
-    __slots__ = ("_ask", "_early", "_engine", "_started", "_told", "_turn", "_until")
+    __slots__ = ("_engine", "_logged", "_options", "_spins", "_started", "_until", "_waiter")
 
-    def __init__(self, engine: Engine, turn: Turn, until: float | None, ask: Ask) -> None:
-        self._engine, self._turn, self._until, self._ask = engine, turn, until, ask
+    def __init__(
+        self, engine: Engine, waiter: LocalWaiter, until: float | None, options: AcquireOptions
+    ) -> None:
+        self._engine, self._waiter = engine, waiter
+        self._until, self._options = until, options
         self._started = 0.0
-        self._told = False
-        self._early = 0
+        self._logged = False
+        self._spins = 0
 
-    async def wait(self, busy: Busy, asked: float) -> None:
-        """Until another attempt is worth it; raises ``LockTimeout`` when the time is over."""
-        engine, turn = self._engine, self._turn
+    async def wait(self, busy: Busy, sent: float) -> None:
+        """Waits until another attempt is useful; raises ``LockTimeout`` when the time is over.
+
+        ``busy`` is the answer to the attempt that was sent at ``sent``.
+        """
+        engine, waiter = self._engine, self._waiter
         now = engine.runtime.now()
-        if not turn.standing:
+        if not waiter.in_store_queue:
             self._started = now
-            turn.standing = True
-            engine.renewer.stand(turn)
+            waiter.in_store_queue = True
+            engine.renewer.refresh_waiter(waiter)
         if self._until is not None and now >= self._until:
             await self._give_up(busy)
-        if not self._told and now - self._started > LONG_WAIT_SECONDS:
-            self._told = True
-            log.info(await told_so_far(engine, turn.claim, now - self._started, busy.reason))
-        if turn.answer is None:
+        if not self._logged and now - self._started > LONG_WAIT_SECONDS:
+            self._logged = True
+            log.info(await describe_wait(engine, waiter.claim, now - self._started, busy.reason))
+        if waiter.answer is None:
             try:
-                grant = await engine.backend.wait(turn.claim, busy, self._wake_at(busy, now))
-                if grant is not None and self._relies_on(grant, asked):
-                    turn.answer = turn.answer or (grant, asked)
+                grant = await engine.backend.wait(waiter.claim, busy, self._wake_at(busy, now))
+                if grant is not None and self._is_usable(grant, sent):
+                    waiter.answer = waiter.answer or (grant, sent)
             except BackendUnavailable:
-                # If it can't wait for word, it asks: that meets the outage too, and has patience.
+                # The next attempt meets the same outage, and retries with back-off.
                 pass
-        if turn.answer is None:
+        if waiter.answer is None:
             await self._pause_if_spinning(now)
 
-    def _relies_on(self, grant: Grant, asked: float) -> bool:
-        """Whether to hold what the store granted as it woke us: it did so after it was ``asked``,
-        and for a moment. Where much of that may be over, or nobody would renew it, another attempt
-        gets the same grant for the whole ttl."""
+    def _is_usable(self, grant: Grant, sent: float) -> bool:
+        """Whether to use a direct grant, which the store made after ``sent`` and for
+        ``grant.seconds`` only. If half of that time may be over, or if the hold is not renewed,
+        another attempt is better: it gets the same grant for the whole ttl."""
         if grant.seconds is None:
             return True
-        return self._ask.renew and self._engine.runtime.now() < asked + grant.seconds / 2
+        return self._options.renew and self._engine.runtime.now() < sent + grant.seconds / 2
 
     def _wake_at(self, busy: Busy, now: float) -> float:
         """The bounded, jittered re-check behind every notification."""
@@ -192,28 +220,29 @@ class _Wait:
         if retry is None or retry > RECHECK_SECONDS[1]:
             seconds = runtime.between(*RECHECK_SECONDS)
         else:
-            # The first in line comes right at the end of what is in front, the others later.
-            jitter = (0.005, 0.03) if busy.place == 0 else (0.05, 0.8)
+            # The first waiter attempts right at the end of what is in front, the others later.
+            jitter = FIRST_WAITER_SECONDS if busy.place == 0 else LATER_WAITER_SECONDS
             seconds = retry + runtime.between(*jitter)
         return now + seconds if self._until is None else min(self._until, now + seconds)
 
-    async def _pause_if_spinning(self, asked: float) -> None:
-        # A source of wake-ups that is broken may end every wait at once.
+    async def _pause_if_spinning(self, began: float) -> None:
+        # A broken source of wake-ups may end every wait at once.
         runtime = self._engine.runtime
-        self._early = self._early + 1 if runtime.now() - asked < 0.002 else 0
-        if self._early > 8:
-            await runtime.sleep(runtime.between(0.01, 0.05))
+        self._spins = self._spins + 1 if runtime.now() - began < SPIN_SECONDS else 0
+        if self._spins > MOST_SPINS:
+            await runtime.sleep(runtime.between(*SPIN_PAUSE_SECONDS))
 
     async def _give_up(self, busy: Busy) -> None:
-        turn = self._turn
-        turn.gone = True
-        await self._engine.backend.abandon(turn.claim)
-        turn.standing = False  # nothing is left to undo
-        raise await timed_out(self._engine, turn.claim, self._ask, busy.reason)
+        waiter = self._waiter
+        waiter.gone = True
+        await self._engine.backend.abandon(waiter.claim)
+        waiter.in_store_queue = False  # nothing is left to undo
+        raise await timed_out(self._engine, waiter.claim, self._options, busy.reason)
 
 
 class _Outage:
-    """The store can't be reached: tried again with jittered back-off, within limits."""
+    """The store can't be reached: attempts again with back-off, until the timeout, or for
+    ``patience`` seconds if there is none."""
 
     __slots__ = ("_claim", "_engine", "_since", "_tries", "_until")
 
@@ -222,15 +251,16 @@ class _Outage:
         self._tries = 0
         self._since = 0.0
 
-    async def hold_out(self, error: BackendUnavailable) -> None:
-        """Returns when it is time to try again, or raises what the last try raised."""
+    async def wait(self, error: BackendUnavailable) -> None:
+        """Returns when it is time to attempt again; raises ``BackendUnavailable`` with the last
+        cause when the time is over."""
         runtime = self._engine.runtime
         now = runtime.now()
         if self._tries == 0:
             self._since = now
         self._tries += 1
         limit = self._since + self._engine.patience if self._until is None else self._until
-        delay = min(2.0, 0.05 * 2 ** min(self._tries, 10)) * runtime.between(0.5, 1.0)
+        delay = OUTAGE_BACKOFF.delay(self._tries, runtime.between)
         if now + delay >= limit:
             raise BackendUnavailable(
                 f"gave up on {self._claim.name!r} after {self._tries} tries "

@@ -1,8 +1,8 @@
-"""The one rule of admission, for backends that keep a name's state as values.
+"""The rule of admission, for backends that keep the state of a name as values.
 
 A name has a capacity, a claim has a weight, and claims are admitted in order of arrival while
-they fit. Those in front in the line count as if they held already, so nobody overtakes, and
-readers or permits that fit together are let in together.
+they fit. Waiters in front count as if they held already. So no claim overtakes another, and readers
+or permits that fit together are admitted together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Share(NamedTuple):
 
 
 def fits(mode: Mode, weight: int, limit: int, taken: Sequence[Share]) -> bool:
-    """Whether a claim fits beside all that holds or waits in front of it."""
+    """Whether a claim fits beside the holders and the waiters in front of it."""
     if mode is Mode.EXCLUSIVE:
         return not taken
     if mode is Mode.SHARED:
@@ -35,14 +35,17 @@ def fits(mode: Mode, weight: int, limit: int, taken: Sequence[Share]) -> bool:
 
 
 def free_slots(weight: int, limit: int, holders: Iterable[Share]) -> tuple[int, ...]:
-    """The lowest slots that no holder has."""
+    """The ``weight`` lowest slots that no holder has."""
     used = {slot for share in holders for slot in share.slots}
     free = (slot for slot in range(limit) if slot not in used)
     return tuple(islice(free, weight))
 
 
 def check_limit(claim: Claim, limit: int, *, slots: bool, store: str) -> None:
-    """Raises ``LimitMismatch`` if the name is in use (``limit``, ``slots``) as something else."""
+    """Raises ``LimitMismatch`` if the name is in use with another limit, or as another kind.
+
+    ``limit`` and ``slots`` describe the current use of the name.
+    """
     if (claim.mode is Mode.SLOTS) != slots:
         used, asked = ("a semaphore", "a lock") if slots else ("a lock", "a semaphore")
         raise LimitMismatch(
@@ -51,5 +54,5 @@ def check_limit(claim: Claim, limit: int, *, slots: bool, store: str) -> None:
     if slots and claim.limit != limit:
         raise LimitMismatch(
             f"{claim.name!r} on {store} is in use with a limit of {limit}; "
-            f"{claim.limit} binds only once nobody holds or waits"
+            f"a limit of {claim.limit} needs a name without holders and waiters"
         )

@@ -1,14 +1,14 @@
-"""What the core asks of a store and of the world around it.
+"""The contract: what the core requires of a store and of a runtime.
 
-A ``Store`` is made once per client from a URL, without touching the network. It makes one
-``Backend`` for the client itself and, for the renewer thread, another over blocking wires; what
-both share (settings, session ids) lives in the store. A ``Backend`` admits claims and knows no
-primitive. A ``Runtime`` is time, waiting and identity: blocking, asyncio or simulated.
+A ``Store`` is made once per client from a URL, without network access. It makes one ``Backend`` for
+the client itself and another, over blocking I/O, for the renewer thread. What both share (settings,
+session ids) belongs to the store. A ``Backend`` admits claims and knows no primitive. A ``Runtime``
+is time, waiting and identity: blocking, asyncio or simulated.
 
 Every method is ``async def`` and never suspends over a blocking runtime: see ``core.drive``.
 """
 
-# Without "from __future__ import annotations": see holdfast.claim.
+# Without "from __future__ import annotations": see holdfast.lazy.
 import enum
 from collections.abc import Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -31,22 +31,21 @@ __all__ = [
 ]
 
 REFRESH_SECONDS = 5.0
-"""How often the renewer refreshes the entries of those who wait."""
+"""How often the renewer refreshes the queue entries of waiters."""
 STALE_SECONDS = 15.0
-"""A waiter that was not refreshed for so long is skipped without grace."""
+"""A waiter whose entry was not refreshed for this long is skipped without grace."""
 GRACE_SECONDS = 2.0
-"""How long a freed name stays reserved for the first in line once it was woken."""
+"""How long a released name stays reserved for the first waiter after its wake-up."""
 IDLE_COUNTER_SECONDS = 7 * 24 * 3600.0
-"""How long a token counter that nobody uses is kept; the clock floor takes over after it."""
+"""How long an unused token counter is kept. After that the clock keeps new tokens higher."""
 DIRECT_GRANT_SECONDS = STALE_SECONDS
-"""How long a grant lasts, or its ttl if that is shorter, that came with a wake-up, until its holder
-renews it: as long as a waiter counts as alive of whom nothing is heard."""
+"""Lifetime of a direct grant before its first renewal: min(ttl, this)."""
 QUEUE_CAP = 10_000
-"""How many may stand in the line of one name; one more gets a ``Busy`` without joining it."""
+"""The most entries in the queue of a name; one more attempt gets ``Busy`` without joining."""
 
 
 class Guarantee(enum.StrEnum):
-    """What a store promises. The table of stores in the README is made of these."""
+    """What a store guarantees. The table of stores in the README lists these."""
 
     EXCLUSIVE = "EXCLUSIVE"
     SHARED = "SHARED"
@@ -60,7 +59,7 @@ class Guarantee(enum.StrEnum):
 
 
 class Signal(Protocol):
-    """Set from any thread, also from a destructor; waited for through ``Runtime.wait``."""
+    """An event: any thread may set it, also in a destructor. ``Runtime.wait`` waits for it."""
 
     def set(self) -> None: ...
     def is_set(self) -> bool: ...
@@ -68,13 +67,13 @@ class Signal(Protocol):
 
 
 class Runtime(Protocol):
-    """Time, waiting and identity: all that the rules need of the world."""
+    """Time, waiting and identity: all that the core needs from outside."""
 
     blocking: bool
-    """Whether nothing may ever suspend: backends pick their wires by this."""
+    """Whether nothing may ever suspend: a backend chooses its connections by this."""
 
     def now(self) -> float:
-        """Seconds on a clock that never jumps and runs during suspend where there is one."""
+        """Seconds on a clock that never jumps, and that runs during suspend where possible."""
         ...
 
     def wall(self) -> float:
@@ -82,19 +81,19 @@ class Runtime(Protocol):
         ...
 
     def me(self) -> Hashable:
-        """The calling thread or task: who re-enters, and whose bare ``release()`` this is."""
+        """The calling thread or task: for re-entry, and for ``Lock.release()``."""
         ...
 
     def where(self) -> tuple[str, int]:
-        """This host's name and this process's number, for people."""
+        """The host name and the process id, for people."""
         ...
 
-    def name_of(self, who: Hashable) -> str:
-        """The name of a thread or task that ``me`` named, for people."""
+    def name_of(self, caller: Hashable) -> str:
+        """The name of a thread or task that ``me`` returned, for people."""
         ...
 
-    def alive(self, who: Hashable) -> bool:
-        """Whether a thread or task that ``me`` named can still end what it holds."""
+    def alive(self, caller: Hashable) -> bool:
+        """Whether a thread or task that ``me`` returned can still release what it holds."""
         ...
 
     def between(self, low: float, high: float, /) -> float:
@@ -108,13 +107,14 @@ class Runtime(Protocol):
     def signal(self) -> Signal: ...
 
     async def wait(self, signal: Signal, until: float | None) -> bool:
-        """Returns whether the signal was set; ``until`` is on this runtime's clock."""
+        """Waits for the signal; returns whether it was set. ``until`` is on the runtime's clock."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
 
     async def finish(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
-        """Runs the work to its end even if the caller is cancelled; waits for it so long."""
+        """Runs the work to its end even if the caller is cancelled; waits for it at most so
+        long."""
         ...
 
 
@@ -126,74 +126,78 @@ class Settings(NamedTuple):
     request_seconds: float = 5.0
     """How long one request may take before the store counts as unavailable."""
     client: Any = None
-    """A user's own client object, accepted for its settings only."""
+    """A user's own client object; only its settings are used."""
 
     def __repr__(self) -> str:  # a client may show its password
         return f"Settings(namespace={self.namespace!r}, connections={self.connections})"
 
 
 class Waiting(NamedTuple):
-    """A claim that stands in line, and how many wait behind it in this client."""
+    """A claim in the store's queue, and how many wait behind it in this client."""
 
     claim: Claim
     behind: int
 
 
 class Renewal(NamedTuple):
-    """The answer to a batch of renewals, by owner. What is in none of the fields was renewed."""
+    """The answer to a batch of renewals, by owner. An owner in none of the fields was renewed."""
 
-    lost: dict[str, str] = {}  # noqa: RUF012 - an immutable answer; nobody writes to it
+    lost: dict[str, str] = {}  # noqa: RUF012 - an immutable answer, never written
     """Holds that are no longer ours, with the reason: final."""
     unknown: dict[str, str] = {}  # noqa: RUF012
-    """Holds whose renewal failed for now, with the cause: tried again until time is over."""
+    """Holds whose renewal failed for now, with the cause: retried until the certain time is
+    over."""
     forgotten: frozenset[str] = frozenset()
-    """Waiting claims that no longer stand in line: they attempt anew."""
+    """Claims that are no longer in the store's queue: they attempt again."""
     since: float | None = None
-    """When the renewed certain time began, where it is not the moment the request was sent."""
+    """When the renewed certain time began; ``None``: when the request was sent."""
 
 
 class Page(NamedTuple):
-    """Some of the names that a store knows, and where to go on; ``None`` at the end."""
+    """Some of the names that a store knows, and the cursor of the next page; ``None`` at the
+    end."""
 
     standings: list[LockInfo]
     cursor: str | None
 
 
 class Finding(NamedTuple):
-    """One thing that ``check()`` looked at."""
+    """One result of ``check()``."""
 
     subject: str
     detail: str
     level: str = "ok"
-    """``ok``, ``warning`` (works, with a weaker promise that is named) or ``broken``."""
+    """``ok``, ``warning`` (works, with a weaker guarantee that is named) or ``broken``."""
 
 
 class Backend(Protocol):
     """How one store admits claims. All requests are idempotent by owner.
 
     Raises ``BackendUnavailable`` when the outcome is unknown, ``LimitMismatch``,
-    ``Incompatible`` and ``Unsupported`` when nothing was changed. Never sleeps between retries
-    of its own for longer than ``request_seconds``: retrying is the core's.
+    ``Incompatible`` and ``Unsupported`` when nothing was changed. Never sleeps longer than
+    ``request_seconds`` between its own retries: retrying is the task of the core.
     """
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        """Takes the name if the claim fits and nobody in front of it waits; else joins the line.
+        """Grants the claim if it fits and no waiter is in front of it; else it joins the queue.
 
-        With ``join=False`` a claim that does not fit leaves no trace. An owner that holds
-        already gets the same grant again (renewed, as by ``renew``); one that stands in line keeps
-        its place. A line that is full (``QUEUE_CAP``) answers ``Busy`` with a reason, unjoined.
-        Uncontended it is one round trip, given up at ``until`` if that is sooner than
-        ``request_seconds``: who waits one second for a lock does not wait five for a store.
+        With ``join=False`` a claim that does not fit leaves no entry. An owner that already holds
+        gets the same grant again (renewed, as by ``renew``). An owner in the queue keeps its
+        position. If the queue is full (``QUEUE_CAP``), the answer is ``Busy`` with a reason, and
+        the claim does not join. Uncontended it is one round trip. It fails at ``until`` if that is
+        sooner than ``request_seconds``: a caller that waits one second for a lock does not wait
+        five seconds for a store.
         """
         ...
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
-        """Returns when another attempt is worth it; at ``until`` at the latest, maybe early.
-        A store that wakes with a grant gives it here: one made after ``busy`` was answered, for
-        ``Grant.seconds``, where another attempt gets the same one for the whole ttl; or one like
-        any, with ``Grant.since``, if it asked again itself."""
+        """Returns when another attempt is useful; at ``until`` at the latest, perhaps earlier.
+
+        A store with direct grants returns the grant here. It was made after ``busy`` was answered
+        and lasts ``Grant.seconds``; another attempt gets the same grant for the whole ttl. A
+        backend that attempted again by itself returns an ordinary grant, with ``Grant.since``."""
         ...
 
     def nudge(self, claim: Claim) -> None:
@@ -215,59 +219,61 @@ class Backend(Protocol):
         """Extends all grants by their claim's ttl from now and refreshes all waiting entries,
         in one round trip for all where the store allows. Only what is still ours is extended.
 
-        An end that is stored already and is later stays: this request, or an attempt, may arrive
-        long after later ones. Only with ``shorten`` it becomes the earlier one: the owner asks
-        for that by ``extend``. Such a request is sent once: if it had no answer, its outcome is
-        unknown. A store that can't do that safely leaves it to the later end.
+        A later end that is already stored stays: this request, or an attempt, may arrive long
+        after later ones. Only with ``shorten`` the end may become earlier: the owner requests that
+        by ``extend``. Such a request is sent once: without an answer its outcome is unknown. A
+        store that can't shorten safely keeps the later end.
 
-        The renewer calls it, over blocking wires. It returns or raises by ``until`` (or after
-        ``request_seconds``, if that is sooner): a store that hangs must not keep the renewer
-        from telling somebody in time that a hold has become doubtful."""
+        The renewer calls it, over blocking I/O. It returns or raises by ``until`` (or after
+        ``request_seconds``, if that is sooner): a store that hangs must not keep the renewer from
+        its other holds."""
         ...
 
     async def release(self, grant: Grant) -> bool:
-        """Ends the hold if it is still this owner's, and says whether it was; reserves the name
-        for the first in line for a short grace, or grants it to that one, for
-        ``DIRECT_GRANT_SECONDS`` at the most, and wakes exactly that one. One round trip."""
+        """Ends the hold if it still belongs to this owner, and returns whether it did. Reserves the
+        name for the first waiter for a short grace, or grants it directly, for at most
+        ``DIRECT_GRANT_SECONDS``, and wakes exactly that waiter. One round trip."""
         ...
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        """Leaves no trace of the claim, held or waiting, and wakes whom that lets in.
-        Ordered behind the claim's own earlier requests over the same backend. Given up at
-        ``until`` if that is sooner than ``request_seconds``: the renewer has holds to look
-        after."""
+        """Removes the claim, held or waiting, and wakes the waiters that now fit. Ordered behind
+        the claim's own earlier requests over the same backend. Fails at ``until`` if that is sooner
+        than ``request_seconds``: the renewer has other holds to renew."""
         ...
 
     async def revoke(self, name: str) -> list[int]:
-        """Ends all holds of the name and answers their tokens; later tokens are higher."""
+        """Ends all holds of the name and returns their tokens; later tokens are higher."""
         ...
 
     async def look(self, name: str) -> LockInfo:
-        """Holders and waiters of one name; both empty where nobody is."""
+        """Holders and waiters of one name; both are empty if there are none."""
         ...
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         """Names in use that start with the prefix. A page may be shorter than the limit, and may
-        repeat a name of an earlier one: Redis walks keys that move while it does."""
+        repeat a name of an earlier page: in Redis keys move during a scan."""
         ...
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
-        """Keeps a value under the grant's name if the hold is still ours, in one step."""
+        """Stores a value under the grant's name if the hold is still ours, atomically; returns
+        whether it did."""
         ...
 
-    async def recall(self, name: str) -> Record | None: ...
+    async def recall(self, name: str) -> Record | None:
+        """The value that ``record`` stored under the name; ``None`` if there is none."""
+        ...
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         """Returns when the highest holder's token may differ from ``seen``. May return early.
-        A store without ``WATCH`` just sleeps a jittered second or until ``until``."""
+        A store without ``WATCH`` sleeps up to a second, or until ``until``."""
         ...
 
     async def probe(self) -> list[Finding]:
-        """Contacts the store and looks at what its guarantees rest on."""
+        """Contacts the store and checks what its guarantees depend on."""
         ...
 
     def forget(self) -> None:
-        """In a forked child: drops everything inherited without a word to the server."""
+        """In a forked child: drops everything inherited, without a request to the server."""
         ...
 
     async def close(self) -> None: ...
@@ -275,17 +281,18 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Glancing(Protocol):
-    """A backend whose holds end with a connection or a file, and which can see that by itself.
+    """A backend whose holds end with a connection or a file, and that can check this locally.
 
-    The renewer glances about every second, so that nobody works on for a third of a ttl."""
+    The renewer calls ``glance`` about every second. Without it the loss would be found only with
+    the next renewal, a third of a ttl later."""
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
-        """Which holds are over, by owner, with the reason. Sends nothing and never waits."""
+        """The holds that are over, by owner, with the reason. Sends nothing and never waits."""
         ...
 
 
 class Store(Protocol):
-    """One store as a URL describes it, for one client."""
+    """One store, as described by a URL, for one client."""
 
     display: str
     """The URL without its secrets, for messages."""

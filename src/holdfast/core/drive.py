@@ -1,4 +1,4 @@
-"""The blocking client's engine: runs a coroutine that must not suspend."""
+"""Drives a coroutine that must not suspend: how the blocking client runs the core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """Runs the coroutine to its end on the spot; whatever would suspend it is a defect.
+    """Runs the coroutine to its end now; raises ``RuntimeError`` if it suspends, which is a bug.
 
     >>> async def answer():
     ...     return 42

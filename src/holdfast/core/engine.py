@@ -1,4 +1,4 @@
-"""What both clients have inside: the store's backend, the renewer, the lines, who holds what."""
+"""The engine inside both clients: the backend, the renewer, the local queues, the own holds."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from weakref import WeakMethod, ref
 from holdfast.claim import Claim, FenceKeys, Grant, write_label
 from holdfast.core import log
 from holdfast.core.contract import Backend, Runtime, Store
-from holdfast.core.hold import Ask, Hold, State
-from holdfast.core.local_queue import Lines, Turn
+from holdfast.core.hold import AcquireOptions, Hold, State
+from holdfast.core.local_queue import LocalQueues, LocalWaiter
 from holdfast.core.renewer import Renewer
 from holdfast.errors import HoldfastError
 
 __all__ = ["Engine"]
 
 KEPT_LABELS = 1024
-SETTLED_SECONDS = 6.0
-"""After so long a request has arrived, or never will."""
-PROMPT_SECONDS = 0.25
-"""How long a cancelled acquire waits for its own undoing before it goes on without."""
+LATEST_ARRIVAL_SECONDS = 6.0
+"""After this time a request has arrived at the store, or never will."""
+UNDO_WAIT_SECONDS = 0.25
+"""How long a cancelled acquire waits for its own undo before it ends without it."""
+UNDO_BACKUP_SECONDS = 2.0
+"""When the renewer undoes a claim that the event loop should have undone by then."""
 
 
 class Engine:
-    """One connection to one store. ``core.acquire`` gets holds; the rest of them is here."""
+    """One client of one store. ``core.acquire`` acquires holds; their later life is here."""
 
     def __init__(
         self, store: Store, runtime: Runtime, renewer: Renewer, *, patience: float, epoch: int
@@ -32,33 +34,33 @@ class Engine:
         self.patience, self.epoch = patience, epoch
         self.fence_keys = FenceKeys()
         self.backend: Backend = store.backend(runtime)
-        self.lines = Lines(runtime)
-        self.mine: dict[tuple[int, str], Hold] = {}
-        """The newest hold of a thread or task and name: for re-entry and self-deadlocks."""
+        self.local_queues = LocalQueues(runtime)
+        self.reentry: dict[tuple[int, str], Hold] = {}
+        """The newest hold by thread or task and name: for re-entry, and to find self-deadlocks."""
         self.releasing: set[str] = set()
-        """Owners whose holds are just being released."""
+        """Owners whose holds are being released at this moment."""
         self.closed = False
-        self.tell: Callable[[Callable[[str], object], str], None] = _tell_here
-        """Has a callback called with a reason; never waits, and runs none of the user's code."""
-        self.before_tell: Callable[[], None] = lambda: None
-        """Before somebody asks to be told: raises if nobody could be."""
-        self.who = "thread"
-        """What holds through this client: a thread or a task."""
+        self.call_back: Callable[[Callable[[str], object], str], None] = _call_now
+        """Schedules a callback with a reason; never waits, and runs no user code itself."""
+        self.prepare_callbacks: Callable[[], None] = lambda: None
+        """Runs before a callback is registered; raises if it could never be called."""
+        self.caller_kind = "thread"
+        """What acquires through this client, for messages: "thread" or "task"."""
         self.on_enter: Callable[[Engine], None] | None = None
         self.on_fork: list[Callable[[], None]] = []
         self._labels: dict[tuple[str, str], str] = {}
         renewer.nudge = _weakly(WeakMethod(self.nudge))
-        renewer.alive = runtime.alive  # the renewer lives among threads, and can't judge tasks
+        renewer.alive = runtime.alive  # the renewer runs on a thread, and knows no tasks
 
     def enter(self) -> None:
-        """Before anything is asked of the store."""
+        """Runs before every request; raises ``HoldfastError`` if the client is closed."""
         if self.closed:
             raise HoldfastError(f"this client to {self.store.display} is closed")
         if self.on_enter is not None:
             self.on_enter(self)
 
     def label(self, me: Hashable, note: str) -> str:
-        """Who asks, for the store to keep and to tell others."""
+        """The label that the store keeps beside a claim: host, process, thread or task, note."""
         name = self.runtime.name_of(me)
         label = self._labels.get((name, note))
         if label is None:
@@ -69,31 +71,33 @@ class Engine:
         return label
 
     def nudge(self, claim: Claim) -> None:
+        """Makes a wait for this claim return now."""
         self.backend.nudge(claim)
 
-    def take(self, grant: Grant, since: float, ask: Ask) -> Hold | None:
-        """Makes a hold of a grant; ``None`` if its certain time is over already."""
+    def take(self, grant: Grant, since: float, options: AcquireOptions) -> Hold | None:
+        """Makes a hold from a grant and registers it with the renewer; ``None`` if its certain time
+        is already over."""
         if grant.since is not None and grant.since < since:
             since = grant.since
         now = self.runtime.now()
-        cap = None if ask.max_hold is None else now + ask.max_hold
-        hold = Hold(grant, since, ask.renew, cap)
+        cap = None if options.max_hold is None else now + options.max_hold
+        hold = Hold(grant, since, options.renew, cap)
         if now >= hold.ends:
             return None
-        hold.tell = self.tell
+        hold.call_back = self.call_back
         self.renewer.add(hold)
         if self.closed:  # while the request was under way
             raise HoldfastError(f"this client to {self.store.display} was closed")
         return hold
 
     def release_local(self, hold: Hold) -> bool:
-        """Ends a hold as far as this process goes; true for exactly one caller."""
+        """Ends a hold in this process, without a request; true for exactly one caller."""
         if not self.renewer.remove(hold):
             return False
         hold.state = State.RELEASED
-        # Who re-enters makes its handle before it looks at the state, and we do the reverse: one
-        # of the two sees the other, and if both do, the renewer finds it without a handle.
-        if hold.nested and hold.handled():
+        # A re-entry makes its handle and then reads the state; we do the reverse. So at least one
+        # of the two sees the other. If both do, the renewer finds the hold without a handle.
+        if hold.nested and hold.has_handle():
             hold.state, hold.block = State.HELD, False
             self.renewer.add(hold)
             return False
@@ -101,103 +105,110 @@ class Engine:
         return True
 
     def disown(self, hold: Hold) -> None:
-        """It no longer counts for re-entry."""
-        key = hold.owned_as
-        if key is not None and self.mine.get(key) is hold:
-            self.mine.pop(key, None)
+        """Removes the hold from re-entry."""
+        key = hold.reentry_key
+        if key is not None and self.reentry.get(key) is hold:
+            self.reentry.pop(key, None)
 
     def own(self, hold: Hold, me: Hashable) -> None:
-        """It counts for re-entry by this thread or task."""
-        hold.who = ref(me)
-        hold.owned_as = key = id(me), hold.grant.claim.name
-        self.mine[key] = hold
+        """Registers the hold for re-entry by this thread or task."""
+        hold.acquired_by = ref(me)
+        hold.reentry_key = key = id(me), hold.grant.claim.name
+        self.reentry[key] = hold
 
     def held_by(self, me: Hashable, name: str) -> Hold | None:
-        """The newest hold of the name that this thread or task took."""
-        hold = self.mine.get((id(me), name))
-        return hold if hold is not None and hold.who() is me else None
+        """The newest hold of the name that this thread or task acquired."""
+        hold = self.reentry.get((id(me), name))
+        return hold if hold is not None and hold.acquired_by() is me else None
 
     async def release(self, hold: Hold) -> bool | None:
-        """Ends a hold; whether it was still ours, or ``None`` if the store did not tell."""
+        """Ends a hold. Returns whether it was still ours, or ``None`` if the store did not answer.
+
+        If another waiter of this client is next, release and attempt are one exchange.
+        """
         claim = hold.grant.claim
-        heir: Turn | None = None
+        next_waiter: LocalWaiter | None = None
         sent = self.runtime.now()
-        try:  # from before it is let go: an interrupt anywhere in here is undone
+        try:  # begins before the local release: an interrupt anywhere in here is undone
             self.releasing.add(claim.owner)
             if not self.release_local(hold):
-                return self._goes_on(hold)
-            heir = self.lines.standing(claim.name)
-            if heir is None:
+                return self._is_still_held(hold)
+            next_waiter = self.local_queues.in_store_queue(claim.name)
+            if next_waiter is None:
                 ours = await self.backend.release(hold.grant)
             else:
-                ours, answer = await self.backend.exchange(hold.grant, heir.claim)
-                await self._pass_on(heir, answer, sent)
+                ours, answer = await self.backend.exchange(hold.grant, next_waiter.claim)
+                await self._deliver(next_waiter, answer, sent)
         except HoldfastError as error:
             log.warning("releasing %r on %s failed: %s", claim.name, self.store.display, error)
-            if heir is not None:
-                self._unsure_of(heir)
+            if next_waiter is not None:
+                self._exchange_failed(next_waiter)
             await self.undo(claim)
             if sent >= hold.ends:
-                hold.lose("its certain time is over")
+                self.renewer.declare_lost(hold, "its certain time is over")
                 return False
             return None
-        except GeneratorExit:  # the loop is gone, and nothing can be awaited any more
+        except GeneratorExit:  # the loop is gone: nothing can be awaited here
             self.renewer.undo(claim)
             raise
-        except BaseException:  # cancelled or interrupted: the request may or may not have landed
-            if heir is not None:
-                self._unsure_of(heir)
+        except BaseException:  # cancelled or interrupted: the request may have arrived or not
+            if next_waiter is not None:
+                self._exchange_failed(next_waiter)
             await self.undo(claim)
             raise
         finally:
             self.releasing.discard(claim.owner)
         if not ours or sent >= hold.ends:
-            hold.lose("its certain time is over" if ours else "the store had it no longer")
+            reason = "its certain time is over" if ours else "the store no longer had it"
+            self.renewer.declare_lost(hold, reason)
             return False
         return True
 
-    def _goes_on(self, hold: Hold) -> bool:
-        """Whether a hold that was not ours to end was re-entered: it ends with that handle. One
-        that the renewer no longer has is just being lost."""
+    def _is_still_held(self, hold: Hold) -> bool:
+        """For a hold that this release did not end: true if it was re-entered, and ends with the
+        other handle; false if the renewer no longer has it, and it is being lost."""
         if hold.state is State.HELD and self.renewer.holds.get(hold.grant.claim.owner) is hold:
             return True
         self.disown(hold)
         return False
 
-    async def _pass_on(self, heir: Turn, answer: object, sent: float) -> None:
+    async def _deliver(self, waiter: LocalWaiter, answer: object, sent: float) -> None:
+        """Gives the answer of an exchange to the waiter that it was for."""
+        claim = waiter.claim
         if isinstance(answer, Grant):
-            heir.answer = answer, sent
-            self.backend.nudge(heir.claim)
-        if not heir.gone or heir.claim.owner in self.renewer.holds:
+            waiter.answer = answer, sent
+            self.backend.nudge(claim)
+        if not waiter.gone or claim.owner in self.renewer.holds:
             return
-        # It left while the exchange was under way, which lined it up or let it in anew.
-        if heir.claim.owner in self.releasing:
-            # It had won by itself, and its own release is on its way: that goes first.
-            self.renewer.undo(heir.claim, after=SETTLED_SECONDS, landed=True)
+        # It left during the exchange, which queued its claim again or granted it.
+        if claim.owner in self.releasing:
+            # It had acquired by itself, and its own release is being sent: that goes first.
+            self.renewer.undo(claim, after=LATEST_ARRIVAL_SECONDS, landed=True)
         else:
-            await self.undo(heir.claim)
+            await self.undo(claim)
 
-    def _unsure_of(self, heir: Turn) -> None:
-        """An exchange was not answered: it may have let its heir in, or may still do so after the
-        heir has left and was undone."""
-        heir.unsure = True
-        self.backend.nudge(heir.claim)
-        if heir.gone and heir.claim.owner not in self.renewer.holds:
-            self.renewer.undo(heir.claim, after=SETTLED_SECONDS if heir.served else 0.0)
+    def _exchange_failed(self, waiter: LocalWaiter) -> None:
+        """An exchange was not answered: it may have granted the waiter's claim, or may still do so
+        after the waiter has left and its claim was undone."""
+        waiter.unanswered = True
+        claim = waiter.claim
+        self.backend.nudge(claim)
+        if waiter.gone and claim.owner not in self.renewer.holds:
+            self.renewer.undo(claim, after=LATEST_ARRIVAL_SECONDS if waiter.got_hold else 0.0)
 
     async def undo(self, claim: Claim) -> None:
-        """Leaves no trace of a claim whose outcome is unknown, whatever happens to the caller."""
+        """Removes a claim of unknown outcome from the store, also if the caller is cancelled."""
         hold = self.renewer.holds.get(claim.owner)
         if hold is not None:
             self.release_local(hold)
         if self.runtime.blocking:
-            self.renewer.undo(claim)  # at once, on the renewer's thread: an interrupt can't stop it
-            if self.closed:  # unless that has ended, or is about to
+            self.renewer.undo(claim)  # now, on the renewer's thread: an interrupt can't stop it
+            if self.closed:  # unless that thread has ended, or is about to
                 await self._abandon(claim)
             return
-        # In order behind the claim's own requests; the renewer stands by if the loop ends first.
-        self.renewer.undo(claim, after=2.0)
-        await self.runtime.finish(self._abandon(claim), PROMPT_SECONDS)
+        # In order behind the claim's own requests. The renewer does it if the loop ends first.
+        self.renewer.undo(claim, after=UNDO_BACKUP_SECONDS)
+        await self.runtime.finish(self._abandon(claim), UNDO_WAIT_SECONDS)
 
     async def _abandon(self, claim: Claim) -> None:
         try:
@@ -208,20 +219,20 @@ class Engine:
             self.renewer.undone(claim)
 
     def forked(self) -> None:
-        """In a forked child: it holds nothing and touches nothing of its parent's."""
+        """In a forked child: drops all holds, waiters and connections without a request."""
         self._labels.clear()
         holds = list(self.renewer.holds.values())
         self.renewer.holds.clear()
         self.renewer.waits.clear()
         self.renewer.undoing.clear()
         self.renewer.dropped.clear()
-        self.renewer.torn.clear()
-        self.lines.clear()
-        self.mine.clear()
+        self.renewer.interrupted_losses.clear()
+        self.local_queues.clear()
+        self.reentry.clear()
         self.releasing.clear()
         for hold in holds:
-            hold.callbacks, hold.on_doubt = [], None
-            hold.lose("this process is a fork of the one that holds it")
+            hold.callbacks, hold.on_doubtful = [], None
+            self.renewer.declare_lost(hold, "this process is a fork of the one that holds it")
         self.backend.forget()
         self.renewer.backend.forget()
         for hook in self.on_fork:
@@ -229,7 +240,7 @@ class Engine:
 
 
 def _weakly(method: WeakMethod[Callable[[Claim], None]]) -> Callable[[Claim], None]:
-    """The renewer must not keep the client alive."""
+    """Calls the method while its object exists: the renewer must not keep the client alive."""
 
     def call(claim: Claim) -> None:
         alive = method()
@@ -239,5 +250,5 @@ def _weakly(method: WeakMethod[Callable[[Claim], None]]) -> Callable[[Claim], No
     return call
 
 
-def _tell_here(callback: Callable[[str], object], reason: str) -> None:
+def _call_now(callback: Callable[[str], object], reason: str) -> None:
     callback(reason)

@@ -1,7 +1,7 @@
-"""Extending one hold on request: the renewal that a caller waits for.
+"""Extend one hold on request: a renewal that a caller waits for.
 
-The rules that keep it safe are in ``core.hold``. An extend that is not answered is followed by a
-renewal at once, so that the hold is certain again as soon as the store can be reached.
+The rules that keep it safe are in ``core.hold``. A renewal follows at once after an extend without
+an answer, so that the hold is certain again as soon as the store can be reached.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 
 __all__ = ["extend"]
 
-TURN_SECONDS = 0.005
-"""How often an extend looks whether the renewal or extend before it is over."""
+CHANGE_POLL_SECONDS = 0.005
+"""How often an extend checks whether the renewal or extend before it is over."""
 LEAST_SECONDS = 0.05
-"""An extend of a hold that is nearly over still has so long for its request."""
+"""The request of an extend has at least this long, also if the hold is nearly over."""
 
 
 async def extend(engine: Engine, hold: Hold, ttl: float | None) -> None:
-    """Renews the hold now; raises ``LockLost`` if it is gone, ``BackendUnavailable`` if unknown."""
+    """Renews the hold now; raises ``LockLost`` if it is lost, ``BackendUnavailable`` if unknown."""
     change = Change(engine.runtime.me())
     try:
-        await _wait_for_turn(engine, hold, change)
+        await _wait_for_changes(engine, hold, change)
         await _extend(engine, hold, ttl)
     finally:
-        hold.end(change)
+        hold.end_change(change)
         if hold.state is State.HELD:
             engine.renewer.reschedule(hold)
 
 
-async def _wait_for_turn(engine: Engine, hold: Hold, change: Change) -> None:
+async def _wait_for_changes(engine: Engine, hold: Hold, change: Change) -> None:
     """Returns once no other extend or renewal of the hold is under way."""
-    if change.who in [other.who for other in hold.under_way()]:  # it would wait for itself
+    if change.caller in [other.caller for other in hold.pending_changes()]:  # would wait for itself
         name = hold.grant.claim.name
         raise HoldfastError(f"{name!r}: a signal handler can't extend it during an extend of it")
-    turn = hold.begin(change)
-    while not turn:
+    ready = hold.begin_change(change)
+    while not ready:
         _check(engine, hold)
-        await engine.runtime.sleep(TURN_SECONDS)
-        turn = hold.is_turn_of(change)
+        await engine.runtime.sleep(CHANGE_POLL_SECONDS)
+        ready = hold.is_first_change(change)
 
 
 async def _extend(engine: Engine, hold: Hold, ttl: float | None) -> None:
@@ -60,7 +60,7 @@ async def _extend(engine: Engine, hold: Hold, ttl: float | None) -> None:
             f"extend to {limit:g} s was not answered and may still arrive; release it and take "
             "it again"
         )
-    # What is noted here holds if no answer comes: whatever happens, nothing need be added.
+    # From here the hold is right even if no answer arrives: nothing has to be corrected later.
     shorten = ttl is not None and wanted < hold.stored_ttl
     if wanted < claim.ttl:
         hold.shorten(new, sent)
@@ -68,7 +68,7 @@ async def _extend(engine: Engine, hold: Hold, ttl: float | None) -> None:
     if shorten:
         hold.ttl_limit = wanted
     hold.stored_ttl = max(hold.stored_ttl, wanted)
-    answer = await _ask(engine, hold, new, sent, shorten)
+    answer = await _request(engine, hold, new, sent, shorten)
     _check(engine, hold)
     hold.grant, hold.ttl_limit = new, limit
     if shorten:
@@ -76,8 +76,8 @@ async def _extend(engine: Engine, hold: Hold, ttl: float | None) -> None:
     hold.extended(sent if answer.since is None else min(sent, answer.since))
 
 
-async def _ask(engine: Engine, hold: Hold, grant: Grant, sent: float, shorten: bool) -> Renewal:
-    """Asks the store; returns only if it said that the hold was extended."""
+async def _request(engine: Engine, hold: Hold, grant: Grant, sent: float, shorten: bool) -> Renewal:
+    """Sends the renewal; returns only if the store answered that the hold was extended."""
     claim = grant.claim
     until = hold.doubtful_at if sent < hold.doubtful_at else hold.ends
     until = max(until, sent + LEAST_SECONDS)
@@ -90,18 +90,18 @@ async def _ask(engine: Engine, hold: Hold, grant: Grant, sent: float, shorten: b
         hold.renew_by(engine.runtime.now())
         raise
     if claim.owner in answer.lost:
-        engine.renewer.give_up(hold, answer.lost[claim.owner])
-        raise _gone(engine, hold, answer.lost[claim.owner])
+        engine.renewer.lose_and_undo(hold, answer.lost[claim.owner])
+        raise _lost_error(engine, hold, answer.lost[claim.owner])
     return answer
 
 
 def _check(engine: Engine, hold: Hold) -> None:
-    """Raises ``LockLost`` if the hold is no longer certain: a late answer revives nothing."""
+    """Raises ``LockLost`` if the hold is no longer certain: a late answer does not revive it."""
     if hold.state is not State.HELD or engine.runtime.now() >= hold.ends:
-        raise _gone(engine, hold, hold.reason or "its certain time is over")
+        raise _lost_error(engine, hold, hold.reason or "its certain time is over")
 
 
-def _gone(engine: Engine, hold: Hold, reason: str) -> LockLost:
+def _lost_error(engine: Engine, hold: Hold, reason: str) -> LockLost:
     name = hold.grant.claim.name
     message = f"{name!r} on {engine.store.display} is no longer held: {reason}"
     return LockLost(message, name=name, reason=reason)

@@ -1,6 +1,6 @@
-"""What a client knows about one hold. Leases are handles to it; the renewer keeps it alive."""
+"""The state of one hold in a client. Leases are handles to it; the renewer keeps it alive."""
 
-# Without "from __future__ import annotations": see holdfast.claim.
+# Without "from __future__ import annotations": see holdfast.lazy.
 import enum
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
@@ -12,7 +12,7 @@ from holdfast.claim import Grant
 
 __all__ = [
     "CONFIRM_SECONDS",
-    "Ask",
+    "AcquireOptions",
     "Change",
     "Handle",
     "Hold",
@@ -25,39 +25,39 @@ DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
 LONGEST_GRACE_SECONDS = 5.0
 CONFIRM_SECONDS = 0.5
-"""A hold that was granted for a moment is renewed so soon."""
+"""A hold from a direct grant, which is shorter than its ttl, is renewed this soon."""
 NEVER = float("inf")
 MOST_DEAD_HANDLES = 16
 
 
-@lru_cache  # a program has few ttls, and asks with every hold
+@lru_cache  # a program has few ttls, and this runs for every hold
 def certain_seconds(ttl: float) -> float:
-    """How much of a ttl can be relied on although two clocks never run quite alike."""
+    """How much of a ttl is certain, although the clocks of store and client drift apart."""
     return ttl * (1 - DRIFT_SHARE) - DRIFT_SECONDS
 
 
 @lru_cache
 def grace_seconds(ttl: float) -> float:
-    """How long before its end a hold becomes doubtful: time enough to stop working."""
+    """How long before its end a hold becomes doubtful: the time to stop working."""
     return min(LONGEST_GRACE_SECONDS, ttl / 3)
 
 
-class Ask(NamedTuple):
-    """How a hold is to be acquired and kept, beyond its claim."""
+class AcquireOptions(NamedTuple):
+    """How a hold is to be acquired and kept, besides its claim."""
 
     timeout: float | None
     renew: bool = True
     max_hold: float | None = None
     explain: bool = True
-    """Whether a timeout is worth a request to find out who holds it."""
+    """Whether a timeout sends one more request, to name the holder in the error."""
 
 
-def _nobody() -> Hashable:
+def _no_caller() -> Hashable:
     return None
 
 
 class State(enum.Enum):
-    """Where a hold is in its life. Whether it is doubtful is for the clock to say."""
+    """The state of a hold. Whether it is doubtful is computed from the clock."""
 
     HELD = "held"
     RELEASED = "released"
@@ -65,7 +65,7 @@ class State(enum.Enum):
 
 
 class Handle(Protocol):
-    """What a user has of a hold: a lease."""
+    """A user's handle to a hold: a lease."""
 
     _released: bool
 
@@ -76,12 +76,12 @@ def _in_use(handle_ref: ref[Handle]) -> bool:
 
 
 class Change:
-    """An extend or a renewal that is under way, or waits for its turn."""
+    """An extend or a renewal that is under way, or waits for the one before it."""
 
-    __slots__ = ("__weakref__", "who")
+    __slots__ = ("__weakref__", "caller")
 
-    def __init__(self, who: Hashable = None) -> None:
-        self.who = who
+    def __init__(self, caller: Hashable = None) -> None:
+        self.caller = caller
         """The thread or task that extends; ``None`` for the renewer."""
 
 
@@ -94,7 +94,9 @@ class Hold:
     """
 
     __slots__ = (
+        "acquired_by",
         "block",
+        "call_back",
         "callbacks",
         "cap",
         "cause",
@@ -106,62 +108,60 @@ class Hold:
         "handles",
         "longest_grace",
         "nested",
-        "on_doubt",
-        "orphaned",
-        "owned_as",
+        "on_doubtful",
         "reason",
+        "reentry_key",
         "renew",
         "renew_at",
         "since",
         "state",
         "stored_ttl",
-        "tell",
         "ttl_limit",
-        "who",
+        "without_handle_since",
     )
 
     def __init__(self, grant: Grant, since: float, renew: bool, cap: float | None) -> None:
         self.grant = grant
         self.since = since
-        """The clock before the request was sent that it was granted to."""
+        """The clock before the granted request was sent."""
         self.renew = renew
         self.cap = cap
-        """Until when it may be kept at all (``max_hold``)."""
+        """The latest possible end (``max_hold``)."""
         self.longest_grace = NEVER if cap is None else (cap - since) / 3
         self.state = State.HELD
         self.handles: list[ref[Handle]] = []
-        self.who: Callable[[], Hashable] = _nobody
-        """The thread or task that took it, weakly: it may end without ending the hold."""
-        self.owned_as: tuple[int, str] | None = None
-        """Under what its client finds it for re-entry: ``who`` may be gone when it ends."""
+        self.acquired_by: Callable[[], Hashable] = _no_caller
+        """Weak reference to the thread or task that acquired: it may end before the hold does."""
+        self.reentry_key: tuple[int, str] | None = None
+        """The key in ``Engine.reentry``: ``acquired_by`` may be dead when the hold ends."""
         self.nested = False
         """Whether it was ever re-entered, and may have several handles."""
-        self.orphaned: float | None = None
+        self.without_handle_since: float | None = None
         """When the renewer first saw it without a handle."""
         self.block = False
-        """Whether only ``who`` can end it, by leaving its block."""
+        """Whether only ``acquired_by`` can end it, by leaving its block."""
         self.reason = ""
         self.cause = ""
         """Why the last renewal failed, if it did."""
         self.changes: list[ref[Change]] = []
-        """Extends and renewals in their order, of which the first is under way. Appending is
-        atomic, and the references are weak: one that an interrupt tore apart blocks no other."""
+        """Extends and renewals in their order; the first is under way. Appending is atomic, and the
+        references are weak: a change that an interrupt destroyed blocks no other."""
         self.stored_ttl = grant.claim.ttl
         """The longest ttl that the store may count with."""
         self.ttl_limit = NEVER
-        """No longer ttl can be relied on: an extend to this one was not answered, and may land at
-        any time."""
+        """No longer ttl is certain: an extend to this ttl was not answered, and may still
+        arrive."""
         self.doubted = False
-        self.on_doubt: Callable[[str], None] | None = None
+        self.on_doubtful: Callable[[str], None] | None = None
         self.callbacks: list[Callable[[str], object]] = []
-        self.tell: Callable[[Callable[[str], object], str], None] | None = None
+        self.call_back: Callable[[Callable[[str], object], str], None] | None = None
         self.renew_at = NEVER
         self.extended(since, grant.seconds)
         if renew and grant.seconds is not None:
             self.renew_at = min(self.renew_at, since + CONFIRM_SECONDS)
 
     def extended(self, since: float, ttl: float | None = None) -> None:
-        """A grant or renewal whose certain time began then."""
+        """Applies a grant or renewal whose certain time began at ``since``."""
         if ttl is None:
             ttl = self.grant.claim.ttl
         ends = since + certain_seconds(ttl)
@@ -172,8 +172,8 @@ class Hold:
         self.doubted = False
 
     def shorten(self, grant: Grant, sent: float) -> None:
-        """An extend with a shorter ttl is about to be sent: that ttl counts from here on, since it
-        may land without an answer."""
+        """Applies a shorter ttl before its extend is sent: from then on the shorter ttl counts,
+        since the request may arrive without an answer."""
         ttl = grant.claim.ttl
         self.ends = min(self.ends, sent + certain_seconds(ttl))
         self.grant = grant
@@ -182,63 +182,65 @@ class Hold:
         self.renew_by(sent)
 
     def renew_by(self, at: float) -> None:
-        """Renews it then at the latest, if it is to be renewed at all."""
+        """Moves the next renewal to ``at`` if that is earlier, and if the hold is renewed at
+        all."""
         if self.renew:
             self.renew_at = min(self.renew_at, at)
 
-    def begin(self, change: Change) -> bool:
-        """Queues a change of the hold; whether it can go on now."""
+    def begin_change(self, change: Change) -> bool:
+        """Queues an extend or renewal; returns whether it may start now."""
         self.changes.append(ref(change))
-        return self.is_turn_of(change)
+        return self.is_first_change(change)
 
-    def is_turn_of(self, change: Change) -> bool:
+    def is_first_change(self, change: Change) -> bool:
         """Whether no other change is under way."""
-        return next(self.under_way(), None) is change
+        return next(self.pending_changes(), None) is change
 
-    def under_way(self) -> Iterator[Change]:
+    def pending_changes(self) -> Iterator[Change]:
         """The extends and renewals that have begun, in their order."""
         for change in [reference() for reference in self.changes]:
             if change is not None:
                 yield change
 
-    def end(self, change: Change) -> None:
-        """It is over, or is not to wait any longer."""
+    def end_change(self, change: Change) -> None:
+        """Removes a change: it is done, or gives up its place in the queue."""
         with suppress(ValueError):
             self.changes.remove(ref(change))
 
     def next_at(self) -> float:
-        """When the renewer has to look at it again."""
+        """When the renewer has to check it again."""
         return min(self.renew_at, self.watch_at())
 
     def watch_at(self) -> float:
-        """When it becomes doubtful, or ends if it is doubtful already."""
+        """When it becomes doubtful; when it ends, if it is doubtful already."""
         return self.ends if self.doubted else self.doubtful_at
 
-    def lose(self, reason: str) -> None:
-        """It may no longer be ours: everybody who asked to be told is told, once."""
-        self.reason = reason  # before the state: whoever sees that it is lost may ask why
+    def mark_lost(self, reason: str) -> None:
+        """Sets the state to lost and calls all callbacks, once. Only ``Renewer.declare_lost`` calls
+        this."""
+        self.reason = reason  # before the state: a reader of the state may read the reason next
         self.state = State.LOST
-        self.doubt(reason)
-        self.tell_lost()
+        self.mark_doubtful(reason)
+        self.call_lost_callbacks()
 
-    def tell_lost(self) -> None:
-        """Tells each who asked once, whoever of two threads comes first."""
-        while self.callbacks and self.tell is not None:
+    def call_lost_callbacks(self) -> None:
+        """Calls each callback once, also if two threads run this at the same time."""
+        while self.callbacks and self.call_back is not None:
             with suppress(IndexError):
-                self.tell(self.callbacks.pop(0), self.reason)
+                self.call_back(self.callbacks.pop(0), self.reason)
 
-    def tidy(self) -> None:
-        """Forgets handles that are gone, before one that re-enters gets another."""
+    def drop_dead_handles(self) -> None:
+        """Removes handles that are gone, before a re-entry adds another."""
         if len(self.handles) > MOST_DEAD_HANDLES:
             self.handles = list(filter(_in_use, self.handles))
 
-    def handled(self) -> bool:
-        """Whether somebody still has a handle to end it with."""
+    def has_handle(self) -> bool:
+        """Whether a handle exists that can still end the hold."""
         return any(map(_in_use, self.handles))
 
-    def doubt(self, reason: str) -> None:
-        """Little certain time is left: the block, if it can be stopped, is stopped now."""
+    def mark_doubtful(self, reason: str) -> None:
+        """Little certain time is left: stops the block, if it can be stopped."""
         self.doubted = True
-        on_doubt, self.on_doubt = self.on_doubt, None
-        if on_doubt is not None:
-            on_doubt(reason)
+        on_doubtful, self.on_doubtful = self.on_doubtful, None
+        if on_doubtful is not None:
+            on_doubtful(reason)

@@ -1,8 +1,8 @@
-"""The local line: of all who wait in one client for a name, only the first stands in the store's.
+"""The local queue: of all waiters of one client for a name, only the first is in the store's queue.
 
-It is an optimisation, not a lock: the store decides. So it needs no mutex. Every step is one
-atomic dict operation, done in an order in which nobody who waits is forgotten; a race at worst
-lets two of one client stand in the store's line.
+It is an optimisation, not a lock: the store decides. So it needs no mutex. Every step is one atomic
+dict operation, and the order of the steps never loses a waiter. A race at worst puts two waiters of
+one client into the store's queue.
 """
 
 from __future__ import annotations
@@ -14,128 +14,130 @@ from weakref import ref
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Runtime, Signal, Waiting
 
-__all__ = ["Lines", "Turn"]
+__all__ = ["LocalQueues", "LocalWaiter"]
 
 
-class Turn:
-    """One acquire that waits or is about to ask."""
+class LocalWaiter:
+    """One acquire that waits, or is about to send its attempt."""
 
     __slots__ = (
         "__weakref__",
         "answer",
         "claim",
         "gone",
+        "got_hold",
+        "in_store_queue",
         "key",
-        "line",
-        "served",
+        "queue",
         "signal",
-        "standing",
-        "unsure",
+        "unanswered",
     )
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.line: Line | None = None
-        self.key: ref[Turn] | None = None
+        self.queue: Queue | None = None
+        self.key: ref[LocalWaiter] | None = None
         self.signal: Signal | None = None
-        self.standing = False
-        """Whether it has a place in the store's line."""
-        self.unsure = False
-        """Whether a request of it went without an answer, and may still land."""
+        self.in_store_queue = False
+        """Whether the claim has an entry in the store's queue."""
+        self.unanswered = False
+        """Whether a request for the claim was not answered, and may still arrive."""
         self.answer: tuple[Grant, float] | None = None
-        """A grant that another thread's exchange or a wake-up brought, and when its certain time
-        began."""
+        """A grant that an exchange of another thread or a wake-up delivered, and when its certain
+        time began."""
         self.gone = False
-        self.served = False
-        """Whether it left with a hold."""
+        self.got_hold = False
+        """Whether the acquire ended with a hold."""
 
     @property
     def first(self) -> bool:
-        return self.line is not None and _first(self.line) is self
+        """Whether this is the first waiter of its name in the client."""
+        return self.queue is not None and _first(self.queue) is self
 
     def waiting(self) -> Waiting:
-        """What the renewer refreshes."""
-        return Waiting(self.claim, len(self.line) - 1 if self.line else 0)
+        """What the renewer refreshes in the store."""
+        return Waiting(self.claim, len(self.queue) - 1 if self.queue else 0)
 
 
-# Weak: an interrupt may tear an acquire apart before it can leave. Who is gone is not first.
-Line = OrderedDict[ref[Turn], None]
+# Weak: an interrupt may destroy an acquire before it can leave. A dead reference is not first.
+Queue = OrderedDict[ref[LocalWaiter], None]
 
 
-def _first(line: Line) -> Turn | None:
-    while line:
+def _first(queue: Queue) -> LocalWaiter | None:
+    """The first live waiter; removes the dead ones in front of it."""
+    while queue:
         try:
-            key = next(iter(line))
+            key = next(iter(queue))
         except (RuntimeError, StopIteration):
             continue  # another thread joined or left between the two steps of this look
-        turn = key()
-        if turn is not None and not turn.gone:
-            return turn
-        line.pop(key, None)
+        waiter = key()
+        if waiter is not None and not waiter.gone:
+            return waiter
+        queue.pop(key, None)
     return None
 
 
-class Lines:
-    """The lines of one client, by name."""
+class LocalQueues:
+    """The queues of one client, by name."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._lines: dict[str, Line] = {}
+        self._queues: dict[str, Queue] = {}
 
-    def join(self, turn: Turn) -> bool:
-        """Joins the name's line; answers whether it is the first."""
-        name = turn.claim.name
-        line = self._lines.get(name)
-        if line is None:
-            line = self._lines.setdefault(name, OrderedDict())
-        if line:
-            turn.signal = self._runtime.signal()
-        turn.line = line
-        turn.key = ref(turn, partial(self._collected, line))
-        line[turn.key] = None
-        if len(line) == 1:
+    def join(self, waiter: LocalWaiter) -> bool:
+        """Joins the queue of the name; returns whether the waiter is the first."""
+        name = waiter.claim.name
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues.setdefault(name, OrderedDict())
+        if queue:
+            waiter.signal = self._runtime.signal()
+        waiter.queue = queue
+        waiter.key = ref(waiter, partial(self._collected, queue))
+        queue[waiter.key] = None
+        if len(queue) == 1:
             return True
-        if turn.signal is None:  # somebody joined in the same moment
-            turn.signal = self._runtime.signal()
-        return turn.first
+        if waiter.signal is None:  # another waiter joined at the same moment
+            waiter.signal = self._runtime.signal()
+        return waiter.first
 
-    def leave(self, turn: Turn) -> None:
-        """Leaves the line and lets the next one ask. May be called again."""
-        turn.gone = True
-        line, key = turn.line, turn.key
-        if line is None or key is None:
+    def leave(self, waiter: LocalWaiter) -> None:
+        """Leaves the queue and wakes the next waiter. May be called again."""
+        waiter.gone = True
+        queue, key = waiter.queue, waiter.key
+        if queue is None or key is None:
             return
-        line.pop(key, None)
-        if line:
-            self._call_first(line)
-        elif self._lines.get(turn.claim.name) is line:
-            self._lines.pop(turn.claim.name, None)
-        turn.key = None  # at the end: who is interrupted here leaves again
+        queue.pop(key, None)
+        if queue:
+            self._wake_first(queue)
+        elif self._queues.get(waiter.claim.name) is queue:
+            self._queues.pop(waiter.claim.name, None)
+        waiter.key = None  # last: a caller that is interrupted before this leaves again
 
-    def _call_first(self, line: Line) -> None:
-        heir = _first(line)
-        if heir is not None and heir.signal is not None:
-            heir.signal.set()
+    def _wake_first(self, queue: Queue) -> None:
+        next_waiter = _first(queue)
+        if next_waiter is not None and next_waiter.signal is not None:
+            next_waiter.signal.set()
 
-    def _collected(self, line: Line, key: ref[Turn]) -> None:
-        """In a destructor: an acquire ended without leaving."""
-        if key in line:
-            line.pop(key, None)
-            self._call_first(line)
+    def _collected(self, queue: Queue, key: ref[LocalWaiter]) -> None:
+        """Runs in a destructor: an acquire ended without leaving the queue."""
+        if key in queue:
+            queue.pop(key, None)
+            self._wake_first(queue)
 
-    def standing(self, name: str) -> Turn | None:
-        """Who of this client stands first in the store's line."""
-        if not self._lines:
+    def in_store_queue(self, name: str) -> LocalWaiter | None:
+        """The first waiter of this client for the name, if it is in the store's queue."""
+        if not self._queues:
             return None
-        line = self._lines.get(name)
-        turn = _first(line) if line else None
-        return turn if turn is not None and turn.standing else None
+        queue = self._queues.get(name)
+        waiter = _first(queue) if queue else None
+        return waiter if waiter is not None and waiter.in_store_queue else None
 
     def clear(self) -> None:
-        """In a forked child: nobody here waits."""
-        self._lines = {}
+        """Removes all waiters. For a forked child, and for a new event loop."""
+        self._queues = {}
 
-    def all(self) -> list[Turn]:
-        """Everybody who waits in this client."""
-        turns = (key() for line in list(self._lines.values()) for key in list(line))
-        return [turn for turn in turns if turn is not None]
+    def all(self) -> list[LocalWaiter]:
+        """All waiters of this client."""
+        waiters = (key() for queue in list(self._queues.values()) for key in list(queue))
+        return [waiter for waiter in waiters if waiter is not None]

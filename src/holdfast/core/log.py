@@ -1,5 +1,5 @@
-"""The log, under the name ``holdfast``. ``logging`` is loaded with the first line that is told:
-a program that holds a lock for a moment never pays for it."""
+"""The log, under the name ``holdfast``. ``logging`` is imported with the first log line: a program
+that holds a lock for a moment never imports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _prepare: list[Callable[[], None]] = []
 
 
 def at_first_line(prepare: Callable[[], None]) -> None:
-    """Calls this once, before the first line is told: where the lines go is set up there."""
+    """Calls ``prepare`` once, before the first log line: it sets up where log lines go."""
     _prepare.append(prepare)
 
 
@@ -29,7 +29,7 @@ def warning(text: str, *values: object) -> None:
 
 
 def exception(text: str, *values: object) -> None:
-    """With the traceback of the exception that is being handled."""
+    """Logs with the traceback of the current exception."""
     _logger().exception(text, *values, stacklevel=2)
 
 

@@ -1,10 +1,10 @@
-"""A loop that sleeps until its next task, and is told from any thread of one that comes earlier.
+"""A loop that sleeps until its next task. Any thread can plan an earlier task.
 
-Telling it is a comparison as long as it wakes early enough by itself. Nothing here takes a lock,
-so a destructor or an interrupt at any point leaves it whole.
+Planning is one comparison as long as the loop wakes early enough by itself. Nothing here takes a
+lock, so a destructor or an interrupt at any point leaves it consistent.
 """
 
-# Without "from __future__ import annotations": see holdfast.claim.
+# Without "from __future__ import annotations": see holdfast.lazy.
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -12,58 +12,59 @@ from typing import Protocol
 from holdfast.core.contract import Runtime
 from holdfast.core.hold import NEVER
 
-__all__ = ["UNWATCHED", "Planned", "Watcher"]
+__all__ = ["NO_WATCHER", "Plannable", "PlannedLoop"]
 
 
-class Watcher(Protocol):
-    """Who is told of a hold that becomes doubtful before it would look by itself."""
+class Plannable(Protocol):
+    """A loop that can be asked to wake earlier than ``planned``."""
 
     planned: float
 
     def plan(self, at: float) -> None: ...
 
 
-class _Nobody:
+class _NoWatcher:
     planned = float("-inf")
 
     def plan(self, at: float) -> None:
-        """Nobody is to be told."""
+        """Does nothing."""
 
 
-UNWATCHED = _Nobody()
+NO_WATCHER = _NoWatcher()
 
 
-class Planned:
-    """What the renewer of a client and the watcher of a process have in common."""
+class PlannedLoop:
+    """The base of the renewer of a client and of the watcher of a process."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.planned = NEVER
-        """When the loop wakes by itself, or earlier: nobody need tell it of what comes later."""
+        """When the loop wakes by itself, or earlier. A task that is due later need not be
+        planned."""
         self.plans: deque[float] = deque()
-        """What was told since it looked last. Appending is atomic: no plan is ever lost."""
+        """Times planned since the loop last looked. Appending is atomic: no plan is ever lost."""
         self.closing = False
         self.signal = runtime.signal()
         self.start: Callable[[], None] = lambda: None
-        """Makes sure that the loop runs. The world that drives it sets this."""
+        """Makes sure that the loop runs. Set by the code that drives the loop."""
 
     def plan(self, at: float) -> None:
-        """Wakes the loop if it would otherwise sleep beyond that."""
+        """Wakes the loop if it would otherwise sleep beyond ``at``."""
         if at < self.planned:
             try:
                 self.planned = at
                 self.plans.append(at)
                 self.start()
                 self.signal.set()
-            except BaseException:  # an interrupt, or no more threads: who plans next tells it again
+            except BaseException:  # an interrupt, or no more threads: the next plan tries again
                 self.planned = NEVER
                 raise
 
     async def _sleep(self, until: float) -> None:
-        """Until then, or what was planned for earlier. A round looks at every hold, so that
-        somebody registered one for later is no reason for another."""
+        """Sleeps until the given time, or until an earlier planned time. A round of the loop checks
+        every hold, so a hold that is registered for later is no reason for another round."""
         while True:
-            self.signal.clear()  # before the look: a call in between is not lost
+            self.signal.clear()  # before the look at the plans: a signal in between is not lost
             while self.plans:
                 until = min(until, self.plans.popleft())
             self.planned = until
@@ -73,10 +74,10 @@ class Planned:
                 return
 
     async def _wait(self, until: float) -> bool:
-        """Whether something new was planned before that time came."""
+        """Returns whether something new was planned before that time."""
         return await self.runtime.wait(self.signal, None if until == NEVER else until)
 
     def forked(self) -> None:
-        """In a forked child: whoever waited for the signal is the parent's."""
+        """In a forked child: the thread that waits for the old signal belongs to the parent."""
         self.signal = self.runtime.signal()
         self.planned = NEVER

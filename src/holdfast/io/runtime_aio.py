@@ -96,7 +96,7 @@ class AsyncioRuntime:
         task.add_done_callback(self._background.discard)
         await asyncio.wait((task,), timeout=seconds)
 
-    async def settle(self) -> None:
-        """Waits for finishing work whose callers are gone."""
+    async def finish_background(self) -> None:
+        """Waits for the work that ``finish`` still runs for callers that are gone."""
         if self._background:
             await asyncio.wait(self._background)

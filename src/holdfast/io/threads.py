@@ -14,7 +14,7 @@ from holdfast.core import log
 from holdfast.core.contract import Store
 from holdfast.core.drive import run_now
 from holdfast.core.renewer import Renewer
-from holdfast.core.watch import Watch
+from holdfast.core.watcher import EndWatcher
 from holdfast.io import lifetime
 from holdfast.io.runtime_blocking import BlockingRuntime
 
@@ -97,7 +97,7 @@ callbacks = _Callbacks()
 lifetime.at_fork(callbacks)
 
 
-class _Watcher(Watch):
+class _Watcher(EndWatcher):
     def __init__(self) -> None:
         super().__init__(BlockingRuntime())
         self._one = OneThread("holdfast-watcher", self._run)

@@ -18,9 +18,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 _TOO_LATE = {
-    "lock": "the lock is free again: take it inside, around what must be alone, or decorate the "
+    "lock": "the lock is free again: acquire it inside, around the critical part, or decorate the "
     "function that runs the whole loop",
-    "job": "the job is recorded as done: let it run the whole loop and return what came of it",
+    "job": "the job is recorded as done: let it run the whole loop and return the result",
 }
 
 
@@ -36,8 +36,8 @@ def check_whole(function: Callable[..., Any], what: str) -> None:
 
 
 def check_client(function: Callable[..., Any], what: str, *, asynchronous: bool) -> None:
-    """Raises ``TypeError`` for an ``async def`` on the blocking client, or a ``def`` on the
-    other."""
+    """Raises ``TypeError`` for an ``async def`` on the blocking client, or a ``def`` on the asyncio
+    client."""
     import inspect
 
     if asynchronous != _is(inspect.iscoroutinefunction, function):
@@ -54,7 +54,8 @@ def _called(function: Callable[..., Any]) -> str:
 
 
 def fill(template: str, function: Callable[..., Any]) -> Callable[..., str]:
-    """What makes the name of one call; raises at once if a field is no argument's name."""
+    """A function that makes the name of one call; raises ``ValueError`` at once if a field is not
+    an argument of ``function``."""
     import inspect
     import string
 

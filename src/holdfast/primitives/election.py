@@ -1,4 +1,4 @@
-"""Leader election: a lock with an audience."""
+"""Leader election: a lock whose holder is the leader, and whose changes can be observed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from holdfast.claim import Holder, Mode
+from holdfast.core.backoff import WATCH_RETRY_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import BackendUnavailable, NotHeld
@@ -13,28 +14,31 @@ from holdfast.primitives.lock import Lock, LockBase
 
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
-    from holdfast.primitives.terms import Terms
+    from holdfast.primitives.options import LockOptions
 
 __all__ = ["Election", "ElectionBase"]
 
 K = TypeVar("K", bound=LockBase[Any])
 
 WATCH_SECONDS = 5.0
-NOBODY_YET = object()
+"""How long one ``watch`` request of the backend may take before the leader is read again."""
+NOT_SEEN = object()
+"""No leader was read yet: differs from every token and from ``None``."""
 
 
 class ElectionBase(Generic[K]):
-    """The leader is who holds the name; its note is what it wants others to know of it."""
+    """The leader is the holder of the name. Its note is what other processes see of it."""
 
     _lock: type[K]
 
-    def __init__(self, engine: Engine, name: str, terms: Terms) -> None:
+    def __init__(self, engine: Engine, name: str, options: LockOptions) -> None:
         self.name = name
         self._engine = engine
-        self._campaign = self._lock(engine, name, terms, Mode.EXCLUSIVE)
+        self._campaign = self._lock(engine, name, options, Mode.EXCLUSIVE)
 
     def campaign(self) -> K:
-        """A block that is entered as leader, and left (or cancelled) when it no longer is."""
+        """A lock whose block is entered as leader; the asyncio block is cancelled when leadership
+        ends."""
         return self._campaign
 
     def __repr__(self) -> str:
@@ -46,7 +50,9 @@ class ElectionBase(Generic[K]):
         return max(holders, key=lambda holder: holder.token, default=None)
 
     async def _next(self, seen: object, until: float | None) -> Holder | None:
-        """The leader, once it is another one than was seen; raises ``TimeoutError``."""
+        """Waits until the leader's token is not ``seen``, and returns the leader (``None``: no
+        leader). Raises ``TimeoutError`` at ``until``, ``BackendUnavailable`` after an outage of
+        ``patience``."""
         runtime = self._engine.runtime
         outage_since: float | None = None
         while True:
@@ -64,7 +70,7 @@ class ElectionBase(Generic[K]):
                 outage_since = now if outage_since is None else outage_since
                 if now - outage_since > self._engine.patience:
                     raise
-                await runtime.sleep(runtime.between(0.2, 0.6))
+                await runtime.sleep(runtime.between(*WATCH_RETRY_SECONDS))
             if until is not None and runtime.now() >= until:
                 raise TimeoutError(f"the leader of {self.name!r} did not change in time")
 
@@ -72,7 +78,7 @@ class ElectionBase(Generic[K]):
         holds = list(self._engine.renewer.holds.values())
         led = [hold for hold in holds if hold.block and hold.grant.claim.name == self.name]
         if not led:
-            raise NotHeld(f"nobody leads {self.name!r} through this client")
+            raise NotHeld(f"this client does not lead {self.name!r}")
         for hold in led:
             await self._engine.release(hold)
 
@@ -83,16 +89,16 @@ class Election(ElectionBase[Lock]):
     _lock = Lock
 
     def leader(self) -> Holder | None:
-        """Who leads at this moment, or ``None``."""
+        """The leader at this moment, or ``None``."""
         return run_now(self._leader())
 
     def observe(self, timeout: Duration | None = None) -> Iterator[Holder | None]:
-        """Yields the leader, then each that follows; ``None`` while there is none.
+        """Yields the leader, then each new leader; ``None`` while there is none.
 
-        With a timeout it ends when nothing has changed for so long.
+        With a timeout the iteration ends when the leader did not change for so long.
         """
         seconds = timeout_seconds(timeout)
-        seen: object = NOBODY_YET
+        seen: object = NOT_SEEN
         while True:
             until = None if seconds is None else self._engine.runtime.now() + seconds
             try:
@@ -103,5 +109,5 @@ class Election(ElectionBase[Lock]):
             seen = leader.token if leader else None
 
     def resign(self) -> None:
-        """Ends the leadership that was won through this client; its block goes on without it."""
+        """Ends the leadership that this client won. Its block goes on, without the lock."""
         run_now(self._resign())

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from holdfast.claim import Holder
 from holdfast.durations import Duration, timeout_seconds
-from holdfast.primitives.election import NOBODY_YET, ElectionBase
+from holdfast.primitives.election import NOT_SEEN, ElectionBase
 from holdfast.primitives.lock_async import AsyncLock
 
 __all__ = ["AsyncElection"]
@@ -18,16 +18,16 @@ class AsyncElection(ElectionBase[AsyncLock]):
     _lock = AsyncLock
 
     async def leader(self) -> Holder | None:
-        """Who leads at this moment, or ``None``."""
+        """The leader at this moment, or ``None``."""
         return await self._leader()
 
     async def observe(self, timeout: Duration | None = None) -> AsyncIterator[Holder | None]:
-        """Yields the leader, then each that follows; ``None`` while there is none.
+        """Yields the leader, then each new leader; ``None`` while there is none.
 
-        With a timeout it ends when nothing has changed for so long.
+        With a timeout the iteration ends when the leader did not change for so long.
         """
         seconds = timeout_seconds(timeout)
-        seen: object = NOBODY_YET
+        seen: object = NOT_SEEN
         while True:
             until = None if seconds is None else self._engine.runtime.now() + seconds
             try:
@@ -38,5 +38,5 @@ class AsyncElection(ElectionBase[AsyncLock]):
             seen = leader.token if leader else None
 
     async def resign(self) -> None:
-        """Ends the leadership that was won through this client; its block goes on without it."""
+        """Ends the leadership that this client won. Its block goes on, without the lock."""
         await self._resign()

@@ -1,4 +1,4 @@
-"""Several names at once: sorted, all or none within one timeout, lost together."""
+"""Several names at once: in sorted order, all or none within one timeout, lost together."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from holdfast.core.drive import run_now
 from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import LockTimeout
 from holdfast.multilease import MultiLease, MultiLeaseBase
-from holdfast.primitives.block import Entered, WayOut
+from holdfast.primitives.context import BlockExit, LockContext
 from holdfast.primitives.lock import UNSET, Lock, LockBase
 
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
-    from holdfast.primitives.terms import Terms
+    from holdfast.primitives.options import LockOptions
 
 __all__ = ["MultiLock", "MultiLockBase"]
 
 M = TypeVar("M", bound=MultiLeaseBase[Any])
 
 
-class MultiLockBase(Entered[M]):
-    """One order for everybody (sorted by name), so that two of these never wait in a circle."""
+class MultiLockBase(LockContext[M]):
+    """Acquires in one order (sorted by name), so that two multi-locks never wait in a circle."""
 
     _lock: type[LockBase[Any]]
     _lease: type[M]
 
-    def __init__(self, engine: Engine, names: Iterable[str], terms: Terms) -> None:
+    def __init__(self, engine: Engine, names: Iterable[str], options: LockOptions) -> None:
         if isinstance(names, str):
-            raise TypeError("multi() takes several names; one name is lock()'s")
+            raise TypeError("multi() takes several names; for one name use lock()")
         self.names = tuple(sorted({check_name(name) for name in names}))
         if not self.names:
             raise ValueError("multi() takes at least one name")
         super().__init__(engine)
-        self._terms = terms
+        self._options = options
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(map(repr, self.names))}>"
@@ -47,11 +47,11 @@ class MultiLockBase(Entered[M]):
         taken: dict[str, Any] = {}
         try:
             for name in self.names:
-                lock = self._lock(self._engine, name, self._terms, Mode.EXCLUSIVE)
+                lock = self._lock(self._engine, name, self._options, Mode.EXCLUSIVE)
                 left = timeout if until is None else max(0.0, until - now())
                 taken[name] = await lock._take(left, block=block, explain=explain)
             multi = self._lease(taken)
-            multi.check()  # the first may have been lost while the last was waited for
+            multi.check()  # the first may have been lost while we waited for the last
             return multi
         except BaseException:
             for lease in reversed(list(taken.values())):
@@ -59,7 +59,7 @@ class MultiLockBase(Entered[M]):
             raise
 
     async def _acquire(self, blocking: bool, timeout: Duration | None) -> M | None:
-        limit = self._terms.timeout if timeout is UNSET else timeout_seconds(timeout)
+        limit = self._options.timeout if timeout is UNSET else timeout_seconds(timeout)
         try:
             return await self._take(0 if not blocking else limit, block=False, explain=False)
         except LockTimeout:
@@ -73,21 +73,21 @@ class MultiLock(MultiLockBase[MultiLease]):
     _lease = MultiLease
 
     def acquire(self, blocking: bool = True, timeout: Duration | None = UNSET) -> MultiLease | None:
-        """All of the leases, or ``None`` if they were not acquired in time."""
+        """Returns all the leases, or ``None`` if they were not acquired in time."""
         return run_now(self._acquire(blocking, timeout))
 
     def __enter__(self) -> MultiLease:
-        block = self._begin()
-        multi = run_now(self._take(self._terms.timeout, block=True))
+        block = self._entering_block()
+        multi = run_now(self._take(self._options.timeout, block=True))
         try:
-            self._opened(block, multi)
+            self._entered(block, multi)
         except BaseException:
             multi._drop()
             raise
         return multi
 
-    def _leave(self, lease: MultiLease | None, error: BaseException | None) -> None:
-        multi = self._closing(lease)
+    def _exit_block(self, lease: MultiLease | None, error: BaseException | None) -> None:
+        multi = self._exiting_lease(lease)
         if not run_now(multi._release_block()) and error is None:
             raise multi._lost_error()
 
@@ -100,4 +100,4 @@ class MultiLock(MultiLockBase[MultiLease]):
             trace: TracebackType | None,
         ) -> None: ...
     else:
-        __exit__ = WayOut()
+        __exit__ = BlockExit()

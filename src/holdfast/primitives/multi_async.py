@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.durations import Duration
 from holdfast.multilease import AsyncMultiLease
-from holdfast.primitives.block import WayOut
+from holdfast.primitives.context import BlockExit
 from holdfast.primitives.lock import UNSET
-from holdfast.primitives.lock_async import AsyncLock
+from holdfast.primitives.lock_async import AsyncLock, BlockScope
 from holdfast.primitives.multi import MultiLockBase
-from holdfast.primitives.scope import BlockScope
 
 __all__ = ["AsyncMultiLock"]
 
@@ -25,21 +24,21 @@ class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
     async def acquire(
         self, blocking: bool = True, timeout: Duration | None = UNSET
     ) -> AsyncMultiLease | None:
-        """All of the leases, or ``None`` if they were not acquired in time."""
+        """Returns all the leases, or ``None`` if they were not acquired in time."""
         return await self._acquire(blocking, timeout)
 
     async def __aenter__(self) -> AsyncMultiLease:
-        block = self._begin()
-        multi = await self._take(self._terms.timeout, block=True)
-        self._opened(block, multi)
+        block = self._entering_block()
+        multi = await self._take(self._options.timeout, block=True)
+        self._entered(block, multi)
         for lease in multi.leases.values():
             lease._scope = BlockScope(lease._hold)
         return multi
 
-    async def _leave(self, lease: AsyncMultiLease | None, error: BaseException | None) -> None:
-        multi = self._closing(lease)
+    async def _exit_block(self, lease: AsyncMultiLease | None, error: BaseException | None) -> None:
+        multi = self._exiting_lease(lease)
         if isinstance(error, GeneratorExit):
-            multi._drop()  # its loop is gone: nothing can be awaited here any more
+            multi._drop()  # the loop is gone: nothing can be awaited here
             return
         scopes = [lease._scope for lease in multi.leases.values() if lease._scope is not None]
         closed = [scope.close(error) for scope in scopes]
@@ -59,4 +58,4 @@ class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
             trace: TracebackType | None,
         ) -> None: ...
     else:
-        __aexit__ = WayOut()
+        __aexit__ = BlockExit()

@@ -1,4 +1,4 @@
-"""A job that runs once per key across the fleet, with its outcome recorded."""
+"""Jobs that run once per key, or once per interval, across all hosts; the outcome is recorded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 from holdfast.core.drive import run_now
 from holdfast.errors import LockLost, LockTimeout
 from holdfast.primitives.decorate import check_client, check_whole, fill
+from holdfast.primitives.every import EveryRules
 from holdfast.primitives.lock import Lock
 from holdfast.primitives.once_job import JobBase, Start, ready
 from holdfast.primitives.once_outcome import Outcome
 
-__all__ = ["Once"]
+__all__ = ["Every", "Once"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,10 +25,11 @@ class Once(JobBase[Lock]):
     _lock = Lock
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Outcome:
-        """Runs the function unless its outcome is recorded, and answers the outcome.
+        """Runs the function unless its outcome is recorded, and returns the outcome.
 
-        A function with an argument called ``lease`` is given the run's lease. Its own exception
-        is raised here; ``LockLost`` (with ``.result``) means that the outcome came too late.
+        A function with an argument called ``lease`` gets the lease of the run. An exception of the
+        function is raised here. ``LockLost`` (with ``.result``) means that the lock was lost before
+        the outcome was recorded.
         """
         check_whole(function, "job")
         check_client(function, "jobs", asynchronous=False)
@@ -44,11 +46,11 @@ class Once(JobBase[Lock]):
                 outcome = self._execute(begun, call) if isinstance(begun, Start) else begun
         except LockTimeout as error:
             if begun is not None:
-                raise  # the function's own
+                raise  # the function raised it
             return self._busy(error)
         except LockLost:
             if outcome is None:
-                raise  # else it is recorded, and whatever came after it does not matter
+                raise  # else the outcome is recorded, and a later loss does not matter
         assert outcome is not None
         return outcome
 
@@ -61,7 +63,7 @@ class Once(JobBase[Lock]):
         return run_now(self._finish(start, value))
 
     def __call__(self, function: F) -> F:
-        """As a decorator: a call answers the job's value, whoever ran it."""
+        """As a decorator: a call returns the job's value, whichever process ran it."""
         check_whole(function, "job")
         check_client(function, "jobs", asynchronous=False)
         key = fill(self.key, function)
@@ -71,3 +73,7 @@ class Once(JobBase[Lock]):
             return self._keyed(key(*args, **kwargs)).run(function, *args, **kwargs).result()
 
         return call  # type: ignore[return-value]
+
+
+class Every(EveryRules[Lock], Once):
+    """A job of the blocking client that runs once per interval."""

@@ -1,4 +1,4 @@
-"""A job of the asyncio client: the twin of ``primitives.once.Once``."""
+"""Jobs of the asyncio client: the twin of ``primitives.once``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from holdfast.errors import LockLost, LockTimeout
 from holdfast.primitives.decorate import check_client, check_whole, fill
+from holdfast.primitives.every import EveryRules
 from holdfast.primitives.lock_async import AsyncLock
 from holdfast.primitives.once_job import JobBase, Start, ready
 from holdfast.primitives.once_outcome import Outcome
 
-__all__ = ["AsyncOnce"]
+__all__ = ["AsyncEvery", "AsyncOnce"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,11 +25,12 @@ class AsyncOnce(JobBase[AsyncLock]):
     _lock = AsyncLock
 
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Outcome:
-        """Runs the function unless its outcome is recorded, and answers the outcome.
+        """Runs the function unless its outcome is recorded, and returns the outcome.
 
-        The function is an ``async def`` or a ``def`` (which runs on the loop). One with an
-        argument called ``lease`` is given the run's lease. Its own exception is raised here;
-        ``LockLost`` (with ``.result``) means that the outcome came too late.
+        The function is an ``async def`` or a ``def`` (which runs on the loop). A function with an
+        argument called ``lease`` gets the lease of the run. An exception of the function is raised
+        here. ``LockLost`` (with ``.result``) means that the lock was lost before the outcome was
+        recorded.
         """
         check_whole(function, "job")
         call = ready(function, args, kwargs)
@@ -48,11 +50,13 @@ class AsyncOnce(JobBase[AsyncLock]):
                     outcome = begun
         except LockTimeout as error:
             if begun is not None:
-                raise  # the function's own
+                raise  # the function raised it
             return self._busy(error)
         except LockLost as lost:
             if outcome is None:
-                if returned and lost.result is None:  # stopped while it was being recorded
+                if (
+                    returned and lost.result is None
+                ):  # cancelled while the outcome was being recorded
                     lost.result = returned[0]
                 raise
         assert outcome is not None
@@ -72,7 +76,8 @@ class AsyncOnce(JobBase[AsyncLock]):
         return await self._finish(start, value)
 
     def __call__(self, function: F) -> F:
-        """As a decorator of an ``async def``: a call answers the job's value, whoever ran it."""
+        """As a decorator of an ``async def``: a call returns the job's value, whichever process ran
+        it."""
         check_whole(function, "job")
         check_client(function, "jobs", asynchronous=True)
         key = fill(self.key, function)
@@ -83,3 +88,7 @@ class AsyncOnce(JobBase[AsyncLock]):
             return outcome.result()
 
         return call  # type: ignore[return-value]
+
+
+class AsyncEvery(EveryRules[AsyncLock], AsyncOnce):
+    """A job of the asyncio client that runs once per interval."""

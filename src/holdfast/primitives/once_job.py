@@ -1,8 +1,8 @@
-"""How a job runs at most once: looked up, begun, ended; what ``once`` and ``every`` share.
+"""The steps of a job that runs at most once, shared by ``once`` and ``every``.
 
-The record lives under the lock's own name and is written under the grant only, so a run that was
-taken over can't record its late outcome. A run that is recorded as running although its lock is
-free has crashed: who finds it takes over, and says so.
+The record is stored under the lock's own name and is written only under the grant, so a run that
+was taken over can't record its late outcome. A run that is recorded as running although its lock is
+free has crashed: the next run takes over, and logs that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeV
 
 from holdfast.claim import LONGEST_NAME_BYTES, Mode, check_name
 from holdfast.core import log
+from holdfast.core.backoff import RECORD_RETRY_SECONDS
 from holdfast.errors import (
     BackendUnavailable,
     HoldfastError,
@@ -26,8 +27,8 @@ from holdfast.primitives.lock import LockBase
 from holdfast.primitives.once_outcome import (
     LONGEST_ERROR,
     Outcome,
+    RunRecord,
     Status,
-    Told,
     pack,
     read,
     write,
@@ -36,7 +37,7 @@ from holdfast.primitives.once_outcome import (
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
     from holdfast.lease import LeaseBase
-    from holdfast.primitives.terms import Terms
+    from holdfast.primitives.options import LockOptions
 
 __all__ = ["Errors", "JobBase", "Plan", "Start", "make_plan", "ready"]
 
@@ -45,12 +46,11 @@ T = TypeVar("T")
 Errors = Literal["retry", "record"]
 
 SHORTEST_KEEP_SECONDS = 24 * 3600.0
-"""How long a run that has not finished is remembered at least: who follows it must know."""
-RETRY_SECONDS = (0.05, 0.25)
+"""How long the record of an unfinished run is kept, at least: the next run must see it."""
 
 
 class Plan(NamedTuple):
-    """What is wanted of a job, checked."""
+    """The options of a job, checked."""
 
     keep: float
     errors: Errors
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(keep: float, errors: Errors, wait: bool) -> Plan:
-    """Raises ``ValueError`` for what can't be."""
+    """Checks the options of a job; raises ``ValueError``."""
     if errors not in ("retry", "record"):
         raise ValueError(f"errors is 'retry' or 'record'; not {errors!r}")
     return Plan(keep, errors, bool(wait))
@@ -81,17 +81,17 @@ class JobBase(Generic[K]):
     _lock: type[K]
     _prefix = "once/"
 
-    def __init__(self, engine: Engine, key: str, terms: Terms, plan: Plan) -> None:
-        if terms.reentrant:
+    def __init__(self, engine: Engine, key: str, options: LockOptions, plan: Plan) -> None:
+        if options.reentrant:
             raise TypeError("a job can't be re-entered: it would wait for its own outcome")
         self._engine, self._plan = engine, plan
-        self._terms = terms if plan.wait else terms._replace(timeout=0.0)
+        self._options = options if plan.wait else options._replace(timeout=0.0)
         self._set(key)
 
     def _set(self, key: str) -> None:
         self.key = key
         self.name = _name(self._prefix, key)
-        self._guard = self._lock(self._engine, self.name, self._terms, Mode.EXCLUSIVE)
+        self._guard = self._lock(self._engine, self.name, self._options, Mode.EXCLUSIVE)
 
     def _keyed(self, key: str) -> Self:
         """The same job with another key, for decorated calls."""
@@ -102,20 +102,21 @@ class JobBase(Generic[K]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key!r} on {self._engine.store.display}>"
 
-    # What ``every`` answers otherwise.
+    # ``every`` overrides these two.
 
-    def _judge(self, told: Told | None) -> Outcome | int:
-        """The outcome if nothing is to be run, else what is: the interval's start, or 0."""
-        return told.outcome(self.key) if told is not None and told.ended else 0
+    def _judge(self, recorded: RunRecord | None) -> Outcome | int:
+        """The outcome if nothing is to be run; else the start of the interval to run, or 0."""
+        return recorded.outcome(self.key) if recorded is not None and recorded.ended else 0
 
-    def _ended(self, outcome: Outcome, told: Told) -> Outcome:
-        """What the runner gets."""
+    def _ended(self, outcome: Outcome, recorded: RunRecord) -> Outcome:
+        """The outcome that the caller of this run gets."""
         return outcome
 
     # The steps of a run, in their order.
 
     async def _find(self) -> Outcome | None:
-        """One request if there is nothing to run. An outage is the acquire's to sit out."""
+        """The recorded outcome, with one request; ``None`` if the job is to be run, or if the store
+        can't be reached: the acquire that follows retries during an outage."""
         self._engine.enter()
         try:
             record = await self._engine.backend.recall(self.name)
@@ -125,23 +126,30 @@ class JobBase(Generic[K]):
         return found if isinstance(found, Outcome) else None
 
     def _busy(self, error: LockTimeout) -> Outcome:
-        """Another runs it: skipped, or raised if it was to be waited for."""
+        """The outcome while another process runs the job; raises the error if ``wait`` is set."""
         if self._plan.wait:
             raise error
         return Outcome(self.key, Status.SKIPPED, holder=error.holder)
 
     async def _begin(self, lease: LeaseBase) -> Start | Outcome:
-        """Says that it runs, unless somebody has ended it meanwhile."""
+        """Records that the job runs; returns the outcome instead if another run has recorded
+        one."""
         backend = self._engine.backend
-        told = read(await self._insist(lease, lambda: backend.recall(self.name)), self.key)
-        due = self._judge(told)
+        recorded = read(await self._insist(lease, lambda: backend.recall(self.name)), self.key)
+        due = self._judge(recorded)
         if isinstance(due, Outcome):
             return due
-        start = _follow(lease, told, due)
-        if start.took_over is not None and told is not None:
+        start = _follow(lease, recorded, due)
+        if start.took_over is not None and recorded is not None:
             log.warning(
                 "%r on %s: run %d (token %d, %s) did not finish; run %d with token %d takes over",
-                *(self.key, self._engine.store.display, told.attempt, told.token, told.where),
+                *(
+                    self.key,
+                    self._engine.store.display,
+                    recorded.attempt,
+                    recorded.token,
+                    recorded.where,
+                ),
                 *(start.attempt, lease.token),
             )
         host, pid = self._engine.runtime.where()
@@ -150,11 +158,11 @@ class JobBase(Generic[K]):
         return start
 
     async def _finish(self, start: Start, value: object) -> Outcome:
-        """Records that it is done; raises ``LockLost`` if another run has taken over."""
+        """Records that the job is done; raises ``LockLost`` if another run has taken over."""
         text, unkept = "null", None
         try:
             text = pack(value)
-        except ResultNotKept as error:  # the job ran all the same: it must not run again
+        except ResultNotKept as error:  # the job did run: it must not run again
             unkept = error
         kept = json.loads(text)
         lost = "" if unkept is None else str(unkept)
@@ -164,10 +172,11 @@ class JobBase(Generic[K]):
             raise ResultNotKept(
                 f"{self.key!r} is recorded as done without its result: {unkept}", result=value
             ) from None
-        return self._told(start, Status.DONE, kept)
+        return self._outcome(start, Status.DONE, kept)
 
     async def _fail(self, start: Start, error: Exception) -> None:
-        """Records the error, or that it may be run again; the error itself is the caller's."""
+        """Records the error, or that the job may be run again. Raises nothing: the caller raises
+        the job's own error."""
         status = Status.FAILED if self._plan.errors == "record" else Status.TRIED
         text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
         try:
@@ -178,14 +187,14 @@ class JobBase(Generic[K]):
             if not ours:
                 log.warning("%r failed after another run had taken over: not recorded", self.key)
 
-    def _told(self, start: Start, status: str, value: Any) -> Outcome:
-        told = Told(
+    def _outcome(self, start: Start, status: str, value: Any) -> Outcome:
+        recorded = RunRecord(
             *(status, start.lease.token, 0.0, start.attempt, value),
             took_over=start.took_over,
             due=start.due,
             finished=start.due,
         )
-        return self._ended(told.outcome(self.key)._replace(ran=True), told)
+        return self._ended(recorded.outcome(self.key)._replace(ran=True), recorded)
 
     async def _record(self, start: Start, status: str, **fields: Any) -> bool:
         ended = status in (Status.DONE, Status.FAILED)
@@ -202,21 +211,21 @@ class JobBase(Generic[K]):
         return await self._insist(start.lease, lambda: backend.record(hold.grant, text, keep))
 
     async def _insist(self, lease: LeaseBase, request: Callable[[], Awaitable[T]]) -> T:
-        """Asks until there is an answer, while the hold is certain: a run is not thrown away
-        for an outage that is shorter than its ttl."""
+        """Retries a request until it is answered, while the hold is certain: an outage that is
+        shorter than the ttl does not waste a run."""
         runtime = self._engine.runtime
         ends = runtime.now() + self._engine.patience
         while True:
             try:
                 return await request()
             except BackendUnavailable:
-                delay = runtime.between(*RETRY_SECONDS)
+                delay = runtime.between(*RECORD_RETRY_SECONDS)
                 if min(lease.remaining, ends - runtime.now()) <= delay:
                     raise
                 await runtime.sleep(delay)
 
     def _late(self, lease: LeaseBase, what: str, value: object = None) -> LockLost:
-        reason = lease.reason or "the store had it no longer"
+        reason = lease.reason or "the store no longer had it"
         return LockLost(
             f"{self.key!r} {what} under token {lease.token} on {self._engine.store.display}, which "
             f"is no longer held ({reason}): this is not recorded, another run takes over",
@@ -226,13 +235,13 @@ class JobBase(Generic[K]):
         )
 
 
-def _follow(lease: LeaseBase, told: Told | None, due: int) -> Start:
-    """The run that begins after what is told."""
-    if told is None:
+def _follow(lease: LeaseBase, recorded: RunRecord | None, due: int) -> Start:
+    """The run that follows the recorded one."""
+    if recorded is None:
         return Start(lease, 1, None, due)
-    attempt = told.attempt + 1 if told.due == due else 1
-    crashed = told.token if told.status == Status.RUNNING else None
-    return Start(lease, attempt, crashed, due, told.finished)
+    attempt = recorded.attempt + 1 if recorded.due == due else 1
+    crashed = recorded.token if recorded.status == Status.RUNNING else None
+    return Start(lease, attempt, crashed, due, recorded.finished)
 
 
 def _name(prefix: str, key: str) -> str:
@@ -252,13 +261,14 @@ def _name(prefix: str, key: str) -> str:
 def ready(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Start], Any]:
-    """The call, given ``lease`` and ``due`` where the function has such arguments left open."""
+    """The call of a function. It passes ``lease`` and ``due`` if the function has such arguments
+    and the caller did not give them."""
     try:
         import inspect
 
         signature = inspect.signature(function)
         bound = signature.bind_partial(*args, **kwargs).arguments
-    except ValueError:  # a built-in that does not tell
+    except ValueError:  # a built-in without a signature
         return lambda start: function(*args, **kwargs)
     wanted = {word for word in ("lease", "due") if word in signature.parameters}
     wanted -= bound.keys()

@@ -1,4 +1,4 @@
-"""What became of a job: the value that callers get, and the text that is recorded of it."""
+"""The outcome of a job: the value that callers get, and the text that is recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from holdfast.claim import Holder, Record
 from holdfast.errors import Incompatible, JobFailed, ResultNotKept
 
-__all__ = ["Outcome", "Status", "Told", "pack", "read", "write"]
+__all__ = ["Outcome", "RunRecord", "Status", "pack", "read", "write"]
 
 FORMAT = 1
 LONGEST_VALUE_BYTES = 256 * 1024
@@ -17,48 +17,49 @@ DEEPEST = 100
 
 
 class Status:
-    """The words that records are made of; three of them are an outcome's, too."""
+    """The states in records. ``done``, ``failed`` and ``skipped`` are states of an outcome, too."""
 
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     TRIED = "tried"
-    """It failed, and is to be run again."""
+    """The job failed, and is to be run again."""
     SKIPPED = "skipped"
 
 
 class Outcome(NamedTuple):
-    """What became of a job: of this call's run, or of the one that was recorded."""
+    """The outcome of a job: of the run of this call, or of the recorded run."""
 
     key: str
     status: str
-    """``done``; ``failed`` (its error is recorded); ``skipped`` (another runs it, or it isn't
-    due)."""
+    """``done``; ``failed`` (its error is recorded); ``skipped`` (another process runs it, or it is
+    not due)."""
     value: Any = None
-    """What the job returned, as JSON gives it back: the same to the runner and to all others."""
+    """What the job returned, after a round trip through JSON: the same value for the process that
+    ran the job and for all others."""
     error: str = ""
-    """Of a failed job: the error's type and text."""
+    """Of a failed job: the type and text of its error."""
     ran: bool = False
     """Whether this call ran it."""
     token: int | None = None
     """The fencing token of the run."""
     took_over: int | None = None
-    """The token of an earlier run that did not finish, and that this run took over from."""
+    """The token of the earlier, unfinished run that this run took over from."""
     attempt: int = 0
-    """Which run this is, counting those that failed or did not finish."""
+    """The number of this run, counting runs that failed or did not finish."""
     age_seconds: float = 0.0
-    """How long ago it was recorded."""
+    """Seconds since the outcome was recorded."""
     holder: Holder | None = None
-    """Of a skipped job: who runs it, where the store could tell."""
+    """Of a skipped job: the process that runs it, if the store could say."""
     next_seconds: float | None = None
-    """Of ``every``: how long until the next run is due."""
+    """Of ``every``: seconds until the next run is due."""
     lost: str = ""
-    """Why the value of a job that is done could not be kept."""
+    """Why the value of a finished job could not be recorded."""
 
     def result(self) -> Any:
-        """The job's value; of a skipped job the last that is known, or ``None``.
+        """The job's value; of a skipped job the last known value, or ``None``.
 
-        Raises ``JobFailed`` for one that failed, ``ResultNotKept`` where JSON can't hold it.
+        Raises ``JobFailed`` for a failed job, ``ResultNotKept`` if JSON can't hold the value.
         """
         if self.status == Status.SKIPPED:
             return self.value
@@ -69,8 +70,8 @@ class Outcome(NamedTuple):
         return self.value
 
 
-class Told(NamedTuple):
-    """What a record says."""
+class RunRecord(NamedTuple):
+    """The content of a record."""
 
     status: str
     token: int
@@ -81,19 +82,19 @@ class Told(NamedTuple):
     took_over: int | None = None
     lost: str = ""
     where: str = ""
-    """Of a run that has not finished: its host and process."""
+    """Of an unfinished run: its host and process."""
     due: int = 0
-    """Of ``every``: the start of the interval that this is about, in µs since the epoch."""
+    """Of ``every``: the start of the interval of this run, in µs since the epoch."""
     finished: int = 0
-    """Of ``every``: the start of the last interval that was run to its end."""
+    """Of ``every``: the start of the last interval whose run ended."""
 
     @property
     def ended(self) -> bool:
-        """Whether it will not be run again."""
+        """Whether the job will not be run again."""
         return self.status in (Status.DONE, Status.FAILED)
 
     def outcome(self, key: str) -> Outcome:
-        """The same, as callers get it."""
+        """The record as an ``Outcome``."""
         return Outcome(
             key,
             self.status,
@@ -108,13 +109,13 @@ class Told(NamedTuple):
 
 
 def write(status: str, **fields: Any) -> str:
-    """The text to record; fields that are nothing are left out."""
+    """The text to record; empty fields are left out."""
     kept = {word: value for word, value in fields.items() if value not in (None, "", 0)}
     return json.dumps({"format": FORMAT, "status": status, **kept}, separators=(",", ":"))
 
 
-def read(record: Record | None, key: str) -> Told | None:
-    """What a record says; raises ``Incompatible`` for one that a newer version has written."""
+def read(record: Record | None, key: str) -> RunRecord | None:
+    """The content of a record; raises ``Incompatible`` for one that a newer version has written."""
     if record is None:
         return None
     try:
@@ -127,12 +128,12 @@ def read(record: Record | None, key: str) -> Told | None:
             f"what is recorded of {key!r} was written by another version (format {number!r}; "
             f"this one reads {FORMAT})"
         )
-    known = {word: fields[word] for word in Told._fields if word in fields}
-    return Told(status, record.token, record.age_seconds, **known)
+    known = {word: fields[word] for word in RunRecord._fields if word in fields}
+    return RunRecord(status, record.token, record.age_seconds, **known)
 
 
 def pack(value: object) -> str:
-    """A result as JSON; raises ``ResultNotKept``, a ``TypeError``, for what JSON can't hold."""
+    """A result as JSON; raises ``ResultNotKept``, a ``TypeError``, if JSON can't hold it."""
     _check(value, "the result", DEEPEST)
     text = json.dumps(value, separators=(",", ":"))
     if len(text) > LONGEST_VALUE_BYTES:
@@ -143,7 +144,7 @@ def pack(value: object) -> str:
 
 
 def _check(value: object, path: str, depth: int) -> None:
-    """Refuses what JSON can't hold, and what it would change without a word."""
+    """Raises ``ResultNotKept`` for what JSON can't hold, or would change silently."""
     if depth == 0:
         raise ResultNotKept(f"{path} is nested deeper than {DEEPEST} levels")
     if isinstance(value, dict):

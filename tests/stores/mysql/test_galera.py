@@ -109,7 +109,7 @@ def test_percona_s_cluster_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="Galera"):
         dialler.connect(0.0)
     with pytest.raises(Unsupported, match="Galera"):
-        run_now(take(Percona(), Asked("name", "namespace", None, "", "")))
+        run_now(take(Percona(), TransactionRequest("name", "namespace", None, "", "")))
 
 
 def test_lease_rows_work_and_report_polling(server: GaleraServer, namespace: str) -> None:

@@ -147,7 +147,7 @@ async def _locally(client: AsyncLocks, count: int) -> None:
 
 
 def _locally_now(client: AsyncLocks) -> int:
-    return len(client._engine.lines.all())
+    return len(client._engine.local_queues.all())
 
 
 @conformance.rule()

@@ -1,27 +1,27 @@
-"""The watcher: tells in time that a hold is doubtful or lost, whatever its store does.
+"""The watcher: reports in time that a hold is doubtful or lost, whatever its store does.
 
-One per process, for all clients. It looks at clocks only: no request, no look-up and no code of
-the user's runs here, so nothing can delay it. Renewing is left to the ``Renewer`` of each client.
+One per process, for all clients. It reads clocks only: no request, no look-up and no user code runs
+here, so nothing can delay it. Renewing is the task of each client's ``Renewer``.
 """
 
-# Without "from __future__ import annotations": see holdfast.claim.
+# Without "from __future__ import annotations": see holdfast.lazy.
 from holdfast.core.contract import Runtime
 from holdfast.core.hold import NEVER
-from holdfast.core.planned import Planned
-from holdfast.core.renewer import MISHAP_SECONDS, Renewer
+from holdfast.core.planned import PlannedLoop
+from holdfast.core.renewer import FAILURE_PAUSE_SECONDS, Renewer
 
-__all__ = ["Watch"]
+__all__ = ["EndWatcher"]
 
 TICK_SECONDS = 1.0
-"""A timed wait stands still while the machine is suspended, and certain time does not: while
-something is held, the clock is read so often."""
+"""A timed wait stops while the machine is suspended, and certain time does not. So the clock is
+read this often while something is held."""
 IDLE_TICKS = 5
-"""After so many ticks with nothing held it sleeps until the next hold, so that a program with
+"""After this many ticks with nothing held the loop sleeps until the next hold. So a program with
 many short holds hardly ever has to wake it."""
 
 
-class Watch(Planned):
-    """All that the clients of a process hold, and the loop that watches it."""
+class EndWatcher(PlannedLoop):
+    """All holds of all clients of a process, and the loop that watches their ends."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -29,29 +29,29 @@ class Watch(Planned):
         self._idle = 0
 
     def watch(self, renewer: Renewer) -> None:
-        """Watches what this client holds, from now on."""
+        """Watches the holds of this client from now on."""
         self.renewers[id(renewer)] = renewer
-        renewer.watch = self
+        renewer.watcher = self
 
     def leave(self, renewer: Renewer) -> None:
-        """The client was closed."""
+        """Stops watching a client that was closed."""
         self.renewers.pop(id(renewer), None)
 
     async def run(self) -> None:
-        """The loop: it never ends."""
+        """The loop. It never ends, unless ``closing`` is set."""
         while not self.closing:
-            self.planned = NEVER  # whoever registers from here on tells us
+            self.planned = NEVER  # a hold that is added from here on wakes the loop
             self._idle = 0
-            await self._sleep(self.look())
+            await self._sleep(self.check_ends())
 
-    def look(self) -> float:
-        """One look at the end of every hold; answers when the next is due."""
+    def check_ends(self) -> float:
+        """Checks the end of every hold once; returns when the next check is due."""
         now, due = self.runtime.now(), NEVER
         for renewer in list(self.renewers.values()):
             try:
-                due = min(due, renewer.judge(now))
+                due = min(due, renewer.check_ends(now))
             except Exception:  # noqa: BLE001 - the others are watched; its renewer logs the same
-                due = min(due, now + MISHAP_SECONDS)
+                due = min(due, now + FAILURE_PAUSE_SECONDS)
         return due
 
     async def _wait(self, until: float) -> bool:
@@ -61,7 +61,7 @@ class Watch(Planned):
         return await super()._wait(tick) or self._tick()
 
     def _tick(self) -> bool:
-        """A cheap look between two events; whether to go on waiting for the next of them."""
+        """A cheap check between two events; returns whether to go on waiting for the next event."""
         now, renewers = self.runtime.now(), list(self.renewers.values())
         for renewer in renewers:
             if renewer.planned <= now:  # it waits for a time that has passed in a suspend

@@ -1,6 +1,6 @@
-"""How a lock is held and waited for: what every primitive takes, checked in one place."""
+"""The options that every primitive takes, checked in one place."""
 
-# Without "from __future__ import annotations": see holdfast.claim.
+# Without "from __future__ import annotations": see holdfast.lazy.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
@@ -10,7 +10,7 @@ from holdfast.durations import INFINITE, Duration, seconds, timeout_seconds
 if TYPE_CHECKING:
     from holdfast.core.contract import Store
 
-__all__ = ["Options", "Terms", "make_terms"]
+__all__ = ["LockOptions", "Options", "make_options"]
 
 OTHER_SPELLINGS = {
     "expire": "ttl",
@@ -29,7 +29,7 @@ OTHER_SPELLINGS = {
 
 
 class Options(TypedDict, total=False):
-    """The words that every primitive takes."""
+    """The keyword arguments of every primitive, as a caller gives them."""
 
     ttl: Duration
     timeout: Duration | None
@@ -39,8 +39,8 @@ class Options(TypedDict, total=False):
     note: str | None
 
 
-class Terms(NamedTuple):
-    """The same, checked."""
+class LockOptions(NamedTuple):
+    """``Options`` after the check, with the client's defaults filled in."""
 
     ttl: float
     timeout: float | None
@@ -50,12 +50,15 @@ class Terms(NamedTuple):
     note: str = ""
 
 
-def make_terms(defaults: Terms, store: "Store", options: Options) -> Terms:
-    """The client's defaults with a caller's options; raises for what can't be."""
+def make_options(defaults: LockOptions, store: "Store", options: Options) -> LockOptions:
+    """The client's defaults, replaced by the caller's options.
+
+    Raises ``TypeError`` for an unknown option, ``ValueError`` for a value out of range.
+    """
     refuse_unknown(options)
     ttl = seconds(options["ttl"], "ttl") if "ttl" in options else defaults.ttl
     max_hold = options.get("max_hold")
-    return Terms(
+    return LockOptions(
         check_ttl(ttl, store),
         timeout_seconds(options["timeout"]) if "timeout" in options else defaults.timeout,
         bool(options.get("renew", True)),
@@ -66,7 +69,7 @@ def make_terms(defaults: Terms, store: "Store", options: Options) -> Terms:
 
 
 def check_ttl(ttl: float, store: "Store") -> float:
-    """A ttl that the store can honour, rounded up where it counts whole seconds."""
+    """The ttl, rounded up if the store counts whole seconds; ``ValueError`` if out of its range."""
     if store.whole_seconds:
         ttl = -(-ttl // 1)  # rounded up
     if not store.shortest_ttl <= ttl <= store.longest_ttl:
@@ -80,7 +83,7 @@ def check_ttl(ttl: float, store: "Store") -> float:
 
 
 def check_note(note: str | None) -> str:
-    """A note is short text; where it is shown, it is shown as hostile text."""
+    """The note, or "" for ``None``. Raises for what is no text or too long."""
     if note is None:
         return ""
     if not isinstance(note, str):
@@ -95,7 +98,7 @@ def check_note(note: str | None) -> str:
 
 
 def refuse_unknown(options: Mapping[str, object]) -> None:
-    """Names our word for another library's."""
+    """Raises ``TypeError`` for an unknown option; names our word for another library's word."""
     for word in options:
         if word in OTHER_SPELLINGS:
             raise TypeError(
