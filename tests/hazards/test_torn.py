@@ -42,7 +42,8 @@ class Subscription:
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [*lines_of(BlockingWakeupHub._leave), *lines_of(BlockingWakeupHub._pass_on)]
+    ("name", "line"),
+    [*lines_of(BlockingWakeupHub._leave), *lines_of(BlockingWakeupHub._choose_reader)],
 )
 def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
     """Who waits beside it hears the subscription, and who comes later."""
@@ -137,7 +138,7 @@ def test_a_subscription_that_comes_too_late_is_closed() -> None:
     ("name", "line"),
     [
         step
-        for each in ("attach", "wake", "_wake", "wait", "_leave", "_listen", "close")
+        for each in ("attach", "wake", "_wake", "wait", "_leave", "_read", "close")
         for step in lines_of(getattr(BlockingWakeupHub, each))
     ],
 )

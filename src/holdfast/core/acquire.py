@@ -34,7 +34,7 @@ LONG_WAIT_SECONDS = 10.0
 LEAST_REQUEST_SECONDS = 0.5
 """A request has at least this long for its answer, also if the caller's timeout is nearly over."""
 SPIN_SECONDS = 0.002
-"""A wait that ends sooner than this counts as one that ended at once."""
+"""A wait that ends sooner than this counts as a spin."""
 MOST_SPINS = 8
 REFUSALS = (LockTimeout, GuaranteeNotMet, Incompatible, Unsupported)
 """An attempt that ends with one of these changed nothing."""

@@ -232,7 +232,7 @@ class Engine:
         self.releasing.clear()
         for hold in holds:
             hold.callbacks, hold.on_doubtful = [], None
-            self.renewer.declare_lost(hold, "this process is a fork of the one that holds it")
+            self.renewer.declare_lost(hold, "this process is a fork of the process that holds it")
         self.backend.forget()
         self.renewer.backend.forget()
         for hook in self.on_fork:

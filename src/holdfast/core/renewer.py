@@ -355,7 +355,7 @@ class Renewer(PlannedLoop):
         )  # first undos before repeated ones: those may still be held
         pressing = min((hold.next_at() for hold in list(self.holds.values())), default=NEVER)
         for owner, undo in due:
-            # A slow store must not delay the renewal of a hold, also of one that was added since.
+            # A slow store must not delay the renewal of a hold, also of a hold added since.
             # A store that hangs gets a moment, but not beyond the time when a hold is doubtful.
             now = self.runtime.now()
             until = min(self._request_until(now), max(pressing, now + LEAST_UNDO_SECONDS))

@@ -1,4 +1,5 @@
-"""Clocks and place. Certain time runs on boot time where there is one: it goes on in suspend."""
+"""Clocks, randomness, host and process. Certain time uses the boot-time clock if the system has
+one: that clock runs during suspend."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ wall: Callable[[], float] = time.time
 
 
 def between(low: float, high: float, /) -> float:
-    """A random number, for jitter. The system's: forks of one process draw different ones."""
+    """A random number, for jitter. From the system, so that forks of a process draw different
+    numbers."""
     return low + (high - low) * int.from_bytes(os.urandom(4)) / 2**32
 
 
 def where() -> tuple[str, int]:
-    """This host and process."""
+    """The host name and the process id."""
     if hasattr(os, "uname"):
         return os.uname().nodename, os.getpid()
     import socket

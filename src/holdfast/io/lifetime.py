@@ -1,7 +1,7 @@
-"""Forks and the process's end: every client is told of the first, every renewer of the second.
+"""Fork and exit of the process: hooks for clients and renewers.
 
-Clients are known weakly. Renewers are known while their thread runs: what they keep is released at
-the interpreter's end even if nobody has the client any more.
+This module refers to clients weakly, and to a renewer while its thread runs: so what a renewer
+holds is released at interpreter exit even if its client is garbage.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ EXIT_SECONDS = 1.0
 
 
 class Forkable(Protocol):
-    """What wants to be told, in the child, that it is a fork."""
+    """An object with a hook that runs in the child after a fork."""
 
     def forked(self) -> None: ...
 
 
 class Endable(Protocol):
-    """What wants to be told that the interpreter ends."""
+    """An object with a hook that runs at interpreter exit."""
 
     def end(self, seconds: float) -> None:
-        """Ends in the background; waits for that so long."""
+        """Starts to end in the background, and waits for that at most ``seconds``."""
         ...
 
 
@@ -37,42 +37,42 @@ _renewers: set[Endable] = set()
 _leaving = False
 
 
-def at_fork(engine: Forkable) -> None:
-    """Tells it of forks while it lives."""
-    _clients.add(engine)
+def at_fork(client: Forkable) -> None:
+    """Calls ``forked()`` of the object in a forked child, while the object exists."""
+    _clients.add(client)
 
 
 def at_exit(renewer: Endable) -> None:
-    """Tells it of the interpreter's end, unless it has ended before."""
+    """Calls ``end()`` of the renewer at interpreter exit, unless ``ended`` was called before."""
     _renewers.add(renewer)
 
 
 def ended(renewer: Endable) -> None:
-    """It has nothing left to do at the interpreter's end."""
+    """Removes the renewer: it has nothing to do at interpreter exit."""
     _renewers.discard(renewer)
 
 
 def leave() -> None:
-    """Says that the process ends by ``os._exit`` as soon as its clients are closed."""
+    """Declares that the process calls ``os._exit`` as soon as its clients are closed."""
     global _leaving
     _leaving = True
 
 
 def leaving() -> bool:
-    """Whether what the system closes by itself may be left to it."""
+    """Whether ``leave`` was called: descriptors may then be left for the system to close."""
     return _leaving
 
 
 def _forked() -> None:
     global _leaving
-    _leaving = False  # that was said of the parent
+    _leaving = False  # it was declared by the parent
     _renewers.clear()  # their threads are the parent's
-    for engine in list(_clients):
-        engine.forked()
+    for client in list(_clients):
+        client.forked()
 
 
 def _exit() -> None:
-    # All at once, and all within one second: a store that hangs takes no time from the others.
+    # All at the same time, within one second: a store that hangs does not delay the others.
     until = now() + EXIT_SECONDS
     for renewer in list(_renewers):
         renewer.end(0.0)

@@ -11,37 +11,37 @@ from __future__ import annotations
 import threading
 from weakref import WeakSet
 
+from holdfast.core.backoff import STORE_POLL_SECONDS
 from holdfast.io.clock import between, now
 
 __all__ = ["ConnectionLimit", "Permit", "SingleFlight", "look_by", "open_by"]
 
-LOOK_SECONDS = (0.2, 0.5)
-"""How often a waiter looks where no subscription reaches it."""
-LEAST_OPENING_SECONDS = 0.5
-"""A subscription gets so long to open also for a wait that is shorter: the next one needs it."""
+LEAST_OPEN_SECONDS = 0.5
+"""A subscription has at least this long to open, also if the wait is shorter: the next wait needs
+it, too."""
 
 
 class Permit:
-    """Room for one connection, for as long as somebody has it."""
+    """The right to one connection, for as long as this object exists."""
 
     __slots__ = ("__weakref__",)
 
 
 class ConnectionLimit:
-    """So many places, and those who wait for one."""
+    """A limited number of permits, and a condition to wait for one."""
 
     def __init__(self, connections: int) -> None:
         self.connections = connections
         self.waiting = 0
-        """How many wait, or a little more: worth a call when a connection is free."""
+        """How many threads wait, or a few more. If not 0, ``call`` when a connection is free."""
         self._taken: WeakSet[Permit] = WeakSet()
-        # Entered directly: the condition's own way in is Python code, and an interrupt in there
-        # leaves it locked for ever.
+        # Acquired directly: ``Condition.__enter__`` is Python code, and an interrupt in there would
+        # leave it locked for ever.
         self.mutex = threading.RLock()
         self._called = threading.Condition(self.mutex)
 
     def take(self) -> Permit | None:
-        """A place, if there is one."""
+        """A permit, or ``None`` if all are taken."""
         with self.mutex:
             if len(self._taken) >= self.connections:
                 return None
@@ -50,50 +50,59 @@ class ConnectionLimit:
             return permit
 
     def free(self, permit: Permit | None) -> None:
-        """Its connection is gone, or did not come about."""
+        """Returns a permit: its connection is closed, or could not be opened."""
         with self.mutex:
             if permit is not None:
                 self._taken.discard(permit)
             self._called.notify()
 
     def wait(self, seconds: float) -> bool:
-        """Whether somebody called meanwhile. With the mutex, under which what is waited for was
-        looked at: whoever has something new looks at ``waiting`` first, and calls under it, too."""
+        """Waits for ``call`` or ``free``; true if notified before the timeout. Call this with
+        ``mutex`` held, after checking the condition under it. A notifier reads ``waiting`` first,
+        and then notifies under the mutex."""
         return self._called.wait(max(0.0, seconds))
 
     def call(self) -> None:
-        """A connection is free."""
+        """Notifies one waiter: a connection is free."""
         with self.mutex:
             self._called.notify()
 
 
 def open_by(until: float, seconds: float) -> float:
-    """By when a subscription is to be open, for one who waits until then; ``seconds`` at the
-    most."""
+    """The deadline to open a subscription, for a wait until ``until``; at most ``seconds`` from
+    now."""
     moment = now()
-    return min(moment + seconds, max(until, moment + LEAST_OPENING_SECONDS))
+    return min(moment + seconds, max(until, moment + LEAST_OPEN_SECONDS))
 
 
 def look_by(until: float) -> float:
-    """When one who waits until then looks for itself."""
-    return min(until, now() + between(*LOOK_SECONDS))
+    """When a waiter without a subscription checks the store itself; ``until`` at the latest."""
+    return min(until, now() + between(*STORE_POLL_SECONDS))
 
 
 class SingleFlight:
-    """The right to open it, which one has at a time. No interrupt loses it."""
+    """The right to open a subscription that many waiters share: one caller has it at a time.
+
+    Opening may take seconds on a broken network, so the other waiters do not wait for it: they have
+    their own deadlines. And a second caller may be the same thread, in a signal handler, which
+    would wait for itself for ever. A waiter without a subscription polls (``look_by``). An
+    interrupt does not lose the right.
+    """
 
     def __init__(self) -> None:
         self._connection_limit = ConnectionLimit(1)
         self._not_before = 0.0
 
     def begin(self) -> Permit | None:
-        """The right, for as long as somebody has it; nothing while another one does, or rests."""
+        """The right, for as long as the permit exists; ``None`` while another caller has it, or
+        during the pause after a failure."""
         return self._connection_limit.take() if now() >= self._not_before else None
 
     def end(self, permit: Permit) -> None:
+        """Returns the right."""
         self._connection_limit.free(permit)
 
     def failed(self, since: float) -> None:
-        """It was tried in vain: nobody tries again for as long as that took."""
+        """Opening failed, having begun at ``since``: pauses for as long as that took."""
         moment = now()
         self._not_before = moment + (moment - since)

@@ -1,4 +1,4 @@
-"""The asyncio world: one event loop, tasks, futures."""
+"""The asyncio runtime: one event loop, tasks, futures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AsyncSignal", "AsyncioRuntime"]
 
 
 class AsyncSignal:
-    """An event that may be set from any thread and is waited for on its loop."""
+    """An event that any thread may set; a task of its loop waits for it."""
 
     __slots__ = ("_future", "_loop", "_set")
 
@@ -41,11 +41,11 @@ class AsyncSignal:
         self._set = False
 
     async def wait(self, seconds: float | None) -> bool:
-        """Whether it was set within so many seconds."""
+        """Waits for at most ``seconds``; returns whether it was set."""
         if self._set:
             return True
         self._future = self._loop.create_future()
-        if self.is_set():  # by another thread, meanwhile
+        if self.is_set():  # by another thread, after the first check
             return True
         timer = None if seconds is None else self._loop.call_later(max(0.0, seconds), self._wake)
         try:
@@ -58,7 +58,7 @@ class AsyncSignal:
 
 
 class AsyncioRuntime:
-    """Belongs to one event loop at a time: the one it was first used on."""
+    """The runtime of one event loop at a time."""
 
     blocking = False
     now = staticmethod(clock.now)
@@ -74,11 +74,11 @@ class AsyncioRuntime:
 
     where = staticmethod(clock.where)
 
-    def name_of(self, who: Hashable) -> str:
-        return who.get_name() if isinstance(who, asyncio.Task) else "?"
+    def name_of(self, caller: Hashable) -> str:
+        return caller.get_name() if isinstance(caller, asyncio.Task) else "?"
 
-    def alive(self, who: Hashable) -> bool:
-        return isinstance(who, asyncio.Task) and not who.done()
+    def alive(self, caller: Hashable) -> bool:
+        return isinstance(caller, asyncio.Task) and not caller.done()
 
     def signal(self) -> Signal:
         return AsyncSignal(asyncio.get_running_loop())

@@ -1,4 +1,4 @@
-"""The blocking world: threads, and nothing that ever suspends."""
+"""The blocking runtime: threads, and nothing that ever suspends."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from holdfast.core.contract import Signal
 from holdfast.io import clock
 
 try:
-    from _queue import Empty, SimpleQueue  # alone: the rest of the module is not needed
+    from _queue import Empty, SimpleQueue  # the queue module would import more
 except ImportError:
     from queue import Empty, SimpleQueue
 
 __all__ = ["BlockingRuntime"]
 
-# Waits are cut into slices: CPython's timed waits overflow on absurd timeouts.
+# Longer waits are cut into slices: CPython's timed waits overflow on huge timeouts.
 LONGEST_WAIT_SECONDS = 3600.0
 
 
@@ -40,13 +40,13 @@ class BlockingSignal:
         return self._set
 
     def clear(self) -> None:
-        self._set = False  # first: a call in between is kept
+        self._set = False  # first: a set() in between is kept
         with suppress(Empty):
             while True:
                 self._queue.get_nowait()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it was set within so many seconds."""
+        """Waits for at most ``seconds``; returns whether it was set."""
         if not self._set:
             with suppress(Empty):
                 self._queue.get(timeout=max(0.0, seconds))
@@ -54,10 +54,11 @@ class BlockingSignal:
 
 
 class ForeignThread:
-    """A thread that ``threading`` did not start, from its first use here to its end.
+    """The identity of a thread that ``threading`` did not start, from its first use here to its
+    end.
 
-    ``threading`` knows such a thread by its number only, and before Python 3.13 gives the next one
-    with the same number the same object: that one would be taken for the first."""
+    ``threading`` identifies such a thread by its number only. Before Python 3.13 the next thread
+    with the same number gets the same object, and would be mistaken for the first thread."""
 
     __slots__ = ("__weakref__", "name")
 
@@ -66,7 +67,7 @@ class ForeignThread:
 
 
 class _Here(threading.local):
-    """Who the calling thread is. What is in here ends with the thread."""
+    """The identity of the calling thread. The object ends with the thread."""
 
     def __init__(self) -> None:  # once in every thread
         thread = threading.current_thread()
@@ -82,7 +83,7 @@ def _me() -> threading.Thread | ForeignThread:
 
 
 class BlockingRuntime:
-    """Any thread may use it."""
+    """The runtime of all threads of a process."""
 
     blocking = True
     now = staticmethod(clock.now)
@@ -93,13 +94,13 @@ class BlockingRuntime:
 
     where = staticmethod(clock.where)
 
-    def name_of(self, who: Hashable) -> str:
-        return who.name if isinstance(who, threading.Thread | ForeignThread) else "?"
+    def name_of(self, caller: Hashable) -> str:
+        return caller.name if isinstance(caller, threading.Thread | ForeignThread) else "?"
 
-    def alive(self, who: Hashable) -> bool:
-        if isinstance(who, threading.Thread):
-            return who.is_alive()
-        return isinstance(who, ForeignThread)  # whoever asks has it weakly
+    def alive(self, caller: Hashable) -> bool:
+        if isinstance(caller, threading.Thread):
+            return caller.is_alive()
+        return isinstance(caller, ForeignThread)  # a weak reference to it dies with the thread
 
     def signal(self) -> Signal:
         return BlockingSignal()

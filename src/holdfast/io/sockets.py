@@ -1,9 +1,9 @@
-"""Looking up a host's name, and connecting to its addresses, within one deadline.
+"""Name resolution, connecting and waiting for input, each with a deadline.
 
-The system's look-up can't be given a time, so it runs on a thread of its own, and the caller
-waits for it no longer than it may. Whoever asks for a name that is being looked up gets that
-answer: a look-up that hangs is never begun again beside itself. A few names are looked up at the
-same time, so that one that hangs does not keep a client from the other hosts of its store.
+The system's look-up has no timeout, so it runs on a thread, and the caller waits for it until its
+deadline. Callers that need the same name share one look-up: a look-up that hangs is never repeated
+beside itself. A few names are looked up at the same time, so that a look-up that hangs does not
+keep a client from the other hosts of its store.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ __all__ = [
 ]
 
 MOST_THREADS = 4
-"""So many names are looked up at the same time; a thread is started when it is first needed."""
+"""How many names are looked up at the same time. A thread is started when it is first needed."""
 Found = tuple[Any, Any, int, str, Any]
 """An address as ``socket.getaddrinfo`` gives it."""
 Readable = Callable[[float], object]
-"""Waits so many milliseconds; true if there is something to read."""
+"""Waits up to this many milliseconds; true if there is something to read."""
 
 
 class Lookup:
-    """One caller's question."""
+    """A look-up, as one caller sees it."""
 
-    __slots__ = ("_answer", "_error", "_tell", "given_up", "host", "port")
+    __slots__ = ("_answer", "_error", "_notify", "given_up", "host", "port")
 
-    def __init__(self, host: str, port: int, tell: Callable[[], object]) -> None:
-        self.host, self.port, self._tell = host, port, tell
+    def __init__(self, host: str, port: int, notify: Callable[[], object]) -> None:
+        self.host, self.port, self._notify = host, port, notify
         self.given_up = False
-        """Whether nobody waits for it any more."""
+        """Whether the caller no longer waits for it."""
         self._answer: list[Found] = []
         self._error: Exception | None = OSError(0, f"looking up {host} took too long")
 
     def answer(self, found: list[Found], error: Exception | None) -> None:
-        """On the resolver's thread."""
+        """Sets the result and notifies the caller. Runs on a thread of the resolver."""
         self._answer, self._error = found, error
-        self._tell()
+        self._notify()
 
     def result(self) -> list[Found]:
-        """What was found; raises what the look-up raised, or that it took too long."""
+        """The addresses; raises the error of the look-up, or ``OSError`` if it took too long."""
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._answer
@@ -74,13 +74,13 @@ class _Resolver:
     def __init__(self) -> None:
         self._asked: SimpleQueue[Lookup] = SimpleQueue()
         self._mutex = threading.Lock()
-        """Taken by the resolver's own threads only: an interrupt never strikes there."""
+        """Only the resolver's own threads acquire it: an interrupt never arrives there."""
         self._under_way: dict[tuple[str, int], list[Lookup]] = {}
         self._threads = [OneThread("holdfast-resolver", self._run) for _ in range(MOST_THREADS)]
 
     def ask(self, lookup: Lookup) -> None:
-        """Has it looked up; raises ``OSError`` if no thread can be started for that."""
-        self._asked.put(lookup)  # before the look at what is under way: see _run
+        """Queues a look-up; raises ``OSError`` if no thread can be started for it."""
+        self._asked.put(lookup)  # before the check of what is under way: see _run
         try:
             self._threads[0].start()
         except RuntimeError as error:
@@ -89,8 +89,8 @@ class _Resolver:
         self._start_idle()
 
     def _start_idle(self) -> None:
-        """Starts one thread more than are at work."""
-        with suppress(RuntimeError):  # no more threads: those that there are come to it
+        """Starts threads so that one more exists than are busy."""
+        with suppress(RuntimeError):  # no more threads: an existing thread does it later
             for one in self._threads[: len(self._under_way) + 1]:
                 one.start()
 
@@ -99,7 +99,7 @@ class _Resolver:
             lookup = self._asked.get()
             if lookup.given_up or not self._begin(lookup):
                 continue
-            if self._asked.qsize():  # it was put before this one was seen to be under way
+            if self._asked.qsize():  # it was queued before this look-up counted as under way
                 self._start_idle()
             found, error = _look_up(lookup.host, lookup.port)
             with self._mutex:
@@ -108,7 +108,7 @@ class _Resolver:
                 one.answer(found, error)
 
     def _begin(self, lookup: Lookup) -> bool:
-        """Whether it is to be looked up: it may wait for a look-up that is under way."""
+        """Whether to start this look-up; false if it waits for the same look-up under way."""
         with self._mutex:
             asked = self._under_way.setdefault((lookup.host, lookup.port), [])
             asked.append(lookup)
@@ -129,17 +129,17 @@ lifetime.at_fork(resolver)
 def _look_up(host: str, port: int) -> tuple[list[Found], Exception | None]:
     try:
         return look_up_now(host, port), None
-    except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+    except Exception as error:  # noqa: BLE001 - raised by Lookup.result, in the caller
         return [], error
 
 
 def look_up_now(host: str, port: int) -> list[Found]:
-    """For as long as it takes; at once for what is an address already."""
+    """Resolves without a timeout; at once if the host is an address."""
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 def is_address(host: str) -> bool:
-    """Whether nothing has to be looked up."""
+    """Whether the host is an IP address, which needs no look-up."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError, ValueError):
             socket.inet_pton(family, host.partition("%")[0])
@@ -148,22 +148,23 @@ def is_address(host: str) -> bool:
 
 
 def look_up(host: str, port: int, until: float) -> list[Found]:
-    """The addresses of a host; raises ``OSError``, by then at the latest."""
+    """The addresses of a host; raises ``OSError``, at ``until`` at the latest."""
     if is_address(host):
         return look_up_now(host, port)
-    told: SimpleQueue[None] = SimpleQueue()
-    lookup = Lookup(host, port, lambda: told.put(None))
+    done: SimpleQueue[None] = SimpleQueue()
+    lookup = Lookup(host, port, lambda: done.put(None))
     resolver.ask(lookup)
     try:
         with suppress(Empty):
-            told.get(timeout=max(0.0, until - now()))
+            done.get(timeout=max(0.0, until - now()))
         return lookup.result()
     finally:
         lookup.given_up = True
 
 
 def open_socket(host: str, port: int, until: float) -> socket.socket:
-    """Connects to the first address of a host that lets us; raises ``OSError`` by then."""
+    """Connects to the first address that accepts; raises ``OSError``, at ``until`` at the
+    latest."""
     found = look_up(host, port, until)
     failure: OSError | None = None
     for number, (family, kind, protocol, _, address) in enumerate(found):
@@ -174,7 +175,7 @@ def open_socket(host: str, port: int, until: float) -> socket.socket:
             # The last address may use up what is left; the others must leave some for the rest.
             share = left / (len(found) - number)
             return _connect(socket.socket(family, kind, protocol), address, share)
-        except OSError as error:  # also of a family that this system does not have
+        except OSError as error:  # also if the system does not support the address family
             failure = error
     raise failure or TimeoutError()
 
@@ -190,12 +191,12 @@ def _connect(sock: socket.socket, address: Any, seconds: float) -> socket.socket
 
 
 def readable(sock: socket.socket, write_seconds: float) -> Readable | None:
-    """How to wait for the socket. Nothing where only the socket's own timeout can tell: TLS may
-    have read already what poll would wait for.
+    """A function that waits for input on the socket. ``None`` for TLS, where the socket's own
+    timeout must be used: TLS may have read the bytes already that poll would wait for.
 
-    That timeout costs a poll before every write, too. The kernel's own costs nothing and will do
-    for writes, which hardly ever wait. For reads it won't: a read that a signal interrupts is
-    begun anew, and all of its time with it.
+    The socket's own timeout costs a poll before every write, too. The kernel's send timeout costs
+    nothing, and is good enough for writes, which hardly ever block. The kernel's receive timeout is
+    not used: a read that a signal interrupts starts again with its full timeout.
     """
     if isinstance(sock, ssl.SSLSocket) or not hasattr(select, "poll"):
         return None

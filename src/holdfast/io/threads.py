@@ -29,54 +29,60 @@ Callback = Callable[[str], object]
 
 
 class OneThread:
-    """Started when it is first needed; started anew after a fork."""
+    """A daemon thread that exists at most once, even if an interrupt stops its start half-way.
+
+    Started when it is first needed, and again after a fork.
+    """
 
     def __init__(self, name: str, run: Callable[[], None]) -> None:
         self._name, self._target = name, run
         self._threads: list[threading.Thread] = []
-        """The one at work, at its head. Appending is atomic: of two threads one is the first."""
+        """The first one works. Appending is atomic: of two threads one is the first."""
         self._starting = threading.RLock()
 
     @property
     def thread(self) -> threading.Thread | None:
-        """The thread, if it was started and has not been forked away."""
+        """The thread, if it was started in this process."""
         return self._threads[0] if self._threads else None
 
     def start(self) -> None:
-        """Makes sure that the thread runs; cheap when it does. Raises ``RuntimeError`` if the
+        """Starts the thread unless it runs, which is a cheap check. Raises ``RuntimeError`` if the
         system allows no more threads."""
         if self._threads:
             return
         with self._starting:
-            if self._threads:  # another thread was faster
+            if self._threads:  # another thread has just started it
                 return
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def _run(self) -> None:
-        # A start that an interrupt tore apart may have started its thread nevertheless, and then
-        # the next start another: whoever comes first works, and two never do.
+        # A start that an interrupt stopped half-way may have started its thread, and then the next
+        # start starts another one: the first thread works, the second returns.
         thread = threading.current_thread()
         self._threads.append(thread)
         if self._threads[0] is thread:
             self._target()
 
     def forked(self) -> None:
-        """In a forked child: the thread is the parent's."""
+        """In a forked child: the thread exists in the parent only."""
         self._threads = []
         self._starting = threading.RLock()
 
 
 class _Callbacks:
+    """Calls ``on_lost`` callbacks. A slow callback delays other callbacks, and nothing else."""
+
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Callback, str]] = SimpleQueue()
         self._one = OneThread("holdfast-callbacks", self._run)
         self.prepare = self._one.start
-        """For whoever wants to be called back: if no thread can be started, it learns it now."""
+        """Call before registering a callback: raises ``RuntimeError`` if no thread can be
+        started."""
 
     def call(self, callback: Callback, reason: str) -> None:
-        """Has it called, in order, by the thread that ``prepare`` started; never waits."""
+        """Queues a callback for the thread that ``prepare`` started; never waits."""
         self._queue.put((callback, reason))
 
     def _run(self) -> None:
@@ -84,9 +90,9 @@ class _Callbacks:
             callback, reason = self._queue.get()
             try:
                 callback(reason)
-            except BaseException:  # noqa: BLE001 - the others are called, whatever one does
+            except BaseException:  # noqa: BLE001 - the next callbacks must run
                 log.exception("a callback of on_lost failed")
-            del callback  # what it refers to is not kept until the next one comes
+            del callback  # so that its objects are not kept until the next callback
 
     def forked(self) -> None:
         self._queue = SimpleQueue()
@@ -98,6 +104,9 @@ lifetime.at_fork(callbacks)
 
 
 class _Watcher(EndWatcher):
+    """The watcher on its thread. A hold is not taken if the thread can't be started: its end would
+    not be reported in time."""
+
     def __init__(self) -> None:
         super().__init__(BlockingRuntime())
         self._one = OneThread("holdfast-watcher", self._run)
@@ -116,7 +125,10 @@ lifetime.at_fork(watcher)
 
 
 class RenewerThread:
-    """Runs a ``Renewer`` over blocking wires, whatever the client's own world is."""
+    """Runs the ``Renewer`` of a client on a thread, over blocking I/O, also for an asyncio client.
+
+    Started by the first hold or wait, ended with the client.
+    """
 
     def __init__(self, store: Store) -> None:
         runtime = BlockingRuntime()
@@ -126,15 +138,15 @@ class RenewerThread:
         self._starting = threading.RLock()
 
     def running(self) -> bool:
-        """Whether the thread was started, and has not been forked away."""
+        """Whether the thread was started in this process."""
         return self._one.thread is not None
 
     def start(self) -> None:
-        """Makes sure that the thread runs; cheap when it does."""
+        """Starts the thread unless it runs, which is a cheap check."""
         if self.running() or self.renewer.closing:
             return
         with self._starting:
-            if self.running():  # another thread was faster
+            if self.running():  # another thread has just started it
                 return
             watcher.watch(self.renewer)
             lifetime.at_exit(self)
@@ -155,10 +167,10 @@ class RenewerThread:
         lifetime.ended(self)
 
     def end(self, seconds: float | None) -> None:
-        """Releases all that is held and ends the thread, within so many seconds."""
+        """Releases all holds and ends the thread; waits for that at most ``seconds``."""
         self.renewer.closing = True
         thread = self._one.thread
-        if thread is None:  # it was never needed, or could not be started
+        if thread is None:  # it was not needed, or could not be started
             run_now(self.renewer.finish())
             run_now(self.renewer.backend.close())
             self._ended()
@@ -168,7 +180,7 @@ class RenewerThread:
             thread.join(seconds)
 
     def forked(self) -> None:
-        """In a forked child: the thread is the parent's; the next hold starts another."""
+        """In a forked child: the thread exists in the parent only; the next hold starts another."""
         self._one.forked()
         self._starting = threading.RLock()
         self.renewer.forked()

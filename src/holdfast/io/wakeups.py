@@ -1,11 +1,11 @@
-"""Many waiters, one source of wake-ups: who is woken returns, nobody else stirs.
+"""Wake-up hubs: many waiters share one subscription, and only the waiter that is woken runs.
 
-Blocking: of all the threads that wait, one listens to the socket for all of them and passes
-the task on when it leaves, so no thread of our own stands between the store and the waiter.
-Asyncio: the wire calls ``wake`` as messages come in.
+Blocking: one of the waiting threads reads the subscription for all of them, and makes another one
+the reader when it leaves. So no extra thread stands between the store and the waiter. Asyncio: the
+connection calls ``wake`` when a message arrives.
 
-A ring for somebody who does not wait yet is kept, so nothing is lost between a store's answer
-and the wait that follows it.
+A wake-up for a key that does not wait yet is kept, so nothing is lost between a store's answer and
+the wait that follows it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast.io.clock import now
 
 if TYPE_CHECKING:
-    import asyncio  # where it runs it is imported by then: the blocking client does without
+    import asyncio  # imported in functions below: the blocking client does not load it
 
 __all__ = ["EVERYBODY", "AsyncWakeupHub", "BlockingWakeupHub", "Subscription"]
 
-# Rings for waiters that left in the same moment are never asked for: forget them in the end.
 KEPT_WAKEUPS = 4096
+"""How many wake-ups without a waiter are kept. A wake-up for a waiter that has just left is never
+fetched: the oldest are dropped."""
 LONGEST_WAIT_SECONDS = 3600.0
 EVERYBODY = ""
-"""The key that wakes all who wait: some of their own wakes may have been lost."""
+"""The key that wakes all waiters: some wake-ups may have been lost."""
 
 
-def _watch(*filenos: int) -> Callable[[float], list[tuple[int, int]]]:
-    """Tells which of them can be read, within so many milliseconds. Poll needs no kernel object of
-    its own, unlike epoll and kqueue."""
+def _poller(*filenos: int) -> Callable[[float], list[tuple[int, int]]]:
+    """A function that waits up to so many milliseconds and returns the readable descriptors. Poll
+    needs no kernel object, unlike epoll and kqueue."""
     if not hasattr(select, "poll"):
         return lambda limit: [(f, 0) for f in select.select(filenos, [], [], limit / 1000)[0]]
     poll = select.poll()
@@ -43,25 +44,25 @@ def _watch(*filenos: int) -> Callable[[float], list[tuple[int, int]]]:
 
 
 class Subscription(Protocol):
-    """What a blocking wake-up hub listens to."""
+    """The source that a blocking wake-up hub reads."""
 
     def fileno(self) -> int: ...
 
     def read(self) -> list[str]:
-        """The keys that were woken since, without blocking. Raises ``OSError`` or
-        ``BackendUnavailable`` when the source is broken; the wake-up hub then drops it."""
+        """The keys to wake, without blocking. Raises ``OSError`` or ``BackendUnavailable`` when the
+        source is broken; the hub then drops it."""
         ...
 
     def close(self) -> None: ...
 
 
 class _Waiter:
-    __slots__ = ("event", "leads", "woken")
+    __slots__ = ("event", "is_reader", "woken")
 
     def __init__(self) -> None:
         self.event: threading.Event | None = None
-        """What wakes it, unless it listens from the start."""
-        self.leads = False
+        """Wakes the thread; ``None`` if it is the reader from the start."""
+        self.is_reader = False
         self.woken = False
 
 
@@ -69,46 +70,48 @@ class BlockingWakeupHub:
     """Waits of many threads on one subscription."""
 
     def __init__(self) -> None:
-        # Re-entrant: a signal handler may wait or ring in the middle of what its thread does here.
+        # Re-entrant: a signal handler may wait or wake while its own thread runs code in here.
         self._mutex = threading.RLock()
         self._waiting: dict[str, _Waiter] = {}
         self._kept: dict[str, None] = {}
-        self._led = False
+        self._has_reader = False
         self._subscription: Subscription | None = None
-        self._torn = False
-        """Whether an interrupt ended the subscription: the next who listens tells so."""
+        self._interrupted = False
+        """Whether an interrupt ended the subscription: the next reader raises ``OSError``."""
         self._closed = False
         self._inside, self._outside = socket.socketpair()
         self._inside.setblocking(False)
         self._outside.setblocking(False)
-        self._called = self._inside.fileno()
-        self._listened: Subscription | None = None
-        self._ready = _watch(self._called)
+        self._wake_fileno = self._inside.fileno()
+        self._polled: Subscription | None = None
+        self._ready = _poller(self._wake_fileno)
 
     @property
     def subscription(self) -> Subscription | None:
-        """The source, or None before ``attach`` and after it broke."""
+        """The source; ``None`` before ``attach`` and after the source broke."""
         return self._subscription
 
     def attach(self, subscription: Subscription) -> None:
-        """Installs a source. Rings that came before it are lost: attempt again afterwards. One
-        that comes after ``close`` is closed, too."""
+        """Installs a source. Earlier wake-ups are lost: attempt again afterwards. After ``close``
+        the new source is closed at once."""
         with self._mutex:
             old: Subscription | None = subscription
             if not self._closed:
-                old, self._subscription, self._torn = self._subscription, subscription, False
+                old, self._subscription, self._interrupted = self._subscription, subscription, False
         if old is not None:
             old.close()
-        self._stir()
+        self._wake_reader()
 
     def wake(self, key: str) -> None:
-        """Rings one waiter, from any thread."""
+        """Wakes one waiter, from any thread."""
         with self._mutex:
-            stir = self._wake(key)
-        if stir:
-            self._stir()
+            is_reader = self._wake(key)
+        if is_reader:
+            self._wake_reader()
 
     def _wake(self, key: str) -> bool:
+        """Marks a waiter as woken; returns whether it is the reader, which has to be
+        interrupted."""
         waiter = self._waiting.get(key)
         if waiter is None:
             if key == EVERYBODY:
@@ -120,43 +123,46 @@ class BlockingWakeupHub:
         waiter.woken = True
         if waiter.event is not None:
             waiter.event.set()
-        return waiter.leads
+        return waiter.is_reader
 
-    def _stir(self) -> None:
-        with suppress(OSError):  # full of calls already, or closed
+    def _wake_reader(self) -> None:
+        with suppress(OSError):  # its buffer is full already, or it is closed
             self._outside.send(b"x")
 
     def forget(self, key: str) -> None:
-        """Drops a ring that was kept for somebody who will not come."""
+        """Drops a kept wake-up whose waiter will not wait."""
         self._kept.pop(key, None)
 
     def wait(self, key: str, until: float, subscription: Subscription | None = None) -> bool:
-        """Whether it was woken by then. Raises what a broken subscription raises, once, in one
-        thread. With
-        the subscription that is to ring it, it returns at once if another hangs there by now."""
+        """Waits until ``until``; returns whether it was woken. The error of a broken subscription
+        is
+        raised once, in one thread. With ``subscription``, the source that is expected to wake it,
+        returns at once if another source is attached by now."""
         waiter = _Waiter()
-        try:  # an interrupt at any point must not leave the others without a listener
+        try:  # an interrupt at any point must not leave the others without a reader
             with self._mutex:
-                self._waiting[key] = waiter  # first: a ring from here on is not kept any more
-                hangs = self._subscription
-                other = subscription is not None and hangs is not None and subscription is not hangs
+                self._waiting[key] = waiter  # first: from here on a wake-up is not kept
+                current = self._subscription
+                other = (
+                    subscription is not None and current is not None and subscription is not current
+                )
                 if other or key in self._kept or self._closed:
                     self._kept.pop(key, None)
                     return True
-                if self._led:
+                if self._has_reader:
                     waiter.event = threading.Event()
                 else:
-                    waiter.leads = self._led = True
+                    waiter.is_reader = self._has_reader = True
             while not waiter.woken and (left := until - now()) > 0:
-                if waiter.leads or waiter.event is None:
-                    self._listen(left)
+                if waiter.is_reader or waiter.event is None:
+                    self._read(left)
                 elif waiter.event.wait(min(left, LONGEST_WAIT_SECONDS)):
-                    waiter.event.clear()  # woken, or made the listener
+                    waiter.event.clear()  # woken, or made the reader
             return waiter.woken
         finally:
             try:
                 self._leave(key, waiter)
-            except BaseException:  # an interrupt right here must not strand the others
+            except BaseException:  # an interrupt right here: the others still need a reader
                 self._leave(key, waiter)
                 raise
 
@@ -164,45 +170,45 @@ class BlockingWakeupHub:
         with self._mutex:
             if self._waiting.get(key) is waiter:
                 del self._waiting[key]
-            if waiter.leads:
-                self._led = bool(self._waiting) and self._pass_on()
-                waiter.leads = False
+            if waiter.is_reader:
+                self._has_reader = bool(self._waiting) and self._choose_reader()
+                waiter.is_reader = False
             if self._closed and not self._waiting:
                 self.discard()
 
-    def _pass_on(self) -> bool:
-        """Makes one of those who are left the listener; whether there is one."""
-        left = [other for other in self._waiting.values() if not other.woken or other.leads]
-        heir = max(left, key=lambda other: other.leads, default=None)
-        if heir is None:
+    def _choose_reader(self) -> bool:
+        """Makes one of the remaining waiters the reader; returns whether there is one."""
+        left = [other for other in self._waiting.values() if not other.woken or other.is_reader]
+        reader = max(left, key=lambda other: other.is_reader, default=None)
+        if reader is None:
             return False
-        heir.leads = True
-        if heir.event is not None:
-            heir.event.set()
+        reader.is_reader = True
+        if reader.event is not None:
+            reader.event.set()
         return True
 
-    def _listen(self, seconds: float) -> None:
-        """One round of listening, for all."""
-        if self._torn:
-            self._torn = False
-            raise OSError("an interrupt came while the bell was read")
+    def _read(self, seconds: float) -> None:
+        """Polls the subscription once, for all waiters, and wakes those that it names."""
+        if self._interrupted:
+            self._interrupted = False
+            raise OSError("an interrupt stopped a read of the subscription")
         subscription = self._subscription
-        if subscription is not self._listened:
+        if subscription is not self._polled:
             subscriptions = () if subscription is None else (subscription.fileno(),)
-            self._ready = _watch(self._called, *subscriptions)
-            self._listened = subscription
+            self._ready = _poller(self._wake_fileno, *subscriptions)
+            self._polled = subscription
         for fileno, _ in self._ready(min(seconds, LONGEST_WAIT_SECONDS) * 1000):
-            if fileno == self._called:
+            if fileno == self._wake_fileno:
                 self._drain()
             elif subscription is not None:
-                # Here and not in a method of its own: everybody waits for this one to run.
+                # Inline, not a method: all waiters depend on how fast this runs.
                 try:
                     keys = subscription.read()
                     with self._mutex:
                         for key in keys:
                             waiter = self._waiting.get(key)
                             if waiter is not None and waiter.event is None:
-                                waiter.woken = True  # it listens itself, as the only one does
+                                waiter.woken = True  # this thread: the only reader
                             else:
                                 self._wake(key)
                 except BaseException as error:
@@ -213,8 +219,8 @@ class BlockingWakeupHub:
         with self._mutex:
             if self._subscription is subscription:
                 self._subscription = None
-                self._torn = not isinstance(error, Exception)
-                self._wake(EVERYBODY)  # the error goes to one of them, and the others hear nothing
+                self._interrupted = not isinstance(error, Exception)
+                self._wake(EVERYBODY)  # the error is raised in one thread only
         subscription.close()
 
     def _drain(self) -> None:
@@ -225,20 +231,20 @@ class BlockingWakeupHub:
             pass
 
     def close(self) -> None:
-        """Ends all waits at once; later ones too."""
+        """Ends all waits at once; later waits end at once, too."""
         with self._mutex:
             self._closed = True
             subscription, self._subscription = self._subscription, None
             self._wake(EVERYBODY)
             if not self._waiting:
                 self.discard()
-        self._stir()
+        self._wake_reader()
         if subscription is not None:
             subscription.close()
 
     def discard(self) -> None:
-        """Closes our own sockets. In a forked child, where nobody waits and the mutex may be
-        locked for ever, this is all there is to do."""
+        """Closes our own sockets. In a forked child this is all to do: there are no waiters, and
+        the mutex may be locked for ever."""
         self._inside.close()
         self._outside.close()
 
@@ -252,7 +258,7 @@ class AsyncWakeupHub:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def wake(self, key: str) -> None:
-        """Rings one waiter, from any thread."""
+        """Wakes one waiter, from any thread."""
         import asyncio
 
         loop = self._loop
@@ -269,11 +275,11 @@ class AsyncWakeupHub:
             future.set_result(True)
 
     def forget(self, key: str) -> None:
-        """Drops a ring that was kept for somebody who will not come."""
+        """Drops a kept wake-up whose waiter will not wait."""
         self._kept.pop(key, None)
 
     async def wait(self, key: str, until: float) -> bool:
-        """Whether it was woken by then."""
+        """Waits until ``until``; returns whether it was woken."""
         import asyncio
 
         self._loop = asyncio.get_running_loop()

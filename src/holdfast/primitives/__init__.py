@@ -1,1 +1,1 @@
-"""lock, rwlock, semaphore, multi, election, once: they build claims and know no store."""
+"""lock, rwlock, semaphore, multi, election, once, every: they build claims and know no store."""

@@ -115,7 +115,7 @@ def write(status: str, **fields: Any) -> str:
 
 
 def read(record: Record | None, key: str) -> RunRecord | None:
-    """The content of a record; raises ``Incompatible`` for one that a newer version has written."""
+    """The content of a record; raises ``Incompatible`` if a newer version has written it."""
     if record is None:
         return None
     try:
