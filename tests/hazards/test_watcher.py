@@ -258,4 +258,4 @@ def test_an_interrupt_anywhere_in_an_extend_that_learns_of_a_loss(part: Any, lin
         assert lease.lost
         lease.on_lost(told.append)
         wait_until("the last", lambda: len(told) > 1)
-    assert told == ["it ran out or was broken, and is no longer stored"] * 2
+    assert told == ["it expired or was broken, and is no longer stored"] * 2

@@ -229,6 +229,6 @@ def _judge(store: SimStore, clients: list[Client], report: Report, world: World)
     now = store.ledger.now()
     for name, state in store.ledger.names.items():
         left = sum(held.ends > now for held in state.holds.values())
-        left += sum(not queued.stale(now) for queued in state.line.values())
+        left += sum(not queued.stale(now) for queued in state.queue.values())
         if left:
             report.problems.append(f"{left} claims are left on {name!r}")

@@ -135,7 +135,7 @@ def abandoning_forgets_the_line(patch: Patch) -> None:
 def abandoning_forgets_the_hold(patch: Patch) -> None:
     async def abandon(self: MemoryBackend, claim: Claim, *, until: float | None = None) -> None:
         name, _ = self._name(claim.name)
-        name.line.pop(claim.owner, None)
+        name.queue.pop(claim.owner, None)
 
     patch.setattr(MemoryBackend, "abandon", abandon)
 
@@ -154,8 +154,8 @@ def exchange_keeps_the_hold(patch: Patch) -> None:
 def exchange_replaces_the_signal(patch: Patch) -> None:
     def make(busy: Callable[..., Busy]) -> Callable[..., Busy]:
         def deafening(self: MemoryBackend, name: Name, claim: Claim, *rest: Any) -> Busy:
-            if claim.owner in name.line:
-                name.line[claim.owner].signal = self.runtime.signal()
+            if claim.owner in name.queue:
+                name.queue[claim.owner].signal = self.runtime.signal()
             return busy(self, name, claim, *rest)
 
         return deafening

@@ -1,7 +1,13 @@
-"""``memory://``: locks of this process. Read this backend first: it is the rules, and no more.
+"""``memory://``: locks of this process. Read this backend first: it has the rules, and no I/O.
 
-All clients of the process with the same URL and namespace share one ``Ledger``. Every operation
-is a few lines under one mutex, so it is atomic as a script or a transaction is elsewhere.
+All clients of the process with the same URL and namespace share one ``Ledger``::
+
+    Ledger ── names ──> Name ── token, record
+                         ├── holds  {owner: Held}     in order of their grants
+                         └── queue  {owner: Queued}   in order of arrival
+
+Every operation is a few lines under one mutex. So it is atomic, as a script or a transaction is in
+other stores.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from typing import NamedTuple
 from holdfast.claim import Busy, Claim, Grant, Holder, LockInfo, Mode, Record, Waiter, read_label
 from holdfast.core import admit
 from holdfast.core.admit import Share
+from holdfast.core.backoff import WATCH_POLL_SECONDS, pause_within
 from holdfast.core.contract import (
     GRACE_SECONDS,
     IDLE_COUNTER_SECONDS,
@@ -45,7 +52,7 @@ class Held:
 
 
 class Queued:
-    """One who stands in line."""
+    """One entry of the queue."""
 
     __slots__ = ("behind", "claim", "refreshed", "reserved_until", "share", "signal", "since")
 
@@ -56,25 +63,25 @@ class Queued:
         self.reserved_until: float | None = None
 
     def stale(self, now: float) -> bool:
-        """Whether it is to be skipped: not refreshed, or woken and gone."""
+        """Whether to skip it: it was not refreshed, or was woken and did not attempt in time."""
         reservation_over = self.reserved_until is not None and now > self.reserved_until
         return reservation_over or now > self.refreshed + STALE_SECONDS
 
 
 class Name:
-    """All that is known about one name."""
+    """The state of one name."""
 
     def __init__(self) -> None:
         self.token = 0
         self.used = 0.0
         self.holds: dict[str, Held] = {}
-        self.line: dict[str, Queued] = {}
+        self.queue: dict[str, Queued] = {}
         self.record: tuple[Record, float, float] | None = None
 
     def ahead_of(self, owner: str) -> list[Queued]:
-        """Those in front of this owner; all of them if it does not stand in line."""
+        """The entries in front of this owner; all entries if it is not in the queue."""
         ahead = []
-        for queued in self.line.values():
+        for queued in self.queue.values():
             if queued.claim.owner == owner:
                 break
             ahead.append(queued)
@@ -82,7 +89,7 @@ class Name:
 
 
 class Ledger:
-    """The state of one in-process store, by a clock of its own: the server's, as it were."""
+    """The state of one in-process store, with its own clock, as a server has."""
 
     def __init__(self, now: Callable[[], float], wall: Callable[[], float]) -> None:
         self.now, self.wall = now, wall
@@ -92,13 +99,13 @@ class Ledger:
         self.process = BlockingRuntime.where()[1]
 
     def tidy(self, name: Name, now: float) -> None:
-        """Ends what has run out, skips who is gone, and wakes whom that lets in."""
+        """Ends expired holds, removes stale entries, and wakes the waiters that now fit."""
         for owner in [owner for owner, held in name.holds.items() if held.ends <= now]:
             del name.holds[owner]
-        for owner in [owner for owner, queued in name.line.items() if queued.stale(now)]:
-            del name.line[owner]
+        for owner in [owner for owner, queued in name.queue.items() if queued.stale(now)]:
+            del name.queue[owner]
         taken = [held.share for held in name.holds.values()]
-        for queued in name.line.values():
+        for queued in name.queue.values():
             claim = queued.claim
             if not admit.fits(claim.mode, claim.weight, claim.limit, taken):
                 break
@@ -108,8 +115,8 @@ class Ledger:
             taken.append(queued.share)
 
     def grant(self, name: Name, claim: Claim, now: float) -> Grant:
-        """Admits the claim with a token above every earlier one, also of an emptied ledger."""
-        name.line.pop(claim.owner, None)
+        """Grants the claim, with a token above every earlier one, also after a purge."""
+        name.queue.pop(claim.owner, None)
         name.token = max(name.token + 1, int(self.wall() * 1_000_000))
         slots: tuple[int, ...] = ()
         if claim.mode is Mode.SLOTS:
@@ -120,14 +127,14 @@ class Ledger:
         return grant
 
     def purge(self, now: float) -> None:
-        """Forgets names that nobody has used for a week; the clock floor keeps tokens growing."""
+        """Removes names that were unused for a week; the clock keeps later tokens higher."""
         if now < self.purged + PURGE_SECONDS:
             return
         self.purged = now
         for key in [k for k, n in self.names.items() if now - n.used > IDLE_COUNTER_SECONDS]:
             name = self.names[key]
             recorded = name.record is not None and name.record[2] > now
-            if not name.holds and not name.line and not recorded:
+            if not name.holds and not name.queue and not recorded:
                 del self.names[key]
 
 
@@ -160,7 +167,7 @@ class MemoryBackend:
             held.ends = max(held.ends, now + claim.ttl)
             return held.grant
         others = [held.grant.claim for held in name.holds.values()]
-        others += [queued.claim for owner, queued in name.line.items() if owner != claim.owner]
+        others += [queued.claim for owner, queued in name.queue.items() if owner != claim.owner]
         if others:
             slots = others[0].mode is Mode.SLOTS
             admit.check_limit(claim, others[0].limit, slots=slots, store=self.display)
@@ -171,32 +178,34 @@ class MemoryBackend:
         return self._busy(name, claim, len(ahead), now, join)
 
     def _busy(self, name: Name, claim: Claim, place: int, now: float, join: bool) -> Busy:
-        if join and claim.owner not in name.line:
-            if len(name.line) >= QUEUE_CAP:
-                return Busy(place, 1.0, reason=f"{QUEUE_CAP} already wait for {claim.name!r}")
+        if join and claim.owner not in name.queue:
+            if len(name.queue) >= QUEUE_CAP:
+                return Busy(
+                    place, 1.0, reason=f"the queue of {claim.name!r} is full ({QUEUE_CAP} waiters)"
+                )
             signal = self.runtime.signal()
-            name.line[claim.owner] = Queued(claim, signal, now, self.ledger.wall())
-        elif queued := name.line.get(claim.owner):
+            name.queue[claim.owner] = Queued(claim, signal, now, self.ledger.wall())
+        elif queued := name.queue.get(claim.owner):
             queued.refreshed = now
             queued.reserved_until = None
-            queued.signal.clear()  # the same one: somebody may be in its wait already
+            queued.signal.clear()  # not replaced: a thread may already wait for it
         ends = [held.ends for held in name.holds.values()]
-        ends += [q.reserved_until for q in name.line.values() if q.reserved_until is not None]
+        ends += [q.reserved_until for q in name.queue.values() if q.reserved_until is not None]
         return Busy(place, max(0.0, min(ends) - now) if ends else None)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         with self.ledger.mutex:
             name = self.ledger.names.get(claim.name)
-            queued = name.line.get(claim.owner) if name else None
+            queued = name.queue.get(claim.owner) if name else None
         if queued is not None:
             await self.runtime.wait(queued.signal, until)
-        elif busy.place >= QUEUE_CAP:  # not in the line, so nobody would wake it
+        elif busy.place >= QUEUE_CAP:  # not in the queue, so no release would wake it
             await self.runtime.sleep(max(0.0, until - self.runtime.now()))
 
     def nudge(self, claim: Claim) -> None:
         with self.ledger.mutex:
             name = self.ledger.names.get(claim.name)
-            queued = name.line.get(claim.owner) if name else None
+            queued = name.queue.get(claim.owner) if name else None
         if queued is not None:
             queued.signal.set()
 
@@ -219,13 +228,13 @@ class MemoryBackend:
                 name, now = self._name(grant.claim.name)
                 held = name.holds.get(grant.claim.owner)
                 if held is None:
-                    lost[grant.claim.owner] = "it ran out or was broken, and is no longer stored"
+                    lost[grant.claim.owner] = "it expired or was broken, and is no longer stored"
                 else:
                     ends = now + grant.claim.ttl
                     held.ends = ends if shorten else max(held.ends, ends)
             for claim, behind in waits:
                 name, now = self._name(claim.name)
-                queued = name.line.get(claim.owner)
+                queued = name.queue.get(claim.owner)
                 if queued is None:
                     forgotten.add(claim.owner)
                 else:
@@ -246,7 +255,7 @@ class MemoryBackend:
         with self.ledger.mutex:
             name, now = self._name(claim.name)
             name.holds.pop(claim.owner, None)
-            name.line.pop(claim.owner, None)
+            name.queue.pop(claim.owner, None)
             self.ledger.tidy(name, now)
 
     async def revoke(self, name: str) -> list[int]:
@@ -259,9 +268,9 @@ class MemoryBackend:
 
     async def look(self, name: str) -> LockInfo:
         with self.ledger.mutex:
-            return self._standing(name)
+            return self._info(name)
 
-    def _standing(self, key: str) -> LockInfo:
+    def _info(self, key: str) -> LockInfo:
         name, now = self._name(key)
         holders = tuple(
             Holder(
@@ -276,10 +285,10 @@ class MemoryBackend:
         )
         waiters = tuple(
             Waiter(*read_label(q.claim.label), q.claim.mode, q.since, q.behind)
-            for q in name.line.values()
+            for q in name.queue.values()
         )
         claims = [h.grant.claim for h in name.holds.values()] + [
-            q.claim for q in name.line.values()
+            q.claim for q in name.queue.values()
         ]
         return LockInfo(key, claims[0].limit if claims else 0, holders, waiters)
 
@@ -287,8 +296,8 @@ class MemoryBackend:
         with self.ledger.mutex:
             after = cursor or ""
             keys = sorted(k for k in self.ledger.names if k.startswith(prefix) and k > after)
-            standings = [self._standing(key) for key in keys[:limit]]
-        used = [s for s in standings if s.holders or s.waiters]
+            infos = [self._info(key) for key in keys[:limit]]
+        used = [info for info in infos if info.holders or info.waiters]
         return Page(used, keys[limit - 1] if len(keys) > limit else None)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
@@ -308,18 +317,17 @@ class MemoryBackend:
             return record._replace(age_seconds=now - written)
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        await self.runtime.sleep(
-            max(0.0, min(until - self.runtime.now(), self.runtime.between(0.5, 1)))
-        )
+        left = until - self.runtime.now()
+        await self.runtime.sleep(pause_within(left, WATCH_POLL_SECONDS, self.runtime.between))
 
     async def probe(self) -> list[Finding]:
         return [Finding("memory", "locks of this process only; they end with it")]
 
     def forget(self) -> None:
         if self.ledger.process == self.runtime.where()[1]:
-            return  # another event loop, not another process: what others hold stays theirs
+            return  # another event loop, not another process: the holds of other clients stay
         self.ledger.process = self.runtime.where()[1]
-        self.ledger.mutex = BlockingRuntime.mutex()  # the parent's may be locked for ever
+        self.ledger.mutex = BlockingRuntime.mutex()  # the one of the parent may be locked for ever
         self.ledger.names.clear()
 
     async def close(self) -> None:
@@ -327,7 +335,7 @@ class MemoryBackend:
 
 
 class MemoryStore:
-    """All clients with the same URL and namespace share a ledger."""
+    """One ledger, which all clients with the same URL and namespace share."""
 
     guarantees = frozenset(
         {

@@ -55,7 +55,7 @@ class _GivingLedger(Ledger):
 
     def tidy(self, name: Name, now: float) -> None:
         super().tidy(name, now)
-        woken = [each for each in name.line.values() if each.reserved_until is not None]
+        woken = [each for each in name.queue.values() if each.reserved_until is not None]
         for queued in woken:
             if queued.claim.mode is Mode.EXCLUSIVE:
                 grant = self.grant(name, queued.claim, now)
