@@ -20,7 +20,7 @@ from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.fencing.sql.drivers import Answer
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.sql import Asked, transaction_lock
+from holdfast.sql import TransactionRequest, transaction_lock
 from holdfast.stores.mysql.connect import SKEW_MICROS, MySqlDialler
 from holdfast.stores.mysql.protocol import Result
 from holdfast.stores.mysql.transaction import take

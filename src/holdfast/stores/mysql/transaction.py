@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from holdfast.errors import LockTimeout, Unsupported
-from holdfast.sql import Asked
+from holdfast.sql import TransactionRequest
 from holdfast.stores.mysql.sql import UTC_MICROS, MySqlSchema
 
 __all__ = ["take"]
@@ -33,7 +33,7 @@ SELECT @@SESSION.innodb_lock_wait_timeout, @@GLOBAL.innodb_rollback_on_timeout, 
 _SET_LOCK_WAIT_TIMEOUT = "SET SESSION innodb_lock_wait_timeout = :seconds"
 
 
-async def take(driver: Any, asked: Asked) -> int:
+async def take(driver: Any, asked: TransactionRequest) -> int:
     """Locks the row and returns its new token. Raises ``LockTimeout`` at the timeout, and
     ``Unsupported`` if the tables are missing or the server can't do this."""
     schema = MySqlSchema(asked.prefix or "holdfast_")
@@ -60,7 +60,7 @@ async def take(driver: Any, asked: Asked) -> int:
         ) from None
 
 
-async def _refuse_galera(driver: Any, asked: Asked) -> None:
+async def _refuse_galera(driver: Any, asked: TransactionRequest) -> None:
     """Raises ``Unsupported`` on Galera: a row is locked on one node only, so two transactions
     could hold one name with one token."""
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.errors import LimitMismatch, LockTimeout, Unsupported
-from holdfast.sql import Asked, in_savepoint
+from holdfast.sql import TransactionRequest, in_savepoint
 from holdfast.stores.postgres.advisory_sql import base_key
 from holdfast.stores.postgres.schema import PostgresSchema
 
@@ -32,7 +32,7 @@ INSERT INTO @counter AS c (namespace, name, base, token, used)
     CAST(pg_catalog.pg_current_xact_id() AS pg_catalog.xid)"""
 
 
-async def take(driver: Any, asked: Asked) -> int:
+async def take(driver: Any, asked: TransactionRequest) -> int:
     """Waits for the lock, counts, and returns the token. Raises ``LockTimeout`` if it is not free
     in time, and ``Unsupported`` for another isolation level or without our tables."""
     schema = PostgresSchema(asked.schema or "holdfast", asked.prefix)
@@ -53,7 +53,7 @@ async def take(driver: Any, asked: Asked) -> int:
     return await _count(driver, asked, key, schema)
 
 
-async def _lock(driver: Any, asked: Asked, key: int, lock_timeout: str) -> None:
+async def _lock(driver: Any, asked: TransactionRequest, key: int, lock_timeout: str) -> None:
     if asked.timeout is None:
         await driver.execute("SELECT pg_catalog.pg_advisory_xact_lock(:key)", {"key": key})
         return
@@ -92,7 +92,7 @@ def _state(error: BaseException) -> str:
     return str(getattr(getattr(error, "orig", error), "sqlstate", ""))
 
 
-async def _count(driver: Any, asked: Asked, key: int, schema: PostgresSchema) -> int:
+async def _count(driver: Any, asked: TransactionRequest, key: int, schema: PostgresSchema) -> int:
     given = {"namespace": asked.namespace, "name": asked.name, "key": key}
     answer = await driver.execute(schema.filled(_COUNT), given)
     token, capacity, outermost = answer.rows[0]

@@ -16,9 +16,9 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import ConnectionLimit, Permit
-from holdfast.io.readable import Readable, readable
+from holdfast.io.limits import ConnectionLimit, Permit
 from holdfast.io.resp import INCOMPLETE, REPLY_DELAY, ReplyReader, chunks
+from holdfast.io.sockets import Readable, readable
 from holdfast.stores.redis.replies import RedisConnectionBroken, unreachable
 from holdfast.stores.redis.url import Access, Greeting, NodeAddress
 

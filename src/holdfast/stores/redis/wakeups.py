@@ -16,8 +16,8 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
+from holdfast.io.limits import SingleFlight, look_by, open_by
 from holdfast.io.resp import INCOMPLETE, RedisRefused, ReplyReader, pack
-from holdfast.io.single_flight import SingleFlight, look_by, open_by
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores.redis.aio import RedisProtocol
 from holdfast.stores.redis.blocking import BlockingRedisConnection

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.io.clock import now
-from holdfast.io.connection_limit import ConnectionLimit, Permit
+from holdfast.io.limits import ConnectionLimit, Permit
 from holdfast.io.resp import INCOMPLETE, RedisRefused
 from holdfast.stores.redis.blocking import BlockingRedisConnection
 from holdfast.stores.redis.replies import RedisConnectionBroken, unreachable
