@@ -16,8 +16,8 @@ import pytest
 import holdfast
 from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.core.hold import Hold
-from holdfast.core.planned import PlannedLoop
 from holdfast.core.renewer import Renewer
+from holdfast.core.watcher import PlannedLoop
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.io.threads import watcher

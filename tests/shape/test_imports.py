@@ -60,6 +60,7 @@ KNOWN: dict[str, set[str]] = {
 }
 """Which folders of ``stores`` a store may import, besides its own."""
 DISPATCH: dict[str, set[str]] = {
+    "stores.postgres.__init__": {"postgres_advisory"},
     "stores.mysql.__init__": {"mysql_advisory"},
 }
 """Modules that open another store, where the URL asks for it by ``mode``."""

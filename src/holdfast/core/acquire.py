@@ -5,7 +5,7 @@ The only implementation: both clients and the simulator run it.
 
 from __future__ import annotations
 
-from holdfast.claim import Busy, Claim, Grant
+from holdfast.claim import Busy, Claim, Grant, Holder, LockInfo
 from holdfast.core import log
 from holdfast.core.backoff import (
     FIRST_WAITER_SECONDS,
@@ -18,10 +18,10 @@ from holdfast.core.backoff import (
 from holdfast.core.engine import Engine
 from holdfast.core.hold import AcquireOptions, Hold
 from holdfast.core.local_queue import LocalWaiter
-from holdfast.core.refusal import describe_wait, timed_out
 from holdfast.errors import (
     BackendUnavailable,
     GuaranteeNotMet,
+    HoldfastError,
     Incompatible,
     LockTimeout,
     Unsupported,
@@ -58,7 +58,7 @@ async def attempt_once(engine: Engine, claim: Claim, options: AcquireOptions) ->
     except BaseException:
         await engine.undo(claim)
         raise
-    raise await timed_out(engine, claim, options, answer.reason)
+    raise await _timed_out(engine, claim, options, answer.reason)
 
 
 async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold:
@@ -115,7 +115,7 @@ async def _wait_locally(
         waiter.signal.clear()  # before the check for the first: a signal in between is not lost
         late = until is not None and runtime.now() >= until
         if late and not waiter.first:
-            raise await timed_out(engine, waiter.claim, options, "")
+            raise await _timed_out(engine, waiter.claim, options, "")
 
 
 async def _wait_in_store(
@@ -193,7 +193,7 @@ class _StoreWait:
             await self._give_up(busy)
         if not self._logged and now - self._started > LONG_WAIT_SECONDS:
             self._logged = True
-            log.info(await describe_wait(engine, waiter.claim, now - self._started, busy.reason))
+            log.info(await _describe_wait(engine, waiter.claim, now - self._started, busy.reason))
         if waiter.answer is None:
             try:
                 grant = await engine.backend.wait(waiter.claim, busy, self._wake_at(busy, now))
@@ -237,7 +237,7 @@ class _StoreWait:
         waiter.gone = True
         await self._engine.backend.abandon(waiter.claim)
         waiter.in_store_queue = False  # nothing is left to undo
-        raise await timed_out(self._engine, waiter.claim, self._options, busy.reason)
+        raise await _timed_out(self._engine, waiter.claim, self._options, busy.reason)
 
 
 class _Outage:
@@ -275,3 +275,46 @@ def _too_late(engine: Engine, claim: Claim, sent: float) -> BackendUnavailable:
         f"{engine.store.display} took {took:.2f} s to grant {claim.name!r}: "
         f"nothing certain is left of a ttl of {claim.ttl:g} s"
     )
+
+
+def _describe(holder: Holder, now: float) -> str:
+    """One holder, for people."""
+    return f"{holder}, for {max(0.0, now - holder.since):.0f} s"
+
+
+async def _timed_out(
+    engine: Engine, claim: Claim, options: AcquireOptions, reason: str
+) -> LockTimeout:
+    """The error of an acquire whose timeout is over; names the holder if the store can."""
+    if not options.explain:
+        return LockTimeout("", name=claim.name)
+    info = await _look(engine, claim)
+    waited = f"within {options.timeout:g} s" if options.timeout else "at once"
+    message = f"{claim.name!r} on {engine.store.display} was not acquired {waited}"
+    message += _why(info, reason, engine.runtime.wall())
+    holder = info.holders[0] if info and info.holders else None
+    return LockTimeout(message, name=claim.name, holder=holder)
+
+
+async def _describe_wait(engine: Engine, claim: Claim, waited: float, reason: str) -> str:
+    """The log line of an acquire that waits for long."""
+    why = _why(await _look(engine, claim), reason, engine.runtime.wall())
+    return f"waiting for {claim.name!r} on {engine.store.display} for {waited:.0f} s{why}"
+
+
+async def _look(engine: Engine, claim: Claim) -> LockInfo | None:
+    try:
+        return await engine.backend.look(claim.name)
+    except HoldfastError:
+        return None
+
+
+def _why(info: LockInfo | None, reason: str, now: float) -> str:
+    if reason:
+        return f": {reason}"
+    if info is None or not info.holders:
+        return ""
+    first, *others = info.holders
+    more = f" and {len(others)} more" if others else ""
+    notice = f" ({info.notice})" if info.notice else ""
+    return f": held by {_describe(first, now)}{more}{notice}"

@@ -20,7 +20,7 @@ from holdfast.core.backoff import RENEWAL_RETRY_SHARE, UNDO_RETRY_SECONDS
 from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
 from holdfast.core.hold import CONFIRM_SECONDS, NEVER, Change, Hold, State
 from holdfast.core.local_queue import LocalWaiter
-from holdfast.core.planned import NO_WATCHER, Plannable, PlannedLoop
+from holdfast.core.watcher import FAILURE_PAUSE_SECONDS, NO_WATCHER, Plannable, PlannedLoop
 from holdfast.errors import HoldfastError
 
 __all__ = ["Renewer"]
@@ -36,8 +36,6 @@ UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 first undo."""
 GLANCE_SECONDS = 1.0
 """How often the renewer checks that the connections or files of holds still exist."""
-FAILURE_PAUSE_SECONDS = 0.5
-"""The pause after an unexpected exception in a round."""
 LEAST_RENEWAL_SECONDS = 0.05
 """The request of a renewal has at least this long."""
 MOST_LEFT_SECONDS = 10.0
