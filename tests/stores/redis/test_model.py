@@ -209,7 +209,7 @@ def judge(world: World) -> None:
     if store.holder != NO_CLIENT and store.end > world.now:
         holder = world.clients[store.holder]
         if holder.phase == WAITING and store.counter not in holder.inbox:
-            raise Wrong(f"a grant that nobody hears of is kept: {world}")
+            raise Wrong(f"an undelivered grant is kept: {world}")
 
 
 def check(rules: Rules) -> int:

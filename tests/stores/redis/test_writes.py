@@ -164,7 +164,7 @@ def test_a_user_without_numsub_wakes_waiters(
         assert await plain.release(grant)
         began = now()
         await theirs.wait(claim, busy, began + SECONDS)
-        assert now() - began < SECONDS / 2, "nobody was woken"
+        assert now() - began < SECONDS / 2, "the waiter was not woken"
         assert isinstance(await theirs.take(claim), Grant)
         details = [
             each.detail for each in await plain.run(plain.backend.probe()) if each.level != "ok"

@@ -398,11 +398,9 @@ class RedisBackend:
             if not again:
                 raise
             return await self._retry(command, error, until)
-        return (
-            await self._handle_error(command, reply, until)
-            if type(reply) is RedisRefused
-            else reply
-        )
+        if type(reply) is RedisRefused:
+            return await self._handle_error(command, reply, until)
+        return reply
 
     async def _retry(
         self, command: ScriptCall, error: RedisConnectionBroken, until: float | None = None
@@ -411,11 +409,9 @@ class RedisBackend:
         if not error.closed:
             raise error
         reply = await self._call(command.packed, command.key, until)
-        return (
-            await self._handle_error(command, reply, until)
-            if type(reply) is RedisRefused
-            else reply
-        )
+        if type(reply) is RedisRefused:
+            return await self._handle_error(command, reply, until)
+        return reply
 
     async def _handle_error(
         self, command: ScriptCall, reply: RedisRefused, until: float | None = None
@@ -537,6 +533,7 @@ class RedisStore:
         self.options, self.display = options, options.display
         self.connections = settings.connections
         self.uncertain: dict[str, None] = {}
+        """Owners with an attempt that may still be in flight; see ``_note_uncertain``."""
         self.waiters: dict[str, None] = {}
         """With ``replicas``: owners that are in the queue, and so attempt again when woken."""
         self.longest_ttl = options.max_ttl if loss_protection else LONGEST_TTL_SECONDS
