@@ -226,6 +226,7 @@ def open_store(source: str | object, settings: Settings) -> Store:
         module, extra = BACKENDS[url.scheme]
         try:
             opener: Callable[[Url, Settings], Store] = importlib.import_module(module).open_store
+            return opener(url, settings)  # it imports the store's client library
         except ModuleNotFoundError as error:
             if not extra or (error.name or "").startswith("holdfast"):
                 raise
@@ -233,7 +234,6 @@ def open_store(source: str | object, settings: Settings) -> Store:
                 f"{url.scheme}:// needs {error.name!r}: pip install 'holdfast[{extra}]'",
                 name=error.name,
             ) from None
-        return opener(url, settings)
     return _third_party(url, settings)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from holdfast.testing import Flavour
-from holdfast.testing.history import Hold, read_holds
+from holdfast.testing.history import RecordedHold, read_holds
 from holdfast.testing.processes import Process
 
 __all__ = ["CROWD", "contend"]
@@ -15,7 +15,7 @@ CROWD = 16
 SECONDS = 10.0
 
 
-async def contend(url: str, flavour: Flavour, path: Path) -> tuple[list[Hold], list[str]]:
+async def contend(url: str, flavour: Flavour, path: Path) -> tuple[list[RecordedHold], list[str]]:
     """What each held, as it noted itself, and the names of all."""
     crowd = [Process(url, flavour) for _ in range(CROWD)]
     try:

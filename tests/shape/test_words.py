@@ -30,8 +30,8 @@ WORDS = {
 }
 OTHERS = re.compile(r"(?i)zookeeper|keeperstate")
 """Names of other projects."""
-QUOTED = re.compile(r"``[^`]*``")
-"""Code and stored names in prose: stored names keep their spelling."""
+QUOTED = re.compile(r"``[^`]*``|(?m:^ {4}.*$)")
+"""Code and drawings in module docstrings: stored names keep their spelling."""
 
 
 def names_and_prose(path: Path) -> Iterator[tuple[int, str]]:

@@ -15,7 +15,7 @@ from holdfast.core.hold import Hold as CoreHold
 from holdfast.core.renewer import Renewer
 from holdfast.core.watcher import EndWatcher
 from holdfast.errors import BackendUnavailable, LockLost, LockTimeout
-from holdfast.testing.history import Hold, faults
+from holdfast.testing.history import RecordedHold, faults
 from holdfast.testing.simulated_store import Network, SimStore
 from holdfast.testing.simulator import Cancelled, Node, SimRuntime, SimTask, World
 
@@ -28,7 +28,7 @@ NAMES = ("a", "b")
 class Report:
     """What a schedule showed."""
 
-    holds: list[Hold] = field(default_factory=list)
+    holds: list[RecordedHold] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     cancelled: int = 0
     lost: int = 0
@@ -103,7 +103,9 @@ class Client:
         """Holds on for a while; what it believed meanwhile goes into the history."""
         claim, started = hold.grant.claim, self.world.time
         self.report.given += hold.grant.seconds is not None
-        begun = Hold(self.node.name, claim.name, claim.mode, asked, started, 0.0, hold.grant.token)
+        begun = RecordedHold(
+            self.node.name, claim.name, claim.mode, asked, started, 0.0, hold.grant.token
+        )
         believed = _Belief(self.report, begun, hold, self.node)
         handle = _Handle()
         hold.handles.append(ref(handle))
@@ -146,7 +148,7 @@ def _tell(callback: Callable[[str], object], reason: str) -> None:
 class _Belief:
     """Follows the end of certain time as renewals move it, and closes the record."""
 
-    def __init__(self, report: Report, begun: Hold, hold: CoreHold, node: Node) -> None:
+    def __init__(self, report: Report, begun: RecordedHold, hold: CoreHold, node: Node) -> None:
         self._report, self._begun, self._hold, self._node = report, begun, hold, node
         self._over = False
         hold.call_back = _tell
@@ -173,7 +175,9 @@ class _Belief:
         begun, world = self._begun, self._node.world
         ends = min(world.time, self._node.true_time(self._hold.ends))
         self._report.holds.append(
-            Hold(begun.process, begun.name, begun.mode, begun.asked, begun.held, ends, begun.token)
+            RecordedHold(
+                begun.process, begun.name, begun.mode, begun.asked, begun.held, ends, begun.token
+            )
         )
 
 

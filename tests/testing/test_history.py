@@ -12,7 +12,7 @@ from holdfast.claim import Mode
 from holdfast.io.clock import now
 from holdfast.testing.history import (
     Event,
-    Hold,
+    RecordedHold,
     Recorder,
     fairness,
     faults,
@@ -33,14 +33,14 @@ def hold(
     slots: tuple[int, ...] = (),
     process: str = "p",
     name: str = "n",
-) -> Hold:
-    return Hold(process, name, mode, asked, held, ends, token, slots)
+) -> RecordedHold:
+    return RecordedHold(process, name, mode, asked, held, ends, token, slots)
 
 
-def lawful(seed: int, count: int = 300) -> list[Hold]:
+def lawful(seed: int, count: int = 300) -> list[RecordedHold]:
     """A history of a right lock: readers and writers by turns, waits before grants."""
     rng, at, token = random.Random(seed), 0.0, 100
-    holds: list[Hold] = []
+    holds: list[RecordedHold] = []
     while len(holds) < count:
         readers = rng.choice((0, 0, 1, 3))
         at += rng.random()
@@ -184,7 +184,7 @@ def test_fairness_counts_those_who_got_nothing() -> None:
     assert fairness([], ["a"]) == 0.0
 
 
-def _turns(pick: Callable[[list[str], dict[str, float]], str]) -> list[Hold]:
+def _turns(pick: Callable[[list[str], dict[str, float]], str]) -> list[RecordedHold]:
     """Four processes, one of which comes seldom; ``pick`` says whose turn it is."""
     draw = random.Random(1)
     asked = dict.fromkeys("abcd", 0.0)

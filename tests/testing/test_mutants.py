@@ -14,7 +14,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode, Record
 from holdfast.core import admit
 from holdfast.core.contract import Guarantee, Page, Renewal
 from holdfast.errors import BackendUnavailable
-from holdfast.stores.memory import Held, Ledger, MemoryBackend, MemoryStore, Name, Queued
+from holdfast.stores.memory import MemoryHold, Ledger, MemoryBackend, MemoryStore, Name, Queued
 from holdfast.testing import Flavour, conformance, contract
 from holdfast.testing import harness as testing_harness
 from holdfast.testing.conformance import bench as conformance_bench
@@ -173,18 +173,18 @@ def holds_never_end(patch: Patch) -> None:
     def make(start: Callable[..., None]) -> Callable[..., None]:
         return lambda self, grant, since, ends: start(self, grant, since, ends + 1000)
 
-    change(patch, Held, "__init__", make)
+    change(patch, MemoryHold, "__init__", make)
 
 
 @mutant("keeping.a_hold_ends_with_its_ttl")
 def holds_end_early(patch: Patch) -> None:
     def make(start: Callable[..., None]) -> Callable[..., None]:
-        def early(self: Held, grant: Grant, since: float, ends: float) -> None:
+        def early(self: MemoryHold, grant: Grant, since: float, ends: float) -> None:
             start(self, grant, since, ends - grant.claim.ttl / 2)
 
         return early
 
-    change(patch, Held, "__init__", make)
+    change(patch, MemoryHold, "__init__", make)
 
 
 @mutant("keeping.renewing_never_revives")
@@ -192,7 +192,7 @@ def renewing_takes_the_name_again(patch: Patch) -> None:
     async def renew(self: MemoryBackend, grants: Iterable[Grant], *_: Any, **__: Any) -> Renewal:
         for grant in grants:
             name, now = self._name(grant.claim.name)
-            name.holds[grant.claim.owner] = Held(grant, now, now + grant.claim.ttl)
+            name.holds[grant.claim.owner] = MemoryHold(grant, now, now + grant.claim.ttl)
         return Renewal()
 
     patch.setattr(MemoryBackend, "renew", renew)

@@ -14,15 +14,15 @@ from holdfast.stores.consul import requests
 from holdfast.stores.consul.agent import READ, SessionGone, TransactionRefused
 from holdfast.stores.consul.agent import TXN as WRITE
 
-__all__ = ["Guard", "guard"]
+__all__ = ["ConsulGuard", "guard"]
 
 
-def guard(lease: Any) -> Guard:
+def guard(lease: Any) -> ConsulGuard:
     """Keys in the Consul of the lease's lock. Raises ``TypeError`` for a lock of another store."""
-    return Guard(lease)
+    return ConsulGuard(lease)
 
 
-class Guard(OwnStoreGuard):
+class ConsulGuard(OwnStoreGuard):
     """Reads and writes keys of Consul while the hold lasts."""
 
     store = "Consul"

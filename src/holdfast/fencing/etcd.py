@@ -15,16 +15,16 @@ from holdfast.fencing.own_store import OwnStoreGuard
 from holdfast.stores.etcd import requests
 from holdfast.stores.etcd.session import TXN, Ref
 
-__all__ = ["Guard", "guard"]
+__all__ = ["EtcdGuard", "guard"]
 
 
-def guard(lease: Any) -> Guard:
+def guard(lease: Any) -> EtcdGuard:
     """Returns a guard for keys of the etcd that stores the lease's lock. Raises ``TypeError`` if
     the lock is in another store."""
-    return Guard(lease)
+    return EtcdGuard(lease)
 
 
-class Guard(OwnStoreGuard):
+class EtcdGuard(OwnStoreGuard):
     """Reads and writes keys of etcd while the hold exists; raises ``StaleFence`` after that."""
 
     store = "Etcd"

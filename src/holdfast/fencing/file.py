@@ -23,7 +23,7 @@ from holdfast.errors import NotHeld, Unsupported
 from holdfast.fencing.file_lock import FileLock
 from holdfast.fencing.rule import Memory, as_fence, enter, pack, refusal, stale, unpack
 
-__all__ = ["File", "Guard", "guard"]
+__all__ = ["File", "FileGuard", "guard"]
 
 
 def guard(
@@ -32,7 +32,7 @@ def guard(
     *,
     timeout: Duration | None = None,
     fence_keys: Keys = (),
-) -> Guard:
+) -> FileGuard:
     """A block in which this process alone has the file, if the lease's fence may enter.
 
     Entering raises ``StaleFence`` if a newer holder was here, and ``LockTimeout`` if another
@@ -41,10 +41,10 @@ def guard(
     lease must be signed by one of them.
     """
     fence = as_fence(lease, fence_keys)
-    return Guard(Path(os.path.realpath(path)), fence, timeout_seconds(timeout))
+    return FileGuard(Path(os.path.realpath(path)), fence, timeout_seconds(timeout))
 
 
-class Guard:
+class FileGuard:
     """One block. It can be entered once at a time."""
 
     def __init__(self, path: Path, fence: Fence, timeout: float | None) -> None:

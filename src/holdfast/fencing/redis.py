@@ -20,7 +20,7 @@ from holdfast.errors import StaleFence
 from holdfast.fencing.redis_script import PRELUDE, wrap
 from holdfast.fencing.rule import NOBODY, Memory, Stamp, as_fence, check_resource, refusal, stale
 
-__all__ = ["Guard", "guard"]
+__all__ = ["RedisGuard", "guard"]
 
 DIGITS = 20
 """Numbers are compared as text of equal length: Lua's own lose what is over 53 bits."""
@@ -33,7 +33,7 @@ _DELETE = wrap("return redis.call('DEL', unpack(KEYS))")
 _HSET = wrap("return redis.call('HSET', KEYS[1], unpack(ARGV))")
 
 
-def guard(client: Any, resource: str, lease: Any, *, fence_keys: Keys = ()) -> Guard:
+def guard(client: Any, resource: str, lease: Any, *, fence_keys: Keys = ()) -> RedisGuard:
     """Guards a resource in Redis with a lease, a fence, or a fence's text.
 
     With ``fence_keys`` what is not a lease must be signed by one of them.
@@ -41,10 +41,10 @@ def guard(client: Any, resource: str, lease: Any, *, fence_keys: Keys = ()) -> G
     ``client`` is a ``redis.Redis``, ``redis.asyncio.Redis`` or one of their clusters. Nothing is
     sent yet: each word of the guard enters and acts in one script.
     """
-    return Guard(client, check_resource(resource), as_fence(lease, fence_keys))
+    return RedisGuard(client, check_resource(resource), as_fence(lease, fence_keys))
 
 
-class Guard:
+class RedisGuard:
     """A resource in Redis and a fence. Every word raises ``StaleFence`` if a newer holder has
     entered; to enter before the first read, read through it, or say ``enter()``."""
 

@@ -24,18 +24,18 @@ from holdfast.stores.zookeeper.client.packets import (
     Write,
 )
 
-__all__ = ["Guard", "guard"]
+__all__ = ["ZooKeeperGuard", "guard"]
 
 TRIES = 8
 
 
-def guard(lease: Any) -> Guard:
+def guard(lease: Any) -> ZooKeeperGuard:
     """A guard for nodes of the ZooKeeper that stores the lease's lock. Raises ``TypeError`` if the
     lock is in another store."""
-    return Guard(lease)
+    return ZooKeeperGuard(lease)
 
 
-class Guard(OwnStoreGuard):
+class ZooKeeperGuard(OwnStoreGuard):
     """Nodes of ZooKeeper, while the hold lasts. Keys are paths, such as ``/app/config``."""
 
     store = "ZooKeeper"

@@ -41,7 +41,7 @@ __all__ = ["Ledger", "MemoryStore", "open_store"]
 PURGE_SECONDS = 3600.0
 
 
-class Held:
+class MemoryHold:
     """One hold."""
 
     __slots__ = ("ends", "grant", "share", "since")
@@ -74,7 +74,7 @@ class Name:
     def __init__(self) -> None:
         self.token = 0
         self.used = 0.0
-        self.holds: dict[str, Held] = {}
+        self.holds: dict[str, MemoryHold] = {}
         self.queue: dict[str, Queued] = {}
         self.record: tuple[Record, float, float] | None = None
 
@@ -123,7 +123,7 @@ class Ledger:
             shares = (held.share for held in name.holds.values())
             slots = admit.free_slots(claim.weight, claim.limit, shares)
         grant = Grant(claim, name.token, slots)
-        name.holds[claim.owner] = Held(grant, self.wall(), now + claim.ttl)
+        name.holds[claim.owner] = MemoryHold(grant, self.wall(), now + claim.ttl)
         return grant
 
     def purge(self, now: float) -> None:

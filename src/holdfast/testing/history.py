@@ -26,7 +26,7 @@ from holdfast.io.clock import now
 
 __all__ = [
     "Event",
-    "Hold",
+    "RecordedHold",
     "Recorder",
     "fairness",
     "faults",
@@ -97,7 +97,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class RecordedHold:
     """What one holder believed: that the name was its own from ``held`` to ``ends``."""
 
     process: str
@@ -109,7 +109,7 @@ class Hold:
     token: int
     slots: tuple[int, ...] = ()
 
-    def excludes(self, other: Hold) -> bool:
+    def excludes(self, other: RecordedHold) -> bool:
         """Whether the two must not hold at the same time."""
         if self.name != other.name:
             return False
@@ -123,7 +123,7 @@ class Hold:
         return f"{self.process} {self.mode}{slots} token {self.token} held {span}"
 
 
-def read_holds(path: Path) -> list[Hold]:
+def read_holds(path: Path) -> list[RecordedHold]:
     """The holds of a recorded file; a last line that a kill cut off is left out."""
     events = []
     for line in path.read_bytes().split(b"\n")[:-1]:
@@ -132,12 +132,12 @@ def read_holds(path: Path) -> list[Hold]:
     return to_holds(events)
 
 
-def to_holds(events: Iterable[Event]) -> list[Hold]:
+def to_holds(events: Iterable[Event]) -> list[RecordedHold]:
     """Puts the events of each attempt together. A hold without an end lasts as long as its
     holder believed in it: until it died, or until its certain time was over."""
     asked: dict[tuple[str, str], Event] = {}
-    open_holds: dict[tuple[str, str], Hold] = {}
-    holds: list[Hold] = []
+    open_holds: dict[tuple[str, str], RecordedHold] = {}
+    holds: list[RecordedHold] = []
     for event in sorted(events, key=lambda event: event.at):
         key = event.process, event.hold
         if event.kind == "asked":
@@ -154,22 +154,24 @@ def to_holds(events: Iterable[Event]) -> list[Hold]:
     return sorted(holds + list(open_holds.values()), key=lambda hold: hold.held)
 
 
-def _begun(asked: Event, held: Event) -> Hold:
+def _begun(asked: Event, held: Event) -> RecordedHold:
     mode, ends = Mode(asked.mode), held.certain_until
-    return Hold(held.process, asked.name, mode, asked.at, held.at, ends, held.token, held.slots)
+    return RecordedHold(
+        held.process, asked.name, mode, asked.at, held.at, ends, held.token, held.slots
+    )
 
 
-def _ended(hold: Hold, at: float) -> Hold:
+def _ended(hold: RecordedHold, at: float) -> RecordedHold:
     return replace(hold, ends=min(hold.ends, at))
 
 
-def _killed(hold: Hold, at: float) -> Hold:
+def _killed(hold: RecordedHold, at: float) -> RecordedHold:
     return _ended(hold, max(hold.held, at))
 
 
-def faults(holds: Iterable[Hold]) -> list[str]:
+def faults(holds: Iterable[RecordedHold]) -> list[str]:
     """All that must never be: overlaps, tokens used twice, tokens that did not grow."""
-    by_name: dict[str, list[Hold]] = defaultdict(list)
+    by_name: dict[str, list[RecordedHold]] = defaultdict(list)
     for hold in holds:
         by_name[hold.name].append(hold)
     found: list[str] = []
@@ -180,10 +182,10 @@ def faults(holds: Iterable[Hold]) -> list[str]:
     return found
 
 
-def _overlaps(holds: Sequence[Hold]) -> list[str]:
+def _overlaps(holds: Sequence[RecordedHold]) -> list[str]:
     """One sweep by time of grant; those whose belief has ended leave first."""
     found = []
-    active: list[tuple[float, int, Hold]] = []
+    active: list[tuple[float, int, RecordedHold]] = []
     for number, hold in enumerate(holds):
         while active and active[0][0] <= hold.held:
             heappop(active)
@@ -192,7 +194,7 @@ def _overlaps(holds: Sequence[Hold]) -> list[str]:
     return found
 
 
-def _repeated_tokens(holds: Sequence[Hold]) -> list[str]:
+def _repeated_tokens(holds: Sequence[RecordedHold]) -> list[str]:
     """A token of an exclusive hold is nobody else's; a slot's token is its own in that slot."""
     lanes: dict[object, Counter[int]] = defaultdict(Counter)
     alone: dict[object, set[int]] = defaultdict(set)
@@ -209,16 +211,16 @@ def _repeated_tokens(holds: Sequence[Hold]) -> list[str]:
     ]
 
 
-def _sinking_tokens(holds: Sequence[Hold]) -> list[str]:
+def _sinking_tokens(holds: Sequence[RecordedHold]) -> list[str]:
     """Who asked after another was granted has a higher token; among readers at least as high."""
-    lanes: dict[object, list[Hold]] = defaultdict(list)
+    lanes: dict[object, list[RecordedHold]] = defaultdict(list)
     for hold in holds:
         for lane in hold.slots or ("all",):
             lanes[lane].append(hold)
     return [fault for lane in lanes.values() for fault in _sinking_in(lane)]
 
 
-def _sinking_in(lane: Sequence[Hold]) -> list[str]:
+def _sinking_in(lane: Sequence[RecordedHold]) -> list[str]:
     writers = [hold for hold in lane if hold.mode is not Mode.SHARED]
     highest = list(accumulate((hold.token for hold in lane), max))
     highest_alone = list(accumulate((hold.token for hold in writers), max))
@@ -235,7 +237,7 @@ def _sinking_in(lane: Sequence[Hold]) -> list[str]:
     return found
 
 
-def fairness(holds: Iterable[Hold], processes: Iterable[str]) -> float:
+def fairness(holds: Iterable[RecordedHold], processes: Iterable[str]) -> float:
     """Fewest over most holds per process while all of them contended: 1 is perfectly fair, 0
     means that a process had no hold."""
     asked: dict[str, list[float]] = {process: [] for process in processes}
@@ -249,7 +251,7 @@ def fairness(holds: Iterable[Hold], processes: Iterable[str]) -> float:
     return min(counts) / most if most else 0.0
 
 
-def overtaken(holds: Iterable[Hold]) -> float:
+def overtaken(holds: Iterable[RecordedHold]) -> float:
     """The share of holds during whose wait another process came, and came again: 0 where turns are
     in order of arrival, however unevenly the processes come. Once is no fault, since nobody knows
     whose request arrived first."""

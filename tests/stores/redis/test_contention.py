@@ -10,7 +10,7 @@ import pytest
 
 from harnesses.redlock import mark_as_new
 from holdfast.testing import Flavour
-from holdfast.testing.history import Hold, faults, overtaken
+from holdfast.testing.history import RecordedHold, faults, overtaken
 from scale.crowd import contend
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer
@@ -29,7 +29,7 @@ def masters() -> Iterator[str]:
         yield url
 
 
-def _tokens(holds: list[Hold]) -> list[int]:
+def _tokens(holds: list[RecordedHold]) -> list[int]:
     """In the order in which the holds began."""
     return [hold.token for hold in sorted(holds, key=lambda hold: hold.held)]
 

@@ -22,7 +22,7 @@ from holdfast.io.clock import now
 from holdfast.stores.redis.routes import key_slot
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
-from holdfast.testing.history import Hold, faults, read_holds
+from holdfast.testing.history import RecordedHold, faults, read_holds
 from holdfast.testing.processes import Process
 from holdfast.url import open_store
 from servers.redis import RedisServer
@@ -145,7 +145,7 @@ class Contenders:
         words = [sys.executable, script, server.url, name, self.path, self._enough]
         self.old = [subprocess.Popen([str(word) for word in words]) for _ in range(3)]
 
-    async def contend(self) -> list[Hold]:
+    async def contend(self) -> list[RecordedHold]:
         """The recorded holds of all processes, once they have alternated often enough."""
         ends = now() + SECONDS
         while min(self.meetings().values()) < self.ENOUGH:

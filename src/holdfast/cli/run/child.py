@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    class Hold(Protocol):
+    class CommandLease(Protocol):
         """The part of a lease that is needed here: its certain time, and a callback for its
         loss."""
 
@@ -77,7 +77,7 @@ class Ending:
         """The signal that asked this program to end (of ``TO_END``, or HUP); 0 if none came."""
 
 
-def run_command(command: Command, hold: Hold, environment: dict[str, str]) -> Ending:
+def run_command(command: Command, hold: CommandLease, environment: dict[str, str]) -> Ending:
     """Runs the command to the end of its process group; raises ``CannotRun``."""
     return _Run(command, hold, environment).to_the_end()
 
@@ -85,7 +85,7 @@ def run_command(command: Command, hold: Hold, environment: dict[str, str]) -> En
 class _Run:
     """One run of a command."""
 
-    def __init__(self, command: Command, hold: Hold, environment: dict[str, str]) -> None:
+    def __init__(self, command: Command, hold: CommandLease, environment: dict[str, str]) -> None:
         self._command = command
         self._hold = hold
         self._environment = environment

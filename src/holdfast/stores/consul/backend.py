@@ -55,7 +55,7 @@ from holdfast.stores.consul.orphans import (
     delete_orphans,
     orphans_of,
 )
-from holdfast.stores.consul.session import INFO, OPS, Held, Ref, RenewalBatch, SessionRenewer
+from holdfast.stores.consul.session import INFO, OPS, ConsulHold, Ref, RenewalBatch, SessionRenewer
 from holdfast.stores.consul.wakeups import POLL_SECONDS, Target, Wakeups
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class ConsulStore:
         """The waiting claims of this client, by owner."""
         self.waiting: dict[tuple[str, int], None] = {}
         """Entries of any client that did not fit when they were added, by key and order."""
-        self.holds: dict[str, Held] = {}
+        self.holds: dict[str, ConsulHold] = {}
         self.moved: dict[str, Ref] = {}
         """Holds that were bound to another session after their grant, by owner."""
         self.moving: dict[str, Ref] = {}
@@ -262,7 +262,7 @@ class ConsulBackend:
         self.store.queued.pop(claim.owner, None)
         self.store.moved.pop(claim.owner, None)
         self.store.moving.pop(claim.owner, None)
-        self.store.holds[claim.owner] = Held(token, slots)
+        self.store.holds[claim.owner] = ConsulHold(token, slots)
         key = self.store.names.of(claim.name).entry(claim).decode()
         return Grant(claim, token, slots, session.since, Ref(key, session.id, session.ttl))
 
@@ -309,13 +309,13 @@ class ConsulBackend:
         reason = f"{QUEUE_CAP} already wait for {claim.name!r}" if join else ""
         return Busy(verdict.place, FULL_QUEUE_RETRY_SECONDS if join else retry, reason=reason)
 
-    def _hold_of(self, claim: Claim, own: Entry) -> Held | None:
+    def _hold_of(self, claim: Claim, own: Entry) -> ConsulHold | None:
         """What the own entry holds; ``None`` if it waits."""
         held = self.store.holds.get(claim.owner)
         if held is not None and own.held and own.details.token == held.token:
             return held
         if own.details.settled:  # granted by a transaction whose answer was lost
-            return Held(own.details.token, own.details.slots)
+            return ConsulHold(own.details.token, own.details.slots)
         return None
 
     def _queued(

@@ -27,7 +27,7 @@ from holdfast.stores.consul.orphans import sweep
 if TYPE_CHECKING:
     from holdfast.stores.consul.backend import ConsulStore
 
-__all__ = ["OPS", "Held", "Ref", "RenewalBatch", "SessionRenewer"]
+__all__ = ["OPS", "ConsulHold", "Ref", "RenewalBatch", "SessionRenewer"]
 
 REGISTER = b"PUT /v1/catalog/register"
 CREATE = b"PUT /v1/session/create"
@@ -52,7 +52,7 @@ class Ref(NamedTuple):
     ttl: int
 
 
-class Held(NamedTuple):
+class ConsulHold(NamedTuple):
     """A grant that this client was given."""
 
     token: int

@@ -169,8 +169,8 @@ async def once_in_time(work: Callable[[], Awaitable[bool]]) -> None:
 async def stopped_in_time(
     lock: AbstractAsyncContextManager[Any], ttl: float, trouble: Callable[[], object] = bool
 ) -> bool:
-    """Stays in the block, where there is trouble, until it is stopped; whether any of its time was
-    left then. That there was none is forgiven only to a machine that stood still."""
+    """Stays in the block, where there is trouble, until it is stopped. Returns whether any of its
+    time was left then; none may be left only if the machine stood still."""
     left = 0.0
     with Stalls() as stalls, raises(LockLost):
         async with lock as lease:

@@ -25,7 +25,7 @@ from holdfast.testing.conformance.bench import (
     stopped_in_time,
     within,
 )
-from holdfast.testing.history import Hold, faults
+from holdfast.testing.history import RecordedHold, faults
 from holdfast.testing.rules import Flavour
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ async def an_expired_lease_releases_nobody(bench: Bench) -> None:
     """One ``Lock`` for many tasks, whose leases run out under them: nobody ever ends the hold
     of another, and no two believe in theirs at the same time."""
     lock = bench.client().lock("name", ttl=bench.ttl, renew=False, timeout=6 * SOON)
-    holds: list[Hold] = []
+    holds: list[RecordedHold] = []
 
     async def use(number: int) -> None:
         asked = now()
@@ -135,7 +135,7 @@ async def an_expired_lease_releases_nobody(bench: Bench) -> None:
             await lock.release()
         else:
             assert await lease.release() is False or not lost
-        holds.append(Hold(f"{number}", "name", lease.mode, asked, held, ends, lease.token))
+        holds.append(RecordedHold(f"{number}", "name", lease.mode, asked, held, ends, lease.token))
 
     await within(6 * SOON, asyncio.gather(*(use(number) for number in range(16))))
     assert faults(holds) == []
