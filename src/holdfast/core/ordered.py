@@ -1,6 +1,6 @@
-"""Holds and waiters of one name as entries in one order: who fits, and who waits for what.
+"""The queue of one name as ordered entries: which claim fits, and which entry it waits for.
 
-For stores that keep an entry per claim, ordered by the store itself (etcd, Consul). Pure rules.
+For stores that keep one entry per claim in an order of their own (etcd, Consul). Pure rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from holdfast.core.admit import Share, check_limit, fits, free_slots
 from holdfast.core.contract import DIRECT_GRANT_SECONDS, GRACE_SECONDS
 from holdfast.errors import Incompatible
 
-__all__ = ["Details", "Entry", "Patience", "Verdict", "escape", "judge", "standing", "unescape"]
+__all__ = [
+    "AbsentWaiters",
+    "Details",
+    "Entry",
+    "Verdict",
+    "escape",
+    "judge",
+    "lock_info",
+    "shown_unreadable",
+    "unescape",
+    "unreadable",
+]
 
 REMEMBERED = 1024
 
@@ -30,29 +41,29 @@ def unescape(segment: str) -> str:
 
 
 def unreadable(store: str, prefix: str) -> Incompatible:
-    """What to raise if something under the keys of a name can't be read."""
+    """The error for a name whose keys or values can't be read."""
     name = unescape(prefix.rstrip("/").rpartition("/")[2])
     return Incompatible(
         f"what {store} keeps for {name!r} was written by a version of Holdfast that this one does "
-        "not understand, or by something else"
+        "not understand, or by other software"
     )
 
 
 def shown_unreadable(segment: str, error: Incompatible | None = None) -> LockInfo:
-    """What people are shown of a name that can't be read: the others are shown as always."""
+    """What a list shows for a name that can't be read. ``segment`` is the escaped name."""
     why = error or "its key is not written as Holdfast writes it"
     notice = f"what is stored under this name can't be read: {why}"
     return LockInfo(unescape(segment), 0, (), (), notice)
 
 
 class Details(NamedTuple):
-    """What an entry says, beyond what its key tells."""
+    """The fields of an entry that are not in its key."""
 
     token: int
     weight: int
     held: bool
     settled: bool
-    """Whether the entry itself says that it was given what it claims."""
+    """Whether the entry itself says that it was granted."""
     behind: int
     since: float
     slots: tuple[int, ...]
@@ -60,7 +71,7 @@ class Details(NamedTuple):
 
 
 class Entry:
-    """One claim as it is stored. It is read only as far as somebody asks: lines may be long."""
+    """One claim as it is stored. Its details are read on demand: a queue may be long."""
 
     __slots__ = (
         "_details",
@@ -90,7 +101,7 @@ class Entry:
         self.key, self.owner, self.session = key, owner, session
         self.mode, self.limit = mode, limit
         self.order, self.changed = order, changed
-        """The store's own order, of its arrival and of its last change."""
+        """The store's order of its arrival, and of its last change."""
         self._read, self._held = read, held
         self._details: Details | None = None
 
@@ -106,7 +117,7 @@ class Entry:
 
     @property
     def given(self) -> bool:
-        """Whether it was given what it claims, although it may not have come for it yet."""
+        """Whether it was granted; after a direct grant its owner may not know yet."""
         return self.held or self.details.settled
 
     @property
@@ -116,44 +127,45 @@ class Entry:
 
 
 class Verdict(NamedTuple):
-    """What a line means for one claim."""
+    """What a queue means for one claim."""
 
     own: Entry | None
     fits: bool
     place: int
-    """How many wait in front."""
+    """How many entries wait in front."""
     slots: tuple[int, ...]
-    """The slots to take, where it fits."""
+    """The slots to take, if it fits."""
     front: Entry | None
-    """Whose end lets the claim in, or at least nearer; ``None``: any end of the name's."""
+    """The entry to wait for; ``None`` if the end of any entry may let the claim fit."""
     absent: tuple[Entry, ...]
-    """Those in front that could hold already and have not come yet."""
+    """The entries in front that fit and have not entered yet."""
 
     @property
     def target(self) -> str:
         return "" if self.front is None else self.front.key
 
 
-def judge(claim: Claim, line: Sequence[Entry], store: str) -> Verdict:
-    """Judges a line in order. Raises ``LimitMismatch`` if the name is in use as something else."""
-    own = next((entry for entry in line if entry.owner == claim.owner), None)
-    ahead = [e for e in line if e is not own and (own is None or e.order < own.order)]
-    first = next((entry for entry in line if entry is not own), None)
+def judge(claim: Claim, queue: Sequence[Entry], store: str) -> Verdict:
+    """Decides for one claim, from the entries in order. Raises ``LimitMismatch`` if the name is in
+    use in another way, and ``Incompatible`` if its first entry can't be read."""
+    own = next((entry for entry in queue if entry.owner == claim.owner), None)
+    ahead = [e for e in queue if e is not own and (own is None or e.order < own.order)]
+    first = next((entry for entry in queue if entry is not own), None)
     if first is not None:
-        _ = first.details  # raises what is to be said of a foreign version
+        _ = first.details  # raises ``Incompatible`` for another version
         check_limit(claim, first.limit, slots=first.mode is Mode.SLOTS, store=store)
     front = _Front(ahead)
     fit = not front.closed and fits(claim.mode, claim.weight, claim.limit, front.taken)
     numbers: tuple[int, ...] = ()
     if fit and claim.mode is Mode.SLOTS:
-        shares = (entry.share for entry in line if entry is not own)
+        shares = (entry.share for entry in queue if entry is not own)
         numbers = free_slots(claim.weight, claim.limit, shares)
     target = None if fit else _target(claim, ahead, front)
     return Verdict(own, fit, len(ahead) - front.held, numbers, target, tuple(front.absent))
 
 
 class _Front:
-    """Those in front, read up to the first that does not fit: behind it nobody can hold."""
+    """The entries in front, up to the first that does not fit: no entry behind that can hold."""
 
     def __init__(self, ahead: Iterable[Entry]) -> None:
         self.taken: list[Share] = []
@@ -173,7 +185,8 @@ class _Front:
 
 
 def _target(claim: Claim, ahead: list[Entry], front: _Front) -> Entry | None:
-    """The one in front: for readers the last writer, for slots the last waiter or any holder."""
+    """The entry to wait for: for a reader the last writer in front; for slots the last waiter in
+    front, or ``None`` for any holder."""
     if claim.mode is Mode.SHARED:
         ahead = [entry for entry in ahead if entry.mode is not Mode.SHARED]
     elif claim.mode is Mode.SLOTS:
@@ -181,16 +194,17 @@ def _target(claim: Claim, ahead: list[Entry], front: _Front) -> Entry | None:
     return ahead[-1] if ahead else None
 
 
-class Patience:
-    """Since when those in front could hold and have not come, as one backend has seen it."""
+class AbsentWaiters:
+    """Waiters that could enter and have not: since when, as one backend has seen it."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
 
     def judge(self, absent: Iterable[Entry], now: float) -> tuple[Entry | None, float | None]:
-        """Whom to skip because its grace is over, or else when to look again."""
-        while len(self._since) > REMEMBERED:  # the oldest go: who has come is among them
-            with suppress(RuntimeError):  # another thread looked in the same moment
+        """The entry to skip because its grace is over; else ``None``, and the seconds until a
+        grace is over (``None`` if no waiter is absent)."""
+        while len(self._since) > REMEMBERED:  # drops the oldest: most have entered
+            with suppress(RuntimeError):  # another thread changed it at the same time
                 self._since.pop(next(iter(self._since)), None)
         left: list[float] = []
         for entry in absent:
@@ -202,17 +216,24 @@ class Patience:
         return None, min(left, default=None)
 
 
-def standing(name: str, line: Iterable[Entry], remaining: dict[str, float]) -> LockInfo:
-    """What people are shown; ``remaining`` is by session."""
+def lock_info(name: str, queue: Iterable[Entry], remaining: dict[str, float]) -> LockInfo:
+    """Holders and waiters, for people. ``remaining`` has seconds by session."""
     holders: list[Holder] = []
     waiters: list[Waiter] = []
     limit = 0
-    for entry in line:
-        limit, said = entry.limit, entry.details
-        who = read_label(said.label)
+    for entry in queue:
+        limit, details = entry.limit, entry.details
+        who = read_label(details.label)
         if entry.given:
             left = remaining.get(entry.session, 0.0)
-            holders.append(Holder(*who, entry.mode, said.token, said.slots, said.since, left))
+            holders.append(
+                Holder(*who, entry.mode, details.token, details.slots, details.since, left)
+            )
         else:
-            waiters.append(Waiter(*who, entry.mode, said.since, said.behind))
+            waiters.append(Waiter(*who, entry.mode, details.since, details.behind))
     return LockInfo(name, limit, tuple(holders), tuple(waiters))
+
+
+# As etcd imports them.
+Patience = AbsentWaiters
+standing = lock_info

@@ -1,8 +1,8 @@
-"""Keep-alive HTTP/1.1 to a few equal hosts, blocking: what etcd and Consul are reached with.
+"""Keep-alive HTTP/1.1 to a few equal hosts, blocking, for etcd and Consul.
 
-``Servers`` is what a URL says and both variants share; the asyncio one is ``http_async``.
-Requests go to the host that answered last; one that fails passes the turn to the next. Idle
-connections are a stack without a lock. A connection whose reply was not read is never used again.
+``Servers`` has what a URL says, and is shared with the asyncio variant, ``http_aio``. Requests go
+to the current host; if it fails, the next host becomes the current one. Idle connections are a
+stack without a lock. A connection with an unread reply is never used again.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from holdfast.io.sockets import open_socket, readable
 
 __all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers", "Tls"]
 
-# A connection that idled longer is looked at before it is used: its server may have closed it.
+# A connection that was idle for longer is checked before use: its server may have closed it.
 TRUSTED_IDLE_SECONDS = 0.02
-# How many hosts share the time of one request.
-MOST_SHARES = 3
+# The time of a request is divided by the number of hosts, but at most by this.
+MOST_HOST_SHARES = 3
 READ_BYTES = 16_384
 MOST_HEAD_BYTES = 65_536
 MOST_ANSWER_BYTES = 64 * 2**20
-"""What a server may answer at the most, head and body; of a stream, what nobody has read yet."""
+"""The longest answer, head and body; for a stream, the longest unread part."""
 LONGEST_INDEX = 20
-LONGEST_COMPLAINT = 200
-# Poll needs no kernel object of its own, unlike epoll, and has no highest number, unlike select.
+LONGEST_MESSAGE = 200
+# Poll needs no kernel object, unlike epoll, and has no highest descriptor, unlike select.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
-# Closes with a reset, so that what the kernel still had to send never reaches the server late.
+# Closes with a reset, so that unsent data never reaches the server late.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Tls(NamedTuple):
-    """Where the certificates are. Verification is always on."""
+    """Paths of the certificates. Verification is always on."""
 
     ca: str = ""
     cert: str = ""
@@ -56,16 +56,16 @@ class Tls(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """One answer."""
+    """One HTTP response."""
 
     status: int
     body: bytes
     seen: int = 0
-    """Consul's index of what was read, for blocking queries."""
+    """Consul's index of the answer, for blocking queries; 0 for none."""
 
 
 class Responses:
-    """Reads the answers of one connection, whatever pieces they come in."""
+    """Parses the responses of one connection, from data in pieces of any size."""
 
     def __init__(self) -> None:
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -73,9 +73,9 @@ class Responses:
         self._index = 0
         self._done = self._headed = False
         self._taken = 0
-        """How many bytes of the answer there are so far."""
-        self.lasting = True
-        """Whether the server keeps the connection open after the last answer."""
+        """How many bytes of the response have been received so far."""
+        self.keep_alive = True
+        """Whether the server keeps the connection open after the last response."""
 
     def on_headers_complete(self) -> None:
         self._headed = True
@@ -85,15 +85,15 @@ class Responses:
 
     def on_message_complete(self) -> None:
         self._done = True
-        self.lasting = self._parser.should_keep_alive()  # the parser knows it only now
+        self.keep_alive = self._parser.should_keep_alive()  # the parser knows it only now
 
     def feed(self, data: bytes) -> Reply | None:
-        """The answer, once it is whole. Raises ``OSError`` for what is no HTTP, or too long."""
+        """The response, once it is complete. Raises ``OSError`` if it is not HTTP, or too long."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            words = f"answered with something that is not HTTP ({error})"
-            raise OSError(words[:LONGEST_COMPLAINT]) from None
+            message = f"answered with something that is not HTTP ({error})"
+            raise OSError(message[:LONGEST_MESSAGE]) from None
         if not self._done:
             self._taken += len(data)
             if self._taken > (MOST_ANSWER_BYTES if self._headed else MOST_HEAD_BYTES):
@@ -106,13 +106,13 @@ class Responses:
         return reply
 
     def pieces(self) -> list[bytes]:
-        """What came of a body that has no end, since the last call."""
+        """The parts of an endless body that were received since the last call."""
         body, self._body, self._taken = self._body, [], 0
         return body
 
     @property
     def status(self) -> int:
-        """The status of the answer that is being read; 0 before its first line."""
+        """The status of the response that is being read; 0 before its first line."""
         status: int = self._parser.get_status_code()
         return status
 
@@ -126,7 +126,7 @@ class IndexedResponses(Responses):
 
 
 class Servers:
-    """The hosts of one store, and which of them is asked now. Shared by all its backends."""
+    """The hosts of one store, and which of them is current. Shared by all its backends."""
 
     def __init__(
         self,
@@ -138,12 +138,12 @@ class Servers:
         responses: Callable[[], Responses] = Responses,
     ) -> None:
         self.display, self.hosts = display, hosts
-        # A host that hangs, or lost what it was asked in an election, must leave time for others.
-        self.request_seconds = request_seconds / min(len(hosts), MOST_SHARES)
+        # A host that hangs, or lost a request in an election, must leave time for the others.
+        self.request_seconds = request_seconds / min(len(hosts), MOST_HOST_SHARES)
         self.responses = responses
         self.headers = b""
         """Header lines that every request carries (credentials)."""
-        self.turn = 0
+        self.current = 0
         self._tls = tls
         self._context: ssl.SSLContext | None = None
         self._names = [
@@ -170,12 +170,12 @@ class Servers:
         return self._names[host].decode()
 
     def failed(self, host: int) -> None:
-        """Passes the turn on, unless somebody has done so already."""
-        if self.turn == host:
-            self.turn = (host + 1) % len(self.hosts)
+        """Makes the next host the current one, unless another thread has done so already."""
+        if self.current == host:
+            self.current = (host + 1) % len(self.hosts)
 
     def request(self, host: int, line: bytes, body: bytes) -> bytes:
-        """``line`` is such as ``POST /v3/kv/txn``."""
+        """The bytes of a request. ``line`` is its method and path, such as ``POST /v3/kv/txn``."""
         return b"%b HTTP/1.1\r\nHost: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
             line,
             self._names[host],
@@ -191,13 +191,13 @@ class Servers:
         return BackendUnavailable(f"{self.display} can't be reached: {'; '.join(tried)}")
 
     def unknown(self, host: int, line: bytes, error: BaseException) -> BackendUnavailable:
-        """A request that was sent and has no answer."""
+        """The error for a request that was sent and has no answer."""
         what = line.partition(b"?")[0].decode()
         return BackendUnavailable(f"{self.display}: {self.name(host)}: {what}: {describe(error)}")
 
 
 def describe(error: BaseException) -> str:
-    """An error in words that never contain what was sent."""
+    """An error as text that never contains parts of the request."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return f"{error.strerror or error}" if isinstance(error, OSError) else type(error).__name__
@@ -209,7 +209,8 @@ class Http(Protocol):
     servers: Servers
 
     async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
-        """Raises ``BackendUnavailable`` when no host could be reached or the answer is unknown."""
+        """Sends a request. Raises ``BackendUnavailable`` if no host can be reached, or if there is
+        no answer."""
         ...
 
     def forget(self) -> None: ...
@@ -262,11 +263,11 @@ class Connection:
                 left = until - now()
                 if left <= 0:
                     raise TimeoutError
-        except BlockingIOError:  # how the kernel says that there was no room to send for too long
+        except BlockingIOError:  # the send buffer stayed full for too long
             raise TimeoutError from None
 
     def usable(self) -> bool:
-        """Whether a connection that idles is still as quiet as it should be."""
+        """Whether an idle connection has no input, as it should; else its server has closed it."""
         if time.monotonic() - self.idle_since < TRUSTED_IDLE_SECONDS:
             return True
         if self.readable is None:
@@ -281,14 +282,14 @@ class Connection:
 
 
 class BlockingHttp:
-    """A bounded stack of connections for any number of threads."""
+    """A limited stack of connections for any number of threads."""
 
     def __init__(self, servers: Servers, connections: int) -> None:
         self.servers, self.connections = servers, connections
         self._idle: list[Connection] = []
         self._connection_limit = ConnectionLimit(connections)
         self._closed = False
-        """Work that outlives the client still gets a connection, which is not kept."""
+        """Requests after ``close`` still get a connection, which is not kept."""
 
     async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
         servers = self.servers
@@ -303,9 +304,9 @@ class BlockingHttp:
                 raise
             servers.failed(connection.host)
             raise servers.unknown(connection.host, line, error) from error
-        if reply.status >= 500:  # a node without its leader: another may know one
+        if reply.status >= 500:  # a node without its leader: another may have one
             servers.failed(connection.host)
-        self._give(connection)
+        self._put_back(connection)
         return reply
 
     def _take(self, until: float) -> Connection:
@@ -317,9 +318,9 @@ class BlockingHttp:
                 with self._connection_limit.mutex:
                     permit = self._connection_limit.take()
                     if permit is None:
-                        self._wait_for_room(until)
+                        self._wait_for_permit(until)
                 continue
-            if connection.host == self.servers.turn and connection.usable():
+            if connection.host == self.servers.current and connection.usable():
                 return connection
             self._drop(connection)
         try:
@@ -330,8 +331,8 @@ class BlockingHttp:
         connection.permit = permit
         return connection
 
-    def _wait_for_room(self, until: float) -> None:
-        # Counted before the look at the stack; ``_give`` pushes before it looks at the count.
+    def _wait_for_permit(self, until: float) -> None:
+        # Counted before the stack is read; ``_put_back`` pushes before it reads the count.
         self._connection_limit.waiting += 1
         try:
             if not self._idle and not self._connection_limit.wait(until - now()):
@@ -339,8 +340,8 @@ class BlockingHttp:
         finally:
             self._connection_limit.waiting -= 1
 
-    def _give(self, connection: Connection) -> None:
-        if not connection.responses.lasting:
+    def _put_back(self, connection: Connection) -> None:
+        if not connection.responses.keep_alive:
             self._drop(connection)
             return
         connection.idle_since = time.monotonic()
@@ -356,9 +357,8 @@ class BlockingHttp:
 
     def forget(self) -> None:
         idle, self._idle = self._idle, []
-        self._connection_limit = ConnectionLimit(
-            self.connections
-        )  # the parent's may be locked for ever
+        # The parent's may be locked for ever.
+        self._connection_limit = ConnectionLimit(self.connections)
         for connection in idle:
             connection.close()
 
@@ -377,21 +377,21 @@ class BlockingHttp:
 
 
 def ready(sock: socket.socket, seconds: float, *, to_write: bool = False) -> bool:
-    """Whether a socket can be read, or written to, within so many seconds."""
+    """Whether a socket can be read, or written, within so many seconds."""
     with _Selector() as selector:
         selector.register(sock, selectors.EVENT_WRITE if to_write else selectors.EVENT_READ)
         return bool(selector.select(seconds))
 
 
 def connect(servers: Servers, until: float) -> Connection:
-    """Connects to the first host that lets us, beginning with the one whose turn it is."""
+    """Connects to the first host that accepts, starting with the current one."""
     tried: list[str] = []
     for _ in servers.hosts:
-        host = servers.turn
+        host = servers.current
         left = until - now()
         if left <= 0:
             break
-        # The last host may use up what is left; the others must leave some for the rest.
+        # The last host may use all the time that is left; the others must leave some.
         share = left / (len(servers.hosts) - len(tried))
         try:
             return Connection(servers, host, now() + share)

@@ -1,6 +1,6 @@
 """Keep-alive HTTP/1.1 to a few equal hosts, asyncio: the twin of ``http``.
 
-A cancelled request costs its connection, never a reply that somebody else would read.
+A cancelled request closes its connection, so that no other request can read its reply.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["AsyncConnection", "AsyncHttp", "abandon_transport", "connect"]
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
-# Transports that a forked child inherited: kept, so that no destructor touches the parent's loop.
+# Inherited transports of a forked child: kept, so that no destructor uses the parent's loop.
 _inherited: list[asyncio.BaseTransport] = []
 
 
@@ -75,7 +75,7 @@ class AsyncConnection(asyncio.Protocol):
             self._reply = None
 
     def close(self) -> None:
-        """With a reset: what was not sent yet never reaches the server late."""
+        """Closes with a reset: unsent data never reaches the server late."""
         sock: Any = self.transport.get_extra_info("socket")
         with suppress(OSError):  # it is closed already
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
@@ -83,7 +83,7 @@ class AsyncConnection(asyncio.Protocol):
 
 
 class AsyncHttp:
-    """A bounded stack of connections for any number of tasks of one loop."""
+    """A limited stack of connections for any number of tasks of one loop."""
 
     def __init__(self, servers: Servers, connections: int) -> None:
         self.servers, self.connections = servers, connections
@@ -92,7 +92,7 @@ class AsyncHttp:
         self._open = 0
         self._queue: deque[asyncio.Future[None]] = deque()
         self._closed = False
-        """Work that outlives the client still gets a connection, which is not kept."""
+        """Requests after ``close`` still get a connection, which is not kept."""
 
     async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
         servers = self.servers
@@ -108,16 +108,19 @@ class AsyncHttp:
                 raise
             servers.failed(connection.host)
             raise servers.unknown(connection.host, line, error) from error
-        if reply.status >= 500:  # a node without its leader: another may know one
+        if reply.status >= 500:  # a node without its leader: another may have one
             servers.failed(connection.host)
-        self._give(connection)
+        self._put_back(connection)
         return reply
 
     async def _take(self, until: float) -> AsyncConnection:
         while True:
             if self._idle:
                 connection = self._idle.pop()
-                if connection.host == self.servers.turn and not connection.transport.is_closing():
+                if (
+                    connection.host == self.servers.current
+                    and not connection.transport.is_closing()
+                ):
                     self._busy.add(connection)
                     return connection
                 connection.close()
@@ -125,17 +128,17 @@ class AsyncHttp:
             elif self._open < self.connections:
                 break
             else:
-                await self._wait_for_room(until)
+                await self._wait_for_permit(until)
         self._open += 1
         try:
             connection = await connect(self.servers, until, AsyncConnection)
         except BaseException:
-            self._leave()
+            self._closed_one()
             raise
         self._busy.add(connection)
         return connection
 
-    async def _wait_for_room(self, until: float) -> None:
+    async def _wait_for_permit(self, until: float) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._queue.append(future)
@@ -147,34 +150,34 @@ class AsyncHttp:
         finally:
             if future.cancelled() or not future.done():
                 self._queue.remove(future) if future in self._queue else None
-            # Called and gone at the same time: the call is passed on.
+            # Woken and cancelled at the same time: the wake-up is passed on.
             elif (task := asyncio.current_task()) is not None and task.cancelling():
-                self._call_next()
+                self._wake_next()
 
-    def _call_next(self) -> None:
+    def _wake_next(self) -> None:
         while self._queue:
             future = self._queue.popleft()
             if not future.done():
                 future.set_result(None)
                 return
 
-    def _give(self, connection: AsyncConnection) -> None:
-        if self._closed or not connection.responses.lasting:
+    def _put_back(self, connection: AsyncConnection) -> None:
+        if self._closed or not connection.responses.keep_alive:
             self._drop(connection)
             return
         self._busy.discard(connection)
         self._idle.append(connection)
         if self._queue:
-            self._call_next()
+            self._wake_next()
 
     def _drop(self, connection: AsyncConnection) -> None:
         self._busy.discard(connection)
         connection.close()
-        self._leave()
+        self._closed_one()
 
-    def _leave(self) -> None:
+    def _closed_one(self) -> None:
         self._open -= 1
-        self._call_next()
+        self._wake_next()
 
     def forget(self) -> None:
         inherited = [*self._idle, *self._busy]
@@ -189,14 +192,14 @@ class AsyncHttp:
             connection = self._idle.pop()
             connection.close()
             self._open -= 1
-        await asyncio.sleep(0)  # a transport closes in the loop's next round
+        await asyncio.sleep(0)  # a transport closes in the next round of the loop
 
 
 async def connect(servers: Servers, until: float, make: Callable[[Servers, int], P]) -> P:
-    """Connects a protocol to the first host that lets us, beginning with the one in turn."""
+    """Connects a protocol to the first host that accepts, starting with the current one."""
     tried: list[str] = []
     for _ in servers.hosts:
-        host = servers.turn
+        host = servers.current
         left = until - now()
         if left <= 0:
             break
@@ -212,14 +215,14 @@ async def connect(servers: Servers, until: float, make: Callable[[Servers, int],
 async def _connect(
     servers: Servers, host: int, until: float, make: Callable[[Servers, int], P]
 ) -> P:
-    """Connects to the first address of a host that lets us; raises ``OSError`` by then."""
+    """Connects to the first address of a host that accepts. Raises ``OSError``, by ``until``."""
     context = servers.context()
     name, port = servers.hosts[host]
     found = await look_up(name, port, until)
     failure: OSError | None = None
     for number, (family, _, _, _, address) in enumerate(found):
         try:
-            # The last address may use up what is left; the others must leave some for the rest.
+            # The last address may use all the time that is left; the others must leave some.
             async with asyncio.timeout((until - now()) / (len(found) - number)):
                 _, made = await asyncio.get_running_loop().create_connection(
                     partial(make, servers, host),
@@ -236,35 +239,35 @@ async def _connect(
 
 
 def _text(address: Any) -> str:
-    """The address, with the number of its link if it needs one (IPv6)."""
+    """The address, with its scope id if it has one (IPv6)."""
     scope = address[3] if len(address) > 3 else 0
     return f"{address[0]}%{scope}" if scope else f"{address[0]}"
 
 
 async def look_up(host: str, port: int, until: float) -> list[Found]:
-    """The addresses of a host; raises ``OSError``, by then at the latest."""
+    """The addresses of a host. Raises ``OSError``, by ``until`` at the latest."""
     if is_address(host):
         return look_up_now(host, port)
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    answered = asyncio.Event()
 
-    def tell() -> None:
+    def notify() -> None:
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(told.set)
+            loop.call_soon_threadsafe(answered.set)
 
-    lookup = Lookup(host, port, tell)
+    lookup = Lookup(host, port, notify)
     resolver.ask(lookup)
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - now())):
-                await told.wait()
+                await answered.wait()
         return lookup.result()
     finally:
         lookup.given_up = True
 
 
 def abandon_transport(transport: asyncio.BaseTransport) -> None:
-    """In a forked child: cuts the child off from the parent's socket without a word."""
+    """In a forked child: detaches from the parent's socket without sending anything."""
     sock: Any = transport.get_extra_info("socket")
     _inherited.append(transport)
     if sock is None or sock.fileno() < 0:

@@ -1,8 +1,7 @@
-"""Requests whose answers come late or never end: long polls and streams, blocking.
+"""Requests whose responses come late or never end (long polls and streams), blocking.
 
-Every such request occupies a connection of its own, so their number is bounded; whoever finds
-no room looks again by itself. All of them together are one subscription. The twin is
-``http_listen_async``.
+Each such request uses a connection of its own, so their number is limited; a waiter that gets none
+polls. All of them together are one subscription. The asyncio variant is ``long_poll_aio``.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from holdfast.io.http import (
 )
 from holdfast.io.wakeups import BlockingWakeupHub
 
-__all__ = ["BlockingListening", "Call", "Listening"]
+__all__ = ["BlockingLongPolls", "LongPoll", "LongPolls"]
 
-ROOM = 16
-"""How many such requests a backend may have at once. Consul allows a client 200 connections."""
+MOST_POLLS = 16
+"""How many such requests a backend may have at once. Consul allows 200 connections per client."""
 
 
-class Call:
-    """One request that is being listened to."""
+class LongPoll:
+    """One request whose response is pending."""
 
     __slots__ = ("broken", "host", "owner", "pieces", "reply", "stream")
 
@@ -39,31 +38,31 @@ class Call:
         self.owner, self.host, self.stream = owner, host, stream
         self.reply: Reply | None = None
         self.pieces: list[bytes] = []
-        """What came of an answer that has no end."""
+        """The unread parts of an endless response."""
         self.broken = False
 
     def add(self, pieces: list[bytes]) -> None:
-        """Takes in what came. Raises ``OSError`` if nobody has read what came before."""
+        """Adds received parts. Raises ``OSError`` if too much is unread."""
         self.pieces += pieces
         if sum(map(len, self.pieces)) > MOST_ANSWER_BYTES:
             raise OSError("answers more than any request asks for")
 
 
-class Listening(Protocol):
+class LongPolls(Protocol):
     """What backends use, blocking or asyncio."""
 
     async def begin(
         self, owner: str, line: bytes, body: bytes, until: float, *, stream: bool = False
-    ) -> Call | None:
-        """Sends a request; ``None`` if there is no room. Raises ``BackendUnavailable``."""
+    ) -> LongPoll | None:
+        """Sends a request. ``None`` if too many are pending. Raises ``BackendUnavailable``."""
         ...
 
     async def woken(self, owner: str, until: float) -> bool:
-        """Whether something came for the owner, or it was nudged, by then."""
+        """True if something was received for the owner, or it was nudged, by ``until``."""
         ...
 
-    def end(self, call: Call) -> None:
-        """Nobody listens to it any more."""
+    def end(self, poll: LongPoll) -> None:
+        """Ends a request: its connection is kept for reuse, or closed."""
         ...
 
     def nudge(self, owner: str) -> None: ...
@@ -73,23 +72,23 @@ class Listening(Protocol):
     def close(self) -> None: ...
 
 
-class BlockingListening:
-    """For threads: one of those who wait reads for all."""
+class BlockingLongPolls:
+    """For threads: one of the waiting threads reads for all."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._mutex = threading.Lock()
         self._hub = BlockingWakeupHub()
-        self._ear = _Ear(self._mutex)
-        # Where a selector is nothing that another can wait for, everybody just looks again.
-        self._possible = hasattr(self._ear.selector, "fileno")
+        self._polling = _PollSubscription(self._mutex)
+        # Where a selector has no descriptor to wait for, all waiters poll.
+        self._supported = hasattr(self._polling.selector, "fileno")
         self._idle: list[Connection] = []
         self._closed = False
 
     async def begin(
         self, owner: str, line: bytes, body: bytes, until: float, *, stream: bool = False
-    ) -> Call | None:
-        if not self._possible or len(self._ear.calls) >= ROOM:
+    ) -> LongPoll | None:
+        if not self._supported or len(self._polling.polls) >= MOST_POLLS:
             return None
         connection = self._take(until)
         try:
@@ -103,17 +102,17 @@ class BlockingListening:
         except BaseException:
             connection.close(reset=True)
             raise
-        call = Call(owner, connection.host, stream)
+        poll = LongPoll(owner, connection.host, stream)
         with self._mutex:
             closed = self._closed
             if not closed:
-                self._ear.add(call, connection)
+                self._polling.add(poll, connection)
                 if self._hub.subscription is None:
-                    self._hub.attach(self._ear)
+                    self._hub.attach(self._polling)
         if closed:
             connection.close(reset=True)
             raise self._servers.closed()
-        return call
+        return poll
 
     def _take(self, until: float) -> Connection:
         while self._idle:
@@ -121,7 +120,7 @@ class BlockingListening:
                 connection = self._idle.pop()
             except IndexError:
                 break
-            if connection.host == self._servers.turn and connection.usable():
+            if connection.host == self._servers.current and connection.usable():
                 return connection
             connection.close()
         return connect(self._servers, until)
@@ -129,28 +128,28 @@ class BlockingListening:
     async def woken(self, owner: str, until: float) -> bool:
         return self._hub.wait(owner, until)
 
-    def end(self, call: Call) -> None:
-        connection = self._ear.remove(call)
+    def end(self, poll: LongPoll) -> None:
+        connection = self._polling.remove(poll)
         if connection is None:
             return
-        lasting = connection.responses.lasting and not self._closed
-        if call.reply is not None and lasting and len(self._idle) < ROOM:
+        reusable = connection.responses.keep_alive and not self._closed
+        if poll.reply is not None and reusable and len(self._idle) < MOST_POLLS:
             connection.idle_since = 0.0
             self._idle.append(connection)
         else:
             connection.close(reset=True)
-        if call.broken:
-            self._servers.failed(call.host)
+        if poll.broken:
+            self._servers.failed(poll.host)
 
     def nudge(self, owner: str) -> None:
         self._hub.wake(owner)
 
     def forget(self) -> None:
-        ear, idle, hub = self._ear, self._idle, self._hub
+        polling, idle, hub = self._polling, self._idle, self._hub
         self._mutex, self._hub, self._idle = threading.Lock(), BlockingWakeupHub(), []
-        self._ear = _Ear(self._mutex)
+        self._polling = _PollSubscription(self._mutex)
         hub.discard()
-        ear.close()
+        polling.close()
         for connection in idle:
             connection.close()
 
@@ -158,27 +157,27 @@ class BlockingListening:
         with self._mutex:
             self._closed = True
         self._hub.close()
-        self._ear.close()
+        self._polling.close()
         while self._idle:
             self._idle.pop().close()
 
 
-class _Ear:
-    """All calls as one subscription: a selector is itself something to wait for."""
+class _PollSubscription:
+    """All requests as one subscription: the descriptor of a selector can be waited for."""
 
     def __init__(self, mutex: threading.Lock) -> None:
         self.selector = selectors.DefaultSelector()
-        self.calls: dict[Call, Connection] = {}
+        self.polls: dict[LongPoll, Connection] = {}
         self._mutex = mutex
 
-    def add(self, call: Call, connection: Connection) -> None:
-        """Under the mutex."""
-        self.calls[call] = connection
-        self.selector.register(connection.socket, selectors.EVENT_READ, call)
+    def add(self, poll: LongPoll, connection: Connection) -> None:
+        """Call with the mutex held."""
+        self.polls[poll] = connection
+        self.selector.register(connection.socket, selectors.EVENT_READ, poll)
 
-    def remove(self, call: Call) -> Connection | None:
+    def remove(self, poll: LongPoll) -> Connection | None:
         with self._mutex:
-            connection = self.calls.pop(call, None)
+            connection = self.polls.pop(poll, None)
             if connection is not None:
                 with suppress(KeyError, ValueError):
                     self.selector.unregister(connection.socket)
@@ -191,31 +190,37 @@ class _Ear:
         owners: list[str] = []
         with self._mutex:
             for key, _ in self.selector.select(0):
-                call: Call = key.data
-                connection = self.calls.get(call)
-                if connection is not None and self._hear(call, connection):
-                    owners.append(call.owner)
+                poll: LongPoll = key.data
+                connection = self.polls.get(poll)
+                if connection is not None and self._receive(poll, connection):
+                    owners.append(poll.owner)
         return owners
 
-    def _hear(self, call: Call, connection: Connection) -> bool:
-        """Reads what is there; answers whether its owner should know."""
+    def _receive(self, poll: LongPoll, connection: Connection) -> bool:
+        """Reads what is there. True if the owner must be woken."""
         try:
-            while call.reply is None:
+            while poll.reply is None:
                 data = connection.socket.recv(READ_BYTES)
                 if not data:
                     raise ConnectionResetError
-                call.reply = connection.responses.feed(data)
-                if call.stream:
-                    call.add(connection.responses.pieces())
+                poll.reply = connection.responses.feed(data)
+                if poll.stream:
+                    poll.add(connection.responses.pieces())
         except (BlockingIOError, ssl.SSLWantReadError):
-            return bool(call.pieces)
+            return bool(poll.pieces)
         except OSError:
-            call.broken = True
+            poll.broken = True
         self.selector.unregister(connection.socket)
         return True
 
     def close(self) -> None:
-        calls, self.calls = self.calls, {}
-        for connection in calls.values():
+        polls, self.polls = self.polls, {}
+        for connection in polls.values():
             connection.close()
         self.selector.close()
+
+
+# As etcd imports them.
+Call = LongPoll
+Listening = LongPolls
+BlockingListening = BlockingLongPolls

@@ -1,119 +1,122 @@
-"""Requests whose answers come late or never end, asyncio: the twin of ``http_listen``."""
+"""Requests whose responses come late or never end, asyncio: the variant of ``long_poll``."""
 
 from __future__ import annotations
 
 from holdfast.io.http import Servers
 from holdfast.io.http_aio import AsyncConnection, abandon_transport, connect
-from holdfast.io.long_poll import ROOM, Call
+from holdfast.io.long_poll import MOST_POLLS, LongPoll
 from holdfast.io.wakeups import AsyncWakeupHub
 
-__all__ = ["AsyncListening"]
+__all__ = ["AsyncLongPolls"]
 
 
-class ListeningConnection(AsyncConnection):
-    """Passes on what it hears as it comes."""
+class LongPollConnection(AsyncConnection):
+    """Wakes the owner of its request when data is received."""
 
-    __slots__ = ("call", "hub")
+    __slots__ = ("hub", "poll")
 
     def __init__(self, servers: Servers, host: int) -> None:
         super().__init__(servers, host)
-        self.call: Call | None = None
+        self.poll: LongPoll | None = None
         self.hub: AsyncWakeupHub | None = None
 
     def data_received(self, data: bytes) -> None:
-        call = self.call
-        if call is None:
-            self.transport.abort()  # nobody asked
+        poll = self.poll
+        if poll is None:
+            self.transport.abort()  # no request is pending
             return
         try:
-            call.reply = self.responses.feed(data)
-            if call.stream:
-                call.add(self.responses.pieces())
+            poll.reply = self.responses.feed(data)
+            if poll.stream:
+                poll.add(self.responses.pieces())
         except OSError as error:
             self.fail(error)
             self.transport.abort()
             return
-        if call.reply is not None or call.pieces:
-            self._wake(call)
+        if poll.reply is not None or poll.pieces:
+            self._wake(poll)
 
     def fail(self, error: OSError) -> None:
-        if self.call is not None and not self.call.broken:
-            self.call.broken = True
-            self._wake(self.call)
+        if self.poll is not None and not self.poll.broken:
+            self.poll.broken = True
+            self._wake(self.poll)
 
-    def _wake(self, call: Call) -> None:
+    def _wake(self, poll: LongPoll) -> None:
         if self.hub is not None:
-            self.hub.wake(call.owner)
+            self.hub.wake(poll.owner)
 
 
-class AsyncListening:
-    """For tasks of one loop."""
+class AsyncLongPolls:
+    """For the tasks of one loop."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._hub = AsyncWakeupHub()
-        self._idle: list[ListeningConnection] = []
-        self._calls: dict[Call, ListeningConnection] = {}
-        self._opening = 0
+        self._idle: list[LongPollConnection] = []
+        self._polls: dict[LongPoll, LongPollConnection] = {}
+        self._connecting = 0
         self._closed = False
 
     async def begin(
         self, owner: str, line: bytes, body: bytes, until: float, *, stream: bool = False
-    ) -> Call | None:
-        if len(self._calls) + self._opening >= ROOM:
+    ) -> LongPoll | None:
+        if len(self._polls) + self._connecting >= MOST_POLLS:
             return None
-        self._opening += 1
+        self._connecting += 1
         try:
             connection = await self._take(until)
         finally:
-            self._opening -= 1
+            self._connecting -= 1
         if self._closed:
             connection.close()
             raise self._servers.closed()
-        call = Call(owner, connection.host, stream)
-        connection.call, connection.hub = call, self._hub
-        self._calls[call] = connection
+        poll = LongPoll(owner, connection.host, stream)
+        connection.poll, connection.hub = poll, self._hub
+        self._polls[poll] = connection
         connection.transport.write(self._servers.request(connection.host, line, body))
-        return call
+        return poll
 
-    async def _take(self, until: float) -> ListeningConnection:
+    async def _take(self, until: float) -> LongPollConnection:
         while self._idle:
             connection = self._idle.pop()
-            if connection.host == self._servers.turn and not connection.transport.is_closing():
+            if connection.host == self._servers.current and not connection.transport.is_closing():
                 return connection
             connection.close()
-        return await connect(self._servers, until, ListeningConnection)
+        return await connect(self._servers, until, LongPollConnection)
 
     async def woken(self, owner: str, until: float) -> bool:
         return await self._hub.wait(owner, until)
 
-    def end(self, call: Call) -> None:
-        connection = self._calls.pop(call, None)
+    def end(self, poll: LongPoll) -> None:
+        connection = self._polls.pop(poll, None)
         if connection is None:
             return
-        connection.call = None
-        lasting = connection.responses.lasting and not self._closed
-        if call.reply is not None and lasting and not call.broken:
+        connection.poll = None
+        reusable = connection.responses.keep_alive and not self._closed
+        if poll.reply is not None and reusable and not poll.broken:
             self._idle.append(connection)
         else:
             connection.close()
-        if call.broken:
-            self._servers.failed(call.host)
+        if poll.broken:
+            self._servers.failed(poll.host)
 
     def nudge(self, owner: str) -> None:
         self._hub.wake(owner)
 
     def forget(self) -> None:
-        inherited = [*self._idle, *self._calls.values()]
-        self._idle, self._calls, self._hub = [], {}, AsyncWakeupHub()
-        self._opening = 0
+        inherited = [*self._idle, *self._polls.values()]
+        self._idle, self._polls, self._hub = [], {}, AsyncWakeupHub()
+        self._connecting = 0
         for connection in inherited:
             abandon_transport(connection.transport)
 
     def close(self) -> None:
         self._closed = True
-        for connection in (*self._idle, *self._calls.values()):
-            connection.call = None
+        for connection in (*self._idle, *self._polls.values()):
+            connection.poll = None
             connection.close()
-        self._idle, self._calls = [], {}
+        self._idle, self._polls = [], {}
         self._hub.wake_all()
+
+
+AsyncListening = AsyncLongPolls  # as etcd imports it

@@ -1,8 +1,8 @@
 """The sessions of one client: one per ttl, shared by its blocking and its asyncio backend.
 
-A session is what the store calls a lease or a session: it lives while it is kept alive, and
-everything bound to it ends with it. Time is certain from before the last answered keep-alive
-was sent. Nothing here touches a store.
+A session is what the store calls a lease or a session: it lives while it is kept alive, and all
+keys bound to it end with it. Its time is certain from the moment before the last answered
+keep-alive was sent. Nothing here sends a request.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "RuntimeLock", "Session", "Sessions", "whole"]
 
-# A session that was not kept alive for longer than this share of its ttl is asked for first.
 FRESH_SHARE = 0.5
+"""A session that was not kept alive for this share of its ttl is kept alive before it is used."""
 
 
 def whole(ttl: float) -> int:
-    """A ttl in the whole seconds that sessions have."""
+    """A ttl in whole seconds, rounded up, as sessions need it."""
     return math.ceil(ttl)
 
 
@@ -38,26 +38,27 @@ class Session:
     def __init__(self, session_id: str, ttl: int, since: float) -> None:
         self.id, self.ttl, self.since = session_id, ttl, since
         self.generation = 0
-        """What the session's guard must say for a request of ours to count."""
+        """The version of the session's guard key that requests must name to be applied."""
 
     def fresh(self, now: float, ttl: float | None = None) -> bool:
-        """Whether enough certain time is left to put a hold on it without asking; ``ttl`` is the
-        hold's, where that is another one."""
+        """Whether enough certain time is left to bind a hold to it without a keep-alive. ``ttl`` is
+        that of the hold, if it differs."""
         return now - self.since < (self.ttl if ttl is None else ttl) * FRESH_SHARE
 
 
 class Attempt(NamedTuple):
-    """One attempt at a claim, as it goes from request to request."""
+    """The arguments of one attempt, as they are passed from request to request."""
 
     claim: Claim
     join: bool
     session: Session
     until: float | None
-    """By when the store must have answered; ``None``: in the time that every request has."""
+    """The deadline; ``None`` for the usual time of a request."""
 
 
 class RuntimeLock:
-    """Lets one at a time open a session, or ask for it; the others find it done."""
+    """A mutex for threads or for tasks, with a deadline: one at a time opens a session or keeps it
+    alive; the others then find it done."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -65,13 +66,13 @@ class RuntimeLock:
         self._tasks: asyncio.Lock | None = None
 
     @asynccontextmanager
-    async def turn(self, until: float) -> AsyncIterator[None]:
-        """Raises ``TimeoutError`` if it does not become one's turn by then."""
+    async def hold(self, until: float) -> AsyncIterator[None]:
+        """Raises ``TimeoutError`` if the mutex is not free by ``until``."""
         left = max(0.0, until - self._runtime.now())
         if self._runtime.blocking:
             threads = self._threads
             if not threads.acquire(timeout=left):
-                # Should an interrupt have kept it for ever: two at once do no harm.
+                # An interrupt may have left it locked for ever. Two holders at once do no harm.
                 self._threads = threading.Lock()
                 raise TimeoutError
             try:
@@ -91,19 +92,21 @@ class RuntimeLock:
         finally:
             tasks.release()
 
+    turn = hold  # as etcd calls it
+
     def forget(self) -> None:
-        """In a forked child, where a thread of the parent's may have had its turn."""
+        """In a forked child, where a thread of the parent may have held it."""
         self._threads, self._tasks = threading.Lock(), None
 
 
 class Sessions:
-    """Which session is the current one of each ttl."""
+    """The current session of each ttl."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._current: dict[int, Session] = {}
         self.doubts: dict[str, Session] = {}
-        """Owners with a request that may still reach the store, and the session it was for."""
+        """By owner: the session of a request without an answer, which may still reach the store."""
 
     def current(self, ttl: float) -> Session | None:
         return self._current.get(whole(ttl))
@@ -113,33 +116,33 @@ class Sessions:
             return list(self._current.values())
 
     def longer(self, session_id: str, ttl: float) -> Session | None:
-        """The session of that id, if it is one of a longer ttl: a hold that is bound to it stays
-        there, unless its owner asks for the shorter one."""
+        """The session of that id, if it has a longer ttl: a hold that is bound to it stays there,
+        unless its owner asks for the shorter ttl."""
         for session in self.all():
             if session.id == session_id and session.ttl > whole(ttl):
                 return session
         return None
 
     def install(self, session: Session) -> Session:
-        """Makes it the current one, unless another thread was faster; answers the current one."""
+        """Makes it the current one, unless another thread has set one. Returns the current one."""
         with self._mutex:
             return self._current.setdefault(session.ttl, session)
 
     def answered(self, session_id: str, since: float) -> None:
-        """Its keep-alive that was sent at ``since`` was answered."""
+        """Notes that the keep-alive sent at ``since`` was answered."""
         with self._mutex:
             for session in self._current.values():
                 if session.id == session_id:
                     session.since = max(session.since, since)
 
     def ended(self, session_id: str) -> None:
-        """The store no longer knows it: nothing new is put on it."""
+        """Drops a session that the store no longer knows."""
         with self._mutex:
             for ttl, session in list(self._current.items()):
                 if session.id == session_id:
                     del self._current[ttl]
 
     def forget(self) -> None:
-        """In a forked child, where they are the parent's; and when the client is closed."""
+        """Drops all sessions: in a forked child, where they are the parent's, and at close."""
         self._mutex = threading.Lock()
         self._current, self.doubts = {}, {}

@@ -1,9 +1,9 @@
-"""Strict reading of what a store answers and of what it keeps: every value has a type and bounds.
+"""Strict reading of answers and of stored values: every value has a type and bounds.
 
-A server may be another one than the URL means, and whoever may write to a store may store anything.
-An answer of the wrong shape is a ``DamagedAnswer``: the outcome of that request is unknown. What is
-stored and can't be read raises ``ValueError`` here; each store makes ``Incompatible`` of it, with
-the name of the lock.
+The server at a URL may be another one than intended, and any client with write access may store
+anything. An answer of the wrong shape is a ``DamagedAnswer``: the outcome of that request is
+unknown. A stored value that can't be read raises ``ValueError`` here; each store turns it into
+``Incompatible``, with the name of the lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 LARGEST_TOKEN = 2**63 - 1
 MOST_SLOTS = 65_536
 LATEST_MOMENT = 1e11
-"""Seconds since the epoch that no clock shows."""
+"""Seconds since the epoch; far beyond any clock."""
 MOST_DIGITS = 20
 RECORD_VERSION = 1
 _BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
@@ -45,27 +45,27 @@ T = TypeVar("T")
 
 
 class DamagedAnswer(BackendUnavailable):
-    """An answer that the store's own server would never give: the outcome is unknown."""
+    """An answer that the store's server never gives: the outcome of the request is unknown."""
 
 
 class JsonReader:
     """Reads the JSON answers of one kind of server."""
 
     def __init__(self, where: str, kinds: Mapping[str, Callable[[Any], bool]]) -> None:
-        """``where`` names the store in messages; ``kinds`` says what each known field may be."""
+        """``where`` is the store's name in messages; ``kinds`` has a check for each known field."""
         self.where = where
         self._kinds = kinds
         self._decode = json.JSONDecoder(object_hook=self._checked).raw_decode
 
     def read(self, body: bytes) -> Any:
-        """The first JSON value of a body. Raises ``DamagedAnswer`` for anything else."""
+        """The first JSON value of a body. Raises ``DamagedAnswer`` if there is none."""
         try:
             return self._decode(body.decode())[0]
         except (ValueError, RecursionError):
             raise self.damaged("it is not JSON") from None
 
     def read_as(self, kind: type[T], body: bytes) -> T:
-        """The same, where only one type of value makes sense."""
+        """The same, for a value that must have this type."""
         value = self.read(body)
         if not isinstance(value, kind):
             raise self.damaged(f"it is {type(value).__name__}, not {kind.__name__}")
@@ -85,7 +85,7 @@ class JsonReader:
 
 
 class Fields(dict[str, Any]):
-    """A JSON object of an answer. A field that is missing makes the answer a damaged one."""
+    """A JSON object of an answer. A missing field raises ``DamagedAnswer``."""
 
     __slots__ = ("_reader",)
 
@@ -98,7 +98,7 @@ class Fields(dict[str, Any]):
 
 
 class Items(list[Any]):
-    """A JSON list of an answer. One that is too short makes the answer a damaged one."""
+    """A JSON list of an answer. An index beyond its end raises ``DamagedAnswer``."""
 
     __slots__ = ("_name", "_reader")
 
@@ -113,21 +113,21 @@ class Items(list[Any]):
             raise self._reader.damaged(f"the field {self._name!r} is too short") from None
 
     def exactly(self, count: int) -> list[Any]:
-        """Itself, if it has so many items."""
+        """The list itself. Raises ``DamagedAnswer`` if it does not have so many items."""
         if len(self) != count:
             raise self._reader.damaged(f"the field {self._name!r} has {len(self)} items")
         return self
 
 
 def is_digits(value: object) -> bool:
-    """Whether it is a number of a protocol that writes numbers as text."""
+    """Whether it is a number that is written as text."""
     return (
         type(value) is str and value.isascii() and value.isdigit() and 0 < len(value) <= MOST_DIGITS
     )
 
 
 def is_base64(value: object) -> bool:
-    """Whether it may stand between quotes in a request: it has no quotes itself."""
+    """Whether it can be used between quotes in a request as it is."""
     return type(value) is str and _BASE64.issuperset(value)
 
 
@@ -139,7 +139,7 @@ def is_list_of(kind: type) -> Callable[[Any], bool]:
 
 
 def stored_json(data: bytes) -> Any:
-    """JSON that is stored. Raises ``ValueError``, also for what is nested too deep, ``NaN`` and
+    """Reads stored JSON. Raises ``ValueError``, also for deep nesting, ``NaN`` and
     ``Infinity``."""
     try:
         return json.loads(data, parse_constant=_no_number)
@@ -159,7 +159,7 @@ def whole_number(value: object, most: int = LARGEST_TOKEN) -> int:
 
 
 def digits(value: str, most: int = LARGEST_TOKEN) -> int:
-    """The same, written in decimal digits and nothing else."""
+    """The same, written as decimal digits."""
     if not is_digits(value):
         raise ValueError("a number is missing or out of bounds")
     return whole_number(int(value), most)
@@ -167,7 +167,7 @@ def digits(value: str, most: int = LARGEST_TOKEN) -> int:
 
 def moment(value: object) -> float:
     """Seconds since the epoch."""
-    if not isinstance(value, int | float) or not 0 <= value <= LATEST_MOMENT:  # nor is NaN
+    if not isinstance(value, int | float) or not 0 <= value <= LATEST_MOMENT:  # also false for NaN
         raise ValueError("a moment is missing or out of bounds")
     return float(value)
 
@@ -179,7 +179,7 @@ def text(value: object) -> str:
 
 
 class StoredRecord(NamedTuple):
-    """A value that was kept under a grant, as it is stored."""
+    """A record as it is stored."""
 
     token: int
     written: float
@@ -187,14 +187,14 @@ class StoredRecord(NamedTuple):
     value: str
 
     def at(self, wall: float) -> Record | None:
-        """The record as of now; ``None`` if its time is over."""
+        """The record at this time; ``None`` if it has expired."""
         age = wall - self.written
         return None if age >= self.keep_seconds else Record(self.value, self.token, age)
 
 
 def read_record(value: str | None, where: str) -> StoredRecord | None:
-    """Reads a record, which is stored as base64 of JSON; ``None`` for one of another version.
-    Raises ``Incompatible``."""
+    """Reads a record, which is stored as base64 of JSON. ``None`` for a record of another version;
+    raises ``Incompatible`` for one that can't be read."""
     try:
         fields = stored_json(a2b_base64(value or ""))
         if isinstance(fields, list) and fields and fields[0] != RECORD_VERSION:

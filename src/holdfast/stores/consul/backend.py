@@ -30,8 +30,8 @@ from holdfast.core.contract import (
     Waiting,
 )
 from holdfast.core.ordered import (
+    AbsentWaiters,
     Entry,
-    Patience,
     Verdict,
     escape,
     judge,
@@ -146,7 +146,7 @@ class ConsulBackend:
         self.agent = Agent(_http(store, runtime))
         self.renewer = SessionRenewer(store, self.agent, runtime)
         self.wakeups = Wakeups(store.servers, store.settings.request_seconds, runtime)
-        self._absent = Patience()
+        self._absent = AbsentWaiters()
         store.backends.add(id(self))
 
     # Acquire.
@@ -419,7 +419,7 @@ class ConsulBackend:
             await self.wakeups.pause(until)
 
     def nudge(self, claim: Claim) -> None:
-        self.wakeups.listening.nudge(claim.owner)
+        self.wakeups.long_polls.nudge(claim.owner)
 
     # Renew and release.
 
@@ -683,14 +683,14 @@ class ConsulBackend:
             known.clear()
         self.renewer.forget()
         self.agent.http.forget()
-        self.wakeups.listening.forget()
+        self.wakeups.long_polls.forget()
 
     async def close(self) -> None:
         if id(self) in self.store.backends:
             self.store.backends.discard(id(self))
             if not self.store.backends:
                 await self.renewer.end_all()
-        self.wakeups.listening.close()
+        self.wakeups.long_polls.close()
         await self.agent.http.close()
 
 

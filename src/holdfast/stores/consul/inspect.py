@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from holdfast.claim import LockInfo
+from holdfast.core import ordered
 from holdfast.core.contract import Finding
-from holdfast.core.ordered import Entry, standing
+from holdfast.core.ordered import Entry
 
 __all__ = ["SessionLimits", "limits_finding", "lock_info", "servers_finding"]
 
@@ -43,7 +44,7 @@ def lock_info(name: str, queue: Iterable[Entry], limits: Mapping[str, SessionLim
     plus its lock-delay, and 0 for an entry whose session has ended."""
     remaining = {session: sum(each) for session, each in limits.items()}
     notice = max(limits.values()).notice if limits else ""
-    return standing(name, queue, remaining)._replace(notice=notice)
+    return ordered.lock_info(name, queue, remaining)._replace(notice=notice)
 
 
 def servers_finding(peers: int) -> Finding | None:

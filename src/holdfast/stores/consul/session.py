@@ -77,7 +77,7 @@ class SessionRenewer:
         ends = self.runtime.now() + self.store.settings.request_seconds
         until = ends if until is None or ends < until else until
         try:
-            async with self._lock.turn(until):
+            async with self._lock.hold(until):
                 return await self._freshen(ttl, until)
         except TimeoutError:
             raise BackendUnavailable(

@@ -14,7 +14,7 @@ from holdfast.stores._consensus.strict import is_list_of
 from holdfast.stores.consul import requests
 
 if TYPE_CHECKING:
-    from holdfast.io.long_poll import Listening
+    from holdfast.io.long_poll import LongPolls
 
 __all__ = ["POLL_SECONDS", "Target", "Wakeups"]
 
@@ -58,7 +58,7 @@ class Wakeups:
 
     def __init__(self, servers: Servers, request_seconds: float, runtime: Runtime) -> None:
         self._runtime, self._request_seconds = runtime, request_seconds
-        self.listening = _listening(servers, runtime)
+        self.long_polls = _long_polls(servers, runtime)
 
     async def query(
         self, owner: str, path: str, index: int, until: float, *, keys: bool
@@ -71,17 +71,17 @@ class Wakeups:
             return None
         line = requests.query(path, index, int(left * QUERY_MILLISECONDS), keys=keys)
         limit = min(until, self._runtime.now() + self._request_seconds)
-        call = await self.listening.begin(owner, line, b"", limit)
-        if call is None:  # too many queries are under way: poll
+        poll = await self.long_polls.begin(owner, line, b"", limit)
+        if poll is None:  # too many queries are under way: poll
             await self.pause(until, POLL_SECONDS)
             return None
         try:
-            await self.listening.woken(owner, until)
+            await self.long_polls.woken(owner, until)
         finally:
-            self.listening.end(call)
-        if call.broken:
+            self.long_polls.end(poll)
+        if poll.broken:
             await self.pause(until)
-        return call.reply
+        return poll.reply
 
     async def pause(self, until: float, seconds: tuple[float, float] = RETRY_SECONDS) -> None:
         """A short, jittered pause before the next attempt."""
@@ -99,11 +99,11 @@ def _listed(body: bytes) -> frozenset[str]:
     return frozenset(keys) if is_list_of(str)(keys) else frozenset()
 
 
-def _listening(servers: Servers, runtime: Runtime) -> Listening:
+def _long_polls(servers: Servers, runtime: Runtime) -> LongPolls:
     if runtime.blocking:
-        from holdfast.io.long_poll import BlockingListening
+        from holdfast.io.long_poll import BlockingLongPolls
 
-        return BlockingListening(servers)
-    from holdfast.io.long_poll_aio import AsyncListening
+        return BlockingLongPolls(servers)
+    from holdfast.io.long_poll_aio import AsyncLongPolls
 
-    return AsyncListening(servers)
+    return AsyncLongPolls(servers)
