@@ -220,7 +220,7 @@ def test_a_stream_may_last_but_is_read() -> None:
     for _ in range(2 * http.MOST_ANSWER_BYTES // 2**16 // 64):
         responses.feed(chunk * 64)
         assert responses.pieces()
-    call = Call("owner", 0, stream=True)
+    call = LongPoll("owner", 0, stream=True)
     call.add([b"x" * http.MOST_ANSWER_BYTES])
     with pytest.raises(OSError, match="more than any request"):
         call.add([b"x"])
@@ -308,8 +308,8 @@ def test_a_message_that_is_not_etcd_s_ends_the_connection(message: str) -> None:
 )
 def test_a_stream_that_is_not_etcd_s_is_broken(line: bytes) -> None:
     class Listening:
-        async def begin(self, owner: str, *_: object, **__: object) -> Call:
-            self.call = Call(owner, 0, stream=True)
+        async def begin(self, owner: str, *_: object, **__: object) -> LongPoll:
+            self.call = LongPoll(owner, 0, stream=True)
             return self.call
 
         async def woken(self, owner: str, until: float) -> bool:

@@ -232,8 +232,3 @@ def lock_info(name: str, queue: Iterable[Entry], remaining: dict[str, float]) ->
         else:
             waiters.append(Waiter(*who, entry.mode, details.since, details.behind))
     return LockInfo(name, limit, tuple(holders), tuple(waiters))
-
-
-# As etcd imports them.
-Patience = AbsentWaiters
-standing = lock_info

@@ -218,9 +218,3 @@ class _PollSubscription:
         for connection in polls.values():
             connection.close()
         self.selector.close()
-
-
-# As etcd imports them.
-Call = LongPoll
-Listening = LongPolls
-BlockingListening = BlockingLongPolls

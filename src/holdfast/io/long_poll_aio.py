@@ -117,6 +117,3 @@ class AsyncLongPolls:
             connection.close()
         self._idle, self._polls = [], {}
         self._hub.wake_all()
-
-
-AsyncListening = AsyncLongPolls  # as etcd imports it

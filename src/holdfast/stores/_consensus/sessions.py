@@ -92,8 +92,6 @@ class RuntimeLock:
         finally:
             tasks.release()
 
-    turn = hold  # as etcd calls it
-
     def forget(self) -> None:
         """In a forked child, where a thread of the parent may have held it."""
         self._threads, self._tasks = threading.Lock(), None
