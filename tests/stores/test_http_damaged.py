@@ -18,7 +18,7 @@ from holdfast.io import http
 from holdfast.io.clock import now
 from holdfast.io.http import BlockingHttp, IndexedResponses, Reply, Responses, Servers, Tls
 from holdfast.io.http_aio import AsyncHttp
-from holdfast.io.long_poll import Call
+from holdfast.io.long_poll import LongPoll
 from holdfast.stores.etcd.aio import open_async
 from holdfast.stores.etcd.wakeups import StreamWatches, WatchTable
 from holdfast.stores.etcd.websocket import open_blocking
@@ -307,7 +307,7 @@ def test_a_message_that_is_not_etcd_s_ends_the_connection(message: str) -> None:
     "line", [b"[]", b"1", b"{", b"[" * 100_000, b'{"result":{"created":true}}']
 )
 def test_a_stream_that_is_not_etcd_s_is_broken(line: bytes) -> None:
-    class Listening:
+    class LongPolls:
         async def begin(self, owner: str, *_: object, **__: object) -> LongPoll:
             self.call = LongPoll(owner, 0, stream=True)
             return self.call
@@ -315,7 +315,7 @@ def test_a_stream_that_is_not_etcd_s_is_broken(line: bytes) -> None:
         async def woken(self, owner: str, until: float) -> bool:
             return True
 
-    listening = Listening()
+    listening = LongPolls()
     watches = StreamWatches(listening)  # type: ignore[arg-type]
     watch = run_now(watches.begin("owner", '"key":"YQ=="', False, 0.0))
     listening.call.add([line + b"\n"])

@@ -14,7 +14,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode, Record
 from holdfast.core import admit
 from holdfast.core.contract import Guarantee, Page, Renewal
 from holdfast.errors import BackendUnavailable
-from holdfast.stores.memory import MemoryHold, Ledger, MemoryBackend, MemoryStore, Name, Queued
+from holdfast.stores.memory import Ledger, MemoryBackend, MemoryHold, MemoryStore, Name, Queued
 from holdfast.testing import Flavour, conformance, contract
 from holdfast.testing import harness as testing_harness
 from holdfast.testing.conformance import bench as conformance_bench

@@ -9,9 +9,9 @@ from holdfast.claim import Claim, Mode
 from holdfast.core.contract import GRACE_SECONDS
 from holdfast.core.ordered import (
     REMEMBERED,
+    AbsentWaiters,
     Details,
     Entry,
-    Patience,
     escape,
     judge,
     unescape,
@@ -101,7 +101,7 @@ def test_only_the_first_entries_of_a_long_queue_are_read() -> None:
 
 
 def test_each_absent_waiter_has_one_grace() -> None:
-    absent, first, second = Patience(), _entry(1), _entry(2)
+    absent, first, second = AbsentWaiters(), _entry(1), _entry(2)
     assert absent.judge([first], 100.0) == (None, GRACE_SECONDS)
     assert absent.judge([second], 101.0) == (None, GRACE_SECONDS)
     assert absent.judge([first], 100.0 + GRACE_SECONDS) == (first, None)
@@ -111,7 +111,7 @@ def test_each_absent_waiter_has_one_grace() -> None:
 def test_entries_that_were_granted_cost_no_other_its_grace() -> None:
     """Of the absent waiters that are remembered, only the oldest are forgotten, and no more than
     needed."""
-    absent, last = Patience(), _entry(0)
+    absent, last = AbsentWaiters(), _entry(0)
     many = [_entry(order) for order in range(1, REMEMBERED + 2)]
     absent.judge(many, 100.0)
     absent.judge([last], 100.0)

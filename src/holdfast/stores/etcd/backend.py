@@ -41,13 +41,13 @@ from holdfast.core.contract import (
 )
 from holdfast.core.hold import certain_seconds
 from holdfast.core.ordered import (
+    AbsentWaiters,
     Entry,
-    Patience,
     Verdict,
     escape,
     judge,
+    lock_info,
     shown_unreadable,
-    standing,
     unescape,
 )
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
@@ -136,7 +136,7 @@ class EtcdBackend:
         self.gateway = Gateway(_http(store, runtime), store.credentials)
         self.leases = Leases(store, self.gateway, runtime)
         self.waits = Waits(store, self.gateway, runtime)
-        self._absent_waiters = Patience()
+        self._absent_waiters = AbsentWaiters()
         store.backends.add(id(self))
 
     # Attempts.
@@ -680,7 +680,7 @@ class EtcdBackend:
 
     async def look(self, name: str) -> LockInfo:
         entries = await self._entries(name)
-        return standing(name, entries, await self._lease_seconds(entries))
+        return lock_info(name, entries, await self._lease_seconds(entries))
 
     async def _lease_seconds(self, entries: Iterable[Entry]) -> dict[str, float]:
         """The seconds that are left of each session that has a hold."""
@@ -719,7 +719,7 @@ class EtcdBackend:
             if kvs is None:
                 return await self.look(name)
             entries = requests.entries_of({"kvs": kvs}, self.store.names.of(name).prefix)
-            return standing(name, entries, await self._lease_seconds(entries))
+            return lock_info(name, entries, await self._lease_seconds(entries))
         except Incompatible as error:
             return shown_unreadable(segment, error)
 

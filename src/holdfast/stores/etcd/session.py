@@ -102,7 +102,7 @@ class Leases:
         ends = self.runtime.now() + self.store.settings.request_seconds
         until = ends if until is None or ends < until else until
         try:
-            async with self._lock.turn(until):
+            async with self._lock.hold(until):
                 return await self._refresh(ttl, until)
         except TimeoutError:
             raise BackendUnavailable(

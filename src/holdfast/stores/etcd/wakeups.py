@@ -27,7 +27,7 @@ from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Servers
-from holdfast.io.long_poll import Call, Listening
+from holdfast.io.long_poll import LongPoll, LongPolls
 from holdfast.io.wakeups import EVERYBODY, BlockingWakeupHub
 from holdfast.stores.etcd import requests
 from holdfast.stores.etcd.gateway import Gateway
@@ -170,12 +170,12 @@ class Waits:
 
 def _streams(store: EtcdStore, runtime: Runtime) -> Watches:
     if runtime.blocking:
-        from holdfast.io.long_poll import BlockingListening
+        from holdfast.io.long_poll import BlockingLongPolls
 
-        return StreamWatches(BlockingListening(store.servers))
-    from holdfast.io.long_poll_aio import AsyncListening
+        return StreamWatches(BlockingLongPolls(store.servers))
+    from holdfast.io.long_poll_aio import AsyncLongPolls
 
-    return StreamWatches(AsyncListening(store.servers))
+    return StreamWatches(AsyncLongPolls(store.servers))
 
 
 def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
@@ -367,7 +367,8 @@ class BlockingWatches:
         return connection
 
     def _drop(self) -> None:
-        """Gives up a connection that is over. Call with the lock held: waiters on this connection
+        """Gives up a connection that is over. LongPoll with the lock held: waiters on this
+        connection
         must be woken before another one is opened, since nothing wakes them after that."""
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -456,9 +457,9 @@ class StreamWatches:
     """One HTTP stream per watch, as many as the connection limit allows; further watches are broken
     from the start, so that their waiters poll."""
 
-    def __init__(self, listening: Listening) -> None:
+    def __init__(self, listening: LongPolls) -> None:
         self._listening = listening
-        self._streams: dict[str, tuple[Watch, Call, bytearray]] = {}
+        self._streams: dict[str, tuple[Watch, LongPoll, bytearray]] = {}
 
     async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
         watch = Watch(0, owner)
@@ -507,7 +508,7 @@ class StreamWatches:
         self._listening.close()
 
 
-def _read_stream(watch: Watch, call: Call, rest: bytearray) -> None:
+def _read_stream(watch: Watch, call: LongPoll, rest: bytearray) -> None:
     """Reads what has arrived on a stream: one JSON text per line."""
     pieces, call.pieces = call.pieces, []
     rest += b"".join(pieces)
