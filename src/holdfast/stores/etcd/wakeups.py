@@ -367,8 +367,7 @@ class BlockingWatches:
         return connection
 
     def _drop(self) -> None:
-        """Gives up a connection that is over. LongPoll with the lock held: waiters on this
-        connection
+        """Gives up a connection that is over. Call with the lock held: waiters on this connection
         must be woken before another one is opened, since nothing wakes them after that."""
         connection, self._connection = self._connection, None
         if connection is not None:
