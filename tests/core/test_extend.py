@@ -1,4 +1,4 @@
-"""Extending a hold: what is certain is never more than what the store has, whatever is unknown."""
+"""Extending a hold: the certain end is never later than the stored end, also without an answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _take(locks: holdfast.Locks, ttl: float, *, renew: bool = True) -> Lease:
 
 
 def _stored(backend: Any) -> float:
-    """Seconds that the store would still keep the only hold."""
+    """Seconds until the store ends the only hold."""
     assert isinstance(backend, MemoryBackend)
     (held,) = backend.ledger.names["name"].holds.values()
     return held.ends - backend.ledger.now()
@@ -59,7 +59,7 @@ def _wait_for(condition: Callable[[], object]) -> None:
 
 
 def _failing(backend: Any, *, lands: bool) -> Renew:
-    """A way to the store on which the answer, or the request itself, gets lost."""
+    """A backend whose answer, or the request itself, gets lost."""
     renew = backend.renew
 
     async def unanswered(*args: Any, **kwargs: Any) -> Renewal:
@@ -74,7 +74,7 @@ def _failing(backend: Any, *, lands: bool) -> Renew:
 def test_a_shorter_ttl_that_is_not_answered_counts(
     locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
-    """And for longer than before, since a late one may come at any time."""
+    """A longer ttl is then refused, since the late request may arrive at any time."""
     lease = _take(locks, 60, renew=False)
     backend = locks._engine.backend
     with monkeypatch.context() as patch:
@@ -229,7 +229,7 @@ def test_tasks_extend_one_at_a_time() -> None:
 
 
 def test_an_extend_waits_for_a_renewal_that_is_under_way(locks: holdfast.Locks) -> None:
-    """Else that may land last, with the shorter ttl; nobody waits beyond the certain time."""
+    """Else the renewal may arrive last, with the shorter ttl. No wait exceeds the certain time."""
     lease = _take(locks, 1)
     renewer: Any = locks._engine.renewer.backend
     renew = renewer.renew
@@ -258,18 +258,18 @@ def test_a_signal_handler_that_extends_does_not_wait_for_itself(locks: holdfast.
     lease = _take(locks, 30)
     backend: Any = locks._engine.backend
     renew = backend.renew
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     async def interrupted(*args: Any, **kwargs: Any) -> Renewal:
         with pytest.raises(HoldfastError, match="signal handler") as info:
             lease.extend(4)  # as a handler does that runs here
-        told.append(info.value)
+        errors.append(info.value)
         answer: Renewal = await renew(*args, **kwargs)
         return answer
 
     backend.renew = interrupted
     lease.extend(60)
-    assert len(told) == 1
+    assert len(errors) == 1
     assert lease.ttl == 60
     backend.renew = renew
     lease.extend(40)
@@ -296,7 +296,7 @@ class _Interrupting:
 def test_an_interrupt_anywhere_leaves_the_hold_as_certain_as_it_is_stored(
     locks: holdfast.Locks, ttl: float
 ) -> None:
-    """Nor does it keep others from extending or renewing it."""
+    """Other threads can extend or renew it afterwards."""
     for line in range(200):
         with locks.lock(f"name {line}", ttl=30) as lease:
             interrupt = _Interrupting(line)
@@ -318,7 +318,7 @@ def test_an_interrupt_anywhere_leaves_the_hold_as_certain_as_it_is_stored(
     raise AssertionError("it never came to its end")
 
 
-def test_an_extend_that_was_torn_apart_blocks_no_renewal() -> None:
+def test_an_interrupted_extend_blocks_no_renewal() -> None:
     hold = Hold(Grant(_claim(), 1), 0.0, True, None)
     torn, later = Change(), Change()
     assert hold.begin_change(torn)
@@ -331,7 +331,7 @@ def _claim() -> Claim:
     return Claim("name", Mode.EXCLUSIVE, 1, 0, 30.0, "owner", "")
 
 
-def test_an_answer_after_the_certain_time_revives_nothing(locks: holdfast.Locks) -> None:
+def test_an_answer_after_the_certain_time_does_not_revive_the_hold(locks: holdfast.Locks) -> None:
     lease = _take(locks, 0.2, renew=False)
     backend: Any = locks._engine.backend
     renew = backend.renew
@@ -349,7 +349,7 @@ def test_an_answer_after_the_certain_time_revives_nothing(locks: holdfast.Locks)
 
 
 def test_an_async_lease_can_be_extended_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After one that failed, with the ttl that it has, as often as one likes."""
+    """After a failed extend, with the same ttl, any number of times."""
 
     async def use(lease: AsyncLease, backend: Any) -> None:
         for _ in range(3):

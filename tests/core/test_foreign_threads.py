@@ -1,4 +1,5 @@
-"""Threads that ``threading`` did not start: each is its own, although numbers are recycled."""
+"""Threads that ``threading`` did not start have identities of their own, although their numbers are
+reused."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ TRIES = 50
 
 
 def _run(work: Callable[[], object]) -> int:
-    """Runs the work in a foreign thread; answers the thread's number."""
+    """Runs the work in a foreign thread; returns the number of the thread."""
     over = threading.Event()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""What peers wrote about themselves: read without an error, and harmless to show."""
+"""Labels that other programs wrote: read without an error, and safe to show."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ HOSTILE = "web-1\nCRITICAL:root:forged\x1b[2J\x9b31m\u202e\u2066\u200b\x00\ud800
     ids=lambda label: repr(label)[:20],
 )
 def test_a_damaged_label_gives_question_marks(label: str) -> None:
-    """Whatever is stored: no error ends the look at a lock."""
+    """No stored text makes ``inspect`` fail."""
     assert read_label(label) == UNREADABLE
 
 
 @pytest.mark.parametrize(
     "pid", ["Infinity", "-Infinity", "NaN", "1e400", str(2**63), str(-(2**63)), "true", '"1"', "[]"]
 )
-def test_a_process_id_that_is_none(pid: str) -> None:
-    """The rest of the label is told all the same."""
+def test_a_process_id_that_is_not_valid(pid: str) -> None:
+    """The rest of the label is still read."""
     assert read_label(f'["h",{pid},"t","n"]') == ("h", 0, "t", "n")
 
 
@@ -58,13 +58,13 @@ def test_any_json_is_read(value: object) -> None:
         note.encode()
 
 
-def test_fields_that_a_newer_version_adds_are_left_out() -> None:
-    """Programs of both versions look at each other's locks during an upgrade."""
+def test_fields_that_a_newer_version_adds_are_ignored() -> None:
+    """Programs of both versions inspect each other's locks during an upgrade."""
     assert read_label('["h",1,"t","n",{"kind":"web"},[7]]') == ("h", 1, "t", "n")
 
 
 def test_long_texts_are_cut() -> None:
-    """A megabyte in a row is not a megabyte in each log line."""
+    """A stored megabyte does not make a log line of a megabyte."""
     host, _, thread, note = read_label(json.dumps(["h" * 10**6, 1, "\x00" * 10**6, "n" * 10**6]))
     assert (len(host), len(thread), len(note)) == (256, 256, 1024)
 
@@ -72,13 +72,13 @@ def test_long_texts_are_cut() -> None:
 @pytest.mark.parametrize(
     "note", ["", "x" * 1024, "'; --", '"', "\\", "\n\r\t", "\x1b[31m", "\0", "é"]
 )
-def test_a_note_comes_back_as_it_was_written(note: str) -> None:
-    """It belongs to the user, who may keep data in it."""
+def test_a_note_is_returned_as_it_was_written(note: str) -> None:
+    """It belongs to the user, and may contain data."""
     assert read_label(write_label("h", 1, "t", note)) == ("h", 1, "t", note)
 
 
 def test_host_and_thread_are_harmless_to_show() -> None:
-    """In errors and log lines, which are made of the text of a holder."""
+    """In errors and log lines, which contain the text of a holder."""
     label = json.dumps([HOSTILE, 1, HOSTILE, HOSTILE])
     host, pid, thread, note = read_label(label)
     assert host.startswith("web-1\\nCRITICAL")
@@ -90,7 +90,7 @@ def test_host_and_thread_are_harmless_to_show() -> None:
 
 
 def test_a_thread_of_any_name_can_hold_a_lock() -> None:
-    """Its name is written short and without what no store could keep."""
+    """Its name is cut, and characters that a store can't keep are escaped."""
     seen: list[str] = []
 
     def work() -> None:

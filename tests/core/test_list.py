@@ -1,4 +1,4 @@
-"""``list`` over a store that walks its names and may meet one again."""
+"""``list`` over a store whose pages may repeat a name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import holdfast
 from holdfast.core.contract import Page
 
 
-def test_a_name_met_twice_is_listed_once() -> None:
-    """As Redis does when its table of keys grows or shrinks between two steps of SCAN."""
+def test_a_name_on_two_pages_is_listed_once() -> None:
+    """Redis repeats keys if its hash table is resized between two steps of SCAN."""
     with holdfast.connect("memory://list") as locks, locks.lock("a"), locks.lock("b"):
         backend = locks._engine.backend
         a, b = locks.list()

@@ -1,4 +1,4 @@
-"""Passwords in URLs: read right, refused where they can't be, and shown nowhere."""
+"""Passwords in URLs: parsed correctly, refused if not escaped, and never shown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NETWORK = sorted(set(BACKENDS) - {"memory", "local", "sqlite"})
     ],
 )
 def test_a_password_that_was_not_escaped_is_refused(scheme: str, rest: str) -> None:
-    """What comes after its '/' or '?' would be taken for a path or an option, and shown."""
+    """The part after its '/' or '?' would be parsed as a path or option, and shown."""
     if scheme == "unix" and rest.startswith("/"):
         return  # a path, where an '@' is as good as any letter
     with pytest.raises(ValueError, match="is written %2F, %3F or %40") as caught:
@@ -47,8 +47,8 @@ def test_a_password_that_was_not_escaped_is_refused(scheme: str, rest: str) -> N
     [f"u:\udc80{SECRET}@host/0", f"u:%F0{SECRET}@host/0", f"host/0?password=%F0{SECRET}"],
     ids=["environment", "escaped", "option"],
 )
-def test_a_password_that_is_no_text_is_refused(scheme: str, rest: str) -> None:
-    """Errors of Python's codecs have all of the text in them, and drivers raise these late."""
+def test_a_password_that_is_not_utf8_is_refused(scheme: str, rest: str) -> None:
+    """Errors of Python's codecs contain the whole text, and drivers raise them late."""
     with pytest.raises(ValueError, match="must be UTF-8") as caught:
         holdfast.connect(f"{scheme}://{rest}")
     assert SECRET not in repr(caught.value)
@@ -90,35 +90,35 @@ def test_urls_that_are_right(text: str, password: str | None, path: str) -> None
     ],
 )
 def test_what_is_shown_of_a_url(text: str, shown: str) -> None:
-    """A user without a password is a password in the wrong place, but for the databases."""
+    """A user without a password may be a password in the wrong place, except for databases."""
     url = parse_url(text)
     assert str(url) == shown
     assert repr(url) == f"Url({shown!r})"
 
 
 def test_a_consul_token_is_no_user_name() -> None:
-    """It was left unused, and shown."""
+    """The token is neither ignored nor shown."""
     with pytest.raises(ValueError, match="consul://:token@host") as caught:
         holdfast.connect(f"consul://{SECRET}@localhost")
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("password", [SECRET, f"{SECRET}%zz", f"{SECRET}/ü"])
-def test_what_a_driver_says_is_scrubbed(password: str) -> None:
-    """Drivers repeat what they can't read."""
+def test_a_driver_error_is_scrubbed(password: str) -> None:
+    """Drivers repeat a text that they can't parse."""
     from urllib.parse import quote
 
     url = Url("postgresql", "u", password, (("h", None),), "/d", {"sslpassword": "other-secret"})
     for text in (password, quote(password), quote(password, safe=""), "other-secret"):
-        told = url.scrub(f"invalid token: {text!r} at u")
-        assert SECRET not in told
-        assert "other-secret" not in told
-        assert told.endswith("at u")
+        shown = url.scrub(f"invalid token: {text!r} at u")
+        assert SECRET not in shown
+        assert "other-secret" not in shown
+        assert shown.endswith("at u")
     assert Url("redis", None, None, (), "", {}).scrub("as it is") == "as it is"
 
 
 class Echo(BaseHTTPRequestHandler):
-    """A server that repeats what it was asked, as debugging proxies do."""
+    """A server that repeats the request, as debugging proxies do."""
 
     def do_GET(self) -> None:
         body = f"I was asked:\n{self.headers}".encode()
@@ -144,7 +144,7 @@ def echo() -> Iterator[str]:
 
 
 def test_a_server_that_repeats_the_token(echo: str) -> None:
-    """What it says is part of the error, its echo of our token is not."""
+    """Its text is part of the error, but its copy of our token is not."""
 
     async def body() -> None:
         async with holdfast.connect_async(f"consul://:{SECRET}@{echo}", timeout=1) as locks:
@@ -182,7 +182,7 @@ def test_addresses_of_databases_show_no_password() -> None:
 
 
 def test_the_url_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Secrets are often mounted as files; an environment is passed on to every child."""
+    """Secrets are often mounted as files; environment variables are inherited by every child."""
     kept = tmp_path / "url"
     kept.write_text("memory://from-a-file\n")
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
@@ -205,10 +205,10 @@ def test_the_url_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
-def test_what_a_driver_repeats_is_not_passed_on(
+def test_a_secret_in_a_driver_error_is_not_shown(
     monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
-    """A driver's own error may have the password in it, in the form that it was given."""
+    """The driver's own error may contain the password."""
     from holdfast.claim import Fence
     from holdfast.fencing import address
 
@@ -217,8 +217,8 @@ def test_what_a_driver_repeats_is_not_passed_on(
 
     monkeypatch.setitem(address._OPENERS, "postgresql", ("postgresql", opener))
     fence, nowhere = Fence.parse("1;exclusive;;0;1;x"), f"postgresql://u:{SECRET}@h/d#x"
-    with pytest.raises((HoldfastError, ValueError)) as told:
+    with pytest.raises((HoldfastError, ValueError)) as raised:
         address.enter_at(nowhere, fence, table="fences", open_client=object)
-    assert "can't connect" in str(told.value)
-    assert SECRET not in str(told.value)
-    assert told.value.__cause__ is None
+    assert "can't connect" in str(raised.value)
+    assert SECRET not in str(raised.value)
+    assert raised.value.__cause__ is None

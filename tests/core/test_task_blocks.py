@@ -1,4 +1,4 @@
-"""The renewer lives among threads, and must not take a living task for one that has ended."""
+"""The renewer runs on a thread, and must not mistake a live task for an ended one."""
 
 from __future__ import annotations
 

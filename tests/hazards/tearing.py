@@ -1,4 +1,4 @@
-"""An interrupt, or a signal's handler, at a line of choice."""
+"""Interrupts, or signal handlers, at a chosen line of a function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _interrupt() -> None:
 
 
 def torn_at(code: Any, line: int, work: Callable[[], object]) -> None:
-    """Interrupts the work as it comes to a line of a function, once."""
+    """Raises ``KeyboardInterrupt`` in the work when it reaches a line of a function, once."""
     with suppress(KeyboardInterrupt):
         handled_at(code, line, work, _interrupt)
 
@@ -25,7 +25,7 @@ def torn_at(code: Any, line: int, work: Callable[[], object]) -> None:
 def handled_at(
     code: Any, line: int, work: Callable[[], object], handle: Callable[[], object]
 ) -> None:
-    """Calls a handler in the middle of the work, as it comes to a line of a function, once."""
+    """Calls a handler in the work when it reaches a line of a function, once."""
     hit = False
 
     def local(frame: FrameType, event: str, _: object) -> Any:

@@ -1,4 +1,4 @@
-"""A cancelled acquire leaves no hold and no place in the line; for real, five hundred times."""
+"""A cancelled acquire leaves no hold and no queue entry: five hundred real cancellations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TIMES = 500
 
 
 async def _left(locks: holdfast.AsyncLocks, name: str) -> tuple[int, int]:
-    standing = await locks.inspect(name)
-    return len(standing.holders), len(standing.waiters)
+    info = await locks.inspect(name)
+    return len(info.holders), len(info.waiters)
 
 
 async def _cleared(locks: holdfast.AsyncLocks, name: str) -> None:
-    """Long before the ttl: a cancelled acquire waits for its undoing, but not for long."""
+    """Long before the ttl: a cancelled acquire waits for its undo, but not for long."""
     async with asyncio.timeout(30):
         while await _left(locks, name) != (0, 0):
             pass  # each look is a request
@@ -54,7 +54,7 @@ async def _cancel_many(url: str, *, contended: bool, seed: int) -> None:
 @pytest.mark.parametrize("contended", [False, True], ids=["idle", "at the hand-over"])
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_cancelled_acquires_leave_nothing(tmp_path: Path, store: str, contended: bool) -> None:
-    """Whatever await it is at, its claim is undone."""
+    """The claim is undone, whichever await was cancelled."""
     url = f"memory://{contended}" if store == "memory" else f"sqlite://{tmp_path}/locks.db"
     asyncio.run(_cancel_many(url, contended=contended, seed=7))
 
@@ -67,8 +67,8 @@ async def _cancel_unanswered(server: RedisServer, proxy: Proxy) -> None:
     ):
         async with ours.lock("name"):
             pass
-        for turn in range(TIMES):
-            holder = await theirs.lock("name").acquire() if turn % 2 else None
+        for number in range(TIMES):
+            holder = await theirs.lock("name").acquire() if number % 2 else None
             proxy.hold_replies()
             acquiring = asyncio.ensure_future(ours.lock("name").acquire())
             arrived = (1, 1) if holder else (1, 0)
@@ -86,14 +86,14 @@ async def _cancel_unanswered(server: RedisServer, proxy: Proxy) -> None:
 
 
 def test_cancelled_acquires_without_a_reply_leave_nothing(servers: Servers) -> None:
-    """The store has it, the client can't know: it is undone behind its own request."""
+    """The store has the claim, the client can't know: it is undone in order behind its request."""
     server = servers.of(RedisServer)
     with Proxy(server) as proxy:
         asyncio.run(_cancel_unanswered(server, proxy))
 
 
 def test_wait_for_works() -> None:
-    """``asyncio.wait_for(lock.acquire(), …)`` times out, or gives the lease: never neither."""
+    """``asyncio.wait_for(lock.acquire(), …)`` times out, or returns the lease."""
 
     async def main() -> None:
         async with holdfast.connect_async("memory://wait_for") as locks:

@@ -1,4 +1,4 @@
-"""What nobody has any more is let go at once, without waiting for the garbage collector."""
+"""Dropped objects are released at once, without a run of the garbage collector."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def test_a_lock_that_nobody_has_lets_go_of_what_it_gave() -> None:
+def test_a_lock_that_is_garbage_drops_its_leases() -> None:
     with holdfast.connect("memory://", ttl=3600) as locks:
         assert locks.lock("name").acquire()
         wait_until("the release", lambda: not locks.inspect("name").holders)
 
 
-def test_a_thread_that_ended_lets_go_of_what_it_took() -> None:
+def test_the_leases_of_an_ended_thread_are_dropped() -> None:
     with holdfast.connect("memory://", ttl=3600) as locks:
         lock = locks.lock("name")
         thread = threading.Thread(target=lock.acquire)
@@ -40,7 +40,7 @@ def test_a_thread_that_ended_lets_go_of_what_it_took() -> None:
         assert not lock._bare
 
 
-def test_a_task_that_ended_lets_go_of_what_it_took() -> None:
+def test_the_leases_of_an_ended_task_are_dropped() -> None:
     async def main() -> None:
         async with holdfast.connect_async("memory://", ttl=3600) as locks:
             lock = locks.lock("name")
@@ -59,8 +59,8 @@ async def _take(lock: holdfast.AsyncLock) -> None:
     assert await lock.acquire()
 
 
-def test_a_client_forgets_what_was_released_by_another_than_who_took_it() -> None:
-    """Who took it may be gone by then: nothing of that hold is left behind."""
+def test_a_client_forgets_a_hold_that_another_thread_released() -> None:
+    """The thread that acquired may be gone by then: nothing of the hold is left behind."""
     with holdfast.connect("memory://", ttl=3600) as locks:
         for number in range(20):
             taken: list[holdfast.Lease | None] = []

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: nothing that is left outlives the ttl, and nobody is locked out."""
+"""Ctrl-C at any moment: nothing that is left outlives the ttl, and no thread is locked out."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ with holdfast.connect(sys.argv[1]) as others:
         pass
 with locks.lock("name", timeout=1):
     pass
-standing = locks.inspect("name")
-print("left", len(standing.holders), len(standing.waiters))
+info = locks.inspect("name")
+print("left", len(info.holders), len(info.waiters))
 locks.close()
 """
 
@@ -67,7 +67,7 @@ def test_a_storm_of_interrupts_leaves_nothing(tmp_path: Path, store: str, seed: 
 def test_an_interrupt_between_grant_and_lease_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody has a handle to what was granted, so it is given back at once."""
+    """The granted hold has no handle, so it is released at once."""
 
     def torn(client: Engine, hold: Hold, me: object) -> None:
         raise KeyboardInterrupt

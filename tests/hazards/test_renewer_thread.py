@@ -1,5 +1,4 @@
-"""However its start is torn apart, one renewer is at work; and it ends with its client,
-whatever."""
+"""An interrupted start leaves one renewer thread, and it always ends with its client."""
 
 from __future__ import annotations
 
@@ -44,8 +43,10 @@ def test_an_interrupt_in_the_start_of_the_renewer(
     assert _renewers() == others  # and it has ended with its client
 
 
-def test_a_second_thread_after_a_torn_start_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first was started, but had not yet said so when the start was tried again."""
+def test_a_second_thread_after_an_interrupted_start_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first thread was started, but not yet registered when the start was tried again."""
     go, done = threading.Event(), threading.Event()
     worked: list[str] = []
 
@@ -79,7 +80,7 @@ def test_a_second_thread_after_a_torn_start_does_nothing(monkeypatch: pytest.Mon
     assert len(worked) == 1
 
 
-def test_threads_that_start_it_at_once_start_one() -> None:
+def test_threads_that_start_it_at_the_same_time_start_one() -> None:
     others = _renewers()
     with holdfast.connect("memory://") as locks:
         leases = []
@@ -98,7 +99,7 @@ def test_threads_that_start_it_at_once_start_one() -> None:
             assert lease.release()
 
 
-def test_a_warning_that_is_an_error_comes_last() -> None:
+def test_a_warning_that_is_an_error_is_raised_last() -> None:
     others = _renewers()
     locks = holdfast.connect("memory://")
     lease = locks.lock("name").acquire()
@@ -111,7 +112,7 @@ def test_a_warning_that_is_an_error_comes_last() -> None:
     assert _renewers() == others
 
 
-def test_a_warning_that_is_an_error_comes_last_async() -> None:
+def test_a_warning_that_is_an_error_is_raised_last_async() -> None:
     async def close() -> None:
         locks = holdfast.connect_async("memory://")
         lease = await locks.lock("name").acquire()
@@ -127,8 +128,8 @@ def test_a_warning_that_is_an_error_comes_last_async() -> None:
     assert _renewers() == others
 
 
-def test_what_a_closed_client_is_granted_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its request was under way when the client was closed, and its renewer has ended."""
+def test_a_grant_to_a_closed_client_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request was under way when the client was closed and its renewer ended."""
     with holdfast.connect("memory://", ttl=3600) as theirs:
         ours = holdfast.connect("memory://", ttl=3600)
         backend = ours._engine.backend

@@ -14,8 +14,8 @@ from holdfast.core.hold import MOST_DEAD_HANDLES, Hold
 from holdfast.errors import LockLost
 
 
-def test_nobody_releases_somebody_elses_hold() -> None:
-    """Sixteen threads share one object; every third overstays its ttl on purpose."""
+def test_a_thread_never_releases_the_hold_of_another() -> None:
+    """Sixteen threads share one object; every third exceeds its ttl on purpose."""
     locks = holdfast.connect("memory://sharing", ttl=0.15)
     lock = locks.lock("name", renew=False)
     inside: set[int] = set()
@@ -54,7 +54,7 @@ def test_nobody_releases_somebody_elses_hold() -> None:
 def test_a_hold_that_is_re_entered_as_another_thread_releases_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It ends with the handle that came last, and nobody else gets in before."""
+    """It ends with the newest handle, and no other client acquires before."""
     with holdfast.connect("memory://re-entered", ttl=3600) as locks:
         lock = locks.lock("name", reentrant=True)
         outer = lock.acquire()
@@ -70,7 +70,7 @@ def test_a_hold_that_is_re_entered_as_another_thread_releases_it_goes_on(
             return await release(client, hold)
 
         def switch(hold: Hold) -> None:
-            """As if the other thread ran between the look at the hold and the new handle."""
+            """As if the other thread ran between the check of the hold and the new handle."""
             monkeypatch.setattr(Engine, "release", late)
             releasing.start()
             assert at_the_client.wait(60)
@@ -87,8 +87,8 @@ def test_a_hold_that_is_re_entered_as_another_thread_releases_it_goes_on(
         assert not locks.inspect("name").holders
 
 
-def test_who_lets_go_last_ends_a_hold_that_was_re_entered_often() -> None:
-    """Also where the handles that are gone were forgotten in between."""
+def test_the_last_handle_ends_a_hold_that_was_re_entered_often() -> None:
+    """Also if dead handles were removed in between."""
     with holdfast.connect("memory://nested", ttl=3600) as locks:
         lock = locks.lock("name", reentrant=True)
         first = lock.acquire()
@@ -102,8 +102,8 @@ def test_who_lets_go_last_ends_a_hold_that_was_re_entered_often() -> None:
 
 
 def test_a_hold_that_is_just_being_lost_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken away and then marked: who lets go of it meanwhile is told that it was no longer
-    its own."""
+    """It is removed first and marked lost later: a release in between returns that it was not
+    held."""
     said: list[bool] = []
     with holdfast.connect("memory://just-lost") as locks:
         lease = locks.lock("name").acquire()

@@ -1,4 +1,4 @@
-"""The threads that a process has once for all its clients: the watcher, and that for callbacks."""
+"""The threads that all clients of a process share: the watcher, and the callback thread."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def _run(program: str, *arguments: str) -> str:
 
 
 def test_all_clients_share_one_watcher_and_one_thread_for_callbacks() -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     leases = []
     clients = [holdfast.connect(f"memory://shared-{n}", ttl=0.3) for n in range(10)]
     for client in clients:
         for number in range(10):
             lease = client.lock(f"{number}", renew=False).acquire()
             assert lease is not None
-            lease.on_lost(told.append)
+            lease.on_lost(reasons.append)
             leases.append(lease)
-    wait_until("all losses", lambda: len(told) == 100)
+    wait_until("all losses", lambda: len(reasons) == 100)
     threads = _threads()
     assert (threads["holdfast-watcher"], threads["holdfast-callbacks"]) == (1, 1)
     for client in clients:
@@ -56,7 +56,7 @@ def test_all_clients_share_one_watcher_and_one_thread_for_callbacks() -> None:
 
 
 def test_a_slow_callback_delays_callbacks_only() -> None:
-    """Not the end of another's hold, nor the cancellation of a task's block."""
+    """Neither the end of another hold, nor the cancellation of a task's block."""
     entered, let_go = threading.Event(), threading.Event()
     called: list[str] = []
 
@@ -92,7 +92,7 @@ def test_a_slow_callback_delays_callbacks_only() -> None:
 def test_a_callback_that_fails_is_logged_and_the_next_is_called(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[str] = []
+    reasons: list[str] = []
 
     def fail(reason: str) -> None:
         raise error
@@ -102,23 +102,23 @@ def test_a_callback_that_fails_is_logged_and_the_next_is_called(
         assert lease is not None
         with caplog.at_level(logging.ERROR, "holdfast"):
             lease.on_lost(fail)
-            lease.on_lost(told.append)
-            wait_until("the second callback", lambda: bool(told))
+            lease.on_lost(reasons.append)
+            wait_until("the second callback", lambda: bool(reasons))
     assert str(error) in caplog.text
 
 
 def test_a_suspend_is_noticed_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of certain time jumps while all threads sleep on another one."""
-    told: list[float] = []
+    reasons: list[float] = []
     with holdfast.connect("memory://suspended", ttl=3600) as locks:
         lease = locks.lock("name").acquire()
         assert lease is not None
-        lease.on_lost(lambda reason: told.append(now()))
+        lease.on_lost(lambda reason: reasons.append(now()))
         wait_until("the watcher's sleep", lambda: watcher.planned < float("inf"))
         resumed = now()
         monkeypatch.setattr(BlockingRuntime, "now", staticmethod(lambda: now() + 4000))
-        wait_until("the loss", lambda: bool(told))
-        assert told[0] - resumed < 2.0  # promised is one
+        wait_until("the loss", lambda: bool(reasons))
+        assert reasons[0] - resumed < 2.0  # the promise is one second
 
 
 NO_THREAD = """
@@ -133,24 +133,24 @@ def refuse(thread):
 
 threading.Thread.start = refuse
 locks = holdfast.connect("memory://", ttl=3600, timeout=20)
-told = []
+reasons = []
 try:
     with locks.lock("name") as lease:
-        lease.on_lost(told.append)
+        lease.on_lost(reasons.append)
 except RuntimeError as error:
     print(error)
 threading.Thread.start = start
 lease = locks.lock("name", ttl=0.3, renew=False).acquire()
-lease.on_lost(told.append)
-while not told:
+lease.on_lost(reasons.append)
+while not reasons:
     time.sleep(0.01)
-print(len(told))
+print(len(reasons))
 """
 
 
 @pytest.mark.parametrize("part", ["holdfast-watcher", "holdfast-callbacks"])
-def test_who_can_t_have_the_thread_is_told_and_holds_nothing(part: str) -> None:
-    """A hold that nobody watches is none; a callback that nobody would call is refused."""
+def test_without_a_thread_the_acquire_fails_and_holds_nothing(part: str) -> None:
+    """A hold that can't be watched is not taken; a callback that can't be called is refused."""
     assert _run(NO_THREAD, part).split("\n") == ["can't start new thread", "1"]
 
 
@@ -160,12 +160,12 @@ logging.disable()
 
 def lose(locks):
     lease = locks.lock("name", ttl=0.3, renew=False).acquire()
-    told = []
-    lease.on_lost(told.append)
-    while not told:
+    reasons = []
+    lease.on_lost(reasons.append)
+    while not reasons:
         time.sleep(0.01)
     names = [thread.name for thread in threading.enumerate()]
-    return names.count("holdfast-watcher"), names.count("holdfast-callbacks"), len(told)
+    return names.count("holdfast-watcher"), names.count("holdfast-callbacks"), len(reasons)
 
 locks = holdfast.connect("memory://")
 kept = locks.lock("kept").acquire()
@@ -185,7 +185,7 @@ def test_a_fork_has_threads_of_its_own() -> None:
     assert _run(FORK).split("\n") == ["1 1 1"] * 3
 
 
-def test_the_end_of_a_program_that_holds_something_makes_no_noise() -> None:
+def test_the_exit_of_a_program_with_a_hold_prints_nothing() -> None:
     program = """
 import holdfast
 locks = holdfast.connect("memory://")
@@ -197,9 +197,9 @@ lease.on_lost(print)
 
 @pytest.mark.parametrize(("name", "line"), [*lines_of(Renewer.add), *lines_of(PlannedLoop.plan)])
 def test_an_interrupt_anywhere_in_the_registration_of_a_hold(name: str, line: int) -> None:
-    """Nothing is held by it, and the next hold is watched."""
+    """It holds nothing afterwards, and the next hold is watched."""
     code = {"add": Renewer.add, "plan": PlannedLoop.plan}[name].__code__
-    told: list[str] = []
+    reasons: list[str] = []
     with holdfast.connect(f"memory://torn-{name}-{line}", ttl=0.4) as locks:
 
         def use() -> None:
@@ -209,23 +209,23 @@ def test_an_interrupt_anywhere_in_the_registration_of_a_hold(name: str, line: in
         torn_at(code, line, use)
         lease = locks.lock("name", renew=False, timeout=SOON).acquire()
         assert lease is not None
-        lease.on_lost(told.append)
-        wait_until("the loss", lambda: bool(told))
-        assert len(told) == 1
+        lease.on_lost(reasons.append)
+        wait_until("the loss", lambda: bool(reasons))
+        assert len(reasons) == 1
 
 
 @pytest.mark.parametrize("line", [line for _, line in lines_of(Hold.mark_lost)])
-def test_whoever_asks_while_a_hold_is_being_lost_is_told_once_and_why(line: int) -> None:
-    told: list[str] = []
+def test_a_callback_registered_during_a_loss_is_called_once_with_the_reason(line: int) -> None:
+    reasons: list[str] = []
     with holdfast.connect(f"memory://asked-{line}") as locks:
         lease = locks.lock("name").acquire()
         assert lease is not None
         renewer, hold, code = locks._engine.renewer, lease._hold, Hold.mark_lost.__code__
-        lease.on_lost(told.append)
+        lease.on_lost(reasons.append)
         lose = partial(renewer.lose, hold, "it was broken")
-        handled_at(code, line, lose, lambda: lease.on_lost(told.append))
-        wait_until("both", lambda: len(told) >= 2)
-    assert told == ["it was broken"] * 2
+        handled_at(code, line, lose, lambda: lease.on_lost(reasons.append))
+        wait_until("both", lambda: len(reasons) >= 2)
+    assert reasons == ["it was broken"] * 2
 
 
 LOSING = (
@@ -241,12 +241,12 @@ LOSING = (
     ("part", "line"), [(part, line) for part in LOSING for _, line in lines_of(part)]
 )
 def test_an_interrupt_anywhere_in_an_extend_that_learns_of_a_loss(part: Any, line: int) -> None:
-    """Who asked is told all the same, once."""
-    told: list[str] = []
+    """Each callback is still called, once."""
+    reasons: list[str] = []
     with holdfast.connect(f"memory://torn-{part.__qualname__}-{line}", ttl=60) as locks:
         lease = locks.lock("name").acquire()
         assert lease is not None
-        lease.on_lost(told.append)
+        lease.on_lost(reasons.append)
         locks.break_lock("name", reason="a test")
 
         def extend() -> None:
@@ -254,8 +254,8 @@ def test_an_interrupt_anywhere_in_an_extend_that_learns_of_a_loss(part: Any, lin
                 lease.extend()
 
         torn_at(part.__code__, line, extend)
-        wait_until("the loss", lambda: bool(told))
+        wait_until("the loss", lambda: bool(reasons))
         assert lease.lost
-        lease.on_lost(told.append)
-        wait_until("the last", lambda: len(told) > 1)
-    assert told == ["it expired or was broken, and is no longer stored"] * 2
+        lease.on_lost(reasons.append)
+        wait_until("the last", lambda: len(reasons) > 1)
+    assert reasons == ["it expired or was broken, and is no longer stored"] * 2

@@ -74,7 +74,9 @@ def through(client: str, work: Callable[[Any], Awaitable[None]]) -> None:
 @pytest.mark.parametrize("function", GENERATORS.values(), ids=GENERATORS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_generator_is_decorated(client: str, wrapper: str, function: Any) -> None:
+def test_a_generator_is_refused_as_a_decorated_function(
+    client: str, wrapper: str, function: Any
+) -> None:
     async def work(locks: Any) -> None:
         with pytest.raises(TypeError, match="is a generator function: its body runs while") as told:
             WRAPPERS[wrapper](locks)(function)
@@ -86,7 +88,7 @@ def test_no_generator_is_decorated(client: str, wrapper: str, function: Any) -> 
 @pytest.mark.parametrize("function", GENERATORS.values(), ids=GENERATORS)
 @pytest.mark.parametrize("wrapper", JOBS)
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_job_is_a_generator(client: str, wrapper: str, function: Any) -> None:
+def test_a_generator_is_refused_as_a_job(client: str, wrapper: str, function: Any) -> None:
     """It would be recorded as done before anything of it has run."""
 
     async def work(locks: Any) -> None:

@@ -88,7 +88,7 @@ def test_runs_once_per_interval(bench: Bench) -> None:
     bench.run(body)
 
 
-def test_one_that_runs_is_skipped_or_waited_for(bench: Bench) -> None:
+def test_a_running_job_is_skipped_or_waited_for(bench: Bench) -> None:
     async def body() -> None:
         client = bench.client()
         async with client.lock("every/report"):

@@ -15,7 +15,7 @@ from holdfast.testing.conformance.bench import calmly
 from primitives.conftest import Bench
 
 
-def test_runs_once_and_tells_everybody(bench: Bench) -> None:
+def test_runs_once_and_all_get_the_outcome(bench: Bench) -> None:
     runs: list[int] = []
 
     def bill(number: int) -> dict[str, int]:
@@ -166,7 +166,7 @@ def test_the_outcome_is_kept_as_long_as_asked(bench: Bench) -> None:
     bench.run(body)
 
 
-def test_results_are_json_for_everybody(bench: Bench) -> None:
+def test_results_are_json_for_all_callers(bench: Bench) -> None:
     async def body() -> None:
         client = bench.client()
         value: Any = {"a": (1, 2.5, None, True), "ü": "\0 \ud800"}

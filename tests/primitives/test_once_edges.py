@@ -72,7 +72,7 @@ def counted(locks: Locks) -> Counting:
     return counting  # type: ignore[no-any-return]
 
 
-def test_what_is_done_costs_one_request(locks: Locks) -> None:
+def test_a_done_job_costs_one_request(locks: Locks) -> None:
     counting = counted(locks)
     job = locks.once("k")
     assert job.run(lambda: 1).ran
@@ -91,7 +91,7 @@ def test_an_outage_shorter_than_the_ttl_loses_no_run(locks: Locks, word: str) ->
     assert runs == [1]
 
 
-def test_an_outage_longer_than_that_is_told(locks: Locks) -> None:
+def test_an_outage_longer_than_the_ttl_is_raised(locks: Locks) -> None:
     counting = counted(locks)
 
     def fail_from_here() -> str:
@@ -161,7 +161,7 @@ def test_each_client_takes_its_own_kind_of_function(locks: Locks) -> None:
     asyncio.run(body())
 
 
-def test_a_newer_record_is_not_guessed_at(locks: Locks) -> None:
+def test_a_newer_record_is_refused(locks: Locks) -> None:
     for text in ('{"format": 2, "status": "done"}', "no JSON", "[]"):
         with locks.lock("once/k") as lease:
             work = locks._engine.backend.record(lease._hold.grant, text, 60)
@@ -170,7 +170,7 @@ def test_a_newer_record_is_not_guessed_at(locks: Locks) -> None:
             locks.once("k").run(lambda: 1)
 
 
-def test_a_task_is_stopped_before_another_takes_over() -> None:
+def test_a_task_is_cancelled_before_another_takes_over() -> None:
     async def body() -> None:
         async with holdfast.connect_async("memory://stopped") as client:
             with pytest.raises(LockLost):

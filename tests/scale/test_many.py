@@ -15,7 +15,7 @@ import holdfast
 
 
 def _count(backend: Any, calls: Counter[str]) -> None:
-    """Counts what is asked of a backend; each of these is one transaction or round trip."""
+    """Counts the calls of a backend; each is one transaction or round trip."""
 
     def counted(word: str) -> Callable[..., Any]:
         inner = getattr(backend, word)
@@ -36,7 +36,7 @@ def _url(tmp_path: Path, store: str) -> str:
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_a_thousand_tasks_are_served_in_order(tmp_path: Path, store: str) -> None:
-    """Only the first of them ever stands in the store's line: two transactions a hold."""
+    """Only the first of them is ever in the store's queue: two transactions per hold."""
     calls: Counter[str] = Counter()
     served: list[int] = []
 
@@ -89,7 +89,7 @@ def test_a_thousand_holds_are_kept_by_one_thread(tmp_path: Path, store: str) -> 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_an_uncontended_hold_is_two_requests(tmp_path: Path, store: str) -> None:
-    """One to take it and one to release it."""
+    """One acquires and one releases."""
     calls: Counter[str] = Counter()
     with holdfast.connect(_url(tmp_path, store)) as locks:
         with locks.lock("name"):

@@ -26,17 +26,17 @@ NAMES = ("a", "b")
 
 @dataclass
 class Report:
-    """What a schedule showed."""
+    """The result of a schedule."""
 
     holds: list[RecordedHold] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     cancelled: int = 0
     lost: int = 0
     given: int = 0
-    """Holds that were granted by a wake-up."""
+    """Holds from direct grants."""
     extended: int = 0
     unanswered: int = 0
-    """Extends that the store has confirmed, and those of which nobody knows."""
+    """Extends that the store has confirmed, and those of unknown outcome."""
 
 
 class Client:
@@ -89,9 +89,9 @@ class Client:
         name = draw.choice(NAMES)
         claim = Claim(name, mode, 1, 0, ttl, owner, write_label(self.node.name, 1, "t", ""))
         asked = self.world.time
-        ask = AcquireOptions(timeout, renew=draw.random() < 0.8, explain=False)
+        options = AcquireOptions(timeout, renew=draw.random() < 0.8, explain=False)
         try:
-            hold = await (attempt_once if timeout == 0 else acquire)(self.engine, claim, ask)
+            hold = await (attempt_once if timeout == 0 else acquire)(self.engine, claim, options)
         except (LockTimeout, BackendUnavailable):
             return
         except Cancelled:
@@ -100,7 +100,7 @@ class Client:
         await self._work(hold, asked, draw.expovariate(1.0))
 
     async def _work(self, hold: CoreHold, asked: float, seconds: float) -> None:
-        """Holds on for a while; what it believed meanwhile goes into the history."""
+        """Holds for a while; what the holder believed goes into the history."""
         claim, started = hold.grant.claim, self.world.time
         self.report.given += hold.grant.seconds is not None
         begun = RecordedHold(
@@ -121,7 +121,7 @@ class Client:
         await self.engine.release(hold)
 
     async def _hold_on(self, hold: CoreHold, seconds: float) -> None:
-        """Works on, and now and then asks for more time, or for less."""
+        """Works, and sometimes extends to a longer or shorter ttl."""
         draw, runtime = self.world.random, self.engine.runtime
         await runtime.sleep(seconds)
         while draw.random() < 0.3:
@@ -136,7 +136,7 @@ class Client:
 
 
 class _Handle:
-    """Stands for the lease that a user would have."""
+    """The handle of a user's lease."""
 
     _released = False
 
@@ -161,7 +161,7 @@ class _Belief:
             self._report.lost += 1
 
     def _look(self) -> None:
-        """A paused or crashed holder believes on, until its certain time is over."""
+        """A paused or crashed holder believes in its hold until its certain time is over."""
         world, ends = self._node.world, self._node.true_time(self._hold.ends)
         if not self._over and world.time >= ends:
             self._told("")
@@ -184,7 +184,7 @@ class _Belief:
 def run_schedule(
     seed: int, prepare: Callable[[SimStore, list[Client]], None] | None = None
 ) -> Report:
-    """Runs one seed and reports what went wrong; ``prepare`` may break things on purpose."""
+    """Runs one seed and reports problems; ``prepare`` may break things on purpose."""
     world, report = World(seed), Report()
     draw = world.random
     server = Node(world, "server", drift=draw.uniform(-0.002, 0.002), skew=0.0)

@@ -57,45 +57,45 @@ def _problems(prepare: Prepare, word: str) -> bool:
 
 
 def test_validity_counted_from_the_reply_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reply that took long must not make the hold look longer."""
+    """A late reply must not make the hold look longer."""
     take = Engine.take
 
-    def from_the_reply(self: Engine, grant: Grant, since: float, ask: object) -> object:
-        return take(self, grant, self.runtime.now(), ask)  # type: ignore[arg-type]
+    def from_the_reply(self: Engine, grant: Grant, since: float, options: object) -> object:
+        return take(self, grant, self.runtime.now(), options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "take", from_the_reply)
     assert _problems(lambda store, clients: None, "while")
 
 
 def test_validity_counted_from_the_wake_up_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wake-up that brings a grant may have been on its way for long."""
+    """A wake-up with a direct grant may have taken long to arrive."""
     take = Engine.take
 
-    def from_the_wake_up(self: Engine, grant: Grant, since: float, ask: object) -> object:
+    def from_the_wake_up(self: Engine, grant: Grant, since: float, options: object) -> object:
         if grant.seconds is not None:
             since = self.runtime.now()
-        return take(self, grant, since, ask)  # type: ignore[arg-type]
+        return take(self, grant, since, options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "take", from_the_wake_up)
     monkeypatch.setattr("holdfast.core.acquire._StoreWait._is_usable", lambda *args: True)
     assert _problems(lambda store, clients: None, "while")
 
 
-def test_a_grant_for_a_moment_that_is_never_renewed_is_caught(
+def test_a_direct_grant_that_is_never_renewed_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It must not be taken for one that lasts the whole ttl."""
+    """It must not count as a grant for the whole ttl."""
     take = Engine.take
 
-    def for_the_whole_ttl(self: Engine, grant: Grant, since: float, ask: object) -> object:
-        return take(self, grant._replace(seconds=None), since, ask)  # type: ignore[arg-type]
+    def for_the_whole_ttl(self: Engine, grant: Grant, since: float, options: object) -> object:
+        return take(self, grant._replace(seconds=None), since, options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "take", for_the_whole_ttl)
     assert _problems(lambda store, clients: None, "while")
 
 
 def test_renewal_that_ignores_the_owner_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renewing what is no longer ours, and believing it."""
+    """Renews a hold that is no longer ours, and believes the answer."""
 
     async def renew_anything(
         self: MemoryBackend,
@@ -114,7 +114,7 @@ def test_renewal_that_ignores_the_owner_is_caught(monkeypatch: pytest.MonkeyPatc
 def test_an_extend_that_counts_only_once_it_is_answered_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A shorter ttl may have landed although nobody hears of it."""
+    """A shorter ttl may have arrived at the store without an answer."""
 
     def later(self: Hold, grant: Grant, sent: float) -> None:
         self.renew_by(sent)
@@ -124,7 +124,7 @@ def test_an_extend_that_counts_only_once_it_is_answered_is_caught(
 
 
 def test_no_check_after_a_wait_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taking a wake-up for a grant."""
+    """Treats a wake-up as a grant."""
     attempt, wait = SimBackend.attempt, SimBackend.wait
     woken: set[str] = set()
 
@@ -145,10 +145,10 @@ def test_no_check_after_a_wait_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     assert _problems(lambda store, clients: None, "while")
 
 
-def test_release_on_cancel_before_the_acquire_landed_is_caught(
+def test_release_on_cancel_before_the_acquire_arrived_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Undoing once, on another connection: it may overtake the request that it undoes."""
+    """Undoes once, on another connection: the undo may overtake the request."""
     leaks = 0
 
     async def undo_at_once(self: Engine, claim: Claim) -> None:
@@ -165,12 +165,12 @@ def test_release_on_cancel_before_the_acquire_landed_is_caught(
 
 
 def test_undone_claims_leave_no_orphan() -> None:
-    """The same look at the real core finds nothing."""
+    """The same check of the real core finds nothing."""
     assert not sum(_orphans(seed) for seed in range(500))
 
 
 def _orphans(seed: int) -> int:
-    """Cancels one acquire at a random moment; what is left of it well before its ttl is over."""
+    """Cancels one acquire at a random moment; returns what is left well before the ttl is over."""
     world = World(seed)
     server = Node(world, "server", drift=0.0, skew=0.0)
     store = SimStore(server, Network(world, delay=0.2, loss=0.0))
@@ -185,13 +185,15 @@ def _orphans(seed: int) -> int:
     return len(store.ledger.names["a"].holds) if "a" in store.ledger.names else 0
 
 
-def test_an_heir_whose_exchange_was_not_answered_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has given up and was undone by then; the exchange may still let it in."""
+def test_a_next_waiter_whose_exchange_was_not_answered_is_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has timed out and was undone by then; the exchange may still grant its claim."""
     world = World(1)
     store = SimStore(Node(world, "server", drift=0.0, skew=0.0), Network(world, loss=0.0))
     client = Client(world, store, 0, Report())
     engine = client.engine
-    first, heir = (Claim("a", Mode.EXCLUSIVE, 1, 0, 300.0, who, "[]") for who in "12")
+    first, next_claim = (Claim("a", Mode.EXCLUSIVE, 1, 0, 300.0, who, "[]") for who in "12")
     undone: list[tuple[float, str]] = []
     abandon = SimBackend.abandon
 
@@ -210,7 +212,7 @@ def test_an_heir_whose_exchange_was_not_answered_is_undone(monkeypatch: pytest.M
 
     async def wait_for_a_while() -> None:
         await engine.runtime.sleep(1.0)
-        await acquire(engine, heir, AcquireOptions(5.0, explain=False))
+        await acquire(engine, next_claim, AcquireOptions(5.0, explain=False))
 
     monkeypatch.setattr(SimBackend, "exchange", unanswered)
     monkeypatch.setattr(SimBackend, "abandon", noted)
@@ -218,20 +220,20 @@ def test_an_heir_whose_exchange_was_not_answered_is_undone(monkeypatch: pytest.M
     client.node.spawn(wait_for_a_while())
     world.run(30.0)
     world.end()
-    times = [time for time, owner in undone if owner == heir.owner]
+    times = [time for time, owner in undone if owner == next_claim.owner]
     assert min(times) < 7.0  # as it gave up
     assert max(times) > 8.0  # after the exchange did
 
 
-def test_an_heir_that_came_and_left_by_itself_is_not_let_in_anew(
+def test_a_next_waiter_that_acquired_and_left_by_itself_is_not_granted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An exchange that arrives after that holds the name for nobody; it is undone at once."""
+    """An exchange that arrives later grants a claim without a waiter; it is undone at once."""
     world = World(1)
     store = SimStore(Node(world, "server", drift=0.0, skew=0.0), Network(world, loss=0.0))
     client = Client(world, store, 0, Report())
     engine, holds = client.engine, store.ledger.names
-    first, second, heir = (Claim("a", Mode.SLOTS, 1, 2, 300.0, who, "[]") for who in "123")
+    first, second, next_claim = (Claim("a", Mode.SLOTS, 1, 2, 300.0, who, "[]") for who in "123")
     exchange = SimBackend.exchange
     left: list[float] = []
     standing: list[list[str]] = []
@@ -255,7 +257,7 @@ def test_an_heir_that_came_and_left_by_itself_is_not_let_in_anew(
     monkeypatch.setattr(SimBackend, "exchange", late)
     client.node.spawn(hold(first, 0.0, 5.0))  # its exchange is on its way from 5 to 8
     client.node.spawn(hold(second, 0.0, 6.0))
-    client.node.spawn(hold(heir, 1.0, 0.5))
+    client.node.spawn(hold(next_claim, 1.0, 0.5))
     client.node.spawn(look())
     world.run(30.0)
     world.end()

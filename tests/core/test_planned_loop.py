@@ -1,4 +1,4 @@
-"""The renewer looks at every hold in a round, so it makes one only when one is due."""
+"""A round of the renewer checks every hold, so it runs only when a hold is due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.testing.simulator import Node, SimRuntime, World
 
 
 class CountedKeep(Renewer):
-    """Each of its rounds is due 50 s after the last; during the first somebody plans something."""
+    """Each round is due 50 s after the last; a task is planned during the first round."""
 
     def __init__(self, runtime: SimRuntime, planned: float) -> None:
         nothing: Any = object()

@@ -1,4 +1,4 @@
-"""Sixteen processes that take one lock in turn for ten seconds."""
+"""Sixteen processes that contend for one lock for ten seconds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CROWD = 16
 SECONDS = 10.0
 
 
-async def contend(url: str, flavour: Flavour, path: Path) -> tuple[list[RecordedHold], list[str]]:
-    """What each held, as it noted itself, and the names of all."""
+async def contend(url: str, flavour: Flavour, path: Path) -> tuple[list[Hold], list[str]]:
+    """The holds, as each process recorded them, and the names of all processes."""
     crowd = [Process(url, flavour) for _ in range(CROWD)]
     try:
         await asyncio.gather(*(process.ask("check") for process in crowd))

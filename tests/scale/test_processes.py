@@ -1,4 +1,5 @@
-"""Sixteen processes on one file for ten seconds: alone, in turn, and asleep while they wait."""
+"""Sixteen processes on one file for ten seconds: exclusive, in order, and asleep while they
+wait."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from holdfast.testing import Flavour
 from holdfast.testing.history import faults, overtaken
 from holdfast.testing.processes import Process
-from scale.crowd import CROWD, contend
+from scale.processes import CROWD, contend
 
 
 @pytest.mark.faults
@@ -26,8 +27,8 @@ def test_sixteen_processes_take_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-def test_who_waits_uses_no_processor_time(tmp_path: Path) -> None:
-    """Four seconds of waiting cost a few milliseconds, the wake-up among them: nobody polls."""
+def test_a_waiter_uses_no_processor_time(tmp_path: Path) -> None:
+    """Four seconds of waiting cost a few milliseconds, with the wake-up: waiters do not poll."""
 
     async def wait() -> list[float]:
         url = f"sqlite://{tmp_path}/locks.db"

@@ -1,4 +1,4 @@
-"""The watcher, in virtual time: it tells in time whatever the store does, and it is cheap."""
+"""The watcher, in virtual time: it reports in time whatever the store does, and is cheap."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CountingRuntime(SimRuntime):
 
 
 class Store:
-    """Renews at once, or hangs without a look at the time that it was given."""
+    """Renews at once, or hangs and ignores its deadline."""
 
     def __init__(self, runtime: SimRuntime, hangs: float = 0.0) -> None:
         self.runtime, self.hangs = runtime, hangs
@@ -66,7 +66,7 @@ class Process:
         self.watch = EndWatcher(self.watching)
         self.watch.watch(self.renewer)
         self.looks = 0
-        self.told: list[tuple[str, float]] = []
+        self.events: list[tuple[str, float]] = []
         self._handle = Handle()
         look = self.watch.check_ends
 
@@ -90,20 +90,20 @@ class Process:
 
     def note(self, what: str, due: float) -> None:
         """Notes an event, and how many seconds after its due time it happened."""
-        self.told.append((what, self.runtime.now() - due))
+        self.events.append((what, self.runtime.now() - due))
 
     def run(self, seconds: float) -> None:
         self.world.run(self.world.time + seconds)
         assert not self.world.errors
 
 
-def test_doubt_and_loss_are_told_while_a_renewal_hangs() -> None:
+def test_doubt_and_loss_are_reported_while_a_renewal_hangs() -> None:
     process = Process(hangs=1000.0)
     process.run(1.0)
     process.hold()
     process.run(40.0)
-    assert [what for what, _ in process.told] == ["doubt", "loss"]
-    assert all(0 <= late < 0.01 for _, late in process.told), process.told
+    assert [what for what, _ in process.events] == ["doubt", "loss"]
+    assert all(0 <= late < 0.01 for _, late in process.events), process.events
     assert process.store.undone == []
     process.run(1000.0)
     assert process.store.undone[0] == "kept"  # by the renewer, once it can
@@ -116,12 +116,12 @@ def test_a_hold_that_ends_earlier_than_the_first_is_seen_in_time() -> None:
     process.run(1.0)
     process.hold("short", ttl=5.0)
     process.run(10.0)
-    assert [what for what, _ in process.told] == ["doubt", "loss"]
-    assert all(0 <= late < 0.01 for _, late in process.told), process.told
+    assert [what for what, _ in process.events] == ["doubt", "loss"]
+    assert all(0 <= late < 0.01 for _, late in process.events), process.events
     process.world.end()
 
 
-def test_a_hold_that_nobody_renews_takes_no_time_from_a_renewal() -> None:
+def test_a_hold_without_renewal_takes_no_time_from_a_renewal() -> None:
     process = Process()
     process.run(1.0)
     process.hold()
@@ -129,7 +129,7 @@ def test_a_hold_that_nobody_renews_takes_no_time_from_a_renewal() -> None:
     process.run(TTL / 2)
     assert len(process.store.given) == 1
     assert process.store.given[0] > TTL / 3
-    assert process.told == [("doubt", 0.0)]
+    assert process.events == [("doubt", 0.0)]
     process.world.end()
 
 
@@ -140,39 +140,39 @@ def test_a_hold_that_is_made_shorter_is_seen_in_time() -> None:
     hold.extended(process.runtime.now(), 5.0)
     process.renewer.reschedule(hold)
     process.run(10.0)
-    assert [what for what, _ in process.told] == ["doubt", "loss"]
-    assert all(0 <= late < 0.01 for _, late in process.told), process.told
+    assert [what for what, _ in process.events] == ["doubt", "loss"]
+    assert all(0 <= late < 0.01 for _, late in process.events), process.events
     process.world.end()
 
 
 def _suspend(process: Process, seconds: float) -> None:
-    """The clock of certain time goes on in a suspend; timed waits that are under way do not."""
+    """The clock of certain time runs during a suspend; timed waits under way do not."""
     process.node.offset += seconds
 
 
-def test_after_a_suspend_a_loss_is_told_within_a_second() -> None:
+def test_after_a_suspend_a_loss_is_reported_within_a_second() -> None:
     process = Process(hangs=1000.0)
     hold = process.hold()
     process.run(5.0)
     _suspend(process, 3600.0)
     resumed = process.runtime.now()
-    told: list[float] = []
-    hold.callbacks.append(lambda _: told.append(process.runtime.now() - resumed))
+    events: list[float] = []
+    hold.callbacks.append(lambda _: events.append(process.runtime.now() - resumed))
     process.run(1.5)
-    assert told
-    assert told[0] <= 1.0
+    assert events
+    assert events[0] <= 1.0
     process.world.end()
 
 
 def test_after_a_suspend_what_is_left_is_renewed() -> None:
-    """The renewer slept through the time when it was due; it is woken before there is doubt."""
+    """The renewer slept past its due time; it is woken before the hold is doubtful."""
     process = Process()
     process.hold()
     process.run(5.0)
     _suspend(process, 17.0)
     resumed = process.runtime.now()
     process.run(3.5)
-    assert process.told == []
+    assert process.events == []
     assert process.store.renewed
     assert process.store.renewed[0] - resumed <= 1.0
     process.world.end()
@@ -206,24 +206,24 @@ def test_while_nothing_is_held_it_sleeps() -> None:
 
 def test_short_holds_hardly_ever_wake_it() -> None:
     process = Process()
-    told: list[float] = []
+    events: list[float] = []
     plan = process.watch.plan
 
     def counted(at: float) -> None:
-        told.append(at)
+        events.append(at)
         plan(at)
 
     process.watch.plan = counted  # type: ignore[method-assign]
     for number in range(1000):
         process.renewer.remove(process.hold(str(number)))
         process.run(0.1)
-    assert len(told) <= 100 / IDLE_TICKS + 2
+    assert len(events) <= 100 / IDLE_TICKS + 2
     process.world.end()
 
 
 @pytest.mark.parametrize("rival", ["another thread that looks", "a release"])
-def test_of_two_who_end_a_hold_one_does(rival: str) -> None:
-    """The watcher has seen that it ran out, and somebody else is faster."""
+def test_of_two_threads_that_end_a_hold_one_does(rival: str) -> None:
+    """The watcher has seen that it expired, and another thread is faster."""
     process = Process()
     process.run(1.0)
     hold = process.hold(renew=False)
@@ -240,8 +240,8 @@ def test_of_two_who_end_a_hold_one_does(rival: str) -> None:
 
     renewer.remove = remove_late  # type: ignore[method-assign]
     renewer.check_ends(now)
-    told = ["doubt", "loss"] if rival != "a release" else []
-    assert [what for what, _ in process.told] == told
-    assert len(renewer.unlogged) == len(renewer.undoing) == len(told) // 2
-    assert (hold.state is State.LOST) == bool(told)
+    events = ["doubt", "loss"] if rival != "a release" else []
+    assert [what for what, _ in process.events] == events
+    assert len(renewer.unlogged) == len(renewer.undoing) == len(events) // 2
+    assert (hold.state is State.LOST) == bool(events)
     process.world.end()

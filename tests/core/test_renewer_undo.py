@@ -1,4 +1,4 @@
-"""What the renewer undoes: that does not keep it from what is held, nor is anything left out."""
+"""Undos of the renewer: they do not delay renewals, and none is forgotten."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TTL = 30.0
 
 
 class SlowStore:
-    """Undoing takes a second each."""
+    """Each undo takes a second."""
 
     def __init__(self, runtime: SimRuntime) -> None:
         self._runtime = runtime
@@ -53,7 +53,7 @@ def _claim(owner: str) -> Claim:
 
 
 @pytest.mark.parametrize("taken", [0.0, 20.0], ids=["before", "meanwhile"])
-def test_a_hold_is_renewed_between_two_undoings(taken: float) -> None:
+def test_a_hold_is_renewed_between_two_undos(taken: float) -> None:
     world = World(1)
     node = Node(world, "node", drift=0.0, skew=0.0)
     runtime = SimRuntime(node)
@@ -82,8 +82,8 @@ def test_a_hold_is_renewed_between_two_undoings(taken: float) -> None:
     world.end()
 
 
-def test_what_the_store_calls_lost_is_undone() -> None:
-    """Once: if the store was wrong, nobody else would end what it still has."""
+def test_a_hold_that_the_store_reports_lost_is_undone() -> None:
+    """Once: if the store was wrong, nothing else would end what it still has."""
     world = World(1)
     node = Node(world, "node", drift=0.0, skew=0.0)
     runtime = SimRuntime(node)
@@ -107,7 +107,7 @@ def test_what_the_store_calls_lost_is_undone() -> None:
     world.end()
 
 
-def test_what_is_found_lost_when_it_is_extended_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_that_an_extend_finds_lost_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     with holdfast.connect("memory://extended") as locks:
         lease = locks.lock("name").acquire()
         assert lease
@@ -120,7 +120,7 @@ def test_what_is_found_lost_when_it_is_extended_is_undone(monkeypatch: pytest.Mo
 
 
 class HungStore(SlowStore):
-    """Answers nothing, and is given up when its caller says so, or after five seconds."""
+    """Never answers: fails at the caller's deadline, or after five seconds."""
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         await self._attach(until)
@@ -151,16 +151,16 @@ def _hung() -> tuple[World, Node, SimRuntime, Renewer]:
 
 
 @pytest.mark.parametrize("dropped", [0.0, 1.5, 2.9, 3.2])
-def test_doubt_and_loss_are_told_in_time_while_something_is_undone(dropped: float) -> None:
-    """An undoing that hangs holds the renewer up no longer than a hold can bear."""
+def test_doubt_and_loss_are_reported_in_time_during_an_undo(dropped: float) -> None:
+    """An undo that hangs does not delay the renewer beyond the time when a hold is doubtful."""
     world, node, runtime, renewer = _hung()
-    handle, told = Handle(), []
+    handle, events = Handle(), []
 
     async def use() -> None:
         hold = Hold(Grant(_claim("kept")._replace(ttl=5.0), 1), runtime.now(), True, None)
         hold.handles.append(ref(handle))
-        hold.on_doubtful = lambda reason: told.append(("doubt", runtime.now() - hold.doubtful_at))
-        hold.callbacks.append(lambda reason: told.append(("loss", runtime.now() - hold.ends)))
+        hold.on_doubtful = lambda reason: events.append(("doubt", runtime.now() - hold.doubtful_at))
+        hold.callbacks.append(lambda reason: events.append(("loss", runtime.now() - hold.ends)))
         hold.call_back = lambda callback, reason: callback(reason)  # type: ignore[assignment]
         renewer.add(hold)
         await runtime.sleep(dropped)
@@ -170,13 +170,13 @@ def test_doubt_and_loss_are_told_in_time_while_something_is_undone(dropped: floa
     node.spawn(use(), "user")
     node.spawn(renewer.run(), "renewer")
     world.run(30.0)
-    assert [what for what, _ in told] == ["doubt", "loss"]
-    assert all(late <= 0.06 for _, late in told), told
+    assert [what for what, _ in events] == ["doubt", "loss"]
+    assert all(late <= 0.06 for _, late in events), events
     world.end()
 
 
-def test_the_end_of_a_client_waits_once_for_a_store_that_hangs() -> None:
-    """However much it holds."""
+def test_close_waits_once_for_a_store_that_hangs() -> None:
+    """However many holds there are."""
     world, node, runtime, renewer = _hung()
     took: list[float] = []
 

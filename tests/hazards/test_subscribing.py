@@ -1,5 +1,5 @@
-"""To begin to listen for wake-ups takes its time: nobody but who does it has to wait for that, a
-signal handler in its own thread least of all; and it ends in time, and with the client."""
+"""Opening a subscription may take long: other waiters, and signal handlers in the same thread, do
+not wait for it; and it ends at its deadline, and with the client."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
     ),
     "sqlite": ((sqlite_wakeups.SocketFolder, "bind"),) * 2,
 }
-"""What a client begins to listen with: the blocking one, the asyncio one."""
+"""What opens the subscription of the blocking client, and of the asyncio client."""
 
 both = pytest.mark.parametrize("flavour", list(Flavour))
 
 
 def stores(*names: str) -> pytest.MarkDecorator:
-    """These stores in turn."""
+    """Each of these stores."""
     chosen = [name for name in names if name in harness_classes()]
     return pytest.mark.parametrize("harness", chosen, indirect=True)
 
@@ -74,7 +74,7 @@ def on(harness: Harness, flavour: Flavour, body: Callable[[Bench], Awaitable[Non
 
 
 class Gate:
-    """Keeps the first who begins to listen from going on, until it is opened."""
+    """Holds the first caller that subscribes, until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, store: str, flavour: Flavour) -> None:
         self._came, self._open = threading.Event(), threading.Event()
@@ -98,7 +98,7 @@ class Gate:
         return await real(*args)
 
     async def come(self) -> None:
-        """Returns when somebody is kept."""
+        """Returns when a caller is held."""
         assert await asyncio.to_thread(self._came.wait, SOON)
 
     def open(self) -> None:
@@ -107,10 +107,10 @@ class Gate:
 
 @both
 @stores("mysql", "postgres", "redis", "redlock")
-def test_nobody_waits_for_whoever_begins_to_listen(
+def test_other_waiters_do_not_wait_for_a_subscription_to_open(
     harness: Harness, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They look for themselves meanwhile, and find that a name is free."""
+    """They poll, and find that a name is free."""
     gate = Gate(monkeypatch, harness.name, flavour)
 
     async def body(bench: Bench) -> None:
@@ -137,7 +137,7 @@ def test_nobody_waits_for_whoever_begins_to_listen(
 
 @contextmanager
 def overlooking(proxy: Proxy) -> Iterator[None]:
-    """Who is connected goes on; who connects hears nothing."""
+    """Existing connections work; new connections get no answer."""
     pump = proxy._pump
     listener = pump.listener
     pump.do(lambda: setattr(pump, "listener", None))
@@ -149,8 +149,10 @@ def overlooking(proxy: Proxy) -> Iterator[None]:
 
 @both
 @stores("mysql", "postgres", "redis")
-def test_who_begins_to_listen_keeps_its_own_time(harness: Any, flavour: Flavour) -> None:
-    """Where the one who should answer is silent, and a request might take minutes."""
+def test_a_waiter_that_opens_a_subscription_keeps_its_timeout(
+    harness: Any, flavour: Flavour
+) -> None:
+    """If the server does not answer, and a request might take minutes."""
 
     async def body(bench: Bench) -> None:
         url = harness.proxied_url
@@ -175,10 +177,10 @@ def test_who_begins_to_listen_keeps_its_own_time(harness: Any, flavour: Flavour)
 
 @both
 @stores("mysql", "postgres", "redis")
-def test_a_client_that_is_closed_meanwhile_keeps_no_connection(
+def test_a_client_closed_while_it_subscribes_keeps_no_connection(
     harness: Any, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the one that would have listened, nor that of a claim that is undone."""
+    """Neither the connection of the subscription, nor that of an undone claim."""
     gate = Gate(monkeypatch, harness.name, flavour)
     before = harness.proxies[0].open_connections
 
@@ -206,12 +208,12 @@ def test_a_client_that_is_closed_meanwhile_keeps_no_connection(
 
 @pytest.mark.timeout(90)
 @stores("mysql", "postgres", "redis", "redlock", "sqlite")
-def test_a_signal_handler_may_wait_while_its_thread_begins_to_listen(
+def test_a_signal_handler_may_wait_while_its_thread_subscribes(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks for itself, until its own time is over, and does not wait for its own thread."""
+    """It polls until its own deadline, and does not wait for its own thread."""
     struck = threading.Event()
-    told: list[object] = []
+    results: list[object] = []
     kind, name = OPENERS[harness.name][0]
     real = getattr(kind, name)
 
@@ -227,7 +229,7 @@ def test_a_signal_handler_may_wait_while_its_thread_begins_to_listen(
         assert other is not None
 
         def handle(*_: object) -> None:
-            told.append(ours.lock("other").acquire(timeout=1))
+            results.append(ours.lock("other").acquire(timeout=1))
             assert one.release()
 
         before = signal.signal(signal.SIGUSR1, handle)
@@ -238,4 +240,4 @@ def test_a_signal_handler_may_wait_while_its_thread_begins_to_listen(
         finally:
             signal.signal(signal.SIGUSR1, before)
             other.release()
-    assert told == [None]
+    assert results == [None]

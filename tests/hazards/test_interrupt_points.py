@@ -1,4 +1,4 @@
-"""An interrupt at every line of what many threads share: the others go on all the same."""
+"""An interrupt at every line of code that threads share: the other threads continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOON = 30.0
 
 
 class Subscription:
-    """A source of wakes at the end of a socket."""
+    """A subscription that reads keys from a socket."""
 
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair()
@@ -45,19 +45,19 @@ class Subscription:
     ("name", "line"),
     [*lines_of(BlockingWakeupHub._leave), *lines_of(BlockingWakeupHub._choose_reader)],
 )
-def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
-    """Who waits beside it hears the subscription, and who comes later."""
+def test_a_reader_that_is_interrupted_as_it_leaves(name: str, line: int) -> None:
+    """Another waiter is still woken, and so is a later one."""
     subscription, hub = Subscription(), BlockingWakeupHub()
     hub.attach(subscription)
-    heard: list[bool] = []
+    woken: list[bool] = []
 
     def follow() -> None:
-        heard.append(hub.wait("follower", now() + SOON))
+        woken.append(hub.wait("follower", now() + SOON))
 
     follower = threading.Thread(target=follow)
 
     def lead() -> None:
-        """Listens, over and over, until somebody has joined it; and then until it is woken."""
+        """Waits as the reader until another waiter has joined, and then until it is woken."""
         follower.start()
         until = now() + SOON
         while "follower" not in hub._waiting and now() < until:
@@ -68,14 +68,14 @@ def test_a_listener_that_is_torn_as_it_leaves(name: str, line: int) -> None:
     torn_at(getattr(BlockingWakeupHub, name).__code__, line, lead)
     subscription.theirs.send(b"follower ")
     follower.join(SOON)
-    assert heard == [True]
+    assert woken == [True]
     subscription.theirs.send(b"newcomer ")
     assert hub.wait("newcomer", now() + SOON)
     hub.close()
 
 
 def test_an_interrupt_ends_a_subscription_for_all() -> None:
-    """What was read is lost, so the next who listens is told that the subscription is broken."""
+    """What was read is lost, so the next reader gets the error that the subscription is broken."""
     subscription, hub = Subscription(), BlockingWakeupHub()
     hub.attach(subscription)
     subscription.theirs.send(b"leader ")
@@ -97,19 +97,19 @@ def test_an_interrupt_ends_a_subscription_for_all() -> None:
 
 
 def test_a_subscription_that_breaks_ends_all_waits() -> None:
-    """One of them is told why; the others would hear nothing any more."""
+    """One waiter gets the error; the others could never be woken."""
     subscription, hub = Subscription(), BlockingWakeupHub()
     hub.attach(subscription)
-    told: list[object] = []
+    results: list[object] = []
 
     def broken() -> list[str]:
         raise OSError("gone")
 
     def wait(key: str) -> None:
         try:
-            told.append(hub.wait(key, now() + 2 * SOON))
+            results.append(hub.wait(key, now() + 2 * SOON))
         except OSError:
-            told.append("gone")
+            results.append("gone")
 
     subscription.read = broken  # type: ignore[method-assign]
     waits = [threading.Thread(target=wait, args=(key,), daemon=True) for key in ("one", "other")]
@@ -121,12 +121,12 @@ def test_a_subscription_that_breaks_ends_all_waits() -> None:
     subscription.theirs.send(b"x")
     for thread in waits:
         thread.join(SOON)
-    assert sorted(told, key=str) == [True, "gone"]
+    assert sorted(results, key=str) == [True, "gone"]
     hub.close()
 
 
-def test_a_subscription_that_comes_too_late_is_closed() -> None:
-    """Whoever made it did not know that all is over."""
+def test_a_subscription_attached_after_close_is_closed() -> None:
+    """Its opener did not know that the hub was closed."""
     subscription, hub = Subscription(), BlockingWakeupHub()
     hub.close()
     hub.attach(subscription)
@@ -143,7 +143,7 @@ def test_a_subscription_that_comes_too_late_is_closed() -> None:
     ],
 )
 def test_a_signal_handler_may_wait_in_the_middle_of_anything(name: str, line: int) -> None:
-    """It waits for its own time, not for its own thread; and who was about to wait is woken."""
+    """It waits until its own deadline, not for its own thread; the interrupted waiter is woken."""
     subscription, hub = Subscription(), BlockingWakeupHub()
     woken: list[bool] = []
 
@@ -167,8 +167,8 @@ def test_a_signal_handler_may_wait_in_the_middle_of_anything(name: str, line: in
 
 
 @pytest.mark.parametrize(("name", "line"), lines_of(BlockingWakeups._subscribe))
-def test_who_is_torn_as_it_subscribes_leaves_that_to_others(name: str, line: int) -> None:
-    """They need not look for themselves for ever."""
+def test_after_an_interrupted_subscribe_others_can_subscribe(name: str, line: int) -> None:
+    """Else they would poll for ever."""
     made: list[Subscription] = []
 
     async def subscribe(channel: str, until: float) -> Subscription:
@@ -199,8 +199,9 @@ def test_who_is_torn_as_it_subscribes_leaves_that_to_others(name: str, line: int
 @pytest.mark.parametrize(
     ("name", "line"), [*lines_of(ConnectionLimit.take), *lines_of(ConnectionLimit.call)]
 )
-def test_a_room_loses_no_place(name: str, line: int) -> None:
-    """Whoever is torn as it takes a place leaves it to the others, and locks nobody out."""
+def test_a_connection_limit_loses_no_permit(name: str, line: int) -> None:
+    """A thread that is interrupted as it takes a permit loses no permit and leaves no lock
+    taken."""
     connection_limit = ConnectionLimit(1)
     torn_at(getattr(ConnectionLimit, name).__code__, line, getattr(connection_limit, name))
     taken: list[object] = []
@@ -218,7 +219,7 @@ def test_a_room_loses_no_place(name: str, line: int) -> None:
     ("name", "line"), [*lines_of(BlockingBroadcast._take), *lines_of(BlockingBroadcast._give)]
 )
 def test_a_broadcast_loses_no_connections(name: str, line: int) -> None:
-    """Whoever is torn as it takes the connections of Redlock, or gives them back, leaves room."""
+    """A thread that is interrupted as it takes or returns the connections of Redlock loses none."""
     access = Access(tls=False, options={}, request_seconds=SOON)
     broadcast = BlockingBroadcast(access, Nodes([], display="nowhere", allow_eviction=True), 1)
 

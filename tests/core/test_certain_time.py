@@ -1,4 +1,4 @@
-"""What is called certain is: late answers, old grants and long waits don't make it longer."""
+"""Certain time: late answers, old grants and long waits do not make it longer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.testing.simulator import Node, SimRuntime, World
 
 TTL = 30.0
 SECONDS = 15.0
-"""How long a grant lasts that comes with a wake-up."""
+"""How long a direct grant lasts."""
 SOON = 10.0
 
 
@@ -35,7 +35,7 @@ class Handle:
 
 
 class LateStore:
-    """Renews a hold, and says so after its certain time was over."""
+    """Renews a hold, and answers after its certain time is over."""
 
     def __init__(self, runtime: SimRuntime) -> None:
         self._runtime = runtime
@@ -56,7 +56,7 @@ class LateStore:
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None: ...
 
 
-def test_a_late_answer_to_a_renewal_revives_nothing() -> None:
+def test_a_late_answer_to_a_renewal_does_not_revive_the_hold() -> None:
     world = World(1)
     node = Node(world, "node", drift=0.0, skew=0.0)
     runtime = SimRuntime(node)
@@ -76,7 +76,7 @@ def test_a_late_answer_to_a_renewal_revives_nothing() -> None:
 
 
 class WakingStore(MemoryStore):
-    """Lets a claim wait, and wakes it with its grant, which was made right after it asked."""
+    """Answers ``Busy`` first, then wakes the waiter with a direct grant."""
 
     def __init__(self, runtime: SimRuntime, after: float) -> None:
         super().__init__(Ledger(runtime.now, runtime.wall), "sim://")
@@ -102,10 +102,8 @@ class WakingStore(MemoryStore):
     [(0.4 * SECONDS, True, 1), (0.6 * SECONDS, True, 2), (0.1 * SECONDS, False, 2)],
     ids=["young", "old", "never renewed"],
 )
-def test_a_grant_that_comes_with_a_wake_up_is_relied_on_while_it_is_young(
-    after: float, renew: bool, attempts: int
-) -> None:
-    """Where much of it may be over, the store is asked again."""
+def test_a_direct_grant_is_used_while_it_is_young(after: float, renew: bool, attempts: int) -> None:
+    """If much of its time may be over, the claim attempts again."""
     world = World(1)
     node = Node(world, "node", drift=0.0, skew=0.0)
     runtime = SimRuntime(node)
@@ -122,7 +120,7 @@ def test_a_grant_that_comes_with_a_wake_up_is_relied_on_while_it_is_young(
 
 
 def test_several_leases_are_verified_after_the_last_wait() -> None:
-    """The first may have run out while the last was waited for."""
+    """The first may have expired during the wait for the last."""
     with holdfast.connect("memory://multi") as locks, holdfast.connect("memory://multi") as others:
         other = others.lock("b", ttl=1.5, renew=False).acquire()
         assert other is not None
