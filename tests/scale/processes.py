@@ -15,7 +15,7 @@ CROWD = 16
 SECONDS = 10.0
 
 
-async def contend(url: str, flavour: Flavour, path: Path) -> tuple[list[Hold], list[str]]:
+async def contend(url: str, flavour: Flavour, path: Path) -> tuple[list[RecordedHold], list[str]]:
     """The holds, as each process recorded them, and the names of all processes."""
     crowd = [Process(url, flavour) for _ in range(CROWD)]
     try:

@@ -10,7 +10,7 @@ import pytest
 
 from harnesses.redlock import mark_as_new
 from holdfast.testing import Flavour
-from holdfast.testing.history import Hold, faults, overtaken
+from holdfast.testing.history import RecordedHold, faults, overtaken
 from scale.processes import contend
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer
