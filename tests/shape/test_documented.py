@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from holdfast.primitives.options import Options
 from holdfast.url import BACKENDS
 
 DOCS = Path(__file__).parents[2] / "docs"
+SOURCE = Path(holdfast.__file__).parent
 API = (DOCS / "reference" / "api.md").read_text()
 ERRORS = (DOCS / "reference" / "errors.md").read_text()
 URLS = (DOCS / "reference" / "urls.md").read_text()
@@ -55,3 +57,11 @@ def test_stores_have_a_page_and_a_harness(module: str) -> None:
     store = module.rsplit(".", 1)[1]
     assert (DOCS / "stores" / f"{store}.md").exists()
     assert any(name.split("-")[0] == store for name in harness_classes())
+
+
+@pytest.mark.parametrize("page", ["explain/architecture.md", "guides/write-a-store.md"])
+def test_files_that_pages_name_exist(page: str) -> None:
+    """A page that sends its reader to a file that has moved is worse than none."""
+    roots = (SOURCE, SOURCE / "stores" / "redis", DOCS.parent)
+    for path in re.findall(r"`([\w/.]+/[\w.]*\.(?:py|lua)|[a-z]+/)`", (DOCS / page).read_text()):
+        assert any((root / path).exists() for root in roots), path
