@@ -77,7 +77,7 @@ class Pair:
             assert found.retry_seconds == pytest.approx(expected.retry_seconds)
         else:
             assert found == expected
-            self.settle()  # a refused attempt is rolled back whole
+            self.update_queues()  # a refused attempt is rolled back whole
 
     def release(self) -> None:
         if self.grants:
@@ -90,15 +90,15 @@ class Pair:
             owner = self.chance.choice(list(self.grants))
             expected, found = self.grants.pop(owner)
             mine = expected.claim
-            self.settle()
+            self.update_queues()
             if run_now(self.model.look(mine.name)).limit != mine.limit:
                 return  # it has expired, and the name is used in another way by now
-            heir = claim(mine.name, mine.mode, mine.weight, mine.limit)
-            self.claims.append(heir)
-            left, expected_answer = run_now(self.model.exchange(expected, heir))
-            right, found_answer = run_now(self.store.exchange(found, heir))
+            next_claim = claim(mine.name, mine.mode, mine.weight, mine.limit)
+            self.claims.append(next_claim)
+            left, expected_answer = run_now(self.model.exchange(expected, next_claim))
+            right, found_answer = run_now(self.store.exchange(found, next_claim))
             assert left == right
-            self._compare(heir, expected_answer, found_answer)
+            self._compare(next_claim, expected_answer, found_answer)
 
     def abandon(self) -> None:
         if self.claims:
@@ -108,7 +108,7 @@ class Pair:
                 run_now(backend.abandon(gone))
 
     def renew(self) -> None:
-        self.settle()
+        self.update_queues()
         pairs = list(self.grants.values())[:3]
         waits = [Waiting(one, 2) for one in self.claims[-6:] if one.owner not in self.grants]
         expected = run_now(self.model.renew([one for one, _ in pairs], waits, until=1e9))
@@ -116,7 +116,7 @@ class Pair:
         assert set(found.lost) == set(expected.lost)
         assert found.forgotten == expected.forgotten
 
-    def settle(self) -> None:
+    def update_queues(self) -> None:
         """The memory store updates the queue at every request, also at a read."""
         for name in ("lock", "slots"):
             for backend in (self.model, self.store):
@@ -128,7 +128,7 @@ class Pair:
         assert len(found) == len(expected)
 
     def look(self) -> None:
-        self.settle()
+        self.update_queues()
         for name in ("lock", "slots"):
             expected, found = run_now(self.model.look(name)), run_now(self.store.look(name))
             assert found.limit == expected.limit

@@ -36,7 +36,7 @@ LONGEST_OWNER = 64
 
 
 def quotable(key: str) -> bytes:
-    """Any key, also one that other software wrote, escaped for use between quotes in JSON."""
+    """A key, of Holdfast or of other software, escaped for use between quotes in JSON."""
     return json.dumps(key)[1:-1].encode()
 
 
