@@ -23,7 +23,7 @@ from holdfast.io.clock import now
 from holdfast.io.limits import ConnectionLimit, Permit
 from holdfast.io.sockets import open_socket, readable
 
-__all__ = ["BlockingHttp", "Connection", "Http", "Reply", "Responses", "Servers", "Tls"]
+__all__ = ["BlockingHttp", "Http", "HttpConnection", "Reply", "Responses", "Servers", "Tls"]
 
 # A connection that was idle for longer is checked before use: its server may have closed it.
 TRUSTED_IDLE_SECONDS = 0.02
@@ -218,7 +218,7 @@ class Http(Protocol):
     async def close(self) -> None: ...
 
 
-class Connection:
+class HttpConnection:
     """One blocking connection. Any error leaves it unusable: ``close`` it."""
 
     __slots__ = ("host", "idle_since", "permit", "readable", "responses", "socket")
@@ -286,7 +286,7 @@ class BlockingHttp:
 
     def __init__(self, servers: Servers, connections: int) -> None:
         self.servers, self.connections = servers, connections
-        self._idle: list[Connection] = []
+        self._idle: list[HttpConnection] = []
         self._connection_limit = ConnectionLimit(connections)
         self._closed = False
         """Requests after ``close`` still get a connection, which is not kept."""
@@ -309,7 +309,7 @@ class BlockingHttp:
         self._put_back(connection)
         return reply
 
-    def _take(self, until: float) -> Connection:
+    def _take(self, until: float) -> HttpConnection:
         permit: Permit | None = None
         while permit is None:
             try:
@@ -340,7 +340,7 @@ class BlockingHttp:
         finally:
             self._connection_limit.waiting -= 1
 
-    def _put_back(self, connection: Connection) -> None:
+    def _put_back(self, connection: HttpConnection) -> None:
         if not connection.responses.keep_alive:
             self._drop(connection)
             return
@@ -351,7 +351,7 @@ class BlockingHttp:
         if self._connection_limit.waiting:
             self._connection_limit.call()
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: HttpConnection) -> None:
         connection.close(reset=True)
         self._connection_limit.free(connection.permit)
 
@@ -383,7 +383,7 @@ def ready(sock: socket.socket, seconds: float, *, to_write: bool = False) -> boo
         return bool(selector.select(seconds))
 
 
-def connect(servers: Servers, until: float) -> Connection:
+def connect(servers: Servers, until: float) -> HttpConnection:
     """Connects to the first host that accepts, starting with the current one."""
     tried: list[str] = []
     for _ in servers.hosts:
@@ -394,7 +394,7 @@ def connect(servers: Servers, until: float) -> Connection:
         # The last host may use all the time that is left; the others must leave some.
         share = left / (len(servers.hosts) - len(tried))
         try:
-            return Connection(servers, host, now() + share)
+            return HttpConnection(servers, host, now() + share)
         except (OSError, ValueError) as error:
             tried.append(f"{servers.name(host)}: {describe(error)}")
             servers.failed(host)

@@ -16,7 +16,7 @@ from holdfast.io.clock import now
 from holdfast.io.http import (
     MOST_ANSWER_BYTES,
     READ_BYTES,
-    Connection,
+    HttpConnection,
     Reply,
     Servers,
     connect,
@@ -82,7 +82,7 @@ class BlockingLongPolls:
         self._polling = _PollSubscription(self._mutex)
         # Where a selector has no descriptor to wait for, all waiters poll.
         self._supported = hasattr(self._polling.selector, "fileno")
-        self._idle: list[Connection] = []
+        self._idle: list[HttpConnection] = []
         self._closed = False
 
     async def begin(
@@ -114,7 +114,7 @@ class BlockingLongPolls:
             raise self._servers.closed()
         return poll
 
-    def _take(self, until: float) -> Connection:
+    def _take(self, until: float) -> HttpConnection:
         while self._idle:
             try:
                 connection = self._idle.pop()
@@ -167,15 +167,15 @@ class _PollSubscription:
 
     def __init__(self, mutex: threading.Lock) -> None:
         self.selector = selectors.DefaultSelector()
-        self.polls: dict[LongPoll, Connection] = {}
+        self.polls: dict[LongPoll, HttpConnection] = {}
         self._mutex = mutex
 
-    def add(self, poll: LongPoll, connection: Connection) -> None:
+    def add(self, poll: LongPoll, connection: HttpConnection) -> None:
         """Call with the mutex held."""
         self.polls[poll] = connection
         self.selector.register(connection.socket, selectors.EVENT_READ, poll)
 
-    def remove(self, poll: LongPoll) -> Connection | None:
+    def remove(self, poll: LongPoll) -> HttpConnection | None:
         with self._mutex:
             connection = self.polls.pop(poll, None)
             if connection is not None:
@@ -196,7 +196,7 @@ class _PollSubscription:
                     owners.append(poll.owner)
         return owners
 
-    def _receive(self, poll: LongPoll, connection: Connection) -> bool:
+    def _receive(self, poll: LongPoll, connection: HttpConnection) -> bool:
         """Reads what is there. True if the owner must be woken."""
         try:
             while poll.reply is None:

@@ -161,7 +161,7 @@ class Frames:
 class BlockingWebSocket:
     """Any thread may send; ``messages`` does not block."""
 
-    def __init__(self, connection: http.Connection, servers: Servers, path: str) -> None:
+    def __init__(self, connection: http.HttpConnection, servers: Servers, path: str) -> None:
         self._connection, self._socket = connection, connection.socket
         self._tls = isinstance(connection.socket, ssl.SSLSocket)
         self._frames = Frames(servers, connection.host, path)
