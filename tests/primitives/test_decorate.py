@@ -1,5 +1,5 @@
-"""What can be decorated: a function whose body has ended when it returns. Everything else would
-run outside of the lock or the job, and is refused at once."""
+"""Only a function whose body has ended when it returns can be decorated. The body of a generator
+would run outside of the lock or the job, so it is refused at once."""
 
 from __future__ import annotations
 
@@ -78,9 +78,11 @@ def test_a_generator_is_refused_as_a_decorated_function(
     client: str, wrapper: str, function: Any
 ) -> None:
     async def work(locks: Any) -> None:
-        with pytest.raises(TypeError, match="is a generator function: its body runs while") as told:
+        with pytest.raises(
+            TypeError, match="is a generator function: its body runs while"
+        ) as raised:
             WRAPPERS[wrapper](locks)(function)
-        assert ("job" if wrapper in JOBS else "lock") in str(told.value)
+        assert ("job" if wrapper in JOBS else "lock") in str(raised.value)
 
     through(client, work)
 
@@ -89,7 +91,7 @@ def test_a_generator_is_refused_as_a_decorated_function(
 @pytest.mark.parametrize("wrapper", JOBS)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_generator_is_refused_as_a_job(client: str, wrapper: str, function: Any) -> None:
-    """It would be recorded as done before anything of it has run."""
+    """It would be recorded as done before its body has run."""
 
     async def work(locks: Any) -> None:
         job = WRAPPERS[wrapper](locks)
@@ -136,7 +138,7 @@ def test_braces_are_written_twice() -> None:
     with holdfast.connect("memory://") as locks:
 
         def held() -> list[str]:
-            return [standing.name for standing in locks.list()]
+            return [info.name for info in locks.list()]
 
         assert locks.lock("a{{b}}")(held)() == ["a{b}"]
         assert locks.lock("a{{b}}")(lambda: locks.lock("a{b}").locked())() is True

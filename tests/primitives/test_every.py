@@ -1,4 +1,4 @@
-"""A job runs once per interval, however wrong the clocks of the fleet are."""
+"""A job runs once per interval, however wrong the clocks of the hosts are."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fleet(request: pytest.FixtureRequest) -> Any:
 
 
 class Aging:
-    """A store whose records are as old as it is told."""
+    """A store whose records have a given age."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -152,7 +152,7 @@ def test_a_clock_that_was_far_ahead_does_not_stop_the_job(fleet: Fleet) -> None:
     fleet.now += 10 * 366 * 24 * 3600
     assert job.run(lambda: 1).ran
     fleet.now -= 10 * 366 * 24 * 3600
-    store.age_seconds = 59.9  # the age of a record is the store's to tell
+    store.age_seconds = 59.9  # the age of a record comes from the store's clock
     assert not job.run(lambda: 1).ran
     store.age_seconds = 60.0
     assert job.run(lambda: 1).ran
@@ -175,7 +175,7 @@ def test_missed_intervals_by_policy(fleet: Fleet) -> None:
 
     fleet.now = start = 1_700_000_040.0
     step()
-    fleet.now += 5 * 60 + 30  # nobody was there for four intervals, and this one is half over
+    fleet.now += 5 * 60 + 30  # four intervals were missed, and this one is half over
     step()
     assert runs["one"] == [start, start + 300]
     assert runs["all"] == [start + n * 60 for n in range(6)]
@@ -228,19 +228,19 @@ def test_another_interval_goes_on_from_where_the_first_was(fleet: Fleet) -> None
 def test_no_schedule_runs_an_interval_twice(
     skews: list[int], steps: list[tuple[int, int]], missed: Any
 ) -> None:
-    """Hosts come in any order, each with its own clock: what is due only ever moves on."""
+    """Hosts run in any order, each with its own clock: the due interval only moves forward."""
     table: Timetable = make_timetable(1, 0, missed, None)
-    now, told = 1_700_000_000 * MICRO, None
+    now, recorded = 1_700_000_000 * MICRO, None
     last, written = 0, now
-    for who, passed in steps:
+    for host, passed in steps:
         now += passed * 1000
-        if told is not None:
-            told = told._replace(age_seconds=(now - written) / MICRO)
-        clock = now + skews[who % len(skews)] * 1000
-        due = table.due(told, clock)
-        assert table.next_seconds(told, clock) >= 0
+        if recorded is not None:
+            recorded = recorded._replace(age_seconds=(now - written) / MICRO)
+        clock = now + skews[host % len(skews)] * 1000
+        due = table.due(recorded, clock)
+        assert table.next_seconds(recorded, clock) >= 0
         if due is None:
             continue
         assert due > last
         last, written = due, now
-        told = RunRecord("done", 1, 0.0, finished=due, due=due)
+        recorded = RunRecord("done", 1, 0.0, finished=due, due=due)

@@ -1,4 +1,5 @@
-"""A job runs once per key: its outcome is recorded, a crash is taken over, a late one refused."""
+"""A job runs once per key: its outcome is recorded, a crash is taken over, a late outcome
+refused."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def test_an_error_is_recorded(bench: Bench) -> None:
 
 
 def test_a_late_outcome_is_refused(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """The first runner loses its hold in the middle; the second takes over, with a higher token."""
+    """The first run loses its hold half-way; the second takes over, with a higher token."""
     running, go_on = threading.Event(), threading.Event()
     tokens: list[int] = []
 
@@ -141,7 +142,9 @@ def test_a_late_outcome_is_refused(bench: Bench, caplog: pytest.LogCaptureFixtur
         with pytest.raises(LockLost) as caught:
             await task
         if bench.flavour is Flavour.BLOCKING or caught.value.result is not None:
-            assert caught.value.result == "stale"  # a task is cancelled, if the loss is told first
+            assert (
+                caught.value.result == "stale"
+            )  # a task is cancelled, if the loss is reported first
         recorded = await first.once("k").run(unreachable)
         assert (recorded.value, recorded.took_over) == ("fresh", tokens[0])
 
@@ -199,7 +202,7 @@ def test_its_own_timeout_is_not_taken_for_ours(bench: Bench) -> None:
 
 
 def test_a_run_may_extend_its_lease(bench: Bench) -> None:
-    """Stores with sessions may move the hold to another one: it is recorded all the same."""
+    """Stores with sessions may move the hold to another session: the outcome is still recorded."""
 
     async def body() -> None:
         async def longer_async(lease: Any) -> str:
@@ -243,7 +246,7 @@ def unreachable() -> None:
 
 
 def in_a_thread(bench: Bench, work: Any) -> Any:
-    """The work as the client wants it: a job that waits must not block the loop."""
+    """The work as the client needs it: a job that waits must not block the loop."""
     if bench.flavour is Flavour.BLOCKING:
         return work
     if "lease" in work.__code__.co_varnames:

@@ -1,4 +1,4 @@
-"""What jobs ask of a store and refuse of a caller, and what happens when a runner is killed."""
+"""Requests of jobs, arguments that they refuse, and a run whose process is killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ holdfast.connect(url, namespace=namespace, ttl=float(ttl)).once("nightly").run(w
 
 
 class Counting:
-    """A backend that counts requests by their word, and fails some of them."""
+    """A backend that counts requests by method, and fails some of them."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -113,7 +113,7 @@ def test_a_store_without_records_says_so(locks: Locks) -> None:
 
 
 def test_redlock_keeps_no_records() -> None:
-    """It says so when the job is made, before anything is contacted."""
+    """Raised when the job is made, before anything is contacted."""
     with holdfast.connect("redlock://h1,h2,h3") as locks:
         with pytest.raises(Unsupported, match=r"once\(\)"):
             locks.once("k")

@@ -77,7 +77,7 @@ class Client:
         while self.world.time < FAULTS_UNTIL:
             await runtime.sleep(draw.expovariate(2.0))
             await self._hold_once(draw.choice((0.0, 0.5, 5.0, None)))
-        # The faults are over: whoever asks now must get it.
+        # The faults are over: an acquire must succeed now.
         await self._hold_once(None)
 
     async def _hold_once(self, timeout: float | None) -> None:

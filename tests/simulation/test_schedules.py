@@ -236,7 +236,7 @@ def test_a_next_waiter_that_acquired_and_left_by_itself_is_not_granted_again(
     first, second, next_claim = (Claim("a", Mode.SLOTS, 1, 2, 300.0, who, "[]") for who in "123")
     exchange = SimBackend.exchange
     left: list[float] = []
-    standing: list[list[str]] = []
+    holders_left: list[list[str]] = []
 
     async def late(self: SimBackend, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         if grant.claim is first:
@@ -252,7 +252,7 @@ def test_a_next_waiter_that_acquired_and_left_by_itself_is_not_granted_again(
 
     async def look() -> None:
         await engine.runtime.sleep(9.0)
-        standing.append(list(holds["a"].holds))
+        holders_left.append(list(holds["a"].holds))
 
     monkeypatch.setattr(SimBackend, "exchange", late)
     client.node.spawn(hold(first, 0.0, 5.0))  # its exchange is on its way from 5 to 8
@@ -262,4 +262,4 @@ def test_a_next_waiter_that_acquired_and_left_by_itself_is_not_granted_again(
     world.run(30.0)
     world.end()
     assert len(left) == 3
-    assert standing == [[]]
+    assert holders_left == [[]]
