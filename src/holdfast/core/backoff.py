@@ -85,3 +85,33 @@ SUBSCRIPTION_LOST_SECONDS = (0.01, 0.1)
 """Before waiters attempt again after their subscription broke."""
 SHORT_RACE_SECONDS = (0.01, 0.05)
 """Before a short race with another client is tried again."""
+QUERY_RETRY_SECONDS = (0.05, 0.25)
+"""After a watch or a long poll failed (etcd, Consul)."""
+RETRY_JITTER = (0.5, 1.0)
+"""Times a pause that grows (Redlock)."""
+
+# One store each.
+BUSY_FILE_JITTER = (0.5, 1.5)
+"""SQLite: times the pause while another process has the file's write lock."""
+FILE_POLL_SECONDS = (0.01, 0.05)
+"""SQLite: a waiter without a socket looks at the file this often."""
+NO_QUERY_POLL_SECONDS = (0.3, 0.6)
+"""Consul: a waiter for which no long poll is free looks this often."""
+CONFLICT_SECONDS = (0.0, 0.004)
+"""Consul: after a transaction that another one has overtaken, times the number of tries."""
+DRAINING_QUEUE_SECONDS = (0.05, 0.2)
+"""ZooKeeper: while a queue whose sequence numbers are used up drains."""
+UNQUEUED_SECONDS = (0.005, 0.02)
+"""ZooKeeper: a wait whose claim has no node to wait with."""
+NO_SESSION_SECONDS = (0.01, 0.05)
+"""ZooKeeper: a wait while the session is not connected."""
+NODE_WATCH_RETRY_SECONDS = (0.1, 0.5)
+"""ZooKeeper: after a watch of the holder failed."""
+YIELD_RETRY_SECONDS = (0.001, 0.01)
+"""Redlock: before the next attempt of a waiter that yields the name."""
+SPLIT_VOTE_SECONDS = (0.0005, 0.01)
+"""Redlock: after a split vote, so that the contenders do not meet again."""
+YOUNG_HOLD_SECONDS = (0.02, 0.08)
+"""Redlock: before the next attempt while a young hold is in the way."""
+EXPIRY_JITTER = (1, 1.02)
+"""Redlock: times the time until a vote ends."""

@@ -97,7 +97,7 @@ def test_a_client_with_replicas_wakes_the_next_waiter(
         async def one() -> None:
             async with client.lock("name", timeout=SECONDS) as lease:
                 tokens.append(lease.token)
-                await until(lambda: len(tokens) == 4 or len(client._engine.lines.all()) > 0)
+                await until(lambda: len(tokens) == 4 or len(client._engine.local_queues.all()) > 0)
 
         await asyncio.gather(*(one() for _ in range(4)))
         assert tokens == sorted(set(tokens))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
+from holdfast.core.backoff import CONFLICT_SECONDS, NO_QUERY_POLL_SECONDS
 from holdfast.core.contract import (
     QUEUE_CAP,
     Finding,
@@ -56,7 +57,7 @@ from holdfast.stores.consul.orphans import (
     orphans_of,
 )
 from holdfast.stores.consul.session import INFO, OPS, ConsulHold, Ref, RenewalBatch, SessionRenewer
-from holdfast.stores.consul.wakeups import POLL_SECONDS, Target, Wakeups
+from holdfast.stores.consul.wakeups import Target, Wakeups
 
 if TYPE_CHECKING:
     from holdfast.io.http import Http, Servers
@@ -65,8 +66,6 @@ __all__ = ["ConsulBackend", "ConsulStore"]
 
 TRIES = 20
 """How often an attempt starts over because the queue changed under it."""
-NEXT_TRY_SECONDS = (0.0, 0.004)
-"""The pause before the next try, times the number of tries so far."""
 REVOKE_TRIES = 8
 FULL_QUEUE_RETRY_SECONDS = 1.0
 REMEMBERED_WAITERS = 10_000
@@ -176,7 +175,7 @@ class ConsulBackend:
             if answer is not None:
                 return answer
             # Other clients changed the queue: pause, so that not all of them retry in step.
-            low, high = NEXT_TRY_SECONDS
+            low, high = CONFLICT_SECONDS
             await self.runtime.sleep(self.runtime.between(low, high * tries))
         raise BackendUnavailable(
             f"{self.store.display}: the queue of {claim.name!r} changed during each of "
@@ -406,7 +405,7 @@ class ConsulBackend:
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         if busy.ref is None:  # nothing to query
-            await self.wakeups.pause(until, POLL_SECONDS)
+            await self.wakeups.pause(until, NO_QUERY_POLL_SECONDS)
             return
         target = Target(*busy.ref)
         index: int | None = target.seen

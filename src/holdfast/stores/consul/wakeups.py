@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.core.backoff import NO_QUERY_POLL_SECONDS, QUERY_RETRY_SECONDS
 from holdfast.core.contract import Runtime
 from holdfast.io.http import Reply, Servers
 from holdfast.stores._consensus.strict import is_list_of
@@ -16,12 +17,8 @@ from holdfast.stores.consul import requests
 if TYPE_CHECKING:
     from holdfast.io.long_poll import LongPolls
 
-__all__ = ["POLL_SECONDS", "Target", "Wakeups"]
+__all__ = ["NO_QUERY_POLL_SECONDS", "Target", "Wakeups"]
 
-RETRY_SECONDS = (0.05, 0.25)
-"""The pause after a failed query."""
-POLL_SECONDS = (0.3, 0.6)
-"""The pause before the next attempt where no query can wait."""
 QUERY_MILLISECONDS = 900
 """How long a query asks Consul to wait, per second of the wait: Consul adds up to a sixteenth, and
 the reply must come before the wait is over."""
@@ -73,7 +70,7 @@ class Wakeups:
         limit = min(until, self._runtime.now() + self._request_seconds)
         poll = await self.long_polls.begin(owner, line, b"", limit)
         if poll is None:  # too many queries are under way: poll
-            await self.pause(until, POLL_SECONDS)
+            await self.pause(until, NO_QUERY_POLL_SECONDS)
             return None
         try:
             await self.long_polls.woken(owner, until)
@@ -83,7 +80,7 @@ class Wakeups:
             await self.pause(until)
         return poll.reply
 
-    async def pause(self, until: float, seconds: tuple[float, float] = RETRY_SECONDS) -> None:
+    async def pause(self, until: float, seconds: tuple[float, float] = QUERY_RETRY_SECONDS) -> None:
         """A short, jittered pause before the next attempt."""
         now = self._runtime.now()
         await self._runtime.sleep(max(0.0, min(until - now, self._runtime.between(*seconds))))

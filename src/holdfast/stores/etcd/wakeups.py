@@ -23,6 +23,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.claim import Busy, Claim, Mode
+from holdfast.core.backoff import QUERY_RETRY_SECONDS
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
@@ -43,8 +44,6 @@ PATH = "/v3/watch"
 WATCH = b"POST /v3/watch"
 WAKEUP_TRUST_SECONDS = 0.5
 """How long a waiter relies on the wake-up by a release before it watches the entry ahead."""
-PAUSE_SECONDS = (0.05, 0.25)
-"""Bounds of the jittered pause after an error."""
 CANCEL_SECONDS = 1.0
 """How long sending the end of a watch may take."""
 MOST_UNREAD_BYTES = 16 * 2**20
@@ -165,7 +164,9 @@ class Waits:
     async def pause(self, until: float) -> None:
         """Sleeps for a short, jittered time: after an error, before the next attempt."""
         now = self.runtime.now()
-        await self.runtime.sleep(max(0.0, min(until - now, self.runtime.between(*PAUSE_SECONDS))))
+        await self.runtime.sleep(
+            max(0.0, min(until - now, self.runtime.between(*QUERY_RETRY_SECONDS)))
+        )
 
 
 def _streams(store: EtcdStore, runtime: Runtime) -> Watches:

@@ -20,6 +20,7 @@ from typing import Literal, Protocol, TypeVar
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.acquire import LEAST_REQUEST_SECONDS
+from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.io.clock import now
@@ -63,8 +64,6 @@ BACKOFF_STEP_SECONDS = 0.0005
 LONGEST_BACKOFF_SECONDS = 0.25
 """After n lost races the back-off is random, up to min(longest, n² steps)."""
 RACES_BEFORE_BACKOFF = 2
-WATCH_SECONDS = (0.5, 1.0)
-"""Polling interval of ``watch``."""
 LONGEST_IN_FLIGHT_SECONDS = 5.0
 """Longest wait for a release of the same client. Correctness does not depend on this order, so the
 attempt is sent after the wait in any case."""
@@ -454,7 +453,7 @@ class MySqlLeaseBackend:
         return None
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_POLL_SECONDS))
         await self.runtime.sleep(max(0.0, pause))
 
     async def _purge(self, until: float | None = None) -> None:

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
+from holdfast.core.backoff import SUBSCRIPTION_RETRY_SECONDS
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
@@ -51,8 +52,6 @@ SLEEP_SECONDS = 1.0
 """Duration of one sleep: well below the grace of a called waiter."""
 POLL_SECONDS = 0.25
 """Duration of one sleep where sessions can't kill each other: the subscription polls."""
-REOPEN_SECONDS = (0.1, 0.4)
-"""Pause after a subscription broke."""
 NO_SUCH_SESSION = 1094
 _NO_SUBSCRIPTION = "-"
 
@@ -344,7 +343,7 @@ def make_wakeups(runtime: Runtime, opener: SubscriptionOpener) -> MySqlWakeups:
 
 async def _pause(runtime: Runtime, until: float) -> None:
     left = until - runtime.now()
-    await runtime.sleep(max(0.0, min(left, runtime.between(*REOPEN_SECONDS))))
+    await runtime.sleep(max(0.0, min(left, runtime.between(*SUBSCRIPTION_RETRY_SECONDS))))
 
 
 class BlockingMySqlWakeups:

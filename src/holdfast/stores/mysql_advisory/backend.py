@@ -23,6 +23,7 @@ from math import inf
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.admit import check_limit
+from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import (
     Finding,
     Guarantee,
@@ -79,8 +80,6 @@ ENDING_SECONDS = 2.0
 """Longest wait of ``revoke`` until the server has ended a session."""
 END_POLL_SECONDS = 0.005
 """Polling interval of ``revoke``, and of ``abandon`` while an attempt is under way."""
-WATCH_SECONDS = (0.5, 1.0)
-"""Polling interval of ``watch``."""
 MOST_SLOTS = 1024
 
 
@@ -607,7 +606,7 @@ class MySqlAdvisoryBackend:
         return None
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_POLL_SECONDS))
         await self.runtime.sleep(max(0.0, pause))
 
     async def _purge(self, until: float | None = None) -> None:

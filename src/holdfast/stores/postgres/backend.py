@@ -17,6 +17,7 @@ from contextlib import suppress
 from psycopg.pq.abc import PGresult
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
+from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import (
     DIRECT_GRANT_SECONDS,
     Finding,
@@ -47,7 +48,6 @@ from holdfast.stores.postgres.schema import (
     SharedStatements,
 )
 from holdfast.stores.postgres.wakeups import (
-    WATCH_SECONDS,
     OpenListener,
     make_wakeups,
     wakeup_key,
@@ -309,7 +309,7 @@ class PostgresLeaseBackend:
         return read_record(answer, name, self.display)
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_POLL_SECONDS))
         await self.runtime.sleep(max(0.0, pause))
 
     async def probe(self) -> list[Finding]:

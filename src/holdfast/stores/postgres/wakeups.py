@@ -24,6 +24,7 @@ from typing import Protocol
 from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
 
+from holdfast.core.backoff import SUBSCRIPTION_RETRY_SECONDS, WATCH_POLL_SECONDS
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
@@ -36,17 +37,13 @@ from holdfast.stores.postgres.replies import LARGEST_TOKEN
 from holdfast.stores.postgres.schema import Request
 
 __all__ = [
-    "WATCH_SECONDS",
+    "WATCH_POLL_SECONDS",
     "OpenListener",
     "PostgresWakeups",
     "make_wakeups",
     "wakeup_key",
 ]
 
-WATCH_SECONDS = (0.5, 1.0)
-"""How often ``watch`` returns: no change of holder is pushed."""
-RESUBSCRIBE_SECONDS = (0.1, 0.4)
-"""The pause after a subscription broke."""
 SHARING_SECONDS = 1.0
 """Time limit for LISTEN on a connection of the pool; after it a new connection is opened."""
 READ_LOCK_SECONDS = 0.002
@@ -111,7 +108,7 @@ def _finding(polling: bool) -> Finding:
 
 async def _pause(runtime: Runtime, until: float) -> None:
     left = until - runtime.now()
-    await runtime.sleep(max(0.0, min(left, runtime.between(*RESUBSCRIBE_SECONDS))))
+    await runtime.sleep(max(0.0, min(left, runtime.between(*SUBSCRIPTION_RETRY_SECONDS))))
 
 
 class ListenSubscription:

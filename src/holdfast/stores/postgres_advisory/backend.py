@@ -21,6 +21,7 @@ from math import inf
 from psycopg.pq.abc import PGresult
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
+from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
@@ -53,7 +54,6 @@ from holdfast.stores.postgres.schema import (
     SharedStatements,
 )
 from holdfast.stores.postgres.wakeups import (
-    WATCH_SECONDS,
     OpenListener,
     make_wakeups,
     wakeup_key,
@@ -531,7 +531,7 @@ class PostgresAdvisoryBackend:
         return read_record(await self._request_any(name, request), name, self.display)
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_POLL_SECONDS))
         await self.runtime.sleep(max(0.0, pause))
 
     async def probe(self) -> list[Finding]:

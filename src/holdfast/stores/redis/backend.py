@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
+from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import (
     DIRECT_GRANT_SECONDS,
     Finding,
@@ -68,8 +69,6 @@ KEPT_OWNERS = 4096
 SIXTEEN_DIGITS = 10**15
 """From 2001 to 2286, the time in microseconds has sixteen digits."""
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
-WATCH_SECONDS = (0.5, 1.0)
-"""Polling interval of ``watch``."""
 
 REPLICATION_SECONDS = 1.0
 """How long a grant may take to reach the required number of replicas."""
@@ -383,7 +382,7 @@ class RedisBackend:
         return Record(value.decode(errors="replace"), token, age / 1000)
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_POLL_SECONDS))
         await self.runtime.sleep(max(0.0, pause))
 
     # ---- requests

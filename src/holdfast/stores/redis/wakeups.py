@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from math import inf
 from typing import Any
 
+from holdfast.core.backoff import SUBSCRIPTION_LOST_SECONDS
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.limits import SingleFlight, look_by, open_by
@@ -35,8 +36,6 @@ __all__ = [
 KEPT_TOKENS = 4096
 LONGEST_TOKEN = 16
 """Digits of 2^53, the largest token of a script."""
-SUBSCRIBE_AGAIN_SECONDS = (0.01, 0.1)
-"""Random pause after a subscription broke: its server may be back then."""
 
 
 def read_messages(messages: Iterable[Any], tokens: dict[str, int]) -> list[str]:
@@ -121,7 +120,7 @@ class BlockingWakeups:
             return subscription.tokens.pop(key, None)
         except (RedisConnectionBroken, OSError):
             self.drop()
-            time.sleep(random.uniform(*SUBSCRIBE_AGAIN_SECONDS))
+            time.sleep(random.uniform(*SUBSCRIPTION_LOST_SECONDS))
             return None
 
     async def _subscribe(
@@ -301,7 +300,7 @@ class AsyncWakeups:
         if self._subscription is subscription:
             self._subscription, self.generation = None, 0
             # All waiters attempt again and subscribe again, after a pause.
-            pause = random.uniform(*SUBSCRIBE_AGAIN_SECONDS)
+            pause = random.uniform(*SUBSCRIPTION_LOST_SECONDS)
             asyncio.get_running_loop().call_later(pause, self._hub.wake_all)
 
     def wake(self, key: str) -> None:

@@ -16,6 +16,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
+from holdfast.core.backoff import (
+    RETRY_JITTER,
+    SPLIT_VOTE_SECONDS,
+    WATCH_POLL_SECONDS,
+    YIELD_RETRY_SECONDS,
+)
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io.resp import RedisRefused, bulk, pack
@@ -29,7 +35,6 @@ from holdfast.stores.redlock.nodes import INFO, Nodes, Round, RoundRequest
 from holdfast.stores.redlock.scripts import RedlockKeys, RedlockScripts
 from holdfast.stores.redlock.url import RedlockOptions
 from holdfast.stores.redlock.votes import (
-    SPLIT_SECONDS,
     Ballot,
     Verdict,
     acknowledged_count,
@@ -51,10 +56,6 @@ SPLIT_TRIES = 3
 """How often an attempt is repeated at once after a split vote: several contend, none has won."""
 YIELD_SECONDS = 0.02
 """How long after a release this backend leaves the name to waiters of other clients."""
-YIELD_RETRY_SECONDS = (0.001, 0.01)
-"""The pause before the next attempt of a waiter that yields the name."""
-WATCH_SECONDS = (0.5, 1.0)
-"""The polling interval of ``watch``."""
 OVER, HELD = 0, 1
 """The replies of ``release.lua`` for a hold that had ended, and for a hold that this node had. Any
 other reply: the node does not know the hold."""
@@ -67,7 +68,6 @@ BATCH = 256
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 
 FIRST_RETRY_SECONDS = 0.02
-RETRY_JITTER = (0.5, 1.0)
 MOST_RETRIES = 9
 """Each pause is twice the one before. The last one is longer than the interval of the re-check
 that every waiter does anyway."""
@@ -183,7 +183,7 @@ class RedlockBackend:
         mark = object()
         if self._in_flight.setdefault(claim.owner, mark) is not mark:
             # Another thread attempts the same claim: the end of one must not undo the other.
-            return Busy(0, self.runtime.between(*SPLIT_SECONDS))
+            return Busy(0, self.runtime.between(*SPLIT_VOTE_SECONDS))
         try:
             return await self._acquire(claim, join, until)
         except Incompatible:  # the reply of one node; others may have granted the claim
@@ -217,8 +217,8 @@ class RedlockBackend:
             elif not ballot.split():
                 answer = busy_answer(ballot, claim, self.display, self.runtime)
                 return self._retries.adjust(claim.owner, ballot, answer, wakeups)
-            await self.runtime.sleep(self.runtime.between(*SPLIT_SECONDS))
-        return Busy(0, self.runtime.between(*SPLIT_SECONDS))
+            await self.runtime.sleep(self.runtime.between(*SPLIT_VOTE_SECONDS))
+        return Busy(0, self.runtime.between(*SPLIT_VOTE_SECONDS))
 
     async def _election(self, claim: Claim, join: bool, until: float | None) -> Ballot:
         """Return the votes on a claim. If the nodes chose different slots, vote a second time."""
@@ -372,7 +372,7 @@ class RedlockBackend:
         finally:
             if alone:
                 self._in_flight.pop(claim.owner, None)
-        return was_ours, Busy(0, self.runtime.between(*SPLIT_SECONDS))
+        return was_ours, Busy(0, self.runtime.between(*SPLIT_VOTE_SECONDS))
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         script, channel = self._scripts.abandon, self.channel(claim.name)
@@ -599,7 +599,7 @@ class RedlockBackend:
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         # Without WATCH in the guarantees this only paces the polling of the caller.
-        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_SECONDS))
+        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_POLL_SECONDS))
         await self.runtime.sleep(max(0.0, pause))
 
     # ---- close

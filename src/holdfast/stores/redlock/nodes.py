@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from holdfast.core.backoff import RETRY_JITTER
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet
 from holdfast.io.clock import now
 from holdfast.io.resp import RedisRefused, pack
@@ -36,7 +37,6 @@ CONNECT_SECONDS = 1.0
 """The longest wait for a connection to a node if there is a majority without that node."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
 """The back-off between two attempts to connect to a node that is down."""
-PAUSE_JITTER = (0.5, 1.0)
 INFO = pack("INFO")
 
 
@@ -61,7 +61,7 @@ class RedlockNode:
         self.down, self.cause = True, str(cause)
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self.failures, 10))
         self.failures += 1
-        self.retry_at = now() + pause * random.uniform(*PAUSE_JITTER)
+        self.retry_at = now() + pause * random.uniform(*RETRY_JITTER)
 
     def worked(self) -> None:
         """Use the node again: a connection has succeeded."""

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 from holdfast.claim import Busy, Claim
 from holdfast.core import admit
+from holdfast.core.backoff import EXPIRY_JITTER, SPLIT_VOTE_SECONDS, YOUNG_HOLD_SECONDS
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.resp import RedisRefused
 from holdfast.stores.redis.replies import clock_time, damage, refusal
 
 __all__ = [
-    "SPLIT_SECONDS",
+    "SPLIT_VOTE_SECONDS",
     "Ballot",
     "Verdict",
     "acknowledged_count",
@@ -39,11 +40,6 @@ __all__ = [
 YES, NO = 1, 0
 YOUNG_MILLISECONDS = 100
 """A younger hold may be the vote for an attempt that is about to fail."""
-SPLIT_SECONDS = (0.0005, 0.01)
-"""The pause after a split vote; random, so that the contenders do not meet again."""
-YOUNG_SECONDS = (0.02, 0.08)
-"""The pause before the next attempt when a young hold is in the way."""
-EXPIRY_JITTER = (1, 1.02)
 LEAST_RETRY_SECONDS = 0.002
 
 
@@ -262,13 +258,13 @@ def busy_answer(ballot: Ballot, claim: Claim, store: str, runtime: Runtime) -> B
         limit = max(set(limits), key=limits.count)
         admit.check_limit(claim, limit, slots=limit > 0, store=store)
     if limits or ballot.split():
-        return Busy(0, runtime.between(*SPLIT_SECONDS))
+        return Busy(0, runtime.between(*SPLIT_VOTE_SECONDS))
     if ballot.young():
-        return Busy(0, runtime.between(*YOUNG_SECONDS))
+        return Busy(0, runtime.between(*YOUNG_HOLD_SECONDS))
     after = ready_after(ballot)
     reason = _quarantine(ballot, store)
     if after is None:
-        retry = runtime.between(*SPLIT_SECONDS)
+        retry = runtime.between(*SPLIT_VOTE_SECONDS)
     else:
         retry = after * runtime.between(*EXPIRY_JITTER)
     return Busy(0, max(retry, LEAST_RETRY_SECONDS), None, reason)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.core.backoff import SUBSCRIPTION_LOST_SECONDS
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.limits import SingleFlight, look_by
@@ -31,8 +32,6 @@ MOST_CHANNELS = 4096
 SPREAD_SECONDS = 0.002
 """The mean time between the attempts of two woken waiters."""
 LONGEST_SPREAD_SECONDS = 0.05
-RECONNECT_SECONDS = (0.01, 0.1)
-"""The pause after a lost subscription, before its waiters attempt again and subscribe again."""
 
 
 def _is_count(word: object) -> bool:
@@ -187,7 +186,7 @@ class BlockingNameWakeups:
             woken = self._hub.wait(key, until if self._subscription is not None else look_by(until))
         except (RedisConnectionBroken, OSError):
             self._drop()
-            time.sleep(random.uniform(*RECONNECT_SECONDS))
+            time.sleep(random.uniform(*SUBSCRIPTION_LOST_SECONDS))
             return
         if woken:
             time.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
@@ -393,7 +392,7 @@ class AsyncNameWakeups:
             # that restarts time to come back.
             self._subscription, keys = None, self._listeners.reset()
             asyncio.get_running_loop().call_later(
-                random.uniform(*RECONNECT_SECONDS), self._wake, keys
+                random.uniform(*SUBSCRIPTION_LOST_SECONDS), self._wake, keys
             )
 
     def _wake(self, keys: list[str]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core import log
+from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import (
     IDLE_COUNTER_SECONDS,
     Finding,
@@ -52,7 +53,6 @@ KEPT_CONTENDED = 1024
 SHORT_MICROSECONDS = 5_000
 """After a hold of at most this length, a release does not check again that the file is still at its
 path: the grant has checked, and another check would be a tenth of the cost of such a hold."""
-WATCH_SECONDS = (0.5, 1.0)
 NEVER = float("inf")
 LATER = (
     "holdfast.stores.sqlite.queue",
@@ -377,7 +377,7 @@ class SqliteBackend:
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         left = until - self._runtime.now()
-        await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*WATCH_SECONDS))))
+        await self._runtime.sleep(max(0.0, min(left, self._runtime.between(*WATCH_POLL_SECONDS))))
 
     async def probe(self) -> list[Finding]:
         from holdfast.stores.sqlite import inspect

@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakSet
 
+from holdfast.core.backoff import BUSY_FILE_JITTER
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io import clock, lifetime
@@ -39,7 +40,6 @@ T = TypeVar("T")
 SHORTEST_PAUSE_SECONDS = 0.00003
 LONGEST_PAUSE_SECONDS = 0.004
 PAUSE_GROWTH = 1.6
-PAUSE_JITTER = (0.5, 1.5)  # times the pause
 FORK_SECONDS = 1.0
 LONGEST_LEFT_BYTES = 256 << 10
 """The longest log that is left at exit: dozens of commands, and half a millisecond to read."""
@@ -196,7 +196,7 @@ class SqliteConnection:
             elif not _is_busy(error) or self._runtime.now() >= until:
                 raise self._explained(error) from error
             else:
-                await self._runtime.sleep(pause * clock.between(*PAUSE_JITTER))
+                await self._runtime.sleep(pause * clock.between(*BUSY_FILE_JITTER))
                 pause = min(pause * PAUSE_GROWTH, LONGEST_PAUSE_SECONDS)
             try:
                 return self.once(work, *args, **kwargs)

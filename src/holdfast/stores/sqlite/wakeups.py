@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from holdfast.core import log
+from holdfast.core.backoff import FILE_POLL_SECONDS
 from holdfast.core.contract import Runtime
 from holdfast.errors import GuaranteeNotMet
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DatagramSubscription", "Delivery", "SocketFolder", "SqliteWakeups", "supported"]
 
-POLL_SECONDS = (0.01, 0.05)
 FULL_TRIES = 20
 FULL_PAUSE_SECONDS = 0.001
 REBIND_SECONDS = 60.0
@@ -147,7 +147,7 @@ class SqliteWakeups:
         """Returns when the owner was woken, at ``until`` at the latest, or early."""
         subscription, hub, runtime = self._subscription, self._hub, self._runtime
         if subscription is None or hub is None:
-            pause = min(until - runtime.now(), runtime.between(*POLL_SECONDS))
+            pause = min(until - runtime.now(), runtime.between(*FILE_POLL_SECONDS))
             await runtime.sleep(max(0.0, pause))
         elif not subscription.reachable():
             with self._mutex:

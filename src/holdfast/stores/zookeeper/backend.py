@@ -17,6 +17,12 @@ from typing import NamedTuple, TypeVar, cast
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
+from holdfast.core.backoff import (
+    DRAINING_QUEUE_SECONDS,
+    NO_SESSION_SECONDS,
+    NODE_WATCH_RETRY_SECONDS,
+    UNQUEUED_SECONDS,
+)
 from holdfast.core.contract import (
     QUEUE_CAP,
     Finding,
@@ -91,11 +97,6 @@ CONCURRENT_ATTEMPT_SECONDS = 0.01
 SLOTS_RETRY_SECONDS = 0.05
 """Back-off after ``TRIES`` failed attempts to take slots."""
 FULL_QUEUE_SECONDS = 1.0
-DRAINING_QUEUE_SECONDS = (0.05, 0.2)
-UNQUEUED_SECONDS = (0.005, 0.02)
-"""Pause of a ``wait`` whose claim has no node to wait with."""
-UNAVAILABLE_SECONDS = (0.01, 0.05)
-WATCH_RETRY_SECONDS = (0.1, 0.5)
 UNUSED_NAME_SECONDS = 1.0
 """Polling interval of ``watch`` for a name without a node."""
 CERTAIN_SHARE = 6
@@ -514,7 +515,7 @@ class ZooKeeperBackend:
             await self._wait_behind(entry, node, wake, busy.ref[1], until)
         except BackendUnavailable:
             # No busy loop during an outage: the next attempt waits for the connection.
-            await self.runtime.sleep(self.runtime.between(*UNAVAILABLE_SECONDS))
+            await self.runtime.sleep(self.runtime.between(*NO_SESSION_SECONDS))
         finally:
             presence.left = self.runtime.now()
         return entry
@@ -920,7 +921,7 @@ class ZooKeeperBackend:
             finally:
                 session.unwatch(parent, signal.set)
         except BackendUnavailable:
-            pause = self.runtime.between(*WATCH_RETRY_SECONDS)
+            pause = self.runtime.between(*NODE_WATCH_RETRY_SECONDS)
             await self.runtime.sleep(max(0.0, min(pause, until - self.runtime.now())))
 
     async def _highest_token(self, name: str) -> int | None:
