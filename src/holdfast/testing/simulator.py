@@ -219,11 +219,11 @@ class SimRuntime:
     def me(self) -> Hashable:
         return self.node.world.running
 
-    def name_of(self, who: Hashable) -> str:
-        return who.name if isinstance(who, SimTask) else "?"
+    def name_of(self, caller: Hashable) -> str:
+        return caller.name if isinstance(caller, SimTask) else "?"
 
-    def alive(self, who: Hashable) -> bool:
-        return isinstance(who, SimTask) and not who.done
+    def alive(self, caller: Hashable) -> bool:
+        return isinstance(caller, SimTask) and not caller.done
 
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
