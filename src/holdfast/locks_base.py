@@ -97,7 +97,7 @@ class LocksBase(Generic[K, M, E, J, V]):
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
-        """What this store promises."""
+        """The store's guarantees."""
         return self._engine.store.guarantees
 
     def __repr__(self) -> str:

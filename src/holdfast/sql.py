@@ -67,8 +67,8 @@ def transaction_lock(
     result is awaited. MySQL counts the timeout in whole seconds.
 
     Raises ``Unsupported`` without a transaction (autocommit), and in a transaction whose reads
-    could be older than the lock (on PostgreSQL any isolation but read committed). Also inside a
-    savepoint (a nested transaction), if the driver can report that: a rollback to the savepoint
+    could be older than the lock (on PostgreSQL any isolation but read committed). Raises it
+    inside a savepoint (a nested transaction) too, if the driver reports one: a rollback to it
     ends the lock and takes its token back, while the transaction continues. ``savepoint=True``
     allows it.
     """

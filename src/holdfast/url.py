@@ -141,8 +141,8 @@ def parse_url(text: str) -> Url:
 
 
 def _refuse_misplaced_at(scheme: str, authority: str, path: str, query: str) -> None:
-    """Raises ``ValueError`` for an '@' behind the host: there the rest of a password is, if the
-    password has an unescaped '/' or '?'."""
+    """Raises ``ValueError`` for an '@' behind the host: it ends a password that has an
+    unescaped '/' or '?'."""
     in_path = "@" in path and (authority or scheme not in _FILES)
     if in_path or any("@" in part and "://" not in part for part in query.split("&")):
         raise ValueError(f"not a store's URL: there is an '@' behind the host; {_ESCAPE}")

@@ -197,5 +197,5 @@ GOOD = {"format": 1, "name": "s", "writer": [0, 1], "highest": [0, 1], "slots": 
 )
 def test_a_damaged_memory_lets_nobody_in(text: str, tmp_path: Path) -> None:
     """Whoever can write the file beside the resource, or the record of a gate."""
-    with pytest.raises(Incompatible, match="nobody is let in"):
+    with pytest.raises(Incompatible, match="so it refuses all"):
         rule.unpack(text, "the gate 'x'")

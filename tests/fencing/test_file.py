@@ -156,7 +156,7 @@ def test_a_memory_that_can_not_be_read_lets_nobody_in(tmp_path: Path) -> None:
     broken = [memory % stamp for stamp in ('["a", "b"]', "[0, 1.5]", "[0, 1, 2]", "null", "[0]")]
     for text in ("", "no JSON", '{"format": 2}', "[]", "[" * 100_000, "\xff", *broken):
         (tmp_path / "ledger.fence").write_text(text, encoding="latin-1")
-        with pytest.raises(Incompatible, match="nobody is let in"):
+        with pytest.raises(Incompatible, match="so it refuses all"):
             guard(path, fence(5)).__enter__()
 
 

@@ -13,8 +13,8 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         "fence",
         "Lets a fence enter a resource, so that every lower one is refused there from now on.\n"
-        "With --broken it is the fence of a hold that was broken, and is itself refused: nobody\n"
-        "has to take the lock first. Later holders are let in as ever.\n\n"
+        "With --broken it is the fence of a hold that was broken, and is itself refused: the\n"
+        "lock need not be taken first. Later fences are accepted.\n\n"
         "RESOURCE is postgresql://…#name, mysql://…#name, sqlite:///file#name, redis://…#name,\n"
         "a file's path, or gate:name (a gate on the store of --url).",
         "holdfast fence enter RESOURCE FENCE [options]",

@@ -30,7 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The ``holdfast`` command: answers the exit code."""
+    """The ``holdfast`` command: returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _verb(arguments)(arguments[1:])
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def program() -> NoReturn:
     """The ``holdfast`` program: ends with its verb. All is closed and written by then, and the
-    interpreter's own farewell would be a tenth of a short command."""
+    interpreter's own shutdown takes a tenth of a short command."""
     gc.set_threshold(50_000)  # loading modules leaves nothing to collect
     lifetime.leave()
     code = main()

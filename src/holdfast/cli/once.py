@@ -13,7 +13,7 @@ def main(argv: list[str]) -> int:
     own, command = split_command(argv)
     parser = Parser(
         "once",
-        "Runs a command unless it has been run for this key. Who finds it running waits for its\n"
+        "Runs a command unless it has been run for this key. If it is running, waits for its\n"
         "end. A crashed run is taken over; a failed run is repeated by the next caller.",
         "holdfast once KEY [options] -- command …",
     )

@@ -1,4 +1,4 @@
-"""The engine inside both clients: the backend, the renewer, the local queues, the own holds."""
+"""The engine inside both clients: the backend, the renewer, the local queues, its holds."""
 
 from __future__ import annotations
 

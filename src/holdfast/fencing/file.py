@@ -149,7 +149,7 @@ class File:
     def _check(self) -> None:
         if not self._open or not self._lock.taken:
             raise NotHeld(
-                f"{self} is read and written inside its block only, by the process that entered it"
+                f"{self} can only be used inside its block, in the process that entered it"
             )
 
     def _publish(self) -> None:

@@ -1,10 +1,10 @@
 """One ``flock`` on a file that is never replaced.
 
 Every process that can open the file, also for reading, can lock it and keep the others out. So
-those who may write the guarded file may open it, and nobody else.
+only users who may write the guarded file may open it.
 
 A lock belongs to the open file, which a forked child shares. The child closes it at once, and the
-parent unlocks it before it closes it: a child that was forked in the block keeps nobody out.
+parent unlocks it before it closes it: a child forked in the block blocks no other process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A gate before work that has no transaction: it holds the resource on a shared store.
 
 A holder that may pass holds the gate's own lock for the whole block, and the highest fence that
-passed
-is recorded under it. It is a lock like any other: a process that is stopped inside the block for
-longer than the ttl can still act afterwards. Where the resource can check for itself, let it.
+passed is recorded under it. It is a lock like any other: a process that is stopped inside the block
+for longer than the ttl can still act afterwards. If the resource can check fences itself, use that.
 """
 
 from __future__ import annotations

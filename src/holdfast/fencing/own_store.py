@@ -1,7 +1,7 @@
 """Guards for resources that live in the lock's own store: no memory, and no clock at all.
 
 The write and the check that the hold is still there are one transaction of the store. Once the
-hold has ended, by whatever cause, nothing goes through any more; so nobody needs to enter.
+hold has ended, by whatever cause, every request is refused, so no fence has to enter.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class OwnStoreGuard:
         raise NotImplementedError
 
     async def _refused(self, key: str) -> StaleFence:
-        """Names both: ours, and whose it is now."""
+        """Names our token and the current holder."""
         lease, fence = self._lease, self._lease.fence
         message = f"{key!r} refused token {fence.token} of {fence.name!r} ({fence.mode})"
         holders = (await self._backend.look(lease.name)).holders

@@ -5,7 +5,7 @@
     guard.set(left - 1)        # StaleFence if a newer holder has been here since
 
 The resource is a key, unless ``key=`` names another; what it remembers is kept beside it, in the
-same slot of a cluster. On a client of ``redis.asyncio`` every word is awaited.
+same slot of a cluster. With ``redis.asyncio`` every method is awaited.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def guard(client: Any, resource: str, lease: Any, *, fence_keys: Keys = ()) -> R
     With ``fence_keys`` what is not a lease must be signed by one of them.
 
     ``client`` is a ``redis.Redis``, ``redis.asyncio.Redis`` or one of their clusters. Nothing is
-    sent yet: each word of the guard enters and acts in one script.
+    sent yet: each method of the guard enters and acts in one script.
     """
     return RedisGuard(client, check_resource(resource), as_fence(lease, fence_keys))
 
 
 class RedisGuard:
-    """A resource in Redis and a fence. Every word raises ``StaleFence`` if a newer holder has
-    entered; to enter before the first read, read through it, or say ``enter()``."""
+    """A resource in Redis and a fence. Every method raises ``StaleFence`` if a newer holder has
+    entered. Before the first read, read through it or call ``enter()``."""
 
     def __init__(self, client: Any, resource: str, fence: Fence) -> None:
         if not hasattr(client, "evalsha") or hasattr(client, "command_stack"):
@@ -90,11 +90,11 @@ class RedisGuard:
         return self._do(self._truth(self._ask(_SET, [self._key(key)], words)))
 
     def delete(self, *keys: str) -> Any:
-        """Enters and deletes the keys, or the resource itself; answers how many there were."""
+        """Enters and deletes the keys, or the resource itself; returns how many there were."""
         return self._do(self._ask(_DELETE, keys or [self.resource]))
 
     def hset(self, mapping: Mapping[str, Any], *, key: str | None = None) -> Any:
-        """Enters and sets fields of a hash; answers how many are new."""
+        """Enters and sets fields of a hash; returns how many are new."""
         words = [word for pair in mapping.items() for word in pair]
         if not words:
             raise ValueError("hset() takes at least one field")

@@ -1,7 +1,7 @@
 """The one rule of the resource's half: which fence is refused, given what is remembered.
 
 Every guard keeps this rule: those that run Python use it, those that run SQL or Lua say the same
-and are tested against it. Nothing here touches the world.
+and are tested against it. No I/O here.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def enter(memory: Memory | None, fence: Fence) -> Memory:
 def stale(resource: str, fence: Fence, against: Fence) -> StaleFence:
     """The error, in words that a person understands."""
     return StaleFence(
-        f"{resource!r} refused {_told(fence)}: {_why(fence, against)}",
+        f"{resource!r} refused {_described(fence)}: {_why(fence, against)}",
         fence=fence,
         highest=against,
     )
@@ -150,7 +150,7 @@ def _why(fence: Fence, against: Fence) -> str:
     return f"a later {who}{where}, with token {against.token}, has been here since"
 
 
-def _told(fence: Fence) -> str:
+def _described(fence: Fence) -> str:
     epoch = f" of epoch {fence.epoch}" if fence.epoch else ""
     return f"token {fence.token}{epoch} of {fence.name!r} ({fence.mode})"
 
@@ -167,14 +167,13 @@ def unpack(text: str | bytes, where: str) -> Memory:
     try:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
-            raise ValueError(f"format {fields['format']}")
+            raise ValueError(f"its format is {fields['format']}")
         slots = {int(slot): _kept(entered) for slot, entered in fields["slots"].items()}
         stamps = _kept(fields["writer"]), _kept(fields["highest"])
         return Memory(check_name(fields["name"]), *stamps, slots)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Incompatible(
-            f"{where} is no memory of fences that this version reads ({error}): nobody is let in "
-            "while it is there"
+            f"{where}: this version can't read the stored fences ({error}), so it refuses all"
         ) from None
 
 
@@ -200,7 +199,7 @@ def as_fence(source: Any, fence_keys: Keys = ()) -> Fence:
         raise TypeError(f"a guard takes a lease or a fence, not {type(source).__name__}{hint}")
     try:
         if (source.mode is Mode.SLOTS) != bool(source.slots):
-            raise ValueError("a semaphore's has slots, and no other")
+            raise ValueError("its slots do not match its mode")
         check_fence(source)
     except ValueError as error:
         raise ValueError(f"not a fence: {source!r:.120} ({error})") from None

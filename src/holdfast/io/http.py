@@ -97,7 +97,7 @@ class Responses:
         if not self._done:
             self._taken += len(data)
             if self._taken > (MOST_ANSWER_BYTES if self._headed else MOST_HEAD_BYTES):
-                raise OSError("answers more than any request asks for")
+                raise OSError("the response is too long")
             return None
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         reply = Reply(self._parser.get_status_code(), body, self._index)

@@ -50,7 +50,7 @@ class ConnectionLimit:
             return permit
 
     def free(self, permit: Permit | None) -> None:
-        """Returns a permit: its connection is closed, or could not be opened."""
+        """Gives a permit back: its connection is closed, or could not be opened."""
         with self.mutex:
             if permit is not None:
                 self._taken.discard(permit)
@@ -99,7 +99,7 @@ class SingleFlight:
         return self._connection_limit.take() if now() >= self._not_before else None
 
     def end(self, permit: Permit) -> None:
-        """Returns the right."""
+        """Gives the right back."""
         self._connection_limit.free(permit)
 
     def failed(self, since: float) -> None:

@@ -45,7 +45,7 @@ class LongPoll:
         """Adds received parts. Raises ``OSError`` if too much is unread."""
         self.pieces += pieces
         if sum(map(len, self.pieces)) > MOST_ANSWER_BYTES:
-            raise OSError("answers more than any request asks for")
+            raise OSError("the unread response is too long")
 
 
 class LongPolls(Protocol):

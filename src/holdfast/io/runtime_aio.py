@@ -97,6 +97,6 @@ class AsyncioRuntime:
         await asyncio.wait((task,), timeout=seconds)
 
     async def finish_background(self) -> None:
-        """Waits for the work that ``finish`` still runs for callers that are gone."""
+        """Waits for the work of ``finish`` that still runs."""
         if self._background:
             await asyncio.wait(self._background)

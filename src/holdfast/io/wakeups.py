@@ -135,9 +135,8 @@ class BlockingWakeupHub:
 
     def wait(self, key: str, until: float, subscription: Subscription | None = None) -> bool:
         """Waits until ``until``; returns whether it was woken. The error of a broken subscription
-        is
-        raised once, in one thread. With ``subscription``, the source that is expected to wake it,
-        returns at once if another source is attached by now."""
+        is raised once, in one thread. With ``subscription``, the source that is expected to wake
+        it, returns at once if another source is attached by now."""
         waiter = _Waiter()
         try:  # an interrupt at any point must not leave the others without a reader
             with self._mutex:
@@ -243,7 +242,7 @@ class BlockingWakeupHub:
             subscription.close()
 
     def discard(self) -> None:
-        """Closes our own sockets. In a forked child this is all to do: there are no waiters, and
+        """Closes our own sockets. In a forked child nothing else is needed: no waiters exist, and
         the mutex may be locked for ever."""
         self._inside.close()
         self._outside.close()

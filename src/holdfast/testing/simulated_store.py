@@ -145,11 +145,11 @@ class SimBackend:
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         async def ask() -> Grant | Busy:
-            return self._told(claim, await self._inner.attempt(claim, join=join))
+            return self._answered(claim, await self._inner.attempt(claim, join=join))
 
         return await self._call(ask, claim, until)
 
-    def _told(self, claim: Claim, answer: Grant | Busy) -> Grant | Busy:
+    def _answered(self, claim: Claim, answer: Grant | Busy) -> Grant | Busy:
         """On the server: says along which token was the last, for ``wait``."""
         if isinstance(answer, Grant):
             return answer
@@ -175,7 +175,7 @@ class SimBackend:
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         async def ask() -> tuple[bool, Grant | Busy]:
             was_ours, answer = await self._inner.exchange(grant, claim)
-            return was_ours, self._told(claim, answer)
+            return was_ours, self._answered(claim, answer)
 
         return await self._call(ask, claim)
 

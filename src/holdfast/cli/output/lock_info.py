@@ -31,7 +31,7 @@ def _plain(who: Holder | Waiter) -> dict[str, Any]:
 
 
 def _endless(value: object) -> bool:
-    """Whether it is a number for which JSON has no word."""
+    """Whether it is NaN or infinite, which JSON can't hold."""
     return isinstance(value, float) and not math.isfinite(value)
 
 
@@ -64,7 +64,7 @@ def print_holders(holders: tuple[Holder, ...]) -> None:
 
 
 def print_waiters(waiters: tuple[Waiter, ...]) -> None:
-    """One row for each, in the order of the line."""
+    """One row per waiter, in the order of the queue."""
     rows = [
         (
             f"{waiter.host} pid {waiter.pid} ({waiter.thread})",

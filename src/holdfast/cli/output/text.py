@@ -59,7 +59,7 @@ def since(moment: float) -> str:
 
 
 def write(text: str) -> None:
-    """Standard output, whatever its encoding can't show escaped."""
+    """Writes to standard output; escapes what its encoding lacks."""
     if sys.stdout is None:  # closed by the caller
         return
     encoding = sys.stdout.encoding or "utf-8"

@@ -127,7 +127,7 @@ def store_url(url: str | None) -> str | None:
 def connect(
     url: str | None, namespace: str | None, ttl: float | None = None, epoch: int | None = None
 ) -> Locks:
-    """The client to the store that was asked for; tells a terminal when it is the local one."""
+    """Opens the client of the store. Prints a notice on a terminal if that is ``local``."""
     url = store_url(url)
     if not url:
         url = "local"

@@ -20,7 +20,7 @@ PLAIN = {"action", "default", "help", "metavar", "type"}
 
 
 def wrong(message: str) -> Exception:
-    """What the reader of a value raises if that can't be right."""
+    """The error for an option value that is not valid."""
     from argparse import ArgumentTypeError
 
     return ArgumentTypeError(message)
@@ -88,7 +88,7 @@ class Parser:
         self.arguments.append(Argument(names, settings, group))
 
     def parse_args(self, argv: list[str]) -> SimpleNamespace:
-        """What the command line says; the end of the program if that is a call for help."""
+        """Returns the parsed arguments. Exits after ``--help``; raises ``Refused``."""
         self._argv = argv
         try:
             return self.read_plain(argv)

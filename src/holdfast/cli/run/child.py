@@ -72,7 +72,7 @@ class Ending:
         self.lent = lent
         """Whether the terminal was lent to it when it ended: our own job saw no Ctrl-C then."""
         self.guarded = guarded
-        """Whether its guardian lived to tell; else it was killed."""
+        """Whether its guardian reported the end; else it was killed."""
         self.end_signal = end_signal
         """The signal that asked this program to end (of ``TO_END``, or HUP); 0 if none came."""
 
@@ -92,7 +92,7 @@ class _Run:
         self._terminal: Terminal | None = None
         self._grace = min(GRACE_SECONDS, hold.ttl / 3)
         self._margin = min(MARGIN_SECONDS, hold.ttl / 20)
-        self._told_end = 0.0
+        self._sent_end = 0.0
         self._final = False  # it was asked to end: more certain time changes nothing
         self._group = 0
         self._status: int | None = None
@@ -133,7 +133,7 @@ class _Run:
         self._command.tell(Order.START, "1" if lends else "0", *pairs)
 
     def _feed(self) -> float:
-        """Tells the guardian how long the hold is certain; answers when to look again."""
+        """Sends the guardian the certain time; returns the seconds to the next check."""
         before = now()  # read first: the end may only be reported too early
         remaining = self._hold.remaining
         if self._final:
@@ -141,23 +141,23 @@ class _Run:
         if self._hold.lost:
             self._final = True
             self._command.tell(Order.KILL)
-        elif abs(before + remaining - self._told_end) > SHORTEST_LOOK_SECONDS:
-            self._told_end = before + remaining
-            self._tell_until(self._told_end - self._grace)
+        elif abs(before + remaining - self._sent_end) > SHORTEST_LOOK_SECONDS:
+            self._sent_end = before + remaining
+            self._send_until(self._sent_end - self._grace)
         if self._hold.doubtful and not self._final:
             self._final = True
-            self._tell_until(before)
+            self._send_until(before)
         left = remaining - self._grace
         return max(SHORTEST_LOOK_SECONDS, min(left / 2, LONGEST_LOOK_SECONDS))
 
-    def _tell_until(self, ask_at: float) -> None:
-        kill_at = self._told_end - self._margin
+    def _send_until(self, ask_at: float) -> None:
+        kill_at = self._sent_end - self._margin
         self._command.tell(Order.UNTIL, repr(ask_at), repr(kill_at))
 
     def _step(self, seconds: float) -> None:
         reports, signals, guarded = self._command.read(seconds)
         if not guarded:
-            self._mourn()
+            self._kill_group()
             return
         for signum in signals:
             self._passed_interrupt |= signum == signal.SIGINT
@@ -217,8 +217,8 @@ class _Run:
             self._group = 0  # once
             say("the command has ended; its background processes keep the lock")
 
-    def _mourn(self) -> None:
-        """The guardian was killed: the group may not go on without one."""
+    def _kill_group(self) -> None:
+        """The guardian was killed: kills the command's group, too."""
         group = ProcessGroup(self._group)
         group.reaped = True
         if self._group:

@@ -1,4 +1,4 @@
-"""A process group, and whether anybody is still alive in it."""
+"""A process group, and whether a process still runs in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCANS = 3
 class ProcessGroup:
     """The group that a command leads; used by the command's own parent only.
 
-    A group's number is not given away while its leader is unreaped or anybody is in the group.
+    A group's number is not given away while its leader is unreaped or the group has a process.
     The parent therefore says when it has reaped the leader, and from then on nothing is signalled
     that was not seen alive in the group just before.
     """
@@ -25,7 +25,7 @@ class ProcessGroup:
         self.reaped = False
 
     def signal(self, signum: int) -> None:
-        """Signals all of the group; nobody there is not an error."""
+        """Signals the whole group; an empty group is no error."""
         if self.reaped and self.member() is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):

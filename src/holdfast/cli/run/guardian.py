@@ -3,8 +3,8 @@
 It is the command's parent, so it always knows whether the command's process group is still that
 one. It lives in a process group of its own, so what is sent to the command or to ``holdfast``,
 also to the whole of their groups, does not reach it. It ends the command's group when the pipe
-from ``holdfast`` breaks, and when the lock's certain time is nearly over and nobody has told it
-of more, even if ``holdfast`` itself hangs or is stopped.
+from ``holdfast`` breaks, and when the lock's certain time is nearly over and was not extended,
+even if ``holdfast`` itself hangs or is stopped.
 
 Lines come down one pipe (``Order``) and go up another (``Report``); fields are parted by NUL.
 """
@@ -104,7 +104,7 @@ class Guardian:
         self._children = -1
 
     def shield(self) -> None:
-        """Steps out of the reach of signals; called while they are blocked."""
+        """Leaves the process group and ignores signals, which are still blocked."""
         os.setpgid(0, 0)
         for signum in SHIELDED:
             signal.signal(signum, signal.SIG_IGN)
@@ -257,7 +257,7 @@ class Guardian:
         self._ask_at = self._kill_at = float("inf")
 
     def _watch(self, member: int) -> None:
-        """Waits for one who lives on; there may be others, who are looked for after it."""
+        """Watches a process of the group that still runs; others are found later."""
         try:
             self._witness = os.pidfd_open(member)
         except (AttributeError, OSError):  # not on this system, or it has just ended
@@ -265,7 +265,7 @@ class Guardian:
         self._poll.register(self._witness, select.POLLIN)
 
     def _reap(self, group: ProcessGroup) -> bool:
-        """Takes note of all that happened to the leader; says whether it has ended."""
+        """Reports all that happened to the leader; returns whether it has ended."""
         while True:
             pid, status = os.waitpid(group.number, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:
@@ -280,7 +280,7 @@ class Guardian:
                 return True
 
     def _wake_parent(self) -> None:
-        """The command was continued from outside: ``holdfast``, stopped with it, has to follow."""
+        """Continues ``holdfast``, which was stopped with the command."""
         if not self._orphaned and os.getppid() == self._parent:
             with contextlib.suppress(OSError):
                 os.kill(self._parent, signal.SIGCONT)

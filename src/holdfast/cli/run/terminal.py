@@ -50,7 +50,7 @@ class Terminal:
             self._looks = termios.tcgetattr(self._fd)
 
     def lend(self, group: int) -> bool:
-        """Puts the command's group into the foreground; says whether that worked."""
+        """Puts the command's group into the foreground; returns whether it worked."""
         try:
             os.tcsetpgrp(self._fd, group)
         except OSError:

@@ -77,7 +77,7 @@ def problem(error: StaleFence | UntrustedFence) -> Problem:
 
 
 def raise_for_stale(response: R) -> R:
-    """Raises ``StaleFence`` if the other side refused the fence, else answers the response.
+    """Raises ``StaleFence`` if the other side refused the fence, else returns the response.
 
     Takes the responses of httpx and requests.
     """
@@ -126,5 +126,5 @@ def fence_of(request: Any) -> Fence | None:
             fence: Fence | None = carrier[KEY]
             return fence
     raise LookupError(
-        "this request has not passed AsgiFence or WsgiFence: the fence it may carry is unchecked"
+        "this request has not passed AsgiFence or WsgiFence: its fence is not checked"
     )

@@ -22,8 +22,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class AsgiFence:
     """Refuses stale fences early, with 409, and hands others on as ``scope["holdfast.fence"]``.
 
-    ``resource`` says of which resource a request's scope speaks; by default each lock guards one
-    that is called as it is. With ``required=True`` a request without a fence gets 428. A ``gate``
+    ``resource`` returns the resource of a request's scope; by default it is the lock's name.
+    With ``required=True`` a request without a fence gets 428. A ``gate``
     on an asyncio client holds the resource for the whole handler. With ``fence_keys``, or those of
     the gate, a fence that none of them has signed gets 403.
 

@@ -35,7 +35,7 @@ Resource = Callable[[Mapping[str, Any]], "str | None"]
 
 
 class Problem(NamedTuple):
-    """A refusal, as RFC 9457 writes it."""
+    """A problem document (RFC 9457)."""
 
     status: int
     phrase: str
@@ -93,7 +93,7 @@ class Checks:
         self._mutex = threading.Lock()
 
     def read(self, values: list[str]) -> Fence | None:
-        """The fence of a request; raises ``Refused`` if there must be one, or if it is none."""
+        """The request's fence; raises ``Refused`` if it is required and missing, or invalid."""
         if not values:
             if self._required:
                 detail = f"this resource is changed by holders of a lock only: send {HEADER}"

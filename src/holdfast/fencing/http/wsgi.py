@@ -24,8 +24,8 @@ _VARIABLE = "HTTP_" + HEADER.upper().replace("-", "_")
 class WsgiFence:
     """Refuses stale fences early, with 409, and hands others on as ``environ["holdfast.fence"]``.
 
-    ``resource`` says of which resource a request's environ speaks; by default each lock guards
-    one that is called as it is. With ``required=True`` a request without a fence gets 428. A
+    ``resource`` returns the resource of a request's environ; by default it is the lock's name.
+    With ``required=True`` a request without a fence gets 428. A
     ``gate`` on a blocking client holds the resource until the response is closed. With
     ``fence_keys``, or those of the gate, a fence that none of them has signed gets 403.
 

@@ -1,7 +1,7 @@
 """The connections that ``fencing.sql`` takes: psycopg, PyMySQL, asyncmy, sqlite3, SQLAlchemy.
 
 They are known by the package of their type; nothing is imported that is not installed.
-Each is asked in the same words: those of a blocking driver never suspend.
+All have the same interface; a blocking driver never suspends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Driver(Protocol):
         ...
 
     def in_savepoint(self) -> bool:
-        """Whether the driver knows of a savepoint that is open; PostgreSQL itself tells, too."""
+        """Whether the driver knows of a savepoint that is open; PostgreSQL reports one, too."""
         ...
 
 
@@ -264,7 +264,7 @@ class SQLAlchemy:
 
 
 def driver_of(connection: Any) -> Driver:
-    """How to speak to this connection; raises ``TypeError`` naming what there is."""
+    """Returns the driver; raises ``TypeError`` that names the supported ones."""
     for kind in type(connection).__mro__:
         package = kind.__module__.partition(".")[0]
         if package == "psycopg" and hasattr(connection, "cursor"):

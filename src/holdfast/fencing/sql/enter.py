@@ -68,7 +68,7 @@ class Row:
         }
 
     async def enter(self) -> bool:
-        """Whether this lasts as long as the transaction: not if PostgreSQL tells of a savepoint."""
+        """Lets the fence enter. False if PostgreSQL wrote the row inside a savepoint."""
         shared = self._fence.mode is Mode.SHARED
         if shared and await self._again():
             return True

@@ -23,7 +23,7 @@ _present: set[Hashable] = set()
 
 
 async def ensure_table(driver: Driver, asked: Statements) -> None:
-    """In PostgreSQL a statement that fails takes the transaction with it: looked at before."""
+    """PostgreSQL: creates a missing table first; a failed statement aborts the transaction."""
     if asked.dialect != "postgresql":
         return
     place = driver.place(), asked.create
@@ -72,7 +72,7 @@ def _second(asked: Statements, schemas: list[str], there: bool) -> Unsupported:
 
 
 async def make_table(driver: Driver, asked: Statements) -> None:
-    """Makes the table, or gives an older version's what it lacks; again, it changes nothing."""
+    """Creates the table, or adds missing columns to an older one. Idempotent."""
     if asked.dialect == "postgresql":
         await _find(driver, asked)
     elif asked.dialect == "sqlite":

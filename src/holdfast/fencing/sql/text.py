@@ -25,7 +25,7 @@ class Statements(NamedTuple):
     """Its full name: where it is does not depend on a session's settings."""
     create: str
     found: str
-    """Answers the schema of every table of that name, whether it is ours, and whether it would be
+    """Selects the schema of every table of that name, whether it is ours, and whether it would be
     found without its schema; those first. PostgreSQL's only: elsewhere failing is harmless."""
     write: str
     """Lets an exclusive fence, or one of a slot, enter."""
@@ -38,7 +38,7 @@ class Statements(NamedTuple):
     other: str
     """A row by which the resource is another lock's, or this one's in its other kind."""
     lock: str = ""
-    """MySQL's only: locks the row, makes it if it is missing, and lets nobody enter."""
+    """MySQL's only: locks the row, makes it if missing, and lets no fence enter."""
     seen: str = ""
     """MySQL's only: how many had entered when the transaction began to read."""
     unmake: str = ""

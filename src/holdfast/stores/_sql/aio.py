@@ -58,7 +58,7 @@ async def in_thread(work: Callable[[], T], undo: Callable[[T], object]) -> T:
 
 
 class _PooledConnection(Generic[Request, Answer]):
-    """A connection that the loop reads: one request at a time."""
+    """A connection of the pool. Carries one request at a time."""
 
     __slots__ = ("answered", "connection", "fileno", "future", "loop", "pool", "timer")
 

@@ -309,7 +309,7 @@ class ConsulBackend:
         return Busy(verdict.place, FULL_QUEUE_RETRY_SECONDS if join else retry, reason=reason)
 
     def _hold_of(self, claim: Claim, own: Entry) -> ConsulHold | None:
-        """What the own entry holds; ``None`` if it waits."""
+        """What the claim's entry holds; ``None`` if it waits."""
         held = self.store.holds.get(claim.owner)
         if held is not None and own.held and own.details.token == held.token:
             return held
@@ -344,7 +344,7 @@ class ConsulBackend:
         return Busy(verdict.place, retry, Target(keys.prefix, 0, deleted, created))
 
     async def _rebind(self, at: Attempt, own: Entry) -> None:
-        """Binds the own entry to this session, whose certain time a grant would have."""
+        """Binds the claim's entry to this session, whose certain time a grant would have."""
         claim, _, session, _ = at
         keys, details = self.store.names.of(claim.name), own.details
         token = details.token if own.held else 0
@@ -370,8 +370,7 @@ class ConsulBackend:
     async def _enter(
         self, at: Attempt, front: tuple[str, ...], slots: tuple[int, ...] = ()
     ) -> Grant | None:
-        """Makes the own entry a hold. ``None`` if one of the keys in front, or of the slots,
-        exists."""
+        """Makes the claim's entry a hold. ``None`` if a key in front, or of the slots, exists."""
         claim, _, session, _ = at
         keys = self.store.names.of(claim.name)
         ops = [requests.absent(name.encode()) for name in front]

@@ -1,4 +1,4 @@
-"""What ``consul://`` tells people about a name and about its servers: values and texts, pure."""
+"""What ``consul://`` shows people about a name and about its servers: values and texts, pure."""
 
 from __future__ import annotations
 

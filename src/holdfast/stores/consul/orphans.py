@@ -23,7 +23,7 @@ DELAYED = "the Consul session of its last holder has ended, and the lock-delay i
 LOCK_DELAY_POLL_SECONDS = 1.0
 """How often a waiting claim tries whether a lock-delay is over: Consul sends no notification."""
 SWEPT_NAMES = 16
-"""In how many names a new session looks for orphans that are in nobody's way."""
+"""In how many names a new session looks for orphans that block no claim."""
 
 
 def orphans_of(queue: Sequence[Entry]) -> list[Entry]:

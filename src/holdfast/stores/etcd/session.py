@@ -182,8 +182,7 @@ class _KeptLease(NamedTuple):
 
 
 class RenewalBatch:
-    """One renewal of many holds and waiters: a confirmed keep-alive and a list of keys per session,
-    whatever their number."""
+    """Renews many holds and waiters with one confirmed keep-alive and one key list per session."""
 
     def __init__(self, leases: Leases, until: float, shorten: bool) -> None:
         self._leases, self._until, self._shorten = leases, until, shorten

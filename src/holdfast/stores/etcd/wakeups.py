@@ -302,7 +302,7 @@ class Watches(Protocol):
     async def subscribe(
         self, session: str, keys: str, live: Collection[str], until: float
     ) -> Watch | None:
-        """Returns the subscription of a session, opened if need be; None if there is no way to."""
+        """Returns the subscription of a session; opens it if needed. None if that fails."""
         ...
 
     async def woken(self, owner: str, until: float) -> bool:
@@ -368,7 +368,7 @@ class BlockingWatches:
         return connection
 
     def _drop(self) -> None:
-        """Gives up a connection that is over. Call with the lock held: waiters on this connection
+        """Gives up a connection that is over. Call with ``_lock`` held: waiters on this connection
         must be woken before another one is opened, since nothing wakes them after that."""
         connection, self._connection = self._connection, None
         if connection is not None:

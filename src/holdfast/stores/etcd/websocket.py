@@ -159,7 +159,7 @@ class Frames:
 
 
 class BlockingWebSocket:
-    """Any thread may send; ``messages`` does not block."""
+    """A WebSocket. Any thread may send; ``messages`` does not block."""
 
     def __init__(self, connection: http.HttpConnection, servers: Servers, path: str) -> None:
         self._connection, self._socket = connection, connection.socket

@@ -92,7 +92,7 @@ class MySqlConnection(sql.SqlConnection[bytes, MySqlReply]):
 
     def wait_writable(self, until: float) -> bool:
         """Waits until the socket is writable or broken; False at the deadline. Has a poll object
-        of its own, since another thread may call ``stirs`` at the same time."""
+        of its own, since another thread may call ``has_input`` at the same time."""
         poll = select.poll()
         with suppress(ValueError):  # the socket is closed
             poll.register(self.fileno(), select.POLLOUT)

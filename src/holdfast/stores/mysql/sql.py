@@ -499,7 +499,7 @@ class MySqlLeaseStatements:
         return self._sql[how if sleep else "called"] % given
 
     def record(self, name: str, value: str, token: int, keep_seconds: float) -> bytes:
-        """Stores a record. Acts only after ``IF_WRITTEN``."""
+        """Stores a record. Must come after ``IF_WRITTEN``."""
         return self._sql["record"] % {
             b"name": quoted(name.encode()),
             b"value": quoted(value.encode()),

@@ -295,7 +295,7 @@ def _create(schema: PostgresSchema, connection: PostgresConnection, until: float
         if error.sqlstate == NO_RIGHTS:
             raise Unsupported(
                 f"{error}. Holdfast's tables are missing, or older than this version, and this "
-                "role may not make them: with a role that may, run the output of "
-                f"`holdfast schema postgresql`, which is\n{schema.sql()}"
+                "role may not create them: let an administrator run the SQL that "
+                f"`holdfast schema postgresql` prints:\n{schema.sql()}"
             ) from None
         raise

@@ -40,8 +40,8 @@ async def take(driver: Any, asked: TransactionRequest) -> int:
     isolation, there, lock_timeout = answer.rows[0]
     if isolation != "read committed":
         raise Unsupported(
-            f"transaction_lock({asked.name!r}) in a transaction that is {isolation}: it would read "
-            "what was there before it waited. Use read committed"
+            f"transaction_lock({asked.name!r}) needs the isolation level read committed: with "
+            f"{isolation} the transaction would read old data"
         )
     if not there:
         raise Unsupported(

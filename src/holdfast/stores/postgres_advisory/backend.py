@@ -373,9 +373,8 @@ class PostgresAdvisoryBackend:
             self._nudged.add(claim.owner)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
-        """Releases, and attempts for a claim that is not in the server's queue. The release wakes
-        a claim in that queue. An attempt for it could grant it a second time, after it was granted
-        and released by itself."""
+        """Releases, then attempts, unless the claim is in the server's queue: there the release
+        itself grants it, and an attempt could grant it again after its own release."""
         queued = claim.owner in self.sessions.by_owner
         was_ours = await self.release(grant)
         return was_ours, Busy(0) if queued else await self.attempt(claim, join=True)

@@ -99,7 +99,7 @@ class Keys:
     def _key(self, kind: str, name: str) -> str:
         if kind == "foreign":
             if self._cluster and escape(name) != name:
-                raise Unsupported(f"{name!r} can't be shared with redis-py's Lock on a cluster")
+                raise Unsupported(f"{name!r} has {{, }} or %: on a cluster redis-py can't share it")
             return name  # the key that a redis-py Lock of this name uses
         if kind == "loss":
             return f"{self._prefix}:loss"

@@ -71,8 +71,8 @@ def _check_nodes(nodes: tuple[NodeAddress, ...]) -> None:
         return
     if count and count % 2 == 0:
         raise ValueError(
-            f"redlock:// with {count} hosts survives no more failures than with {count - 1}, "
-            "and has one more that can fail: use 3, 5 or 7"
+            f"redlock:// with {count} hosts survives no more failures than with {count - 1}: "
+            "use 3, 5 or 7"
         )
     raise ValueError(f"redlock:// takes 3, 5 or 7 independent masters, not {count}")
 

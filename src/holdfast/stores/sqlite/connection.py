@@ -325,7 +325,7 @@ class SqliteConnection:
         return BackendUnavailable(f"{self.path} can't be used: {error} ({name})")
 
     def _writer(self) -> str:
-        """The process that has the write lock, if the system tells."""
+        """The process that has the write lock, if the system shows it."""
         try:
             inode = str(os.stat(f"{self.path}-shm").st_ino)
             with open("/proc/locks") as file:

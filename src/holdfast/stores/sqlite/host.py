@@ -105,8 +105,8 @@ def refuse_network(folder: str, mounts: str | None = None) -> None:
     kind = file_system(folder, mounts)
     if kind in _NETWORK or (kind.startswith("fuse") and kind != "fuseblk"):
         raise GuaranteeNotMet(
-            f"{folder} is on a {kind} file system: file locks and shared memory do not reach "
-            "across it, so two processes could hold one lock. Name a file on a local disk (for "
+            f"{folder} is on a {kind} file system: file locks and shared memory do not work "
+            "across hosts, so two processes could hold one lock. Name a file on a local disk (for "
             "local, set XDG_STATE_HOME to a folder there), or use a server such as redis:// or "
             "postgresql:// for locks between machines"
         )

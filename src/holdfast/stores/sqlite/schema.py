@@ -115,7 +115,7 @@ def open_file(file: StoreFile, adopt: bool = False) -> tuple[sqlite3.Connection,
 
 
 def _read_text(data: bytes) -> str:
-    """Never raises. Text that is not in UTF-8 is not Holdfast's, and equals none of its texts."""
+    """Decodes without errors. Text that is not UTF-8 equals no text of Holdfast."""
     return data.decode(errors="replace")
 
 

@@ -356,7 +356,7 @@ class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
 
 
 class KazooLog:
-    """kazoo's log: only keeps the last warning. kazoo logs credentials at its lowest level."""
+    """kazoo's logger. Keeps the last warning only: kazoo's debug log has credentials."""
 
     def __init__(self) -> None:
         self.trouble = ""
