@@ -228,7 +228,8 @@ def open_store(source: str | object, settings: Settings) -> Store:
             opener: Callable[[Url, Settings], Store] = importlib.import_module(module).open_store
             return opener(url, settings)  # it imports the store's client library
         except ModuleNotFoundError as error:
-            if not extra or (error.name or "").startswith("holdfast"):
+            says_how = "pip install" in str(error)
+            if not extra or says_how or (error.name or "").startswith("holdfast"):
                 raise
             raise ModuleNotFoundError(
                 f"{url.scheme}:// needs {error.name!r}: pip install 'holdfast[{extra}]'",

@@ -40,6 +40,12 @@ def connect_without(url: str, packages: str, connect: str) -> str:
     return done.stdout
 
 
+def test_an_option_names_its_own_package() -> None:
+    """SASL for ZooKeeper needs a package that the extra does not install."""
+    text = connect_without("zookeeper://u:p@h1/?auth=sasl", "puresasl", "connect")
+    assert "pip install pure-sasl" in text, text
+
+
 def test_every_extra_is_here() -> None:
     assert {extra for _, extra in BACKENDS.values() if extra} == set(PACKAGES)
 

@@ -117,7 +117,7 @@ class MySqlConnection(sql.SqlConnection[bytes, MySqlReply]):
             try:
                 data = sock.recv(READ_BYTES)
                 if not data:
-                    raise self.dropped("the server closed it")
+                    raise self.dropped("it was closed")
                 reply = self._parser.feed(data)
                 if reply is None and len(data) < READ_BYTES and not self._tls:
                     return None  # the socket has no more data

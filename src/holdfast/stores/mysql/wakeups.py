@@ -100,7 +100,7 @@ class SleepSubscription:
         try:
             while not connection.sent and not self.flush():
                 if not connection.wait_writable(until):
-                    raise connection.broken("no room to send")
+                    raise connection.broken("the send buffer stayed full")
         except BaseException:  # no other thread sends the rest: end the connection for its reader
             connection.sever()
             raise

@@ -35,7 +35,7 @@ from holdfast.core.contract import (
 )
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
-from holdfast.stores._sql import advisory as sql_advisory_keep
+from holdfast.stores._sql import advisory as sql_advisory
 from holdfast.stores._sql.connection import Dial, Dropped
 from holdfast.stores.mysql.connect import MySqlStore
 from holdfast.stores.mysql.connection import (
@@ -146,13 +146,13 @@ class MySqlAdvisoryBackend:
     ) -> Grant | Busy:
         # A waiter, and a release that exchanges with it, may attempt at the same time: only one
         # of them does.
-        asking, mark = self.sessions.attempting, object()
-        if asking.setdefault(claim.owner, mark) is not mark:
+        attempting, mark = self.sessions.attempting, object()
+        if attempting.setdefault(claim.owner, mark) is not mark:
             return Busy(0, RECHECK_SECONDS)
         try:
             return await self._attempt(claim, join, inf if until is None else until)
         finally:
-            del asking[claim.owner]
+            del attempting[claim.owner]
             session = self.sessions.by_owner.get(claim.owner)
             if session is not None:
                 session.until = inf
@@ -539,7 +539,7 @@ class MySqlAdvisoryBackend:
         sql = b"SELECT RELEASE_ALL_LOCKS() >= 0, GET_LOCK(%s, 0)" % own
         (left,) = await self._execute(session, sql)
         if left.rows[0] != (b"1", b"1"):
-            raise session.connection.broken("its locks could not be released")
+            raise session.connection.broken("its locks are not as expected")
         self.sessions.give_back(session)
         if claim.mode is Mode.SLOTS:
             await self.pool.request(self.statements.wake_slot_waiter(claim.name))
@@ -633,7 +633,7 @@ class MySqlAdvisoryBackend:
         await self.pool.close()
 
 
-class MySqlSessionRenewals(sql_advisory_keep.SessionKeepAlive[MySqlConnection, bytes, MySqlReply]):
+class MySqlSessionRenewals(sql_advisory.SessionKeepAlive[MySqlConnection, bytes, MySqlReply]):
     """Renews holds by a request on each session, which restarts its ``wait_timeout``."""
 
     def __init__(

@@ -9,8 +9,7 @@ import secrets
 from typing import Protocol
 
 from holdfast.errors import Unsupported
-from holdfast.stores._sql import session_aio as sql_talk_async
-from holdfast.stores._sql import session_blocking as sql_talk
+from holdfast.stores._sql import session_aio, session_blocking
 from holdfast.stores._sql.session_aio import lock, receive, remove_reader
 from holdfast.stores._sql.session_blocking import take_pending
 from holdfast.stores.mysql.connect import MySqlDialler
@@ -26,7 +25,7 @@ __all__ = [
 ]
 
 
-class MySqlSessionDriver(sql_talk.SessionDriver[bytes, MySqlReply], Protocol):
+class MySqlSessionDriver(session_blocking.SessionDriver[bytes, MySqlReply], Protocol):
     """Sends requests on a session, for threads or for an event loop."""
 
     async def begin(self, session: MySqlSession, sql: bytes, until: float) -> MySqlReply | None:
@@ -35,7 +34,7 @@ class MySqlSessionDriver(sql_talk.SessionDriver[bytes, MySqlReply], Protocol):
         ...
 
 
-class BlockingMySqlSessionDriver(sql_talk.BlockingSessionDriver[bytes, MySqlReply]):
+class BlockingMySqlSessionDriver(session_blocking.BlockingSessionDriver[bytes, MySqlReply]):
     """The variant for threads."""
 
     async def begin(self, session: MySqlSession, sql: bytes, until: float) -> MySqlReply | None:
@@ -52,7 +51,7 @@ class BlockingMySqlSessionDriver(sql_talk.BlockingSessionDriver[bytes, MySqlRepl
                 raise
 
 
-class AsyncMySqlSessionDriver(sql_talk_async.AsyncSessionDriver[bytes, MySqlReply]):
+class AsyncMySqlSessionDriver(session_aio.AsyncSessionDriver[bytes, MySqlReply]):
     """The variant for the tasks of one event loop."""
 
     async def begin(self, session: MySqlSession, sql: bytes, until: float) -> MySqlReply | None:

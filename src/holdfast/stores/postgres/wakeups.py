@@ -24,7 +24,7 @@ from typing import Protocol
 from psycopg import Error as PsycopgError
 from psycopg.pq.abc import PGresult
 
-from holdfast.core.backoff import SUBSCRIPTION_RETRY_SECONDS, WATCH_POLL_SECONDS
+from holdfast.core.backoff import SUBSCRIPTION_RETRY_SECONDS
 from holdfast.core.contract import Finding, Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
@@ -37,7 +37,6 @@ from holdfast.stores.postgres.replies import LARGEST_TOKEN
 from holdfast.stores.postgres.schema import Request
 
 __all__ = [
-    "WATCH_POLL_SECONDS",
     "OpenListener",
     "PostgresWakeups",
     "make_wakeups",
