@@ -40,7 +40,7 @@ def test_a_holder_is_warned_in_time_although_a_writer_waits(three: Nodes, flavou
         taken = await theirs.lock("taken").acquire()
         lease = await ours.lock("name").acquire()
         warnings: list[bool] = []
-        lease._hold.on_doubt = lambda _: warnings.append(lease.held)
+        lease._hold.on_doubtful = lambda _: warnings.append(lease.held)
         waiting = asyncio.create_task(ours.lock("taken", timeout=SECONDS).acquire())
         await until(lambda: bool(ours._engine.renewer.waits))
         three.pause()

@@ -56,14 +56,14 @@ class Peer:
         self.backend: Backend = store.backend(
             BlockingRuntime() if self._blocking else AsyncioRuntime()
         )
-        self._renewer_thread: Peer | None = None
+        self._renewer_peer: Peer | None = None
 
     @property
     def renewer(self) -> Peer:
         """The blocking backend beside this one, as the renewer thread uses it."""
-        if self._renewer_thread is None:
-            self._renewer_thread = Peer(self.store, Flavour.BLOCKING, self._workers)
-        return self._renewer_thread
+        if self._renewer_peer is None:
+            self._renewer_peer = Peer(self.store, Flavour.BLOCKING, self._workers)
+        return self._renewer_peer
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine of the backend's in this peer's world."""
@@ -131,8 +131,8 @@ class Peer:
         return await self.run(self.backend.probe())
 
     async def close(self) -> None:
-        if self._renewer_thread is not None:
-            await self._renewer_thread.close()
+        if self._renewer_peer is not None:
+            await self._renewer_peer.close()
         await self.run(self.backend.close())
 
     async def take(self, claim: Claim) -> Grant:
