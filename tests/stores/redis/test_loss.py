@@ -21,7 +21,7 @@ from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockTimeout, StaleFence
 from holdfast.io.clock import now
-from holdfast.stores.redis.backend import RedisBackend, initialise
+from holdfast.stores.redis.backend import RedisBackend
 from holdfast.stores.redlock.scripts import RUN_KEY
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
@@ -42,7 +42,7 @@ def own_server() -> Iterator[RedisServer]:
 
 async def _begin(peer: Peer) -> None:
     assert isinstance(peer.backend, RedisBackend)
-    assert "marked as new" in await peer.run(initialise(peer.backend))
+    assert "marked as new" in await peer.run(peer.backend.initialise())
 
 
 def lose(server: RedisServer, how: str) -> None:

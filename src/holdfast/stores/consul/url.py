@@ -29,7 +29,7 @@ def read_options(url: Url, settings: Settings) -> Options:
     """Reads a URL and the environment. Raises ``ValueError`` for what has no meaning here."""
     url.refuse_unknown("ca", "cert", "key", "token", "session_ttl_min", "lock_delay")
     if url.path not in ("", "/"):
-        raise ValueError("consul:// has no path; a namespace keeps locks apart")
+        raise ValueError("consul:// takes no path; use a namespace to separate locks")
     if url.username:
         raise ValueError("consul:// has no user name; a token is written consul://:token@host")
     env = os.environ
@@ -43,7 +43,7 @@ def read_options(url: Url, settings: Settings) -> Options:
             url.options.get("key", env.get("CONSUL_CLIENT_KEY", "")),
         )
     elif url.options.keys() & {"ca", "cert", "key"}:
-        raise ValueError("certificates are for consuls://")
+        raise ValueError("ca, cert and key need consuls://")
     hosts = tuple((host, port or default_port) for host, port in url.hosts)
     servers = Servers(
         str(url),

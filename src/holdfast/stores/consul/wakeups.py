@@ -17,7 +17,7 @@ from holdfast.stores.consul import requests
 if TYPE_CHECKING:
     from holdfast.io.long_poll import LongPolls
 
-__all__ = ["NO_QUERY_POLL_SECONDS", "Target", "Wakeups"]
+__all__ = ["Target", "Wakeups"]
 
 QUERY_MILLISECONDS = 900
 """How long a query asks Consul to wait, per second of the wait: Consul adds up to a sixteenth, and

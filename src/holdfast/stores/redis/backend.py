@@ -59,7 +59,7 @@ from holdfast.stores.redis.scripts import Script, Scripts
 from holdfast.stores.redis.url import RedisOptions, read_options
 from holdfast.url import Url
 
-__all__ = ["RedisBackend", "RedisStore", "initialise", "open_store"]
+__all__ = ["RedisBackend", "RedisStore", "open_store"]
 
 _MODES = {Mode.EXCLUSIVE: "x", Mode.SHARED: "s", Mode.SLOTS: "n"}
 LOOK_CAP = 1000
@@ -557,8 +557,3 @@ _NOT_WITH_REDIS_PY = {Guarantee.FIFO, Guarantee.SHARED, Guarantee.SLOTS}
 def open_store(url: Url, settings: Settings) -> RedisStore:
     """``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``."""
     return RedisStore(read_options(url, settings), settings)
-
-
-async def initialise(backend: RedisBackend) -> str:
-    """The work of ``holdfast init``. Returns what it did, as a sentence."""
-    return await backend.initialise()

@@ -32,7 +32,7 @@ def read_lock_info(name: str, replies: dict[int, Any], nodes: Nodes) -> LockInfo
     try:
         return _agreed(name, [r for r in replies.values() if type(r) is list], nodes)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"a node of {nodes.display} gave an answer that is not understood"
+        why = f"a node of {nodes.display} sent a reply that can't be read"
         raise BackendUnavailable(why) from error
 
 

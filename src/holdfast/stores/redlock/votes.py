@@ -23,7 +23,6 @@ from holdfast.io.resp import RedisRefused
 from holdfast.stores.redis.replies import clock_time, damage, refusal
 
 __all__ = [
-    "SPLIT_VOTE_SECONDS",
     "Ballot",
     "Verdict",
     "acknowledged_count",
@@ -247,7 +246,7 @@ def busy_answer(ballot: Ballot, claim: Claim, store: str, runtime: Runtime) -> B
     check_round([[vote] for vote in ballot.refused.values()], 0, store, claim.name)
     if ballot.votes_of(b"gone"):
         raise BackendUnavailable(
-            f"a request for {claim.name!r} reached {store} after it had been given up"
+            f"a request for {claim.name!r} reached {store} after it was abandoned"
         )
     if len(ballot.votes_of(b"clock")) > blocking:
         raise BackendUnavailable(
