@@ -137,6 +137,17 @@ def test_a_stopped_job_ends_with_its_lock(shell: Shell) -> None:
     shell.expect(r"code 76\r\n")
 
 
+def test_a_stopped_command_that_is_killed_ends_its_job(shell: Shell) -> None:
+    """It is never continued, so its end alone has to continue ``holdfast``."""
+    start(shell, "sh -c 'echo command $$; exec sleep 1000'")
+    shell.expect(r"command ")
+    pid = shell.expect(r"[0-9]+\r\n").strip()
+    shell.type("\x1a")
+    shell.expect(r"Stopped")
+    shell.run(f"kill -9 {pid}; while jobs -s | grep -q holdfast; do sleep 0.1; done")
+    shell.expect(r"Exit 137")
+
+
 def test_a_killed_command_leaves_a_terminal_that_works(shell: Shell) -> None:
     start(shell, "sh -c 'stty raw -echo; kill -9 $$'")
     shell.prompt()

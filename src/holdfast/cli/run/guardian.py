@@ -97,7 +97,8 @@ class Guardian:
         self._group: ProcessGroup | None = None
         self._orphaned = False
         self._done = False
-        self._asked = False  # certain time is nearly over, and the group was told
+        self._asked = False  # certain time is nearly over, and the group was asked to end
+        self._stopped = False
         self._ask_at = self._kill_at = float("inf")
         self._witness: int | None = None  # a pidfd of one who lives on after the leader
         self._poll = select.poll()
@@ -271,12 +272,17 @@ class Guardian:
             if pid == 0:
                 return False
             if os.WIFSTOPPED(status):
+                self._stopped = True
                 write_line(self._reports, Report.STOPPED, str(os.WSTOPSIG(status)))
             elif os.WIFCONTINUED(status):
+                self._stopped = False
                 self._wake_parent()
             else:
                 group.reaped = True
                 write_line(self._reports, Report.EXITED, str(status))
+                if self._stopped:  # killed, or it ended before we saw that it was continued
+                    self._stopped = False
+                    self._wake_parent()
                 return True
 
     def _wake_parent(self) -> None:
