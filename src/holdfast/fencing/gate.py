@@ -218,6 +218,6 @@ class Passing:
             self._owner.count(self._resource)
         grant = lease._hold.grant
         if not await self._locks._engine.backend.record(grant, pack(entered), KEEP_SECONDS):
-            reason = lease.reason or "the store had it no longer"
+            reason = lease.reason or "the store no longer had it"
             message = f"the gate {self._resource!r} was lost before it was passed: {reason}"
             raise LockLost(message, name=self._name, reason=reason)
