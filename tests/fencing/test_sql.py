@@ -183,7 +183,7 @@ def test_bad_input(connect: Connect) -> None:
         sql.guard(connection, "r", 7)
     with pytest.raises(ValueError, match="not a fence"):
         sql.guard(connection, "r", "7")
-    with pytest.raises(ValueError, match="has slots"):
+    with pytest.raises(ValueError, match="slots do not match"):
         sql.guard(connection, "r", fence(1, Mode.SLOTS))
     with pytest.raises(TypeError, match=r"not builtins\.int"):
         sql.guard(7, "r", fence(1))
