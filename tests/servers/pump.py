@@ -92,7 +92,7 @@ class Pump:
         """Which reply to drop, or none: who was to lose one and has not yet is spared."""
         self.drop = drop
         for relay in self.relays:
-            relay.doomed = False
+            relay.drops_next_reply = False
 
     def _run(self) -> None:
         while not self.ending:
@@ -170,7 +170,7 @@ class Pump:
     def _read(self, relay: Relay, side: Side) -> None:
         if side.ended:
             return
-        if side is relay.server and relay.doomed and side.wire.recv(1, socket.MSG_PEEK):
+        if side is relay.server and relay.drops_next_reply and side.wire.recv(1, socket.MSG_PEEK):
             assert self.drop is not None
             event, self.drop = self.drop[1], None
             relay.reset()
@@ -188,7 +188,9 @@ class Pump:
             self.counts.requests += not relay.asked
             relay.asked = True
             if self.drop is not None and self.drop[0] in data:
-                relay.doomed = relay.doomed or not any(other.doomed for other in self.relays)
+                relay.drops_next_reply = relay.drops_next_reply or not any(
+                    other.drops_next_reply for other in self.relays
+                )
 
     def _flush(self, relay: Relay) -> None:
         if self.stalled:

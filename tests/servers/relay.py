@@ -47,7 +47,7 @@ class Relay:
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = Side(client)
         self.server = Side(server)
-        self.doomed = False  # the next reply is swallowed and the connection reset
+        self.drops_next_reply = False  # the next reply is swallowed and the connection reset
         self.asked = False  # the client has sent something since the server's last reply
 
     def read(self, side: Side, delay: float) -> bytes:

@@ -34,7 +34,7 @@ def connect(proxy: Proxy) -> socket.socket:
     return socket.create_connection(("127.0.0.1", proxy.port), timeout=SOON)
 
 
-def talk(wire: socket.socket, words: bytes = PING) -> bytes:
+def exchange(wire: socket.socket, words: bytes = PING) -> bytes:
     wire.sendall(words)
     return wire.recv(100)
 
@@ -51,7 +51,7 @@ def silent(wire: socket.socket, seconds: float = 0.2) -> bool:
 
 def test_counts_connections_and_requests(proxy: Proxy) -> None:
     with connect(proxy) as one, connect(proxy) as other:
-        assert [talk(one), talk(other), talk(one)] == [PONG] * 3
+        assert [exchange(one), exchange(other), exchange(one)] == [PONG] * 3
         assert proxy.open_connections == 2
     counts = proxy.counts
     assert (counts.connections, counts.requests) == (2, 3)
@@ -70,12 +70,12 @@ def test_the_end_of_a_stream_passes(proxy: Proxy, server: RedisServer) -> None:
 
 def test_cut_resets(proxy: Proxy) -> None:
     with connect(proxy) as wire:
-        talk(wire)
+        exchange(wire)
         proxy.cut()
         with pytest.raises(ConnectionResetError):
             wire.recv(1)
     with connect(proxy) as wire:
-        assert talk(wire) == PONG
+        assert exchange(wire) == PONG
 
 
 def test_refuse_and_accept(proxy: Proxy) -> None:
@@ -84,12 +84,12 @@ def test_refuse_and_accept(proxy: Proxy) -> None:
         connect(proxy)
     proxy.accept()
     with connect(proxy) as wire:
-        assert talk(wire) == PONG
+        assert exchange(wire) == PONG
 
 
 def test_stall_moves_nothing(proxy: Proxy, server: RedisServer) -> None:
     with connect(proxy) as wire:
-        talk(wire)
+        exchange(wire)
         proxy.stall()
         wire.sendall(COUNT)
         assert silent(wire)
@@ -115,19 +115,19 @@ def test_held_replies_belong_to_handled_requests(proxy: Proxy, server: RedisServ
 def test_a_dropped_reply_was_handled(proxy: Proxy, server: RedisServer) -> None:
     with connect(proxy) as wire, connect(proxy) as other:
         dropped = proxy.drop_next_reply(matching=b"INCR")
-        assert talk(other) == PONG
+        assert exchange(other) == PONG
         with pytest.raises(ConnectionResetError):
-            talk(wire, COUNT)
+            exchange(wire, COUNT)
         assert dropped.wait(SOON)
         assert server.ask("GET", "counter") == "1"
-        assert talk(other, COUNT) == b":2\r\n"
+        assert exchange(other, COUNT) == b":2\r\n"
 
 
 def test_a_reply_that_was_to_be_dropped_arrives_if_it_heals_before(
     proxy: Proxy, server: RedisServer
 ) -> None:
     with connect(proxy) as wire:
-        talk(wire)
+        exchange(wire)
         proxy.drop_next_reply()
         server.pause()
         wire.sendall(COUNT)
@@ -136,20 +136,20 @@ def test_a_reply_that_was_to_be_dropped_arrives_if_it_heals_before(
         server.resume()
         assert wire.recv(100) == b":1\r\n"
         proxy.drop_next_reply(matching=b"INCR")
-        assert talk(wire) == PONG
+        assert exchange(wire) == PONG
 
 
 def test_delay_in_each_direction(proxy: Proxy) -> None:
     with connect(proxy) as wire:
         proxy.delay(0.1)
         began = time.monotonic()
-        assert talk(wire) == PONG
+        assert exchange(wire) == PONG
         assert time.monotonic() - began >= 0.2
         proxy.heal()
-        assert talk(wire) == PONG
+        assert exchange(wire) == PONG
 
 
 def test_a_server_that_is_down_resets_its_clients(proxy: Proxy, server: RedisServer) -> None:
     server.kill()
     with pytest.raises(ConnectionError), connect(proxy) as wire:  # perhaps while it connects
-        talk(wire)
+        exchange(wire)

@@ -161,7 +161,7 @@ def replace(path: Path, content: bytes, *, aside: str = "", like: Path | None = 
     """Writes aside, syncs, renames, syncs the folder: whole or not at all, also in a power cut.
 
     Others are locked out, so what a crash left aside is simply written over. A new file gets the
-    rights of the one that it is to be ``like``.
+    rights of the file ``like``.
     """
     other = path.with_name(aside or f"{path.name}.write")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -52,7 +52,7 @@ return {{1, (act(keys, args))}}
 
 
 def wrap(script: str) -> str:
-    """The script as a part of ours; raises ``ValueError`` for one that can't be."""
+    """Embeds a script in ours; raises ``ValueError`` if that is not possible."""
     if script.lstrip().startswith("#!"):
         raise ValueError("a guarded script is the body alone, without a #! line")
     return _ACT.format(script)

@@ -112,7 +112,7 @@ def certificate(tmp_path: Path) -> Certificate:
 def switching(plugin: bytes, started: list[Pretender], secured: ssl.SSLContext | None) -> Script:
     """After the login request, requests the password through another plug-in."""
 
-    def talk(connection: socket.socket) -> None:
+    def serve(connection: socket.socket) -> None:
         connection.sendall(greeting(secured is not None))
         data = started[0].receive(connection)
         if secured is None:
@@ -125,7 +125,7 @@ def switching(plugin: bytes, started: list[Pretender], secured: ssl.SSLContext |
         connection.sendall(packet(data[3] + 1, b"\xfe" + plugin))
         started[0].receive(connection)
 
-    return talk
+    return serve
 
 
 PLUGINS = [b"mysql_clear_password\0", b"dialog\0\x02Password: "]
@@ -247,13 +247,13 @@ def test_a_damaged_greeting_is_no_mysql(pretend: Callable[[Script], Pretender], 
     """Every error of PyMySQL becomes ``BackendUnavailable``."""
     damaged = DAMAGED.get(how) or CUT.get(how) or b""
 
-    def talk(connection: socket.socket) -> None:
+    def serve(connection: socket.socket) -> None:
         connection.sendall(damaged)
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(65536):
             pass
 
-    started = pretend(talk)
+    started = pretend(serve)
     with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{started.port}"):
         log_in(address_of(parse_url(started.url())), now() + 20)
 
@@ -275,7 +275,7 @@ def test_a_damaged_answer_to_the_login_is_no_mysql(
     ]
     for answer in answers:
 
-        def talk(connection: socket.socket, answer: bytes = answer) -> None:
+        def serve(connection: socket.socket, answer: bytes = answer) -> None:
             connection.sendall(greeting())
             for packet_number in range(1, step + 1):
                 data = connection.recv(65536)
@@ -285,7 +285,7 @@ def test_a_damaged_answer_to_the_login_is_no_mysql(
             while connection.recv(65536):
                 pass
 
-        started = pretend(talk)
+        started = pretend(serve)
         with contextlib.suppress(BackendUnavailable):  # some of these replies are valid
             log_in(address_of(parse_url(started.url())), now() + 20).close()
 
@@ -295,7 +295,7 @@ def test_a_login_has_an_end(pretend: Callable[[Script], Pretender]) -> None:
     sent = 0
     done = threading.Event()
 
-    def talk(connection: socket.socket) -> None:
+    def serve(connection: socket.socket) -> None:
         nonlocal sent
         try:
             for number in range(64):
@@ -306,7 +306,7 @@ def test_a_login_has_an_end(pretend: Callable[[Script], Pretender]) -> None:
             done.set()
 
     with pytest.raises(BackendUnavailable, match="bytes for a login"):
-        log_in(address_of(parse_url(pretend(talk).url())), now() + 60)
+        log_in(address_of(parse_url(pretend(serve).url())), now() + 60)
     assert done.wait(20)
     assert sent < 1 << 26  # what the buffers of the two sockets can take
 

@@ -1,1 +1,1 @@
-"""The command line itself: its options and its parsers, a small one that starts quickly."""
+"""The command line itself: its options and its parsers; the small parser starts quickly."""

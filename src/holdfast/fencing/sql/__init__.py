@@ -46,9 +46,9 @@ def guard(
     ``main.`` on SQLite, whatever the search_path or the attached databases are; MySQL takes the
     connection's database. Raises ``Unsupported`` if a second table of that name is found.
 
-    Call it outside of savepoints (nested transactions): a rollback to one that was open takes back
+    Call it outside of savepoints (nested transactions): a rollback to an open savepoint takes back
     what was remembered, on PostgreSQL also the lock of the row, while the transaction goes on
-    without a fence. Raises ``Unsupported`` where that can be told: on PostgreSQL, and with
+    without a fence. Raises ``Unsupported`` where the driver reports it: on PostgreSQL, and with
     SQLAlchemy's ``begin_nested``. ``savepoint=True`` allows it.
 
     >>> import sqlite3, holdfast

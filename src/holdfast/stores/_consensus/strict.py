@@ -194,7 +194,7 @@ class StoredRecord(NamedTuple):
 
 def read_record(value: str | None, where: str) -> StoredRecord | None:
     """Reads a record, which is stored as base64 of JSON. ``None`` for a record of another version;
-    raises ``Incompatible`` for one that can't be read."""
+    raises ``Incompatible`` if it can't be read."""
     try:
         fields = stored_json(a2b_base64(value or ""))
         if isinstance(fields, list) and fields and fields[0] != RECORD_VERSION:

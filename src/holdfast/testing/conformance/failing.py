@@ -71,7 +71,7 @@ async def an_outage_ends_a_hold_in_time(bench: Bench) -> None:
         assert lease.reason
         with raises(LockLost):
             lease.check()
-        await eventually(lambda: _any(reasons), SOON, "nobody was told")
+        await eventually(lambda: _any(reasons), SOON, "on_lost was not called")
     finally:
         bench.harness.resume()
     assert await lease.release() is False
@@ -137,7 +137,7 @@ async def a_short_outage_is_survived(bench: Bench) -> None:
 
 @conformance.rule(knobs=[Knob.STALL], slow=True)
 async def a_dead_store_is_told(bench: Bench) -> None:
-    """An unreachable store is told within the timeout, or without one after ``patience``; the
+    """An unreachable store is reported within the timeout, or without one after ``patience``; the
     error says which store and what was tried."""
     client, patient = bench.client(proxied=True), bench.client(proxied=True, patience=1)
     for one in (client, patient):

@@ -190,7 +190,7 @@ async def re_entry_keeps_the_hold(bench: Bench) -> None:
 
 @conformance.rule()
 async def re_entry_is_not_for_others(bench: Bench) -> None:
-    """Another task of the same client waits, also one that the holder started."""
+    """Another task of the same client waits, also a task that the holder started."""
     client = bench.client()
 
     async def child() -> bool:

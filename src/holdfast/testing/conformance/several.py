@@ -118,7 +118,7 @@ async def losing_one_loses_all(bench: Bench) -> None:
                 return lease.lost
 
             try:
-                await eventually(lost, 2 * bench.kept_ttl + SOON, "the loss was not told")
+                await eventually(lost, 2 * bench.kept_ttl + SOON, "the loss was not reported")
             finally:  # the async block is stopped by the loss
                 assert not lease.held
 

@@ -79,7 +79,7 @@ async def the_limit_binds_while_in_use(bench: Bench) -> None:
 
 @conformance.rule(SLOTS)
 async def a_slot_outlives_changes_of_its_ttl(bench: Bench) -> None:
-    """Also one that was waited for: it is the same slot with the same token, to everybody."""
+    """A slot that was waited for is the same slot with the same token for every client."""
     ours, theirs = bench.client(), bench.client()
     first = await ours.semaphore("name", 1, ttl=20).acquire()
     assert first is not None

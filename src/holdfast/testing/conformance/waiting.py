@@ -177,7 +177,7 @@ async def waiters_behind_one_that_gave_up_are_served(bench: Bench) -> None:
     ours, theirs = bench.client(), bench.client()
     async with ours.lock("name"):
         first = await _impatient(theirs)
-        while not _locally_now(theirs):  # one that gave up before anybody looked is no first
+        while not _locally_now(theirs):  # a waiter that gave up early does not count
             first = await _impatient(theirs)
         second = asyncio.create_task(_token(theirs))
         await within(SOON, first)
@@ -186,7 +186,7 @@ async def waiters_behind_one_that_gave_up_are_served(bench: Bench) -> None:
 
 
 async def _impatient(client: AsyncLocks) -> asyncio.Task[float]:
-    """One who waits for a moment; returned once it stands in its client's line, or has left it."""
+    """A task that waits for a moment; returned once it is in its client's queue, or has left it."""
     waiting = asyncio.create_task(calmly(lambda s: _wait_in_vain(client, s), 0.1))
 
     async def came() -> bool:

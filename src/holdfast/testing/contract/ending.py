@@ -98,7 +98,7 @@ async def a_waiter_outlives_a_cut(bench: Bench) -> None:
 
 @contract.rule(knobs=[Knob.STALL])
 async def a_stalled_store_is_unavailable(bench: Bench) -> None:
-    """A store that does not answer is told within the request's time, without a secret."""
+    """A store that does not answer is reported within the request's time, without a secret."""
     peer = bench.peer(proxied=True, request=REQUEST)
     await peer.release(await peer.take(bench.claim("warm")))
     claim = bench.claim()

@@ -155,7 +155,8 @@ async def renewing_never_revives(bench: Bench) -> None:
 
 @contract.rule(Guarantee.FIFO)
 async def waits_are_refreshed(bench: Bench) -> None:
-    """Who stands in line is refreshed with those behind it; who does not is told so."""
+    """Waiting claims are refreshed with the number behind them; others are reported as
+    forgotten."""
     ours, theirs = bench.peer(), bench.peer()
     await ours.take(bench.claim())
     claim, unknown = bench.claim(), bench.claim()

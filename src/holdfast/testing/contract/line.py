@@ -210,7 +210,7 @@ async def abandoning_leaves_no_trace(bench: Bench) -> None:
     await theirs.queue(gone)
     assert (await theirs.queue(stays)).place == 1
     await theirs.renewer.abandon(gone)
-    await theirs.abandon(bench.claim())  # one that the store never heard of
+    await theirs.abandon(bench.claim())  # a claim that the store never had
     assert len((await ours.look("name")).waiters) == 1
     assert (await theirs.queue(stays)).place == 0
     assert (await theirs.queue(gone)).place == 1

@@ -105,7 +105,7 @@ async def a_record_is_kept_under_a_hold(bench: Bench) -> None:
 
 @contract.rule(RECORDS)
 async def a_record_needs_a_live_hold(bench: Bench) -> None:
-    """Who has lost the hold writes nothing, also while nobody else holds it."""
+    """A lost hold writes no record, also while the name is free."""
     ours, theirs = bench.peer(), bench.peer()
     old = await ours.take(bench.claim())
     assert await ours.release(old)
