@@ -33,7 +33,7 @@ LATER = ("json", "logging", "holdfast.core.extend")
 """Modules that ``connect`` imports at once: see ``holdfast.lazy``."""
 
 Findings = list[Finding]
-Standings = list[LockInfo]
+LockInfos = list[LockInfo]
 
 
 def find_url(url: str | object | None) -> str | object:
@@ -62,7 +62,7 @@ class Locks(Primitives):
         self._engine.call_back = callbacks.call
         self._engine.prepare_callbacks = callbacks.prepare
 
-    def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> Standings:
+    def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> LockInfos:
         """Names that are held or waited for, with their holders and waiters."""
         return run_now(self._list(prefix, limit))
 

@@ -13,7 +13,7 @@ from holdfast.core.contract import Guarantee
 from holdfast.core.engine import Engine
 from holdfast.durations import Duration
 from holdfast.io.runtime_aio import AsyncioRuntime
-from holdfast.locks import Findings, Standings, find_url
+from holdfast.locks import Findings, LockInfos, find_url
 from holdfast.locks_base import LONGEST_LIST, LocksBase
 from holdfast.primitives.election_async import AsyncElection
 from holdfast.primitives.lock_async import AsyncLock
@@ -71,7 +71,7 @@ class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, 
         self._engine.on_enter = guard.enter
         self._engine.on_fork.append(guard.forked)
 
-    async def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> Standings:
+    async def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> LockInfos:
         """Names that are held or waited for, with their holders and waiters."""
         return await self._list(prefix, limit)
 

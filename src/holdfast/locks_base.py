@@ -201,7 +201,7 @@ class LocksBase(Generic[K, M, E, J, V]):
         cursor: str | None = None
         while len(found) < limit:
             page = await self._engine.backend.survey(prefix, cursor, min(PAGE, limit))
-            found |= {info.name: info for info in page.standings}
+            found |= {info.name: info for info in page.infos}
             cursor = page.cursor
             if cursor is None:
                 break

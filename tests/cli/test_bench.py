@@ -33,7 +33,7 @@ def test_every_case_runs_and_cleans_up(tmp_path: Path, capsys: pytest.CaptureFix
         assert all(row["overlaps"] == 0 for row in cases["sixteen"])
         assert all(row["served"] == row["waiters"] for row in cases["drain"])
         assert told["left_behind"] == []
-        assert [standing.name for standing in locks.list()] == ["production"]
+        assert [info.name for info in locks.list()] == ["production"]
     with holdfast.connect(url, namespace=str(told["namespace"])) as locks:
         assert locks.list() == []
 

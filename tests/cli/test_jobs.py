@@ -36,7 +36,7 @@ def test_another_run_is_waited_for_or_skipped(cli: Cli) -> None:
     assert (skipped.returncode, skipped.stdout) == (75, "")
     assert f"pid {runner.pid}" in skipped.stderr
     waiter = cli.start("once", "k", "--", "echo", "ran")
-    until(lambda: any(standing["waiters"] for standing in cli.listed()))
+    until(lambda: any(info["waiters"] for info in cli.listed()))
     runner.communicate("\n")
     assert waiter.communicate()[0] == ""
     assert (runner.returncode, waiter.returncode) == (0, 0)

@@ -78,13 +78,11 @@ def test_ls_of_nothing(cli: Cli) -> None:
 
 def test_json_is_complete_and_has_no_secrets(cli: Cli) -> None:
     holder = cli.hold("x", "--slots", "3", "--note", "n")
-    [standing] = json.loads(cli("ls", "--json").stdout)
-    assert standing == cli.show("x") | {
-        "holders": [
-            cli.show("x")["holders"][0] | {"remaining": standing["holders"][0]["remaining"]}
-        ]
+    [info] = json.loads(cli("ls", "--json").stdout)
+    assert info == cli.show("x") | {
+        "holders": [cli.show("x")["holders"][0] | {"remaining": info["holders"][0]["remaining"]}]
     }
-    [found] = standing["holders"]
+    [found] = info["holders"]
     assert set(found) == {
         *("host", "pid", "thread", "note", "mode", "token", "slots", "since", "remaining")
     }
@@ -94,7 +92,7 @@ def test_json_is_complete_and_has_no_secrets(cli: Cli) -> None:
         [0],
         "n",
     )
-    assert standing["limit"] == 3
+    assert info["limit"] == 3
 
 
 def test_show(cli: Cli) -> None:

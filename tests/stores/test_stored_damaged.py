@@ -125,7 +125,7 @@ def _listed(one: Peer) -> dict[str, LockInfo]:
     found, cursor = dict[str, LockInfo](), None
     for _ in range(100):
         page = one.run(one.backend.survey("", cursor, 2))
-        found |= {info.name: info for info in page.standings}
+        found |= {info.name: info for info in page.infos}
         cursor = page.cursor
         if cursor is None:
             return found

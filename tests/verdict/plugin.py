@@ -25,11 +25,13 @@ __all__ = ["is_broken_promise"]
 
 IN_STATEMENT = re.compile(
     r"faults\(|overlap|exclu|both|token|[Ff]ence|[Ss]tale|trace|left|leak|remain(?!ing)|orphan"
-    r"|Busy|Grant|holders|waiters|standing|\bis None\b|descriptors|fds\b|threads|keys\(|rows\("
+    r"|Busy|Grant|holders|waiters|\binfo\b|lock_info|\bis None\b|descriptors|fds\b|threads"
+    r"|keys\(|rows\("
 )
 IN_NAME = re.compile(
     r"overlap|exclu|two_hold|both|token|fence|guard|stale|trace|leak|leaves|left_behind|barge"
-    r"|nobody|undone|orphan|simulation|model"
+    r"|nobody|undo|orphan|simulation|model|not_granted|grants_no|grants_nothing|no_claim|no_holder"
+    r"|no_waiter|not_admitted|taken_back"
 )
 UNCLOSED = re.compile(r"ResourceWarning|PytestUnraisableExceptionWarning")
 DID_NOT_RAISE = re.compile(r"DID NOT RAISE")

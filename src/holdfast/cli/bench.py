@@ -72,7 +72,7 @@ def _measure(url: str, namespace: str, cases: list[str], quick: bool) -> dict[st
 def _left(url: str, namespace: str) -> list[str]:
     """Names that are still held or waited for: none, unless a case was killed."""
     with connect(url, namespace) as locks:
-        return [standing.name for standing in locks.list()]
+        return [info.name for info in locks.list()]
 
 
 def _show(results: dict[str, Any]) -> None:

@@ -64,9 +64,9 @@ def _fences(name: str, holders: tuple[Holder, ...], epoch: int) -> list[str]:
 
 
 def _ask(locks: Locks, name: str) -> None:
-    standing = locks.inspect(name)
-    if not standing.holders:
+    info = locks.inspect(name)
+    if not info.holders:
         raise Refused(f"nobody holds {name}", NOTHING)
-    print_holders(standing.holders)
+    print_holders(info.holders)
     if input("end this hold? [y/N] ").strip().lower() not in ("y", "yes"):
         raise Refused("nothing was done", NOTHING)

@@ -22,28 +22,28 @@ def main(argv: list[str]) -> int:
     store_options(parser)
     options = parser.parse_args(argv)
     with connect(options.url, options.namespace) as locks:
-        standings = locks.list(options.prefix)
+        infos = locks.list(options.prefix)
     if options.json:
-        print_json([as_plain_data(standing) for standing in standings])
-    elif standings:
-        rows = [row for standing in standings for row in _rows(standing)]
+        print_json([as_plain_data(info) for info in infos])
+    elif infos:
+        rows = [row for info in infos for row in _rows(info)]
         print_table(("NAME", "HELD BY", "MODE", "TOKEN", "SINCE", "LEFT", "WAITING", "NOTE"), rows)
     elif is_terminal(2):
         say("nothing is held or waited for")
     return 0
 
 
-def _rows(standing: LockInfo) -> list[tuple[str, ...]]:
+def _rows(info: LockInfo) -> list[tuple[str, ...]]:
     """One row for each holder; those who wait are counted in the first. What the store has to say
     about the name is the note of a row without a holder."""
-    queue = str(waiting(standing) or "")
-    notice = f"notice: {standing.notice}" if standing.notice else ""
-    if not standing.holders:
-        who = "nobody" if standing.waiters else "?"  # it is listed because it can't be read
-        return [(standing.name, who, "", "", "", "", queue, notice)]
+    queue = str(waiting(info) or "")
+    notice = f"notice: {info.notice}" if info.notice else ""
+    if not info.holders:
+        who = "nobody" if info.waiters else "?"  # it is listed because it can't be read
+        return [(info.name, who, "", "", "", "", queue, notice)]
     rows: list[tuple[str, ...]] = [
         (
-            "" if nth else standing.name,
+            "" if nth else info.name,
             f"{holder.host} pid {holder.pid}",
             mode(holder),
             str(holder.token),
@@ -52,6 +52,6 @@ def _rows(standing: LockInfo) -> list[tuple[str, ...]]:
             "" if nth else queue,
             holder.note,
         )
-        for nth, holder in enumerate(standing.holders)
+        for nth, holder in enumerate(info.holders)
     ]
     return rows + [("", "", "", "", "", "", "", notice)] * bool(notice)

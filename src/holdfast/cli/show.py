@@ -17,16 +17,16 @@ def main(argv: list[str]) -> int:
     store_options(parser)
     options = parser.parse_args(argv)
     with connect(options.url, options.namespace) as locks:
-        standing = locks.inspect(options.name)
+        info = locks.inspect(options.name)
     if options.json:
-        print_json(as_plain_data(standing))
+        print_json(as_plain_data(info))
     else:
-        if standing.holders:
-            print_holders(standing.holders)
+        if info.holders:
+            print_holders(info.holders)
         else:
             write(f"nobody holds {neutral(options.name)}\n")
-        if standing.waiters:
-            print_waiters(standing.waiters)
-        if standing.notice:
-            write(f"\nnotice: {neutral(standing.notice)}\n")
-    return 0 if standing.holders or standing.waiters else NOTHING
+        if info.waiters:
+            print_waiters(info.waiters)
+        if info.notice:
+            write(f"\nnotice: {neutral(info.notice)}\n")
+    return 0 if info.holders or info.waiters else NOTHING

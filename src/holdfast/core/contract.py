@@ -157,7 +157,7 @@ class Page(NamedTuple):
     """Some of the names that a store knows, and the cursor of the next page; ``None`` at the
     end."""
 
-    standings: list[LockInfo]
+    infos: list[LockInfo]
     cursor: str | None
 
 

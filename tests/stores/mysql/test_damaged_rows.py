@@ -125,7 +125,7 @@ def test_a_name_that_is_not_utf_8_is_listed(
         names, cursor = [], None
         for _ in range(5):
             page = run_now(backend.survey("", cursor, 1))
-            names += [info.name for info in page.standings]
+            names += [info.name for info in page.infos]
             cursor = page.cursor
             if cursor is None:
                 break

@@ -196,7 +196,7 @@ def test_a_list_shows_the_other_names(
         server.ask(damage[0], key, *damage[1:])
         with pytest.raises(Incompatible, match=r"redis://.*'name'.*delete its key"):
             await peer.look("name")
-        found = {standing.name: standing for standing in await peer.survey()}
+        found = {info.name: info for info in await peer.survey()}
         assert {"a", "name", "z"} == set(found)
         assert len(found["a"].holders) == len(found["z"].holders) == 1
         assert "what is stored under this name can't be read" in found["name"].notice
@@ -251,7 +251,7 @@ def test_a_node_with_damaged_state_has_no_vote(three: Nodes, flavour: Flavour) -
             for word in words:
                 with pytest.raises(Incompatible, match=r"redlock://.*'name'"):
                     await word
-            found = {standing.name: standing for standing in await peer.survey()}
+            found = {info.name: info for info in await peer.survey()}
             assert "can't be read" in found["name"].notice
             assert len(found["other"].holders) == 1
             await peer.release(grant)

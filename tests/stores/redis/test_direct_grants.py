@@ -54,9 +54,9 @@ def test_a_direct_grant_is_one_request(server: RedisServer, flavour: Flavour) ->
         assert brought is not None
         assert brought.token > grant.token
         assert brought.seconds == DIRECT_GRANT_SECONDS
-        standing = await ours.look("name")
-        assert [holder.token for holder in standing.holders] == [brought.token]
-        assert not standing.waiters
+        info = await ours.look("name")
+        assert [holder.token for holder in info.holders] == [brought.token]
+        assert not info.waiters
         assert await theirs.release(brought)
 
     over(server.url, flavour, body)
@@ -81,9 +81,9 @@ def test_a_queue_is_granted_in_order(server: RedisServer, flavour: Flavour) -> N
             assert brought.token > grant.token
             giver, grant = peer, brought
         assert await giver.release(grant)
-        standing = await giver.look("name")
-        assert not standing.holders
-        assert not standing.waiters
+        info = await giver.look("name")
+        assert not info.holders
+        assert not info.waiters
 
     over(server.url, flavour, body)
 

@@ -179,7 +179,7 @@ def test_forks_amid_requests_of_other_threads(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert codes == [0] * 20
-        assert len(run_now(backend.survey("child", None, 100)).standings) == 20
+        assert len(run_now(backend.survey("child", None, 100)).infos) == 20
 
 
 @pytest.mark.filterwarnings(

@@ -115,7 +115,7 @@ def test_with_any_value_in_a_row_a_request_answers_or_raises_incompatible(
                     "'hurt'" in message and str(tmp_path) in message and len(message) < 1000
                 )
                 page = run_now(backend.survey("", None, 10))
-                assert "healthy" in [standing.name for standing in page.standings]
+                assert "healthy" in [info.name for info in page.infos]
         assert not run_now(backend.renew([healthy], [], until=now() + 5)).lost
 
 
@@ -145,7 +145,7 @@ def test_an_unreadable_value_is_reported_with_its_name(
         hurt(backend, column, value)
         with pytest.raises(Incompatible, match=r"'hurt' on sqlite:///.* can't be read"):
             run_now(backend.look("hurt"))
-        healthy, broken = run_now(backend.survey("", None, 10)).standings
+        healthy, broken = run_now(backend.survey("", None, 10)).infos
         assert (healthy.name, len(healthy.holders), healthy.notice) == ("healthy", 1, "")
         assert (broken.name, broken.holders, broken.waiters) == ("hurt", (), ())
         assert "can't be read: its" in broken.notice
@@ -196,7 +196,7 @@ def test_an_invalid_name_does_not_end_a_survey(tmp_path: Path, size: int) -> Non
         found, cursor, pages = [], None, 0
         while cursor is not None or not pages:
             page = run_now(backend.survey("", cursor, size))
-            found += page.standings
+            found += page.infos
             cursor, pages = page.cursor, pages + 1
             assert pages < 20
         assert [one.name for one in found if not one.notice] == ["a", "c"]

@@ -254,7 +254,7 @@ def test_a_survey_passes_idle_names_page_by_page(
         cursor, pages = None, 0
         while cursor is not None or not pages:
             page = run_now(backend.survey("a-", cursor, 2))
-            found += [standing.name for standing in page.standings]
+            found += [info.name for info in page.infos]
             cursor, pages = page.cursor, pages + 1
             assert pages < 20
         assert found == ["a-00", "a-20", "a-40"]
@@ -270,7 +270,7 @@ def test_namespaces_are_separate(tmp_path: Path) -> None:
         settings = Settings(namespace="other")
         other = open_store(f"sqlite://{tmp_path}/locks.db", settings).backend(BlockingRuntime())
         assert isinstance(run_now(other.attempt(claim(), join=False)), Grant)
-        assert len(run_now(other.survey("", None, 10)).standings) == 1
+        assert len(run_now(other.survey("", None, 10)).infos) == 1
         run_now(other.close())
 
 

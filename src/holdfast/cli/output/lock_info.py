@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["as_plain_data", "print_holders", "print_json", "print_waiters", "waiting"]
 
 
-def as_plain_data(standing: LockInfo) -> dict[str, Any]:
+def as_plain_data(info: LockInfo) -> dict[str, Any]:
     """What a program reads. Times are seconds since the epoch; owners are in none of it."""
     return {
-        "name": standing.name,
-        "limit": standing.limit,
-        "holders": [_plain(holder) for holder in standing.holders],
-        "waiters": [_plain(waiter) for waiter in standing.waiters],
-        "notice": standing.notice,
+        "name": info.name,
+        "limit": info.limit,
+        "holders": [_plain(holder) for holder in info.holders],
+        "waiters": [_plain(waiter) for waiter in info.waiters],
+        "notice": info.notice,
     }
 
 
@@ -42,9 +42,9 @@ def print_json(data: object) -> None:
     print(json.dumps(data, indent=2))
 
 
-def waiting(standing: LockInfo) -> int:
+def waiting(info: LockInfo) -> int:
     """How many wait, also behind the first of their process."""
-    return sum(1 + waiter.behind for waiter in standing.waiters)
+    return sum(1 + waiter.behind for waiter in info.waiters)
 
 
 def print_holders(holders: tuple[Holder, ...]) -> None:

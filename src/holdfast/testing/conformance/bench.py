@@ -94,8 +94,8 @@ class Bench:
 
     async def is_free(self, client: AsyncLocks, name: str) -> bool:
         """Whether nobody holds the name, waits for it or has it reserved."""
-        standing = await client.inspect(name)
-        return not standing.holders and not standing.waiters
+        info = await client.inspect(name)
+        return not info.holders and not info.waiters
 
     async def freed(self, client: AsyncLocks, name: str, seconds: float = SOON) -> None:
         """Returns once nobody holds the name or waits for it."""

@@ -32,8 +32,8 @@ async def inspect_shows_the_holder(bench: Bench) -> None:
         assert holder.token == lease.token
         assert abs(holder.since - wall()) < SOON
         assert 0 < holder.remaining <= lease.ttl + bench.harness.extra_recovery + 1
-    standing = await theirs.inspect("name")
-    assert (standing.holders, standing.waiters) == ((), ())
+    info = await theirs.inspect("name")
+    assert (info.holders, info.waiters) == ((), ())
 
 
 @conformance.rule(Guarantee.FIFO)
@@ -62,8 +62,8 @@ async def list_shows_names_in_use(bench: Bench) -> None:
     """All names in use that start with the prefix, with any text in them."""
     client = bench.client()
     leases = [await client.lock(name).acquire() for name in DISTINCT_NAMES]
-    assert [standing.name for standing in await client.list()] == sorted(DISTINCT_NAMES)
-    some = [standing.name for standing in await client.list("a")]
+    assert [info.name for info in await client.list()] == sorted(DISTINCT_NAMES)
+    some = [info.name for info in await client.list("a")]
     assert some == sorted(name for name in DISTINCT_NAMES if name.startswith("a"))
     for lease in leases:
         assert lease is not None

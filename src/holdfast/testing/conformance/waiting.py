@@ -51,8 +51,8 @@ async def a_timeout_is_kept_and_leaves_nothing(bench: Bench) -> None:
     ours, theirs = bench.client(), bench.client()
     async with ours.lock("name"):
         assert 0.3 <= await calmly(lambda s: _wait_in_vain(theirs, s), 0.3) < SOON
-        standing = await ours.inspect("name")
-        assert (len(standing.holders), standing.waiters) == (1, ())
+        info = await ours.inspect("name")
+        assert (len(info.holders), info.waiters) == (1, ())
     assert await bench.is_free(ours, "name")
 
 

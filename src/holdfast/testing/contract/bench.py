@@ -109,12 +109,12 @@ class Peer:
     async def survey(self, prefix: str = "", limit: int = 100) -> list[LockInfo]:
         """All pages."""
         cursor: str | None = None
-        standings: list[LockInfo] = []
+        infos: list[LockInfo] = []
         for _ in range(1000):
             page: Page = await self.run(self.backend.survey(prefix, cursor, limit))
-            standings += page.standings
+            infos += page.infos
             if page.cursor is None:
-                return standings
+                return infos
             cursor = page.cursor
         raise AssertionError("a survey without an end")
 

@@ -78,8 +78,8 @@ async def cut_connections_are_replaced(bench: Bench) -> None:
     grant = await peer.take(bench.claim())
     bench.harness.cut()
     await _again(peer, bench.claim("other"))
-    standing = await other.look("name")
-    if standing.holders:  # a hold that ends with its connection is rightly gone
+    info = await other.look("name")
+    if info.holders:  # a hold that ends with its connection is rightly gone
         assert await peer.release(grant) is True
 
 

@@ -21,14 +21,14 @@ async def a_look_shows_the_holder(bench: Bench) -> None:
     ours, theirs = bench.peer(), bench.peer()
     label = write_label("tall.example", 4242, "main", "nightly")
     grant = await ours.take(bench.claim()._replace(label=label))
-    standing = await theirs.look("name")
-    assert standing.name == "name"
-    (holder,) = standing.holders
+    info = await theirs.look("name")
+    assert info.name == "name"
+    (holder,) = info.holders
     assert (holder.host, holder.pid, holder.thread) == ("tall.example", 4242, "main")
     assert (holder.note, holder.mode, holder.token) == ("nightly", Mode.EXCLUSIVE, grant.token)
     assert abs(holder.since - wall()) < SOON
     assert 0 < holder.remaining <= LONG + bench.harness.extra_recovery + 1
-    assert grant.claim.owner not in repr(standing)
+    assert grant.claim.owner not in repr(info)
 
 
 @contract.rule()
@@ -36,8 +36,8 @@ async def a_look_at_a_free_name_is_empty(bench: Bench) -> None:
     """A name that nobody uses has no holders and no waiters, also after it was used."""
     peer = bench.peer()
     for _ in range(2):
-        standing = await peer.look("name")
-        assert (standing.name, standing.holders, standing.waiters) == ("name", (), ())
+        info = await peer.look("name")
+        assert (info.name, info.holders, info.waiters) == ("name", (), ())
         assert await peer.release(await peer.take(bench.claim()))
 
 
@@ -73,7 +73,7 @@ async def a_survey_finds_all_in_pages(bench: Bench) -> None:
     freed = await peer.take(bench.claim("job:freed"))
     assert await peer.release(freed)
     for limit in (1, 7, 100):
-        assert {standing.name for standing in await peer.survey("job:", limit)} == names
+        assert {info.name for info in await peer.survey("job:", limit)} == names
 
 
 @contract.rule()
@@ -83,7 +83,7 @@ async def a_survey_s_prefix_is_plain_text(bench: Bench) -> None:
     for name in DISTINCT_NAMES:
         await peer.take(bench.claim(name))
     for prefix in ("", "a", "A", "a%", "a_", "a*", "[", "{", "/", ".", "'", "ä", "\\", "a\\"):
-        found = {standing.name for standing in await peer.survey(prefix)}
+        found = {info.name for info in await peer.survey(prefix)}
         assert found == {name for name in DISTINCT_NAMES if name.startswith(prefix)}
 
 

@@ -117,8 +117,8 @@ async def a_limit_binds_while_in_use(bench: Bench) -> None:
     await _refused(theirs, bench.claim())
     if Guarantee.SHARED in theirs.store.guarantees:
         await _refused(theirs, bench.claim(mode=Mode.SHARED))
-    standing = await theirs.look("name")
-    assert (standing.limit, len(standing.holders), standing.waiters) == (3, 1, ())
+    info = await theirs.look("name")
+    assert (info.limit, len(info.holders), info.waiters) == (3, 1, ())
     assert await ours.release(grant)
     taken = await theirs.take(_slots(bench, limit=4))
     assert await theirs.release(taken)

@@ -84,8 +84,8 @@ async def an_owner_gets_the_same_grant_again(bench: Bench) -> None:
     first = await peer.take(claim)
     assert (await peer.take(claim)).token == first.token
     assert (await peer.renewer.take(claim)).token == first.token
-    standing = await peer.look("name")
-    assert [holder.token for holder in standing.holders] == [first.token]
+    info = await peer.look("name")
+    assert [holder.token for holder in info.holders] == [first.token]
 
 
 @contract.rule()
