@@ -122,18 +122,18 @@ def test_nothing_outlives_whoever_would_end_it(
     """A run that is killed leaves no process behind that hangs or spins."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     made = ForkServer("bench.book")
-    told = threading.Thread(
+    answer = threading.Thread(
         target=lambda: made.run(
             "held", allowed=600, contender="sqlite/hangs", target=target(tmp_path), leases=1,
             seconds=1,
         )
     )  # fmt: skip
-    told.start()
+    answer.start()
     children = wait_for(lambda: psutil.Process(made.pid).children())
     psutil.Process(made.pid).kill()
     psutil.wait_procs(children, timeout=30)
     assert not any(child.is_running() for child in children)
-    told.join()
+    answer.join()
     made.close()
 
 

@@ -14,8 +14,8 @@ from holdfast.cli import main
 
 def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
     assert main(["bench", *arguments, "--quick", "--json"]) == 0
-    told: dict[str, object] = json.loads(capsys.readouterr().out)
-    return told
+    answer: dict[str, object] = json.loads(capsys.readouterr().out)
+    return answer
 
 
 @pytest.mark.faults
@@ -23,8 +23,8 @@ def test_every_case_runs_and_cleans_up(tmp_path: Path, capsys: pytest.CaptureFix
     """Both clients have a row in each case, and nobody holds or waits afterwards."""
     url = f"sqlite://{tmp_path}/locks.db"
     with holdfast.connect(url) as locks, locks.lock("production"):
-        told = measured(capsys, url)
-        cases = told["cases"]
+        answer = measured(capsys, url)
+        cases = answer["cases"]
         assert isinstance(cases, dict)
         assert list(cases) == ["uncontended", "two", "sixteen", "several", "drain", "held"]
         for rows in cases.values():
@@ -32,9 +32,9 @@ def test_every_case_runs_and_cleans_up(tmp_path: Path, capsys: pytest.CaptureFix
             assert all("error" not in row for row in rows)
         assert all(row["overlaps"] == 0 for row in cases["sixteen"])
         assert all(row["served"] == row["waiters"] for row in cases["drain"])
-        assert told["left_behind"] == []
+        assert answer["left_behind"] == []
         assert [info.name for info in locks.list()] == ["production"]
-    with holdfast.connect(url, namespace=str(told["namespace"])) as locks:
+    with holdfast.connect(url, namespace=str(answer["namespace"])) as locks:
         assert locks.list() == []
 
 

@@ -176,9 +176,11 @@ def test_commands_of_a_later_epoch(cli: Cli, job: list[str], tmp_path: Path) -> 
         pass
     for epoch, let_in in (("0", False), ("1", True), ("2", True)):
         result = cli(*job, f"x{epoch}", "--epoch", epoch, "--", "printenv", "HOLDFAST_FENCE")
-        told = Fence.parse(result.stdout.strip())
-        assert told.epoch == int(epoch)
-        entered = cli("fence", "enter", str(path), str(Fence("x", Mode.EXCLUSIVE, (), *key(told))))
+        answer = Fence.parse(result.stdout.strip())
+        assert answer.epoch == int(epoch)
+        entered = cli(
+            "fence", "enter", str(path), str(Fence("x", Mode.EXCLUSIVE, (), *key(answer)))
+        )
         assert (entered.returncode == 0) is let_in
     assert cli(*job, "x", "--epoch", "-1", "--", "true").returncode == 64
 
@@ -189,8 +191,8 @@ def key(fence: Fence) -> tuple[int, int]:
 
 def test_the_epoch_of_a_broken_hold(cli: Cli) -> None:
     holder = cli.hold("x")
-    told = json.loads(cli("break", "x", "--reason", "r", "--epoch", "3", "--json").stdout)
-    assert [Fence.parse(text).epoch for text in told["fences"]] == [3]
+    answer = json.loads(cli("break", "x", "--reason", "r", "--epoch", "3", "--json").stdout)
+    assert [Fence.parse(text).epoch for text in answer["fences"]] == [3]
     holder.communicate("\n", timeout=20)
 
 
@@ -269,8 +271,8 @@ def test_fences_signed_by_the_command_line(cli: Cli, tmp_path: Path, variable: s
 def test_the_fence_of_a_broken_hold_is_signed(cli: Cli) -> None:
     cli.environment["HOLDFAST_FENCE_KEYS"] = KEYS
     holder = cli.hold("x")
-    told = json.loads(cli("break", "x", "--reason", "r", "--json").stdout)
-    assert [Fence.parse(text, SIGNING).name for text in told["fences"]] == ["x"]
+    answer = json.loads(cli("break", "x", "--reason", "r", "--json").stdout)
+    assert [Fence.parse(text, SIGNING).name for text in answer["fences"]] == ["x"]
     holder.communicate("\n", timeout=20)
 
 

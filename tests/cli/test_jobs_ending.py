@@ -87,13 +87,13 @@ def test_a_killed_holdfast_takes_the_command_with_it(cli: Cli, job: str, script:
     until(lambda: not alive(guardian))
     until(lambda: is_free(cli, job))
     after = start(cli, job, "echo $HOLDFAST_TOKEN")
-    told, errors = after.communicate()
+    answer, errors = after.communicate()
     assert after.returncode == 0
-    assert int(told) > holder["token"]
+    assert int(answer) > holder["token"]
     if job != "elect":
         assert errors.startswith("holdfast: 'job' on sqlite:///")
         assert f": run 1 (token {holder['token']}, " in errors
-        assert errors.endswith(f"did not finish; run 2 with token {int(told)} takes over\n")
+        assert errors.endswith(f"did not finish; run 2 with token {int(answer)} takes over\n")
 
 
 @every_job
@@ -149,8 +149,8 @@ def test_a_leader_has_stopped_before_the_next_one_begins(cli: Cli, name: str) ->
     standby = start(cli, "elect", f"kill -0 {command} && echo two lead || echo one leads")
     until(lambda: cli.show("job")["waiters"])
     leader.send_signal(getattr(signal, f"SIG{name}"))
-    told, _ = standby.communicate()
-    assert (told, standby.returncode) == ("one leads\n", 0)
+    answer, _ = standby.communicate()
+    assert (answer, standby.returncode) == ("one leads\n", 0)
 
 
 def test_a_leader_that_was_told_to_end_does_not_campaign_again(cli: Cli) -> None:
@@ -160,8 +160,8 @@ def test_a_leader_that_was_told_to_end_does_not_campaign_again(cli: Cli) -> None
     leader.terminate()
     assert read_line(leader) == "got\n"
     cli("break", "job", "--reason", "test")
-    told, _ = leader.communicate()
-    assert "up" not in told
+    answer, _ = leader.communicate()
+    assert "up" not in answer
     assert leader.returncode == 128 + signal.SIGTERM
 
 

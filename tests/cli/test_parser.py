@@ -52,7 +52,7 @@ def test_the_usual_is_plain(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "answer"),
     [
         ([], "required: NAME"),
         (["x", "y"], "unrecognized arguments: y"),
@@ -62,10 +62,10 @@ def test_the_usual_is_plain(argv: list[str]) -> None:
         (["x", "--wai", "5"], "unrecognized arguments: --wai"),
     ],
 )
-def test_what_is_wrong_is_told_by_argparse(argv: list[str], told: str) -> None:
+def test_what_is_wrong_is_told_by_argparse(argv: list[str], answer: str) -> None:
     with pytest.raises(Refused, match="see holdfast run --help") as refused:
         command_line().parse_args(argv)
-    assert told in str(refused.value)
+    assert answer in str(refused.value)
 
 
 def test_a_verb_that_declares_more_is_read_by_argparse() -> None:

@@ -76,9 +76,9 @@ def test_without_its_guardian_the_command_is_killed_and_the_lock_released(cli: C
     process = cli.start("run", "x", "--", "sh", "-c", STUBBORN)
     read_line(process)
     os.kill(guardian_of(process), signal.SIGKILL)
-    _, told = process.communicate()
+    _, answer = process.communicate()
     assert process.returncode == 70
-    assert told == "holdfast: the command's guardian was killed, and so was the command\n"
+    assert answer == "holdfast: the command's guardian was killed, and so was the command\n"
     assert cli("show", "x").returncode == 1
 
 

@@ -130,12 +130,12 @@ def in_redis(url: str) -> Step:
 
     def step(fence: Fence, value: int | None, *, guarded: bool = True) -> int:
         wanted = "" if value is None else str(value)
-        told = json.dumps([fence.token, int(value is not None)])
+        result = json.dumps([fence.token, int(value is not None)])
         keys = [RESOURCE, f"{{{RESOURCE}}}:log"]
         if not guarded:
-            answer: Any = client.eval(REDIS_STEP, len(keys), *keys, wanted, told)
+            answer: Any = client.eval(REDIS_STEP, len(keys), *keys, wanted, result)
             return int(answer)
-        return int(redis.guard(client, RESOURCE, fence).run(REDIS_STEP, keys, [wanted, told]))
+        return int(redis.guard(client, RESOURCE, fence).run(REDIS_STEP, keys, [wanted, result]))
 
     return step
 
@@ -236,13 +236,13 @@ def main() -> None:
             children.append(forked)
         failed = sum(os.waitpid(forked, 0)[1] != 0 for forked in children)
         found: list[Found] = [json.loads(path.read_text()) for path in folder.glob("found-*")]
-        told = {
+        result = {
             "failed": failed,
             "refused": [pair for one in found for pair in one["refused"]],
             "late": sum(one["late"] for one in found),
             "let_in": [token for one in found for token in one["let_in"]],
         }
-        print(json.dumps(told))
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def test_a_memory_has_room_for_so_many_slots() -> None:
     assert len(memory.slots) == 4096
     assert rule.refusal(memory, slots_from(0, token=4)) is not None
     assert rule.enter(memory, slots_from(0, token=6)).slots[0] == rule.Stamp(0, 6)
-    told = rule.refusal(memory, exclusive("s"))
-    assert Fence.parse(str(told)) == told
+    answer = rule.refusal(memory, exclusive("s"))
+    assert Fence.parse(str(answer)) == answer
 
 
 def test_a_file_remembers_so_many_slots(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def sender(**options: Any) -> Any:
     def send(fence: Fence) -> str:
         status: list[str] = []
         environ = {"HTTP_HOLDFAST_FENCE": str(fence)}
-        body: Any = fenced(environ, lambda told, _: status.append(told))
+        body: Any = fenced(environ, lambda answer, _: status.append(answer))
         getattr(body, "close", lambda: None)()
         return status[0][:3]
 

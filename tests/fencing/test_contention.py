@@ -65,8 +65,8 @@ def prepare_redis(url: str) -> Callable[[], tuple[int, Log]]:
     client.set(contend.RESOURCE, 0)
 
     def outcome() -> tuple[int, Log]:
-        told: Any = client.lrange(f"{{{contend.RESOURCE}}}:log", 0, -1)
-        log = [tuple(json.loads(line)) for line in told]
+        answer: Any = client.lrange(f"{{{contend.RESOURCE}}}:log", 0, -1)
+        log = [tuple(json.loads(line)) for line in answer]
         value = int(client.get(contend.RESOURCE) or -1)
         client.close()
         return value, log
@@ -112,12 +112,12 @@ def contended(address: str, *words: str) -> Any:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["failed"] == 0, done.stderr
-    return told
+    answer = json.loads(done.stdout)
+    assert answer["failed"] == 0, done.stderr
+    return answer
 
 
-def complaints(told: Any, value: int, log: Log) -> Iterator[str]:
+def complaints(answer: Any, value: int, log: Log) -> Iterator[str]:
     """Everything that may not have happened."""
     highest = 0
     for token, _ in log:
@@ -125,10 +125,10 @@ def complaints(told: Any, value: int, log: Log) -> Iterator[str]:
             yield f"{token} was let in after {highest}"
         highest = max(highest, token)
     entered = {token for token, _ in log}
-    for token, against in told["refused"]:
+    for token, against in answer["refused"]:
         if token >= against or against not in entered:
             yield f"{token} was refused although {against} had not entered after it"
-    for token in told["let_in"]:
+    for token in answer["let_in"]:
         yield f"{token} was let in although a later holder had entered"
     writes = sum(wrote for _, wrote in log)
     if value != writes:
@@ -138,20 +138,20 @@ def complaints(told: Any, value: int, log: Log) -> Iterator[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_sixteen_processes(kind: str, servers: Servers, tmp_path: Path) -> None:
     address, outcome = prepare(kind, servers, tmp_path)
-    told = contended(address, kind)
+    answer = contended(address, kind)
     value, log = outcome()
-    assert not list(complaints(told, value, log))
+    assert not list(complaints(answer, value, log))
     assert sum(wrote for _, wrote in log) > contend.PROCESSES * contend.HOLDS / 4
-    assert told["late"] > contend.PROCESSES, "nobody was stale: this proves nothing"
-    assert len(told["refused"]) >= told["late"]
+    assert answer["late"] > contend.PROCESSES, "nobody was stale: this proves nothing"
+    assert len(answer["refused"]) >= answer["late"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_careless_writer_is_caught(kind: str, servers: Servers, tmp_path: Path) -> None:
     """The mutant: who has entered to read writes later without a look at the fence."""
     address, outcome = prepare(kind, servers, tmp_path)
-    told = contended(address, kind, "careless")
-    assert len(told["let_in"]) == told["late"] > 0
-    found = list(complaints(told, *outcome()))
+    answer = contended(address, kind, "careless")
+    assert len(answer["let_in"]) == answer["late"] > 0
+    found = list(complaints(answer, *outcome()))
     assert any("was let in after" in complaint for complaint in found)
     assert any("deposits were accepted" in complaint for complaint in found)

@@ -70,11 +70,11 @@ def test_a_lower_fence_is_refused_and_an_equal_one_is_not(account: Account) -> N
     assert caught.value.fence == fence(11)
     assert caught.value.highest is not None
     assert caught.value.highest.token == 12
-    told = str(caught.value)
-    assert "token 11" in told
-    assert "token 12" in told
-    assert "order:42" in told
-    assert "account" in told
+    answer = str(caught.value)
+    assert "token 11" in answer
+    assert "token 12" in answer
+    assert "order:42" in answer
+    assert "account" in answer
 
 
 def test_readers_come_in_any_order(account: Account) -> None:

@@ -235,7 +235,7 @@ class Child:
     """A forked child: runs some lines of ours, then lives until it is told to end."""
 
     def __init__(self, work: Callable[[], object], fork: Callable[[], int] = os.fork) -> None:
-        done, told = os.pipe()
+        done, answer = os.pipe()
         ends, self._end = os.pipe()
         self.pid = fork()
         if self.pid == 0:
@@ -243,11 +243,11 @@ class Child:
             code = 1
             try:
                 code = 0 if work() is not False else 2
-                os.write(told, b"x")
+                os.write(answer, b"x")
                 os.read(ends, 1)
             finally:
                 os._exit(code)
-        os.close(told)
+        os.close(answer)
         os.close(ends)
         os.read(done, 1)  # or its end
         os.close(done)

@@ -144,9 +144,9 @@ def test_a_handlers_own_refusal_is_told_alike(service: Service) -> None:
 def test_a_refusal_for_a_frameworks_own_error_handler() -> None:
     """Flask and Django catch errors before a middleware sees them."""
     error = StaleFence("later", fence=fence(5), highest=fence(6))
-    told = http.problem(error)
-    answer = httpx.Response(told.status, headers=dict(told.headers), content=told.body)
-    assert int(answer.headers["content-length"]) == len(told.body)
+    result = http.problem(error)
+    answer = httpx.Response(result.status, headers=dict(result.headers), content=result.body)
+    assert int(answer.headers["content-length"]) == len(result.body)
     with pytest.raises(StaleFence, match="later") as caught:
         http.raise_for_stale(answer)
     assert caught.value.fence == fence(5)
@@ -316,9 +316,9 @@ def test_a_conflict_of_another_service(body: bytes) -> None:
 
 
 def test_what_the_other_side_says_is_harmless_to_show() -> None:
-    told: dict[str, Any] = {"type": "urn:holdfast:stale-fence", "fence": [], "highest": "1;x"}
-    told["detail"] = "\x1b[2J\nforged" + "x" * 10_000
-    answer = httpx.Response(409, headers={"content-type": "application/problem+json"}, json=told)
+    result: dict[str, Any] = {"type": "urn:holdfast:stale-fence", "fence": [], "highest": "1;x"}
+    result["detail"] = "\x1b[2J\nforged" + "x" * 10_000
+    answer = httpx.Response(409, headers={"content-type": "application/problem+json"}, json=result)
     with pytest.raises(StaleFence) as caught:
         http.raise_for_stale(answer)
     assert str(caught.value).isprintable()

@@ -226,10 +226,10 @@ def wsgi(app_options: dict[str, Any]) -> Callable[[str], tuple[int, bytes]]:
 
     def send(text: str) -> tuple[int, bytes]:
         status: list[str] = []
-        body: Any = fenced({"HTTP_HOLDFAST_FENCE": text}, lambda told, _: status.append(told))
-        told = b"".join(body)
+        body: Any = fenced({"HTTP_HOLDFAST_FENCE": text}, lambda answer, _: status.append(answer))
+        answer = b"".join(body)
         getattr(body, "close", lambda: None)()
-        return int(status[0][:3]), told
+        return int(status[0][:3]), answer
 
     return send
 
@@ -242,14 +242,14 @@ def asgi(app_options: dict[str, Any]) -> Callable[[str], tuple[int, bytes]]:
     fenced = http.AsgiFence(app, **app_options)
 
     def send(text: str) -> tuple[int, bytes]:
-        told: list[Any] = []
+        answer: list[Any] = []
 
         async def collect(message: Any) -> None:
-            told.append(message)
+            answer.append(message)
 
         headers = [(b"holdfast-fence", text.encode("latin-1"))]
         asyncio.run(fenced({"type": "http", "headers": headers}, collect, collect))  # type: ignore[arg-type]
-        return told[0]["status"], told[1]["body"]
+        return answer[0]["status"], answer[1]["body"]
 
     return send
 

@@ -85,8 +85,8 @@ def test_kazoo() -> None:
     assert not missing(client, KAZOO_CLIENT), (
         "kazoo has changed: see stores/zookeeper/client/connection.py"
     )
-    told = "kazoo has changed: see stores/zookeeper/client/connection.py"
-    assert not missing(client._connection, KAZOO_CONNECTION), told
+    answer = "kazoo has changed: see stores/zookeeper/client/connection.py"
+    assert not missing(client._connection, KAZOO_CONNECTION), answer
     assert isinstance(client._connection, ConnectionHandler)
     assert used("zookeeper/session.py", "zookeeper/client/*.py") <= KAZOO_CLIENT | KAZOO_CONNECTION
 
