@@ -1,7 +1,7 @@
 """A process that has imported everything and forks one child for each job.
 
-Forking is quick where importing a dozen clients sixteen times is not; and a child that hangs is
-killed with all that it started, and told as hung.
+Forking is faster than importing a dozen client libraries in each of sixteen processes. A child
+that does not end in time is killed with all its processes and reported as hung.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def in_child(work: Callable[[int], Any]) -> tuple[int, int]:
     _die_with(parent)
     try:
         answer = work(writer)
-    except BaseException as error:  # noqa: BLE001 - told to the parent
+    except BaseException as error:  # noqa: BLE001 - sent to the parent
         answer = {"error": f"{type(error).__name__}: {error}"[:300]}
     with suppress(OSError), os.fdopen(writer, "w") as pipe:
         json.dump(answer, pipe)

@@ -130,7 +130,7 @@ def uncontended(
     for contender in contenders:
         try:
             players.append(_Player(contender, target))
-        except (Exception, Alarm) as error:  # noqa: BLE001 - told in its row
+        except (Exception, Alarm) as error:  # noqa: BLE001 - reported in its row
             rows.append(_failed(contender, error))
     for state, cores in (("pinned", pinned(target.pids)), ("free", nullcontext())):
         with cores:
@@ -149,7 +149,7 @@ def _round(players: list[_Player], state: str, seconds: float) -> None:
             try:
                 with limited(SLICE_LIMIT_SECONDS):
                     player.play(state, seconds)
-            except (Exception, Alarm) as error:  # noqa: BLE001 - told in its row
+            except (Exception, Alarm) as error:  # noqa: BLE001 - reported in its row
                 player.error = _text(error)
 
 

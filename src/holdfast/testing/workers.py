@@ -20,7 +20,7 @@ _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"
 
 
 class _Worker:
-    """One thread, a daemon: a call that hangs fails its test and does not hang the run."""
+    """One daemon thread. A call that never returns fails its test; the test run goes on."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
