@@ -113,7 +113,15 @@ class ResultNotKept(HoldfastError, TypeError):
 
 
 class BackendUnavailable(HoldfastError, ConnectionError):
-    """The store cannot be reached, or did not answer in time: the outcome is unknown."""
+    """The store cannot be reached, or did not answer in time: the outcome is unknown.
+
+    ``.final`` is true if trying again can't help: a wrong password, no such database, no rights,
+    another kind of server. The request that it answers has changed nothing.
+    """
+
+    def __init__(self, *args: object, final: bool = False) -> None:
+        super().__init__(*args)
+        self.final = final
 
 
 class GuaranteeNotMet(HoldfastError):

@@ -36,7 +36,7 @@ NOT_ACQUIRED = 75
 LOST = 76
 """The lock was lost, or about to be, before the command had ended."""
 BAD_SETTING = 78
-"""The store's URL is wrong, its extra is missing, or it can't do what was asked."""
+"""The store's URL is wrong, its extra is missing, it refuses us, or can't do what was asked."""
 
 
 class Refused(Exception):
@@ -58,6 +58,8 @@ def code_for(error: Exception) -> int:
     """The exit code for an error that reached the top."""
     if isinstance(error, Refused):
         return error.code
+    if isinstance(error, BackendUnavailable) and error.final:
+        return BAD_SETTING
     table: tuple[tuple[type[Exception], int], ...] = (
         (LockTimeout, NOT_ACQUIRED),
         (LockLost, LOST),

@@ -53,10 +53,9 @@ async def attempt_once(engine: Engine, claim: Claim, options: AcquireOptions) ->
     except GeneratorExit:
         engine.renewer.undo(claim)
         raise
-    except REFUSALS:
-        raise
-    except BaseException:
-        await engine.undo(claim)
+    except BaseException as error:
+        if not _is_refusal(error):
+            await engine.undo(claim)
         raise
     raise await _timed_out(engine, claim, options, answer.reason)
 
@@ -78,7 +77,9 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
         by = None if until is None else _answer_by(sent, until)
         try:
             answer = await engine.backend.attempt(claim, join=True, until=by)
-        except BackendUnavailable:  # perhaps a stale connection: _wait_in_store retries
+        except BackendUnavailable as error:  # perhaps a stale connection: _wait_in_store retries
+            if error.final:
+                raise
             waiter.unanswered = True
             return await _wait_in_store(engine, waiter, until, options)
         hold = engine.take(answer, sent, options) if isinstance(answer, Grant) else None
@@ -90,7 +91,7 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
     except BaseException as error:
         waiter.gone = True
         traces = waiter.in_store_queue or waiter.unanswered or waiter.answer is not None
-        if traces or not isinstance(error, REFUSALS):
+        if traces or not _is_refusal(error):
             await engine.undo(claim)
         raise
     finally:
@@ -151,6 +152,8 @@ async def _wait_in_store(
                     return hold
                 raise _too_late(engine, waiter.claim, sent)
         except BackendUnavailable as error:
+            if error.final:
+                raise
             waiter.unanswered = True
             outage = outage or _Outage(engine, waiter.claim, until)
             await outage.wait(error)
@@ -158,6 +161,11 @@ async def _wait_in_store(
         outage = None
         wait = wait or _StoreWait(engine, waiter, until, options)
         await wait.wait(answer, sent)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether an attempt that ended with this error changed nothing in the store."""
+    return isinstance(error, REFUSALS) or (isinstance(error, BackendUnavailable) and error.final)
 
 
 def _answer_by(sent: float, until: float) -> float:
