@@ -10,7 +10,6 @@ True
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from holdfast.errors import (
@@ -102,9 +101,20 @@ _HOMES = {
     "connect_async": "holdfast.locks_async",
 }
 
+_MODULES = frozenset({"errors", "fencing", "sql", "testing"})
+"""Public modules: each is an attribute once it is imported."""
+
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    from importlib import import_module
+
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
+
+
+def __dir__() -> list[str]:
+    """The public names, imported yet or not: for completion, and for ``help(holdfast)``."""
+    loaded = {name for name in globals() if name.startswith("__") or name in _MODULES}
+    return sorted({*__all__, *loaded})
