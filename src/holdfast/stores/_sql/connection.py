@@ -17,7 +17,7 @@ from holdfast.core.contract import Runtime, Settings
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 
-__all__ = ["Dial", "Dropped", "SqlConnection", "SqlPool", "SqlRefused", "make_pool"]
+__all__ = ["Dial", "Dropped", "HostFailures", "SqlConnection", "SqlPool", "SqlRefused", "make_pool"]
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -36,6 +36,26 @@ class SqlRefused(BackendUnavailable):
 class Dropped(BackendUnavailable):
     """The connection was closed by the client, the server or the network. The server has ended
     its session or is about to."""
+
+
+class HostFailures:
+    """Why each host of an address could not be used. A host may have several IP addresses."""
+
+    def __init__(self, display: str) -> None:
+        self._display = display
+        self._by_host: dict[object, BackendUnavailable] = {}
+
+    def add(self, host: object, failure: BackendUnavailable) -> None:
+        """Keeps the failure of a host; a final refusal by one of its addresses is kept."""
+        if host not in self._by_host or not self._by_host[host].final:
+            self._by_host[host] = failure
+
+    def error(self) -> BackendUnavailable:
+        """Returns the last failure; a final one only if all hosts have refused finally."""
+        failures = list(self._by_host.values())
+        passing = [failure for failure in failures if not failure.final]
+        none = BackendUnavailable(f"{self._display}: no host")
+        return (passing or failures or [none])[-1]
 
 
 class SqlConnection(ABC, Generic[Request, Answer]):

@@ -17,8 +17,8 @@ from pymysql.constants import CLIENT
 from holdfast.core.contract import Runtime, Settings
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io.clock import now, wall
-from holdfast.stores._sql.connection import make_pool
-from holdfast.stores.mysql.connection import MySqlConnection, MySqlPool, MySqlRefused
+from holdfast.stores._sql.connection import HostFailures, make_pool
+from holdfast.stores.mysql.connection import NO_RIGHTS, MySqlConnection, MySqlPool, MySqlRefused
 from holdfast.stores.mysql.protocol import quoted
 from holdfast.stores.mysql.row import MICROS
 from holdfast.stores.mysql.sql import PROTOCOL, TABLES, UTC_MICROS, MySqlSchema
@@ -50,7 +50,9 @@ CLEAR_TEXT = ("mysql_clear_password", "dialog", "mysql_old_password")
 
 OLDEST_SERVER = {"MySQL": (8, 0), "MariaDB": (10, 5)}
 NO_TABLE = 1146
-NO_RIGHTS = frozenset({1044, 1142, 1227, 1410})
+_FINAL = frozenset({1044, 1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 3118, 3955, 4151})
+"""Refusals of a login that another attempt can't change: the account, its password, its rights, its
+host, the authentication plug-in, the database. Too many connections is not one of them."""
 
 _SESSION = (
     b"SET SESSION time_zone='+00:00', autocommit=1, completion_type=0, "
@@ -131,13 +133,13 @@ def log_in(address: MySqlAddress, until: float, **options: Any) -> Any:
             f"PyMySQL {pymysql.VERSION_STRING} may log in without TLS although TLS is required: "
             "pip install -U 'holdfast[mysql]'"
         )
-    error: BackendUnavailable | None = None
+    failures = HostFailures(address.display)
     for host, port in address.hosts or (("", None),):
         try:
             return _log_in_at(address, host, port, until, options)
         except BackendUnavailable as failure:
-            error = failure
-    raise error or BackendUnavailable(f"{address.display}: no host")
+            failures.add((host, port), failure)
+    raise failures.error()
 
 
 def _log_in_at(
@@ -153,17 +155,28 @@ def _log_in_at(
         client.log_in(until)
     except HoldfastError:
         raise
+    except pymysql.InternalError as error:  # packets in an order that no MySQL server sends
+        raise _not_mysql(address, error) from error
     except pymysql.MySQLError as error:
-        raise BackendUnavailable(f"{address.display} can't be reached: {_text(error)}") from None
-    except (OSError, RuntimeError) as error:
+        final = error.args[:1] != () and error.args[0] in _FINAL
+        what = "refused" if final else "can't be reached"
+        raise BackendUnavailable(f"{address.display} {what}: {_text(error)}", final=final) from None
+    except OSError as error:
         raise BackendUnavailable(f"{address.display} can't be reached: {error}") from None
+    except RuntimeError as error:  # PyMySQL lacks a package that the login needs
+        raise BackendUnavailable(f"{address.display} can't be used: {error}", final=True) from None
     except Exception as error:  # any error that PyMySQL raises for malformed packets
-        cause = f"{type(error).__name__}: {error}"
-        raise BackendUnavailable(f"{address.display} does not speak MySQL: {cause}") from error
+        raise _not_mysql(address, error) from error
     if "ssl" in address.parameters and not isinstance(client._sock, ssl.SSLSocket):
         client._force_close()
         raise Unsupported(f"{address.display} requires TLS, and PyMySQL logged in without it")
     return client
+
+
+def _not_mysql(address: MySqlAddress, error: Exception) -> BackendUnavailable:
+    cause = f"{type(error).__name__}: {error}"
+    text = f"{address.display} refused: no MySQL server is at this address: {cause}"
+    return BackendUnavailable(text, final=True)
 
 
 _Client: Any = pymysql.Connection  # its type stubs lack the private parts that are used here

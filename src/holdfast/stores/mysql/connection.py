@@ -34,6 +34,7 @@ __all__ = [
 INTERRUPTED = 1317
 _GONE = frozenset({1053, 1152, 1153, 1159, 1160, 1161, 1290, 1836, 1927, 3032, 3169, 4031})
 """Error numbers after which a connection is closed: the server ends it, or is read-only."""
+NO_RIGHTS = frozenset({1044, 1142, 1143, 1227, 1410})
 READ_BYTES = 65536
 _QUIT = b"\1\0\0\0\1"
 _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -43,10 +44,11 @@ _forgotten: list[MySqlConnection] = []
 
 
 class MySqlRefused(sql.SqlRefused):
-    """The server answered with an error; ``code`` is its number."""
+    """The server answered with an error; ``code`` is its number. ``first`` says that no statement
+    of the request ran before the error."""
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, code: int, *, first: bool = False) -> None:
+        super().__init__(message, final=first and code in NO_RIGHTS)
         self.code = code
 
 
@@ -202,4 +204,5 @@ def checked(reply: MySqlReply, server: str) -> list[Result]:
     if reply.failure is None:
         return reply.results
     code, text = reply.failure
-    raise MySqlRefused(f"{server} refused: {text} ({code})", code)
+    first = not reply.results
+    raise MySqlRefused(f"{server} refused: {text} ({code})", code, first=first)

@@ -8,6 +8,7 @@ uses the open connection itself.
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 from collections.abc import Callable
@@ -39,6 +40,17 @@ READ_ONLY = "25006"
 NO_RIGHTS = "42501"
 _GONE = ("57P", "08", READ_ONLY)
 """Errors after which a connection is useless: the server ends it, or is read-only."""
+# libpq gives no error code for a failed login. Servers may write these texts in another language:
+# such a refusal counts as one that may pass. LDAP, PAM and RADIUS are left out: with them a server
+# that can't reach its own authority says the same as for a wrong password.
+_FINAL = re.compile(
+    r"(?:password|[Pp]eer|[Ii]dent|certificate|SASL|SCRAM) authentication failed"
+    r"|no password supplied|is not permitted to log in|permission denied for database"
+    r"|(?:role|database|certificate file) \".*\" does not exist|no such (?:database|user)"
+    r"|no pg_hba.conf entry|pg_hba.conf rejects|but SSL was required"
+    r"|received invalid response to SSL negotiation|expected authentication request from server"
+)
+_WHERE = re.compile(r"connection to server .*? failed: |FATAL: +|ERROR: +|\n\s*")
 _ROWS = frozenset({pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY})
 # In the same process, a forgotten connection must not be closed: that would tell the server.
 _forgotten: list[PostgresConnection] = []
@@ -48,7 +60,7 @@ class PostgresRefused(sql.SqlRefused):
     """The server answered with an error; ``sqlstate`` is its code."""
 
     def __init__(self, message: str, sqlstate: str) -> None:
-        super().__init__(message)
+        super().__init__(message, final=sqlstate == NO_RIGHTS)
         self.sqlstate = sqlstate
 
 
@@ -207,12 +219,13 @@ def dial(
     address: PostgresAddress, until: float, greet: Callable[[PostgresConnection], None]
 ) -> PostgresConnection:
     """Connects to the first host that answers and for which ``greet`` does not raise."""
-    error: BackendUnavailable | None = None
+    failures = sql.HostFailures(address.display)
     for parameters in _targets(address, until):
+        host = parameters.get("host", ""), parameters.get("port")
         try:
             connection = _connect(address, parameters, until)
         except BackendUnavailable as failure:
-            error = failure
+            failures.add(host, failure)
             continue
         try:
             greet(connection)
@@ -220,10 +233,10 @@ def dial(
             connection.close()
             if not isinstance(failure, BackendUnavailable):
                 raise
-            error = failure
+            failures.add(host, failure)
         else:
             return connection
-    raise error or BackendUnavailable(f"{address.display}: no host")
+    raise failures.error()
 
 
 def _targets(address: PostgresAddress, until: float) -> list[dict[str, str]]:
@@ -254,7 +267,7 @@ def _connect(
         pgconn = pq.PGconn.connect_start(make_conninfo("", **parameters).encode())
         _finish_login(pgconn, address, until)
     except PsycopgError as error:
-        raise BackendUnavailable(f"{address.display} can't be reached: {error}") from None
+        raise _login_error(address, str(error)) from None
     return PostgresConnection(pgconn, address.display)
 
 
@@ -264,7 +277,7 @@ def _finish_login(pgconn: pq.abc.PGconn, address: PostgresAddress, until: float)
         if step == pq.PollingStatus.FAILED or pgconn.status == pq.ConnStatus.BAD:
             cause = pgconn.get_error_message()
             pgconn.finish()
-            raise BackendUnavailable(f"{address.display} can't be reached: {cause.strip()}")
+            raise _login_error(address, cause)
         poll = select.poll()
         poll.register(
             pgconn.socket, select.POLLOUT if step == pq.PollingStatus.WRITING else select.POLLIN
@@ -274,3 +287,13 @@ def _finish_login(pgconn: pq.abc.PGconn, address: PostgresAddress, until: float)
             pgconn.finish()
             raise BackendUnavailable(f"{address.display} did not answer the login in time")
         step = pq.PollingStatus(pgconn.connect_poll())
+
+
+def _login_error(address: PostgresAddress, cause: str) -> BackendUnavailable:
+    """Returns the error for a failed login: a refusal if trying again can't help."""
+    if not _FINAL.search(cause):
+        return BackendUnavailable(f"{address.display} can't be reached: {cause.strip()}")
+    text = _WHERE.sub(" ", cause).strip()
+    if "SSL negotiation" in text or "authentication request" in text:
+        text = f"no PostgreSQL server is at this address: {text}"
+    return BackendUnavailable(f"{address.display} refused: {text}", final=True)
