@@ -231,10 +231,11 @@ class Lease(LeaseBase):
 
     __slots__ = ()
 
-    def release(self) -> bool:
-        """Ends the hold; returns whether it was still ours. Never raises for a hold that has
-        ended."""
-        return bool(run_now(self._release()))
+    def release(self) -> bool | None:
+        """Ends the hold. ``True``: this call ended it. ``False``: it had ended before. ``None``:
+        unknown, because the store did not answer in time; what is left of it is removed later,
+        or ends with its ttl. Never raises for a hold that has ended."""
+        return run_now(self._release())
 
     def extend(self, ttl: Duration | None = None) -> None:
         """Renews now, with another ttl from now on if one is given. Raises ``LockLost`` if the hold
@@ -247,10 +248,11 @@ class AsyncLease(LeaseBase):
 
     __slots__ = ()
 
-    async def release(self) -> bool:
-        """Ends the hold; returns whether it was still ours. Never raises for a hold that has
-        ended."""
-        return bool(await self._release())
+    async def release(self) -> bool | None:
+        """Ends the hold. ``True``: this call ended it. ``False``: it had ended before. ``None``:
+        unknown, because the store did not answer in time; what is left of it is removed later,
+        or ends with its ttl. Never raises for a hold that has ended."""
+        return await self._release()
 
     async def extend(self, ttl: Duration | None = None) -> None:
         """Renews now, with another ttl from now on if one is given. Raises ``LockLost`` if the hold

@@ -93,16 +93,16 @@ class MultiLeaseBase(Generic[L]):
         leases = reversed(list(self.leases.values()))
         return all([await lease._release_block() for lease in leases])
 
-    async def _release(self) -> bool:
+    async def _release(self) -> bool | None:
         answers = [await lease._release() for lease in reversed(list(self.leases.values()))]
-        return all(answers)
+        return False if False in answers else None if None in answers else True
 
 
 class MultiLease(MultiLeaseBase[Lease]):
     """Several leases of the blocking client."""
 
-    def release(self) -> bool:
-        """Ends all of them; returns whether all were still ours."""
+    def release(self) -> bool | None:
+        """Ends all of them; returns whether all were still ours, ``None`` if that is unknown."""
         return run_now(self._release())
 
     def extend(self, ttl: Duration | None = None) -> None:
@@ -114,8 +114,8 @@ class MultiLease(MultiLeaseBase[Lease]):
 class AsyncMultiLease(MultiLeaseBase[AsyncLease]):
     """Several leases of the asyncio client."""
 
-    async def release(self) -> bool:
-        """Ends all of them; returns whether all were still ours."""
+    async def release(self) -> bool | None:
+        """Ends all of them; returns whether all were still ours, ``None`` if that is unknown."""
         return await self._release()
 
     async def extend(self, ttl: Duration | None = None) -> None:

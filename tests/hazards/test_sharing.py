@@ -59,7 +59,7 @@ def test_a_hold_that_is_re_entered_as_another_thread_releases_it_goes_on(
         lock = locks.lock("name", reentrant=True)
         outer = lock.acquire()
         assert outer is not None
-        released: list[bool] = []
+        released: list[bool | None] = []
         releasing = threading.Thread(target=lambda: released.append(outer.release()))
         at_the_client, go_on = threading.Event(), threading.Event()
         release, tidy = Engine.release, Hold.drop_dead_handles
@@ -104,7 +104,7 @@ def test_the_last_handle_ends_a_hold_that_was_re_entered_often() -> None:
 def test_a_hold_that_is_just_being_lost_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is removed first and marked lost later: a release in between returns that it was not
     held."""
-    said: list[bool] = []
+    said: list[bool | None] = []
     with holdfast.connect("memory://just-lost") as locks:
         lease = locks.lock("name").acquire()
         assert lease is not None

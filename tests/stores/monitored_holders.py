@@ -32,7 +32,7 @@ class MonitoredHolder:
         self.reason = ""
         self.held_until = 0.0
         """The last moment at which ``lease.held`` was true."""
-        self._released = False
+        self._released: bool | None = False
         self._holds, self._knows, self._over = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(
             target=lambda: drive(flavour, self._hold(url, namespace)), daemon=True
@@ -87,7 +87,7 @@ class MonitoredHolder:
         """End the hold. Returns whether it was still ours."""
         self._over.set()
         self._thread.join(SOON)
-        return self._released
+        return bool(self._released)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -204,7 +204,7 @@ class Backend(Protocol):
         """Makes a ``wait`` of this backend for this claim return now. From any thread."""
         ...
 
-    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool | None, Grant | Busy]:
         """``release(grant)`` and ``attempt(claim, join=True)`` in one, in this order."""
         ...
 
@@ -229,10 +229,14 @@ class Backend(Protocol):
         its other holds."""
         ...
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant) -> bool | None:
         """Ends the hold if it still belongs to this owner, and returns whether it did. Reserves the
         name for the first waiter for a short grace, or grants it directly, for at most
-        ``DIRECT_GRANT_SECONDS``, and wakes exactly that waiter. One round trip."""
+        ``DIRECT_GRANT_SECONDS``, and wakes exactly that waiter. One round trip.
+
+        ``None`` means that the hold is over, but not whether this call ended it: a first request
+        was not answered (or was refused half-way), and its repetition found nothing. If the hold
+        may still be stored, it raises ``BackendUnavailable`` instead."""
         ...
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:

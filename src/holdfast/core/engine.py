@@ -122,7 +122,8 @@ class Engine:
         return hold if hold is not None and hold.acquired_by() is me else None
 
     async def release(self, hold: Hold) -> bool | None:
-        """Ends a hold. Returns whether it was still ours, or ``None`` if the store did not answer.
+        """Ends a hold. Returns whether it was still ours, or ``None`` if that is unknown: the store
+        did not answer, or only to a repeated request.
 
         If another waiter of this client is next, release and attempt are one exchange.
         """
@@ -158,11 +159,18 @@ class Engine:
             raise
         finally:
             self.releasing.discard(claim.owner)
-        if not ours or sent >= hold.ends:
-            reason = "its certain time is over" if ours else "the store no longer had it"
+        return self._released(hold, ours, sent)
+
+    def _released(self, hold: Hold, ours: bool | None, sent: float) -> bool | None:
+        """The result of a release that the store has answered."""
+        if ours is False or sent >= hold.ends:
+            reason = "the store no longer had it" if ours is False else "its certain time is over"
             self.renewer.declare_lost(hold, reason)
             return False
-        return True
+        if ours is None:
+            name, store = hold.grant.claim.name, self.store.display
+            log.info("%r on %s is over; whether this release ended it is unknown", name, store)
+        return ours
 
     def _is_still_held(self, hold: Hold) -> bool:
         """For a hold that this release did not end: true if it was re-entered, and ends with the

@@ -65,7 +65,7 @@ class Worker:
         async with self.client.lock(name):
             return time.process_time() - began
 
-    async def release(self, name: str) -> bool:
+    async def release(self, name: str) -> bool | None:
         return await self.leases.pop(name).release()
 
     async def state(self, name: str) -> dict[str, Any]:

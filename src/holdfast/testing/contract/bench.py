@@ -80,7 +80,7 @@ class Peer:
     def nudge(self, claim: Claim) -> None:
         self.backend.nudge(claim)
 
-    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool | None, Grant | Busy]:
         return await self.run(self.backend.exchange(grant, claim))
 
     async def renew(self, grants: Sequence[Grant], waits: Sequence[Waiting] = ()) -> Renewal:
@@ -94,7 +94,7 @@ class Peer:
         extending = self.backend.renew([grant], [], until=now() + SOON, shorten=shorten)
         return await self.run(extending)
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant) -> bool | None:
         return await self.run(self.backend.release(grant))
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
