@@ -11,6 +11,7 @@ from holdfast.cli.run import answer, environment, prepare, split_command
 from holdfast.cli.run.child import TO_END, Ending, run_command
 from holdfast.cli.run.command import Command
 from holdfast.cli.run.signals import Interrupted
+from holdfast.cli.run.waiting import Waiting
 
 if TYPE_CHECKING:
     from holdfast.primitives.election import Election
@@ -40,15 +41,17 @@ def main(argv: list[str]) -> int:
     try:
         with connect(options.url, options.namespace, options.ttl, options.epoch) as locks:
             election = locks.election(options.name, note=options.note)
+            shown = f"the leadership of {election.name!r}"
+            waiting = Waiting(locks, election.name, shown=shown, holds="held", seconds=None)
             ending = None
             while ending is None:
-                ending = _term(child, election)
+                ending = _term(child, election, waiting)
     finally:
         child.close()
     return answer(ending)
 
 
-def _term(child: Command, election: Election) -> Ending | None:
+def _term(child: Command, election: Election, waiting: Waiting) -> Ending | None:
     """One campaign and what follows; ``None`` if another is due."""
     from holdfast.errors import BackendUnavailable, LockLost
 
@@ -56,7 +59,8 @@ def _term(child: Command, election: Election) -> Ending | None:
     lost = f"the leadership of {election.name!r} was about to be lost"
     child.rest()
     try:
-        with election.campaign() as lease:
+        with waiting, election.campaign() as lease:
+            waiting.end()
             ending = run_command(child, lease, environment(lease))
         if not ending.cut:
             return ending

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast.cli.exits import NOT_ACQUIRED, NOTHING, Refused
 from holdfast.cli.output.text import duration, is_terminal, say, since
+from holdfast.cli.parsing.options import PATIENCE_SECONDS
 from holdfast.cli.run import answer, environment
 from holdfast.cli.run.child import Ending, run_command
+from holdfast.cli.run.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast import Lease
+    from holdfast import Lease, Locks
     from holdfast.cli.run.command import Command
     from holdfast.primitives.once_outcome import Outcome
 
@@ -22,6 +24,10 @@ __all__ = ["CommandFailed", "run_job"]
 class Job(Protocol):
     """What ``locks.once`` and ``locks.every`` give."""
 
+    @property
+    def key(self) -> str: ...
+    @property
+    def name(self) -> str: ...
     def run(self, function: Callable[..., int], /) -> Outcome: ...
 
 
@@ -41,11 +47,15 @@ class CommandFailed(Exception):
         self.ending = ending
 
 
-def run_job(child: Command, job: Job, conflict_code: int = NOT_ACQUIRED) -> int:
+def run_job(child: Command, locks: Locks, job: Job, conflict_code: int = NOT_ACQUIRED) -> int:
     """Runs the command unless another process has run it. Returns its exit code, or 0 if it
     was done already."""
 
+    shown = repr(job.key)
+    waiting = Waiting(locks, job.name, shown=shown, holds="run", seconds=PATIENCE_SECONDS)
+
     def work(lease: Lease) -> int:
+        waiting.end()
         ending = run_command(child, lease, environment(lease))
         stopped = ending.interrupted or (ending.end_signal and ending.code)
         if stopped or ending.cut or not ending.guarded:
@@ -55,7 +65,8 @@ def run_job(child: Command, job: Job, conflict_code: int = NOT_ACQUIRED) -> int:
         return 0
 
     try:
-        outcome = job.run(work)
+        with waiting:
+            outcome = job.run(work)
     except (CommandFailed, CommandStopped) as end:
         return answer(end.ending)
     return 0 if outcome.ran else _not_run(outcome, conflict_code)

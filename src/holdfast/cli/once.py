@@ -42,6 +42,6 @@ def main(argv: list[str]) -> int:
                 wait=not options.nonblock,
                 note=options.note,
             )
-            return run_job(child, job, options.conflict_exit_code)
+            return run_job(child, locks, job, options.conflict_exit_code)
     finally:
         child.close()

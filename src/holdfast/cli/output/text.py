@@ -10,7 +10,7 @@ import time
 
 from holdfast.claim import escaped as neutral
 
-__all__ = ["ago", "duration", "is_terminal", "neutral", "say", "since"]
+__all__ = ["ago", "clock", "duration", "is_terminal", "neutral", "say", "since"]
 
 
 def say(message: str) -> None:
@@ -47,15 +47,19 @@ def ago(moment: float) -> str:
     return duration(max(0.0, time.time() - moment))
 
 
-def since(moment: float) -> str:
-    """When, in local time, and how long ago: ``14:03:22 (12 m)``; "?" for what is no time."""
+def clock(moment: float, form: str = "%H:%M") -> str:
+    """When, in local time, with the date unless it is today; "?" for what is no time."""
     try:
         then, today = time.localtime(moment), time.localtime()
     except (ValueError, OverflowError, OSError):  # others wrote it
         return "?"
-    same_day = then[:3] == today[:3]
-    clock = time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", then)
-    return f"{clock} ({ago(moment)})"
+    return time.strftime(form if then[:3] == today[:3] else f"%Y-%m-%d {form}", then)
+
+
+def since(moment: float) -> str:
+    """When, in local time, and how long ago: ``14:03:22 (12 m)``; "?" for what is no time."""
+    shown = clock(moment, "%H:%M:%S")
+    return shown if shown == "?" else f"{shown} ({ago(moment)})"
 
 
 def write(text: str) -> None:

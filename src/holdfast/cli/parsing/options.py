@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.claim import FenceKeys
 
 __all__ = [
+    "PATIENCE_SECONDS",
     "Parser",
     "connect",
     "epoch_option",
@@ -26,6 +27,9 @@ __all__ = [
     "store_url",
     "whole",
 ]
+
+PATIENCE_SECONDS = 30.0
+"""How long a command without a time limit tries a store that can't be reached."""
 
 KEYS = "HOLDFAST_FENCE_KEYS"
 KEYS_FILE = "HOLDFAST_FENCE_KEYS_FILE"
@@ -139,7 +143,7 @@ def connect(
     log.at_first_line(_log_to_standard_error)
     given: dict[str, Any] = {"namespace": namespace, "ttl": ttl, "epoch": epoch}
     settings = {word: value for word, value in given.items() if value is not None}
-    settings["fence_keys"] = fence_keys()
+    settings |= {"fence_keys": fence_keys(), "patience": PATIENCE_SECONDS}
     try:
         return holdfast.Locks(url, **settings)  # connect() would load more than a command needs
     except (ValueError, ImportError) as error:

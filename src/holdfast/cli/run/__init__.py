@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.cli.exits import DEFECT, LOST, NOT_ACQUIRED, USAGE, Refused
 from holdfast.cli.output.text import since
 from holdfast.cli.parsing.options import (
+    PATIENCE_SECONDS,
     Parser,
     connect,
     epoch_option,
@@ -22,6 +23,7 @@ from holdfast.cli.parsing.options import (
 )
 from holdfast.cli.run.child import Ending, run_command
 from holdfast.cli.run.command import Command
+from holdfast.cli.run.waiting import Waiting
 
 if TYPE_CHECKING:
     from holdfast import Lease, Locks, LockTimeout
@@ -124,8 +126,10 @@ def _run(child: Command, options: SimpleNamespace) -> Ending:
     try:
         with (
             connect(options.url, options.namespace, options.ttl, options.epoch) as locks,
+            _waiting(locks, options) as waiting,
             _lock(locks, options) as lease,
         ):
+            waiting.end()
             ending = run_command(child, lease, environment(lease))
     except LockTimeout as error:
         raise Refused(_conflict(error), options.conflict_exit_code) from error
@@ -141,7 +145,14 @@ def _run_every(child: Command, options: SimpleNamespace) -> int:
 
     with connect(options.url, options.namespace, options.ttl, options.epoch) as locks:
         job = locks.every(options.every, options.name, note=options.note)
-        return run_job(child, job, options.conflict_exit_code)
+        return run_job(child, locks, job, options.conflict_exit_code)
+
+
+def _waiting(locks: Locks, options: SimpleNamespace) -> Waiting:
+    seconds = PATIENCE_SECONDS if options.wait is None else options.wait
+    seconds = None if options.nonblock else seconds
+    shown = repr(options.name)
+    return Waiting(locks, options.name, shown=shown, holds="held", seconds=seconds)
 
 
 def _lock(locks: Locks, options: SimpleNamespace) -> AbstractContextManager[Lease]:
