@@ -429,6 +429,8 @@ class FenceKeys:
         if isinstance(keys, FenceKeys):
             self._keys = keys._keys
             return
+        if not isinstance(keys, Iterable):
+            raise TypeError(f"fence_keys are bytes or text, not {type(keys).__name__}")
         given = (keys,) if isinstance(keys, str | bytes) else tuple(keys)
         self._keys = tuple(map(_key_bytes, given))
         if self._keys:

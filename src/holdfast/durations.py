@@ -18,10 +18,11 @@ LONGEST_SECONDS = 366 * 24 * 3600.0
 INFINITE = float("inf")
 
 
-def seconds(value: Duration, word: str) -> float:
-    """A positive, finite number of seconds, at most a year; raises ``ValueError`` otherwise."""
+def seconds(value: Duration, word: str, *, zero: bool = False) -> float:
+    """A positive, finite number of seconds, at most a year, or 0 where that is allowed; raises
+    ``ValueError`` otherwise."""
     number = _number(value, word)
-    if not 0 < number <= LONGEST_SECONDS:
+    if not 0 < number <= LONGEST_SECONDS and not (zero and number == 0):
         raise ValueError(f"{word} is a positive number of seconds, a year at most; not {value!r}")
     return number
 

@@ -3,7 +3,7 @@
 HoldfastError
 ├── LockTimeout(TimeoutError)            not acquired in time; names the holder
 ├── LockLost                             the hold ended before the work did
-├── NotHeld                              release or extend of what we do not hold
+├── NotHeld(RuntimeError)                release or extend of what we do not hold
 ├── AlreadyHeld                          this thread or task holds it: a self-deadlock
 ├── StaleFence                           a resource refused an old fence; names both
 ├── UntrustedFence(ValueError)           a fence without a signature by a known key
@@ -73,8 +73,11 @@ class LockLost(HoldfastError):
         self.result = result
 
 
-class NotHeld(HoldfastError):
-    """A release or an extend of a lock that this thread, task or handle does not hold."""
+class NotHeld(HoldfastError, RuntimeError):
+    """A release or an extend of a lock that this thread, task or handle does not hold.
+
+    A ``RuntimeError``, as ``threading.Lock.release`` raises it.
+    """
 
 
 class AlreadyHeld(HoldfastError):

@@ -134,7 +134,7 @@ class LeaseBase:
         Right after a wait less of the ttl may be certain than later: some stores grant directly
         with the wake-up, for up to 15 s, and the renewer renews that within a second.
         """
-        needed = seconds(at_least, "at_least") if at_least else 0.0
+        needed = seconds(at_least, "at_least", zero=True)
         remaining = self.remaining
         if remaining <= 0:
             raise self._lost_error()
@@ -157,6 +157,8 @@ class LeaseBase:
         An asyncio client calls it on its event loop, a blocking client on the one thread that the
         process keeps for callbacks. A slow callback delays other callbacks, and nothing else.
         """
+        if not callable(callback):
+            raise TypeError(f"on_lost() takes a function, not {type(callback).__name__}")
         hold = self._hold
         if self._released and not self.lost:
             return

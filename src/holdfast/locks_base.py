@@ -196,6 +196,9 @@ class LocksBase(Generic[K, M, E, J, V]):
             )
 
     async def _list(self, prefix: str, limit: int) -> list[LockInfo]:
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix is text, not {type(prefix).__name__}")
+        _count(limit, "limit")
         self._engine.enter()
         found: dict[str, LockInfo] = {}
         cursor: str | None = None
@@ -254,6 +257,8 @@ def _log_broken(engine: Engine, name: str, reason: str, holders: Sequence[Holder
 
 
 def _namespace(text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"namespace is text, not {type(text).__name__}")
     check_name(text)
     if len(text) > 64 or not all(c.isalnum() or c in "-_.:" for c in text) or not text.isascii():
         raise ValueError(
@@ -269,6 +274,8 @@ def _count(number: int, word: str, largest: int = 1_000_000) -> int:
 
 
 def _check_required(store: Store, require: Iterable[str | Guarantee]) -> None:
+    if not isinstance(require, Iterable):
+        raise TypeError(f"require is names of guarantees, not {type(require).__name__}")
     wanted = (require,) if isinstance(require, str) else tuple(require)
     for word in wanted:
         try:

@@ -63,6 +63,8 @@ class MultiLeaseBase(Generic[L]):
 
     def on_lost(self, callback: Callable[[str], object]) -> None:
         """Calls ``callback(reason)`` once, when the first lease is lost."""
+        if not callable(callback):
+            raise TypeError(f"on_lost() takes a function, not {type(callback).__name__}")
         reasons: list[str] = []
 
         def first(reason: str) -> None:

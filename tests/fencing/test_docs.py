@@ -12,7 +12,12 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 MODULES = ("sql", "http", "gate", "rule", "redis", "file")
-PAGES = ("guides/use-the-fence.md", "guides/run-a-job-once.md", "guides/elect-a-leader.md")
+PAGES = (
+    "guides/use-the-fence.md",
+    "guides/run-a-job-once.md",
+    "guides/elect-a-leader.md",
+    "guides/migrate.md",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

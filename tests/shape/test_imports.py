@@ -23,7 +23,14 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"claim", "errors"},
     "io": {"core", "claim", "errors"},
     "stores": {"core", "claim", "errors", "io", "url", "sql"},
-    "primitives": {"core", "claim", "errors", "durations", "lease", "multilease"},
+    "primitives": {
+        "core",
+        "claim",
+        "errors",
+        "durations",
+        "lease",
+        "multilease",
+    },
     "fencing": {"core", "claim", "errors", "durations", "lease", "url", "sql"},
     "cli": {
         "bench",

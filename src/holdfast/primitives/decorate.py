@@ -25,8 +25,12 @@ _TOO_LATE = {
 
 
 def check_whole(function: Callable[..., Any], what: str) -> None:
-    """Raises ``TypeError`` for a generator function: calling it runs nothing of its body."""
+    """Raises ``TypeError`` for what is no function, and for a generator function: calling it runs
+    nothing of its body."""
     import inspect
+
+    if not callable(function):
+        raise TypeError(f"a {what} takes a function, not {type(function).__name__}")
 
     if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
         raise TypeError(

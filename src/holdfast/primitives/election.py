@@ -97,7 +97,9 @@ class Election(ElectionBase[Lock]):
 
         With a timeout the iteration ends when the leader did not change for so long.
         """
-        seconds = timeout_seconds(timeout)
+        return self._observe(timeout_seconds(timeout))
+
+    def _observe(self, seconds: float | None) -> Iterator[Holder | None]:
         seen: object = NOT_SEEN
         while True:
             until = None if seconds is None else self._engine.runtime.now() + seconds

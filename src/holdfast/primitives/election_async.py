@@ -21,12 +21,14 @@ class AsyncElection(ElectionBase[AsyncLock]):
         """The leader at this moment, or ``None``."""
         return await self._leader()
 
-    async def observe(self, timeout: Duration | None = None) -> AsyncIterator[Holder | None]:
+    def observe(self, timeout: Duration | None = None) -> AsyncIterator[Holder | None]:
         """Yields the leader, then each new leader; ``None`` while there is none.
 
         With a timeout the iteration ends when the leader did not change for so long.
         """
-        seconds = timeout_seconds(timeout)
+        return self._observe(timeout_seconds(timeout))
+
+    async def _observe(self, seconds: float | None) -> AsyncIterator[Holder | None]:
         seen: object = NOT_SEEN
         while True:
             until = None if seconds is None else self._engine.runtime.now() + seconds

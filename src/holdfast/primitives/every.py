@@ -92,7 +92,7 @@ def make_timetable(
     if grace is not None and missed != "skip":
         raise ValueError("grace is how late a run may start: it needs missed='skip'")
     late = length / 10 if grace is None else seconds(grace, "grace")
-    shift = seconds(offset, "offset") if offset else 0.0
+    shift = seconds(offset, "offset", zero=True)
     return Timetable(round(length * MICRO), round(shift * MICRO), missed, round(late * MICRO))
 
 

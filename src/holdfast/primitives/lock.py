@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 from weakref import ref
 
 from holdfast.claim import Claim, Mode
@@ -17,12 +17,13 @@ from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import AlreadyHeld, LockTimeout, NotHeld
 from holdfast.lease import Lease, LeaseBase
 from holdfast.primitives.context import BlockExit, LockContext
+from holdfast.primitives.options import refuse_unknown
 
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
     from holdfast.primitives.options import LockOptions
 
-__all__ = ["UNSET", "Lock", "LockBase", "ReadWriteLock"]
+__all__ = ["UNSET", "Lock", "LockBase", "ReadWriteLock", "wait_seconds"]
 
 L = TypeVar("L", bound=LeaseBase)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,6 +65,13 @@ class LockBase(LockContext[L]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self._mode} on {self._engine.store.display}>"
+
+    if not TYPE_CHECKING:  # a type checker must go on to refuse unknown attributes
+
+        def __getattr__(self, word: str) -> object:
+            from holdfast.primitives.spellings import missing_attribute
+
+            raise missing_attribute(self, word, dir(self._lease))
 
     def __call__(self, function: F) -> F:
         """Decorates a function: it runs under the lock. ``LockLost.result`` is its result if it
@@ -137,10 +145,10 @@ class LockBase(LockContext[L]):
             f"already ({held}), and would wait for itself: {hint}"
         )
 
-    async def _acquire(self, blocking: bool, timeout: Duration | None) -> L | None:
-        limit = self._options.timeout if timeout is UNSET else timeout_seconds(timeout)
-        if not blocking:
-            limit = 0
+    async def _acquire(
+        self, blocking: bool, timeout: Duration | None, others: dict[str, Never]
+    ) -> L | None:
+        limit = wait_seconds(blocking, timeout, self._options.timeout, others)
         try:
             lease = await self._take(limit, block=False, explain=False)
         except LockTimeout:
@@ -199,15 +207,33 @@ class _Unset:
 UNSET: Any = _Unset()
 
 
+def wait_seconds(
+    blocking: bool, timeout: Duration | None, default: float | None, others: dict[str, Never]
+) -> float | None:
+    """How long ``acquire`` waits. Raises for arguments that do not exist or contradict."""
+    if others:
+        refuse_unknown(others, ("blocking", "timeout"))
+    if blocking not in (True, False):  # 1 and 0 are equal to these
+        raise TypeError(f"blocking is True or False, not {blocking!r:.40}; timeout is the time")
+    limit = default if timeout is UNSET else timeout_seconds(timeout)
+    if blocking:
+        return limit
+    if limit and timeout is not UNSET:
+        raise ValueError("an acquire with blocking=False does not wait: it takes no timeout")
+    return 0
+
+
 class Lock(LockBase[Lease]):
     """A lock of the blocking client. Any number of threads may use one object at once."""
 
     __slots__ = ()
     _lease = Lease
 
-    def acquire(self, blocking: bool = True, timeout: Duration | None = UNSET) -> Lease | None:
+    def acquire(
+        self, blocking: bool = True, timeout: Duration | None = UNSET, **others: Never
+    ) -> Lease | None:
         """Returns a lease (which is true), or ``None`` if it was not acquired in time."""
-        return run_now(self._acquire(blocking, timeout))
+        return run_now(self._acquire(blocking, timeout, others))
 
     def release(self) -> None:
         """Ends the newest lease that this thread acquired through this object; else ``NotHeld``."""

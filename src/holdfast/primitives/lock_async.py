@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from holdfast.core.hold import Hold
 from holdfast.durations import Duration
@@ -72,10 +72,10 @@ class AsyncLock(LockBase[AsyncLease]):
     _lease = AsyncLease
 
     async def acquire(
-        self, blocking: bool = True, timeout: Duration | None = UNSET
+        self, blocking: bool = True, timeout: Duration | None = UNSET, **others: Never
     ) -> AsyncLease | None:
         """Returns a lease (which is true), or ``None`` if it was not acquired in time."""
-        return await self._acquire(blocking, timeout)
+        return await self._acquire(blocking, timeout, others)
 
     async def release(self) -> None:
         """Ends the newest lease that this task acquired through this object; else ``NotHeld``."""

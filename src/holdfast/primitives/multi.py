@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from holdfast.claim import Mode, check_name
 from holdfast.core.drive import run_now
-from holdfast.durations import Duration, timeout_seconds
+from holdfast.durations import Duration
 from holdfast.errors import LockTimeout
 from holdfast.multilease import MultiLease, MultiLeaseBase
 from holdfast.primitives.context import BlockExit, LockContext
-from holdfast.primitives.lock import UNSET, Lock, LockBase
+from holdfast.primitives.lock import UNSET, Lock, LockBase, wait_seconds
 
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
@@ -30,7 +30,7 @@ class MultiLockBase(LockContext[M]):
     _lease: type[M]
 
     def __init__(self, engine: Engine, names: Iterable[str], options: LockOptions) -> None:
-        if isinstance(names, str):
+        if isinstance(names, str) or not isinstance(names, Iterable):
             raise TypeError("multi() takes several names; for one name use lock()")
         self.names = tuple(sorted({check_name(name) for name in names}))
         if not self.names:
@@ -58,10 +58,12 @@ class MultiLockBase(LockContext[M]):
                 await lease._release()
             raise
 
-    async def _acquire(self, blocking: bool, timeout: Duration | None) -> M | None:
-        limit = self._options.timeout if timeout is UNSET else timeout_seconds(timeout)
+    async def _acquire(
+        self, blocking: bool, timeout: Duration | None, others: dict[str, Never]
+    ) -> M | None:
+        limit = wait_seconds(blocking, timeout, self._options.timeout, others)
         try:
-            return await self._take(0 if not blocking else limit, block=False, explain=False)
+            return await self._take(limit, block=False, explain=False)
         except LockTimeout:
             return None
 
@@ -72,9 +74,11 @@ class MultiLock(MultiLockBase[MultiLease]):
     _lock = Lock
     _lease = MultiLease
 
-    def acquire(self, blocking: bool = True, timeout: Duration | None = UNSET) -> MultiLease | None:
+    def acquire(
+        self, blocking: bool = True, timeout: Duration | None = UNSET, **others: Never
+    ) -> MultiLease | None:
         """Returns all the leases, or ``None`` if they were not acquired in time."""
-        return run_now(self._acquire(blocking, timeout))
+        return run_now(self._acquire(blocking, timeout, others))
 
     def __enter__(self) -> MultiLease:
         block = self._entering_block()

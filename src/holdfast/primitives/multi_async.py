@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from holdfast.durations import Duration
 from holdfast.multilease import AsyncMultiLease
@@ -22,10 +22,10 @@ class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
     _lease = AsyncMultiLease
 
     async def acquire(
-        self, blocking: bool = True, timeout: Duration | None = UNSET
+        self, blocking: bool = True, timeout: Duration | None = UNSET, **others: Never
     ) -> AsyncMultiLease | None:
         """Returns all the leases, or ``None`` if they were not acquired in time."""
-        return await self._acquire(blocking, timeout)
+        return await self._acquire(blocking, timeout, others)
 
     async def __aenter__(self) -> AsyncMultiLease:
         block = self._entering_block()

@@ -33,6 +33,7 @@ from holdfast.primitives.once_outcome import (
     read,
     write,
 )
+from holdfast.primitives.options import check_flag
 
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
@@ -58,10 +59,10 @@ class Plan(NamedTuple):
 
 
 def make_plan(keep: float, errors: Errors, wait: bool) -> Plan:
-    """Checks the options of a job; raises ``ValueError``."""
+    """Checks the options of a job; raises ``ValueError`` or ``TypeError``."""
     if errors not in ("retry", "record"):
         raise ValueError(f"errors is 'retry' or 'record'; not {errors!r}")
-    return Plan(keep, errors, bool(wait))
+    return Plan(keep, errors, check_flag(wait, "wait"))
 
 
 class Start(NamedTuple):

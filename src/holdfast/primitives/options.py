@@ -1,7 +1,7 @@
 """The options that every primitive takes, checked in one place."""
 
 # Without "from __future__ import annotations": see holdfast.lazy.
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from holdfast.claim import LONGEST_NOTE_BYTES
@@ -11,21 +11,6 @@ if TYPE_CHECKING:
     from holdfast.core.contract import Store
 
 __all__ = ["LockOptions", "Options", "make_options"]
-
-OTHER_SPELLINGS = {
-    "expire": "ttl",
-    "expiry": "ttl",
-    "lease": "ttl",
-    "lease_time": "ttl",
-    "lease_duration": "ttl",
-    "auto_release_time": "ttl",
-    "lock_timeout": "ttl",
-    "blocking_timeout": "timeout",
-    "wait_timeout": "timeout",
-    "auto_renewal": "renew",
-    "auto_renew": "renew",
-    "identifier": "note",
-}
 
 
 class Options(TypedDict, total=False):
@@ -61,8 +46,8 @@ def make_options(defaults: LockOptions, store: "Store", options: Options) -> Loc
     return LockOptions(
         check_ttl(ttl, store),
         timeout_seconds(options["timeout"]) if "timeout" in options else defaults.timeout,
-        bool(options.get("renew", True)),
-        bool(options.get("reentrant", False)),
+        check_flag(options.get("renew", True), "renew"),
+        check_flag(options.get("reentrant", False), "reentrant"),
         None if max_hold is None else seconds(max_hold, "max_hold"),
         check_note(options.get("note")),
     )
@@ -82,6 +67,13 @@ def check_ttl(ttl: float, store: "Store") -> float:
     return ttl
 
 
+def check_flag(value: bool, word: str) -> bool:
+    """The value; raises ``TypeError`` for what is no bool: the text "no" would count as true."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{word} is True or False, not {value!r:.40}")
+    return value
+
+
 def check_note(note: str | None) -> str:
     """The note, or "" for ``None``. Raises for what is no text or too long."""
     if note is None:
@@ -97,13 +89,12 @@ def check_note(note: str | None) -> str:
     return note
 
 
-def refuse_unknown(options: Mapping[str, object]) -> None:
+def refuse_unknown(
+    options: Mapping[str, object], known: Iterable[str] = Options.__annotations__
+) -> None:
     """Raises ``TypeError`` for an unknown option; names our word for another library's word."""
     for word in options:
-        if word in OTHER_SPELLINGS:
-            raise TypeError(
-                f"unknown argument {word!r}: in Holdfast it is {OTHER_SPELLINGS[word]!r}"
-            )
-        if word not in Options.__annotations__:
-            words = ", ".join(Options.__annotations__)
-            raise TypeError(f"unknown argument {word!r}: known are {words}")
+        if word not in known:
+            from holdfast.primitives.spellings import unknown_argument
+
+            raise unknown_argument(word, known)
