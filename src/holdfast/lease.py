@@ -16,6 +16,7 @@ from holdfast.core.drive import run_now
 from holdfast.core.hold import Hold, State
 from holdfast.durations import Duration, seconds
 from holdfast.errors import LockLost
+from holdfast.one_process import OneProcess
 
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
@@ -37,7 +38,7 @@ class Acquirer(Protocol):
     def _forget(self, lease: LeaseBase) -> None: ...
 
 
-class LeaseBase:
+class LeaseBase(OneProcess):
     """A handle to a hold. It never blocks, except to release or extend."""
 
     __slots__ = (

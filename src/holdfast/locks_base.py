@@ -26,6 +26,7 @@ from holdfast.durations import Duration, seconds, timeout_seconds
 from holdfast.errors import GuaranteeNotMet, Unsupported
 from holdfast.io import lifetime
 from holdfast.io.threads import RenewerThread
+from holdfast.one_process import OneProcess
 from holdfast.primitives.lock import LockBase, ReadWriteLock
 from holdfast.primitives.options import LockOptions, Options, check_ttl, make_options
 from holdfast.url import open_store
@@ -51,7 +52,7 @@ PAGE = 200
 LONGEST_LIST = 100_000
 
 
-class LocksBase(Generic[K, M, E, J, V]):
+class LocksBase(OneProcess, Generic[K, M, E, J, V]):
     """The base of ``Locks`` and ``AsyncLocks``: all that needs no ``await`` in a public method."""
 
     _lock: type[K]

@@ -10,13 +10,14 @@ from holdfast.core.drive import run_now
 from holdfast.durations import Duration
 from holdfast.errors import LockLost
 from holdfast.lease import AsyncLease, Lease, LeaseBase
+from holdfast.one_process import OneProcess
 
 __all__ = ["AsyncMultiLease", "MultiLease", "MultiLeaseBase"]
 
 L = TypeVar("L", bound=LeaseBase)
 
 
-class MultiLeaseBase(Generic[L]):
+class MultiLeaseBase(OneProcess, Generic[L]):
     """``.leases[name]`` is one lease. There is no common token: each name has its own fence."""
 
     def __init__(self, leases: dict[str, L]) -> None:

@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
         "durations",
         "lease",
         "multilease",
+        "one_process",
     },
     "fencing": {"core", "claim", "errors", "durations", "lease", "url", "sql"},
     "cli": {

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from holdfast.errors import NotHeld
+from holdfast.one_process import OneProcess
 
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
@@ -47,7 +48,7 @@ class Block:
         return self._lock._exit_block(self.lease, error)
 
 
-class LockContext(Generic[T]):
+class LockContext(OneProcess, Generic[T]):
     """Base of locks: entered and exited by any number of threads or tasks at once."""
 
     __slots__ = ("_engine", "_entered_by_hand", "_entering")

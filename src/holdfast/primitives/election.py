@@ -10,6 +10,7 @@ from holdfast.core.backoff import WATCH_RETRY_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import BackendUnavailable, NotHeld
+from holdfast.one_process import OneProcess
 from holdfast.primitives.lock import Lock, LockBase
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ NOT_SEEN = object()
 """No leader was read yet: differs from every token and from ``None``."""
 
 
-class ElectionBase(Generic[K]):
+class ElectionBase(OneProcess, Generic[K]):
     """The leader is the holder of the name. Its note is what other processes see of it."""
 
     _lock: type[K]

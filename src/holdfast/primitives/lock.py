@@ -16,6 +16,7 @@ from holdfast.core.hold import AcquireOptions, Hold, State
 from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import AlreadyHeld, LockTimeout, NotHeld
 from holdfast.lease import Lease, LeaseBase
+from holdfast.one_process import OneProcess
 from holdfast.primitives.context import BlockExit, LockContext
 from holdfast.primitives.options import refuse_unknown
 
@@ -273,7 +274,7 @@ class Lock(LockBase[Lease]):
 K = TypeVar("K", bound=LockBase[Any])
 
 
-class ReadWriteLock(Generic[K]):
+class ReadWriteLock(OneProcess, Generic[K]):
     """The two locks of a name: readers share, writers are alone; a waiting writer is not starved.
 
     ``write()`` and ``lock()`` of one name are the same claim.

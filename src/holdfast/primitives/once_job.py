@@ -7,7 +7,6 @@ free has crashed: the next run takes over, and logs that.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
@@ -23,6 +22,7 @@ from holdfast.errors import (
     LockTimeout,
     ResultNotKept,
 )
+from holdfast.one_process import OneProcess
 from holdfast.primitives.lock import LockBase
 from holdfast.primitives.once_outcome import (
     LONGEST_ERROR,
@@ -76,7 +76,7 @@ class Start(NamedTuple):
     finished: int = 0
 
 
-class JobBase(Generic[K]):
+class JobBase(OneProcess, Generic[K]):
     """A job with a key, on one client. Any number of threads or tasks may run it at once."""
 
     _lock: type[K]
@@ -96,7 +96,8 @@ class JobBase(Generic[K]):
 
     def _keyed(self, key: str) -> Self:
         """The same job with another key, for decorated calls."""
-        job = copy.copy(self)
+        job = type(self).__new__(type(self))
+        job.__dict__.update(self.__dict__)
         job._set(key)
         return job
 
