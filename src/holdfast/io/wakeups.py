@@ -192,10 +192,8 @@ class BlockingWakeupHub:
             self._interrupted = False
             raise OSError("an interrupt stopped a read of the subscription")
         subscription = self._subscription
-        if subscription is not self._polled:
-            subscriptions = () if subscription is None else (subscription.fileno(),)
-            self._ready = _poller(self._wake_fileno, *subscriptions)
-            self._polled = subscription
+        if subscription is not self._polled and not self._watch(subscription):
+            return
         for fileno, _ in self._ready(min(seconds, LONGEST_WAIT_SECONDS) * 1000):
             if fileno == self._wake_fileno:
                 self._drain()
@@ -212,7 +210,25 @@ class BlockingWakeupHub:
                                 self._wake(key)
                 except BaseException as error:
                     self._break(subscription, error)
-                    raise
+                    if not self._is_by_closing(error):
+                        raise
+
+    def _watch(self, subscription: Subscription | None) -> bool:
+        """Polls this subscription from now on; false if the hub was closed just now."""
+        try:
+            subscriptions = () if subscription is None else (subscription.fileno(),)
+            self._ready = _poller(self._wake_fileno, *subscriptions)
+        except (OSError, ValueError) as error:
+            if self._is_by_closing(error):
+                return False
+            raise
+        self._polled = subscription
+        return True
+
+    def _is_by_closing(self, error: BaseException) -> bool:
+        """Whether the hub was closed by another thread, which made the subscription fail. The wait
+        then ends as woken: what its error says would be of no use."""
+        return self._closed and isinstance(error, Exception)
 
     def _break(self, subscription: Subscription, error: BaseException) -> None:
         with self._mutex:
