@@ -50,7 +50,7 @@ class Shop:
     def enter(self, lease: Lease) -> None:
         """The one line that makes the difference."""
         if self.fenced:
-            fencing.sql.guard(self.database, "shop", lease)
+            fencing.sql.guard(self.database, lease.name, lease)
 
     def look(self, lease: Lease) -> int:
         with self.database:

@@ -25,7 +25,7 @@ WORKERS = 4
 def web_worker(number: int, scene: Scene, path: str, told: Any) -> None:
     def migrate(lease: Lease) -> str:
         with closing(sqlite3.connect(path, timeout=30)) as database, database:
-            fencing.sql.guard(database, "schema", lease)
+            fencing.sql.guard(database, lease.name, lease)
             database.execute("ALTER TABLE customer ADD COLUMN email TEXT")
             if not Path(path + ".crashed").exists():
                 Path(path + ".crashed").touch()

@@ -96,4 +96,4 @@ def test_a_hundred_flash_sales(tmp_path: Path) -> None:
     for sale in sales:
         said = finish(sale)
         assert f"oversold: 2 of 2 without fencing, 0 of {RUNS} with it" in said
-        assert said.count("refused: 'shop' refused token") >= RUNS, "it was not stale: no proof"
+        assert said.count("refused: 'sale' refused token") >= RUNS, "it was not stale: no proof"

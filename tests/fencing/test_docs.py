@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import holdfast
+
 DOCS = Path(__file__).parents[2] / "docs"
 MODULES = ("sql", "http", "gate", "rule", "redis", "file")
 PAGES = (
@@ -55,6 +57,19 @@ def test_the_next_order_fits_the_first_example(
         exec(block.replace("42", number), names)
         names["locks"].close()
         names["conn"].close()
+
+
+def test_the_next_migration_fits_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a lock of its own: a resource "schema" would let in the first migration only."""
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "guides/run-a-job-once.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if "migration:0007" in block)
+    with holdfast.connect("memory://next-migration") as locks:
+        for number in ("0007", "0008"):
+            exec(block.replace("0007", number), {"__name__": "example", "locks": locks})
 
 
 @pytest.mark.parametrize("page", [*PAGES, "explain/fencing.md", "explain/trust.md"])

@@ -64,7 +64,7 @@ def test_words_of_the_error() -> None:
             fence(9, SLOTS, 0),
             fence(99),
         ),
-        "guarded by the lock 'lock', and this is another one (name a resource after its lock)": (
+        "guarded by the lock 'lock', and this is another one: name the resource after its lock": (
             fence(9),
             Fence("other", EXCLUSIVE, (), 0, 99),
         ),

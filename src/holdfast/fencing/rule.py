@@ -136,8 +136,8 @@ def stale(resource: str, fence: Fence, against: Fence) -> StaleFence:
 def _why(fence: Fence, against: Fence) -> str:
     if fence.name != against.name:
         return (
-            f"it is guarded by the lock {against.name!r}, and this is another one "
-            "(name a resource after its lock)"
+            f"it is guarded by the lock {against.name!r}, and this is another one: "
+            "name the resource after its lock"
         )
     if (fence.mode is Mode.SLOTS) != (against.mode is Mode.SLOTS):
         used = "a semaphore" if against.mode is Mode.SLOTS else "a lock"

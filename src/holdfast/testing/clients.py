@@ -11,7 +11,7 @@ import asyncio
 import importlib
 import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
@@ -83,11 +83,11 @@ class _Dressed:
         twin = getattr(_twin(type(self._inner)), word, None)
         if inspect.iscoroutinefunction(twin):
             return self._awaited(value)
-        if inspect.isasyncgenfunction(twin):
-            return self._iterated(value)
         return lambda *args, **options: self._dress(value(*args, **options))
 
     def _dress(self, result: Any) -> Any:
+        if inspect.isgenerator(result):
+            return self._iterated(result)
         dressed = _twin(type(result)) is not None or hasattr(result, "read")
         return _Dressed(result, self._run) if dressed else result
 
@@ -97,14 +97,10 @@ class _Dressed:
 
         return call
 
-    def _iterated(self, method: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
-        async def iterate(*args: Any, **options: Any) -> AsyncIterator[Any]:
-            end = object()
-            items = iter(method(*args, **options))
-            while (item := await self._run(lambda: next(items, end))) is not end:
-                yield item
-
-        return iterate
+    async def _iterated(self, items: Iterator[Any]) -> AsyncIterator[Any]:
+        end = object()
+        while (item := await self._run(lambda: next(items, end))) is not end:
+            yield item
 
     async def __aenter__(self) -> Any:
         """As ``with`` does it: the way out is looked up first, and kept by the block."""
