@@ -209,3 +209,18 @@ def test_an_attempt_ends_at_its_own_deadline(
     """An attempt with a timeout of a second does not wait longer for a server that hangs."""
     with Proxy(server) as proxy:
         gives_up_in_time(proxy, mode, blocking=blocking, connected=connected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_read_only_host_is_skipped(server: MySQLServer, namespace: str, mode: str) -> None:
+    """Of several hosts the writable one is used, also if it is not the first."""
+    login = server.url.partition("@")[0]
+    with MySQLServer(arguments=["--read-only=ON"]) as replica:
+        hosts = f"{replica.host}:{replica.port},{server.host}:{server.port}"
+        url = f"{login}@{hosts}/holdfast?mode={mode}"
+        with holdfast.connect(url, namespace=namespace, patience=5) as locks:
+            with locks.lock("name") as lease:
+                assert lease.held
+            same = holdfast.connect(f"{server.url}?mode={mode}", namespace=namespace)
+            with same, same.lock("name") as theirs:
+                assert theirs.token > lease.token

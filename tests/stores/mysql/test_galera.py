@@ -104,7 +104,8 @@ class Percona:
 
 
 def test_percona_s_cluster_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.stores.mysql.connect.dial", lambda *_: Percona())
+    dial = "holdfast.stores.mysql.connect.dial"
+    monkeypatch.setattr(dial, lambda address, until, greet: greet(Percona()))
     dialler = MySqlDialler(parse_url("mysql://host/database"), Settings(), "advisory")
     with pytest.raises(Unsupported, match="Galera"):
         dialler.connect(0.0)

@@ -81,14 +81,16 @@ def test_a_url_without_a_database_is_refused() -> None:
         holdfast.connect("mysql://user@host")
 
 
-def test_missing_rights_are_reported_with_the_sql(server: MySQLServer, admin: Admin) -> None:
-    """An account that may not create tables gets the SQL in the error; with the tables it works."""
+def test_missing_rights_are_reported_with_the_command(server: MySQLServer, admin: Admin) -> None:
+    """An account that may not create tables is told in a line what to run; then it works."""
     prefix = f"p{secrets.token_hex(4)}_"
     url = account(server, admin, "SELECT, INSERT, UPDATE, DELETE") + f"?prefix={prefix}"
     locks = holdfast.connect(url, patience=5)
     with pytest.raises(Unsupported, match="holdfast schema mysql") as caught:
         locks.lock("name").acquire()
-    assert f"CREATE TABLE IF NOT EXISTS `{prefix}lock`" in str(caught.value)
+    assert f"`holdfast schema mysql --prefix {prefix} | mysql …`" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
     rows(admin, schema_sql(prefix=prefix))
     with locks.lock("name") as lease, holdfast.connect(url) as other:
         assert other.lock("name").acquire(timeout=1) is None  # waiting needs no more rights

@@ -76,15 +76,19 @@ def test_names_of_schemas_are_checked(server: PostgresServer, option: str) -> No
         holdfast.connect(f"{server.url}?{option}")
 
 
-def test_the_error_for_missing_rights_has_the_sql(server: PostgresServer, admin: Admin) -> None:
-    """A role that may not create tables gets the SQL to run; after that it works."""
+def test_the_error_for_missing_rights_names_the_command(
+    server: PostgresServer, admin: Admin
+) -> None:
+    """A role that may not create tables is told in a line what to run; after that it works."""
     role, schema = f"r{secrets.token_hex(4)}", f"s{secrets.token_hex(4)}"
     admin.execute(f"CREATE ROLE {role} LOGIN".encode())
     url = f"{server.url}?schema={schema}".replace("//holdfast@", f"//{role}@")
     locks = holdfast.connect(url, patience=5)
     with pytest.raises(Unsupported, match="holdfast schema postgresql") as caught:
         locks.lock("name").acquire()
-    assert f'CREATE SCHEMA "{schema}"' in str(caught.value)
+    assert f"`holdfast schema postgresql --schema {schema} | psql …`" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
     admin.execute(schema_sql(schema=schema).encode())
     with pytest.raises(Unsupported, match="USAGE on the schema"):
         locks.lock("name").acquire()

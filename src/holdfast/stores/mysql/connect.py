@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import pymysql
 from pymysql.constants import CLIENT
@@ -37,6 +38,8 @@ __all__ = [
     "log_in",
 ]
 
+T = TypeVar("T")
+
 OPTIONS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_mode", "unix_socket")
 """URL options that describe the connection."""
 SSL_MODES = ("disabled", "required", "verify_ca", "verify_identity")
@@ -49,6 +52,7 @@ CLEAR_TEXT = ("mysql_clear_password", "dialog", "mysql_old_password")
 """Authentication plug-ins that reveal the password to anyone who can read the connection."""
 
 OLDEST_SERVER = {"MySQL": (8, 0), "MariaDB": (10, 5)}
+DEFAULT_PREFIX = "holdfast_"
 NO_TABLE = 1146
 _FINAL = frozenset({1044, 1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 3118, 3955, 4151})
 """Refusals of a login that another attempt can't change: the account, its password, its rights, its
@@ -128,6 +132,14 @@ def log_in(address: MySqlAddress, until: float, **options: Any) -> Any:
     Raises ``BackendUnavailable`` if no host does, and ``Unsupported`` for a login that would be
     less safe than the address requires.
     """
+    return _at_first_host(address, until, options, lambda client: client)
+
+
+def _at_first_host(
+    address: MySqlAddress, until: float, options: dict[str, Any], use: Callable[[Any], T]
+) -> T:
+    """Logs in to one host after the other, and returns the result of ``use`` for the first for
+    which it does not raise ``BackendUnavailable``."""
     if pymysql.VERSION[:2] < OLDEST_PYMYSQL:
         raise Unsupported(
             f"PyMySQL {pymysql.VERSION_STRING} may log in without TLS although TLS is required: "
@@ -136,7 +148,7 @@ def log_in(address: MySqlAddress, until: float, **options: Any) -> Any:
     failures = HostFailures(address.display)
     for host, port in address.hosts or (("", None),):
         try:
-            return _log_in_at(address, host, port, until, options)
+            return use(_log_in_at(address, host, port, until, options))
         except BackendUnavailable as failure:
             failures.add((host, port), failure)
     raise failures.error()
@@ -287,10 +299,23 @@ def _text(error: Exception) -> str:
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
-def dial(address: MySqlAddress, until: float) -> MySqlConnection:
-    """Returns a connection, logged in to the first host that accepts the login."""
+def dial(
+    address: MySqlAddress, until: float, greet: Callable[[MySqlConnection], None]
+) -> MySqlConnection:
+    """Returns a connection to the first host that answers and for which ``greet`` does not raise
+    ``BackendUnavailable``."""
+
+    def use(client: Any) -> MySqlConnection:
+        connection = MySqlConnection(client, address.display)
+        try:
+            greet(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     options = {"client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": None}
-    return MySqlConnection(log_in(address, until, **options), address.display)
+    return _at_first_host(address, until, options, use)
 
 
 class MySqlDialler:
@@ -299,7 +324,7 @@ class MySqlDialler:
     def __init__(self, url: Url, settings: Settings, mode: str) -> None:
         self.address = address_of(url)
         self.settings, self.mode = settings, mode
-        self.schema = MySqlSchema(url.options.get("prefix", "holdfast_"))
+        self.schema = MySqlSchema(url.options.get("prefix", DEFAULT_PREFIX))
         self.galera = False
         """True if the server is a Galera node: sessions may be on different nodes, where they
         can't find or kill each other."""
@@ -310,22 +335,19 @@ class MySqlDialler:
         return self.connect(until, b"SET SESSION wait_timeout = %d" % IDLE_SECONDS)
 
     def connect(self, until: float, more: bytes = b"") -> MySqlConnection:
-        """Opens a connection to a writable server, with our session settings."""
-        connection = dial(self.address, until)
-        try:
-            results = connection.checked(connection.request(_FACTS, until))
-            facts = {(row[0] or b"").decode(): (row[1] or b"").decode() for row in results[0].rows}
-            _check_server(self.address.display, facts)
-            self.galera = facts.get("wsrep_on", "OFF") == "ON"
-            self._refuse_galera()
-            if self.galera:
-                self._check_clock(connection, until)
-            settings = self._settings(facts) + (b"; " + more if more else b"")
-            connection.checked(connection.request(settings, until))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        """Opens a connection to the first host that is writable, with our session settings."""
+        return dial(self.address, until, lambda made: self._greet(made, until, more))
+
+    def _greet(self, connection: MySqlConnection, until: float, more: bytes) -> None:
+        results = connection.checked(connection.request(_FACTS, until))
+        facts = {(row[0] or b"").decode(): (row[1] or b"").decode() for row in results[0].rows}
+        _check_server(self.address.display, facts)
+        self.galera = facts.get("wsrep_on", "OFF") == "ON"
+        self._refuse_galera()
+        if self.galera:
+            self._check_clock(connection, until)
+        settings = self._settings(facts) + (b"; " + more if more else b"")
+        connection.checked(connection.request(settings, until))
 
     def _refuse_galera(self) -> None:
         if self.galera and self.mode == "advisory":
@@ -416,10 +438,12 @@ class MySqlDialler:
         except MySqlRefused as error:
             if error.code not in NO_RIGHTS:
                 raise
+            prefix = self.schema.prefix
+            option = "" if prefix == DEFAULT_PREFIX else f" --prefix {prefix}"
             raise Unsupported(
-                f"{error}. Holdfast's tables are missing, or older than this version, and this "
-                "account may not create them: let an administrator run the SQL that `holdfast "
-                f"schema mysql` prints, which is\n{self.schema.sql()}"
+                f"{self.address.display}: Holdfast's tables are missing, or older than this "
+                "version, and this account may not create them: an account with the right CREATE "
+                f"must run `holdfast schema mysql{option} | mysql …` once"
             ) from None
 
     def _check_engines(self, connection: MySqlConnection, until: float) -> None:

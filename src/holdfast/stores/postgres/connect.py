@@ -253,9 +253,9 @@ def _enter(
         _create(schema, connection, until)
         answer = first_value(connection.request((check, parameters), until))
     revision, version, stored_mode = _read_entry(answer, connection.server, namespace)
+    _compare(schema, connection.server, namespace, mode, version, stored_mode)
     if revision < REVISION:
         _create(schema, connection, until)
-    _compare(schema, connection.server, namespace, mode, version, stored_mode)
 
 
 def _read_entry(answer: bytes, server: str, namespace: str) -> tuple[int, int, str]:
@@ -293,9 +293,16 @@ def _create(schema: PostgresSchema, connection: PostgresConnection, until: float
     except PostgresRefused as error:
         connection.script(b"ROLLBACK", until)
         if error.sqlstate == NO_RIGHTS:
-            raise Unsupported(
-                f"{error}. Holdfast's tables are missing, or older than this version, and this "
-                "role may not create them: let an administrator run the SQL that "
-                f"`holdfast schema postgresql` prints:\n{schema.sql()}"
-            ) from None
+            raise missing_tables(schema, connection.server) from None
         raise
+
+
+def missing_tables(schema: PostgresSchema, server: str) -> Unsupported:
+    """Returns the error for a role that may not create our tables and functions."""
+    words = "" if schema.schema == "holdfast" else f" --schema {schema.schema}"
+    words += f" --prefix {schema.prefix}" if schema.prefix else ""
+    return Unsupported(
+        f"{server}: Holdfast's tables are missing, or older than this version, and this role may "
+        "not create them: a role with the right CREATE on the database must run "
+        f"`holdfast schema postgresql{words} | psql …` once"
+    )
