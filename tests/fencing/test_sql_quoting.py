@@ -39,7 +39,7 @@ ENDS_THE_LITERAL = [
 def settings(servers: Servers) -> dict[str, Any]:
     server = servers.of(MySQLServer)
     with holdfast.connect(server.url) as locks:
-        locks.check()  # makes the tables
+        locks.list()  # makes the tables
     return mysql_settings(server.url)
 
 

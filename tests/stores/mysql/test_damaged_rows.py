@@ -98,7 +98,7 @@ def test_a_damaged_name_is_incompatible_on_asyncio(
 ) -> None:
     async def body() -> None:
         async with holdfast.connect_async(server.url, namespace=namespace) as locks:
-            await locks.check()
+            await locks.list()
             damage(admin, namespace, how)
             for timeout in (0, 5):
                 with pytest.raises(Incompatible, match=r"'name' on mysql://.*can't be read"):

@@ -89,7 +89,7 @@ def test_tokens_of_a_transaction_lock_grow_through_the_hour(
 ) -> None:
     """A rollback undoes the increment: only the clock orders the two tokens."""
     with holdfast.connect(server.url) as locks:
-        locks.check()  # creates the tables
+        locks.list()  # creates the tables
     tokens = []
     settings: dict[str, Any] = mysql_settings(server.url)
     with pymysql.connect(**settings) as connection:

@@ -30,7 +30,7 @@ from servers.registry import Servers
 def server(servers: Servers) -> MySQLServer:
     made = servers.of(MySQLServer)
     with holdfast.connect(made.url) as locks:
-        locks.check()  # creates the tables
+        locks.list()  # creates the tables
     return made
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.errors import Unsupported
+from holdfast.errors import Incompatible, Unsupported
 from holdfast.sql import transaction_lock
 from holdfast.stores.postgres.schema import REVISION, schema_sql
 from holdfast.testing import Flavour
@@ -175,8 +175,14 @@ def test_functions_of_an_older_version_are_replaced(server: PostgresServer, admi
     schema, role = f"s{secrets.token_hex(4)}", f"r{secrets.token_hex(4)}"
     admin.execute(schema_sql(schema=schema).encode())
     assert one(admin, _UNSAFE, schema) == 0
-    make_older(admin, schema)
     url = f"{server.url}?schema={schema}"
+    with holdfast.connect(url) as locks:
+        locks.list()
+    make_older(admin, schema)
+    other = holdfast.connect(f"{url}&mode=advisory")
+    with other, pytest.raises(Incompatible, match="lease mode"):
+        other.lock("name").acquire(timeout=5)
+    assert one(admin, _UNSAFE, schema) != 0  # one that may not use them does not replace them
     with holdfast.connect(url) as locks, locks.lock("name"):
         assert one(admin, _UNSAFE, schema) == 0
     make_older(admin, schema)
@@ -205,7 +211,7 @@ def test_check_warns_if_every_role_may_create_in_the_schema(
 ) -> None:
     """Such a role could add functions that run in place of ours."""
     with holdfast.connect(server.url) as locks:
-        locks.check()
+        locks.list()  # makes the tables
         if granted:
             admin.execute("GRANT CREATE ON SCHEMA holdfast TO PUBLIC")
         found = {finding.subject: finding for finding in locks.check()}

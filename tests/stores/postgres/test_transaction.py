@@ -31,7 +31,7 @@ Connection = psycopg.Connection[tuple[object, ...]]
 def server(servers: Servers) -> PostgresServer:
     made = servers.of(PostgresServer)
     with holdfast.connect(made.url) as locks:
-        locks.check()  # makes the tables
+        locks.list()  # makes the tables
     return made
 
 

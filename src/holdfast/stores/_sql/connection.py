@@ -13,11 +13,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from holdfast.core.contract import Runtime, Settings
+from holdfast.core.contract import Finding, Runtime, Settings
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 
-__all__ = ["Dial", "Dropped", "HostFailures", "SqlConnection", "SqlPool", "SqlRefused", "make_pool"]
+__all__ = [
+    "Dial",
+    "Dropped",
+    "HostFailures",
+    "SqlConnection",
+    "SqlPool",
+    "SqlRefused",
+    "make_pool",
+    "run_apart",
+    "stored_findings",
+]
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -204,3 +214,22 @@ def make_pool(
     from holdfast.stores._sql.aio import AsyncSqlPool
 
     return AsyncSqlPool(dial, limit, seconds, display)
+
+
+async def run_apart(runtime: Runtime, work: Callable[[], C]) -> C:
+    """Runs blocking work that leaves nothing open: here, or for an event loop on a thread of its
+    own."""
+    if runtime.blocking:
+        return work()
+    from holdfast.stores._sql.aio import in_thread
+
+    return await in_thread(work, lambda _: None)
+
+
+def stored_findings(namespace: str, mode: str, *, tables: bool, used: bool) -> list[Finding]:
+    """Returns what ``check()`` says about our tables and the namespace, which it does not make."""
+    made = "there" if tables else "not there yet: the first acquire makes them"
+    bound = f"{namespace!r} is used in {mode} mode"
+    if not used:
+        bound = f"{namespace!r} is not in use yet: the first acquire binds it to {mode} mode"
+    return [Finding("tables", made), Finding("namespace", bound)]

@@ -24,10 +24,11 @@ from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.io.clock import now
-from holdfast.stores.mysql.connect import MySqlStore
+from holdfast.stores._sql.connection import run_apart
+from holdfast.stores.mysql.connect import Ask, MySqlDialler, MySqlStore
 from holdfast.stores.mysql.connection import MySqlPool, MySqlRefused, checked
 from holdfast.stores.mysql.inspect import clock_finding, findings
-from holdfast.stores.mysql.protocol import Result, Row
+from holdfast.stores.mysql.protocol import MySqlReply, Result, Row
 from holdfast.stores.mysql.row import RowState, empty_state, parse_state, read_record, read_state
 from holdfast.stores.mysql.sql import (
     IF_WRITTEN,
@@ -85,9 +86,7 @@ class MySqlLeaseStore(MySqlStore):
         opener = SubscriptionOpener(
             dialler.connect_long_lived, lambda: dialler.galera, self._statements, seconds
         )
-        return MySqlLeaseBackend(
-            runtime, self._pool(runtime), opener, self._statements, self.display
-        )
+        return MySqlLeaseBackend(runtime, self._pool(runtime), opener, self._statements, dialler)
 
 
 class MySqlLeaseBackend:
@@ -99,9 +98,10 @@ class MySqlLeaseBackend:
         pool: MySqlPool,
         opener: SubscriptionOpener,
         statements: MySqlLeaseStatements,
-        display: str,
+        dialler: MySqlDialler,
     ) -> None:
-        self.runtime, self.pool, self.statements, self.display = runtime, pool, statements, display
+        self.runtime, self.pool, self.statements = runtime, pool, statements
+        self.display, self._dialler = dialler.address.display, dialler
         self.wakeups, self._opener = make_wakeups(runtime, opener), opener
         self._contended: dict[str, None] = {}
         """Names that had waiters or shared holders when last seen: a hint that the request for a
@@ -427,8 +427,7 @@ class MySqlLeaseBackend:
         """Returns why wake-ups do not reach these subscriptions; empty if they do."""
         if self._opener.polls:
             return self._opener.finding.detail
-        why = wakeup_problem(await self.pool.request(wakeup_check_request(subscriptions)))
-        return f"{why}; waiters poll the row every {SLEEP_SECONDS:g} s instead" if why else ""
+        return _woken_or_not(await self.pool.request(wakeup_check_request(subscriptions)))
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         sql = self.statements.survey(prefix, cursor or "", limit)
@@ -470,11 +469,18 @@ class MySqlLeaseBackend:
         await self.pool.request(self.statements.purge_transactions(), until=until)
 
     async def probe(self) -> list[Finding]:
-        found, waiting = await findings(self._execute), self._opener.finding
-        if self._opener.galera:
-            found.append(await clock_finding(self._execute, self.runtime.wall))
-        why = await self._why_not_woken(())
-        return [*found, Finding("waiting", why, "warning") if why else waiting]
+        return await run_apart(self.runtime, lambda: self._dialler.examine(self._findings))
+
+    def _findings(self, ask: Ask) -> list[Finding]:
+        def execute(sql: bytes) -> list[Result]:
+            return checked(ask(sql), self.display)
+
+        found, opener = findings(execute), self._opener
+        if opener.galera:
+            found.append(clock_finding(execute, self.runtime.wall))
+        why = "" if opener.polls else _woken_or_not(ask(wakeup_check_request(())))
+        why = opener.finding.detail if opener.polls else why
+        return [*found, Finding("waiting", why, "warning") if why else opener.finding]
 
     def forget(self) -> None:
         self.pool.forget()
@@ -638,6 +644,12 @@ def _info_of(row: Row, store: str) -> LockInfo:
 
 class _NotHeld(Exception):
     """The hold is lost, so no record may be written under it."""
+
+
+def _woken_or_not(reply: MySqlReply) -> str:
+    """Returns why waiters are not woken, from the reply to ``wakeup_check_request``."""
+    why = wakeup_problem(reply)
+    return f"{why}; waiters poll the row every {SLEEP_SECONDS:g} s instead" if why else ""
 
 
 def _must_hold(state: RowState, claim: Claim) -> None:

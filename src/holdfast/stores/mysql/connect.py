@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 import pymysql
 from pymysql.constants import CLIENT
 
-from holdfast.core.contract import Runtime, Settings
+from holdfast.core.contract import Finding, Runtime, Settings
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io.clock import now, wall
-from holdfast.stores._sql.connection import HostFailures, make_pool
+from holdfast.stores._sql.connection import HostFailures, make_pool, stored_findings
 from holdfast.stores.mysql.connection import NO_RIGHTS, MySqlConnection, MySqlPool, MySqlRefused
-from holdfast.stores.mysql.protocol import quoted
+from holdfast.stores.mysql.protocol import MySqlReply, quoted
 from holdfast.stores.mysql.row import MICROS
 from holdfast.stores.mysql.sql import PROTOCOL, TABLES, UTC_MICROS, MySqlSchema
 from holdfast.url import Url
@@ -29,6 +29,7 @@ __all__ = [
     "MOST_SKEW_SECONDS",
     "OPTIONS",
     "SKEW_MICROS",
+    "Ask",
     "MySqlAddress",
     "MySqlDialler",
     "MySqlStore",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Ask = Callable[[bytes], MySqlReply]
+"""Sends one request and returns its reply."""
 
 OPTIONS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_mode", "unix_socket")
 """URL options that describe the connection."""
@@ -389,17 +392,48 @@ class MySqlDialler:
         return connection
 
     def _check_namespace(self, connection: MySqlConnection, until: float) -> None:
-        kept = self._protocol(connection, until)
+        try:
+            kept = self._protocol(connection, until)
+        except MySqlRefused as error:
+            if error.code != NO_TABLE:
+                raise
+            self._create(connection, until)
+            kept = None
         if kept is None:
             self._insert_protocol(connection, until)
             kept = self._protocol(connection, until)
         if not self._checked:
-            self._check_engines(connection, until)
+            if self._check_engines(connection, until) < len(TABLES):
+                self._create(connection, until)
             self._checked = True
-        version, mode = kept or (PROTOCOL, self.mode)
-        self._compare(version, mode)
+        self._compare(*(kept or (PROTOCOL, self.mode)))
+
+    def examine(self, judge: Callable[[Ask], list[Finding]]) -> list[Finding]:
+        """Returns the findings of ``judge``, which sends requests on a new connection, and what is
+        stored for the namespace. Writes nothing."""
+        until = now() + self.settings.request_seconds
+        connection = self.connect(until)
+        try:
+            found = judge(lambda sql: connection.request(sql, until))
+            return [*found, *self._stored(connection, until)]
+        finally:
+            connection.close()
+
+    def _stored(self, connection: MySqlConnection, until: float) -> list[Finding]:
+        tables = self._check_engines(connection, until) == len(TABLES)
+        try:
+            kept = self._protocol(connection, until)
+        except MySqlRefused as error:
+            if error.code != NO_TABLE:
+                raise
+            kept = None
+        if kept is not None:
+            self._compare(*kept)
+        namespace, used = self.settings.namespace, kept is not None
+        return stored_findings(namespace, self.mode, tables=tables, used=used)
 
     def _protocol(self, connection: MySqlConnection, until: float) -> tuple[int, str] | None:
+        """Returns the stored version and mode of the namespace; None if it is new."""
         query = self.schema.filled("SELECT version, mode FROM @protocol WHERE namespace = ")
         sql = query.encode() + quoted(self.settings.namespace.encode())
         try:
@@ -407,10 +441,7 @@ class MySqlDialler:
         except MySqlRefused as error:
             if error.code in NO_RIGHTS:
                 raise Unsupported(f"{error}. {self._needed_rights()}") from None
-            if error.code != NO_TABLE:
-                raise
-            self._create(connection, until)
-            return None
+            raise
         for version, mode in results[0].rows:
             return int(version or 0), (mode or b"").decode()
         return None
@@ -446,21 +477,22 @@ class MySqlDialler:
                 f"must run `holdfast schema mysql{option} | mysql …` once"
             ) from None
 
-    def _check_engines(self, connection: MySqlConnection, until: float) -> None:
+    def _check_engines(self, connection: MySqlConnection, until: float) -> int:
+        """Returns how many of our tables exist; raises ``Unsupported`` for one without
+        transactions."""
         names = b", ".join(quoted((self.schema.prefix + table).encode()) for table in TABLES)
         sql = (
             b"SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES "
             b"WHERE TABLE_SCHEMA = DATABASE() AND CAST(TABLE_NAME AS BINARY) IN (%s)" % names
         )
         results = connection.checked(connection.request(sql, until))
-        if len(results[0].rows) < len(TABLES):
-            self._create(connection, until)
         for table, engine in results[0].rows:
             if (engine or b"").lower() != b"innodb":
                 raise Unsupported(
                     f"the table {(table or b'').decode()} on {self.address.display} has the engine "
                     f"{(engine or b'?').decode()}, which has no transactions: InnoDB is needed"
                 )
+        return len(results[0].rows)
 
     def _compare(self, version: int, mode: str) -> None:
         namespace, server = self.settings.namespace, self.address.display

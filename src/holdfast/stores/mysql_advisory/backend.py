@@ -36,8 +36,8 @@ from holdfast.core.contract import (
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
 from holdfast.stores._sql import advisory as sql_advisory
-from holdfast.stores._sql.connection import Dial, Dropped
-from holdfast.stores.mysql.connect import MySqlStore
+from holdfast.stores._sql.connection import Dropped, run_apart
+from holdfast.stores.mysql.connect import Ask, MySqlDialler, MySqlStore
 from holdfast.stores.mysql.connection import (
     MySqlConnection,
     MySqlPool,
@@ -105,11 +105,9 @@ class MySqlAdvisoryStore(MySqlStore):
         return MySqlAdvisoryBackend(
             runtime,
             self._pool(runtime),
-            partial(open_session, self._dialler),
+            self._dialler,
             self._sessions,
             self._statements,
-            self._settings,
-            self.display,
         )
 
 
@@ -120,19 +118,19 @@ class MySqlAdvisoryBackend:
         self,
         runtime: Runtime,
         pool: MySqlPool,
-        dial: Dial[MySqlConnection],
+        dialler: MySqlDialler,
         sessions: MySqlSessions,
         statements: MySqlAdvisoryStatements,
-        settings: Settings,
-        display: str,
     ) -> None:
-        self.runtime, self.pool, self.statements, self.display = runtime, pool, statements, display
+        self.runtime, self.pool, self.statements = runtime, pool, statements
+        self.display, self._dialler = dialler.address.display, dialler
         self._until_purge = PURGE_EVERY
         self.sessions = sessions
         self.driver: MySqlSessionDriver = (
             BlockingMySqlSessionDriver() if runtime.blocking else AsyncMySqlSessionDriver()
         )
-        self._dial, self._seconds = dial, settings.request_seconds
+        self._dial = partial(open_session, dialler)
+        self._seconds = dialler.settings.request_seconds
         self._renewals = MySqlSessionRenewals(sessions, self.driver, statements)
         self._contended: dict[str, None] = {}
         """Names that another session held at the last attempt: a hint to wait in the same
@@ -618,7 +616,12 @@ class MySqlAdvisoryBackend:
     async def probe(self) -> list[Finding]:
         ttl = "the server ends a session that is idle for its ttl in whole seconds (wait_timeout)"
         queue = "waiters are in the server's own queue, each with a connection"
-        return [*await findings(self._query), Finding("waiting", queue), Finding("ttl", ttl)]
+
+        def judge(ask: Ask) -> list[Finding]:
+            found = findings(lambda sql: checked(ask(sql), self.display))
+            return [*found, Finding("waiting", queue), Finding("ttl", ttl)]
+
+        return await run_apart(self.runtime, lambda: self._dialler.examine(judge))
 
     def forget(self) -> None:
         self.sessions.forget()

@@ -48,7 +48,6 @@ from holdfast.stores.postgres.schema import (
     SharedStatements,
 )
 from holdfast.stores.postgres.wakeups import (
-    OpenListener,
     make_wakeups,
     wakeup_key,
 )
@@ -109,11 +108,10 @@ class PostgresLeaseStore:
         return PostgresLeaseBackend(
             runtime,
             make_pool(runtime, self._dial, self._settings, self.display),
-            self._connector.listen,
+            self._connector,
             self._statements,
             self._settings,
             self.display,
-            self._connector.has_listen_url,
         )
 
 
@@ -124,19 +122,19 @@ class PostgresLeaseBackend:
         self,
         runtime: Runtime,
         pool: SqlPool[Request, PGresult],
-        open_listener: OpenListener,
+        connector: PostgresConnector,
         statements: PostgresLeaseStatements,
         settings: Settings,
         display: str,
-        has_listen_url: bool = False,
     ) -> None:
         self.runtime, self.pool, self.display = runtime, pool, display
         self.namespace, self.statements = settings.namespace.encode(), statements
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
-        shared = None if has_listen_url else pool
+        self._connector = connector
+        shared = None if connector.has_listen_url else pool
         self.wakeups = make_wakeups(
-            runtime, open_listener, channel, settings.request_seconds, shared, statements.ready
+            runtime, connector.listen, channel, settings.request_seconds, shared, statements.ready
         )
         self._until_purge = PURGE_EVERY
         self._purged_to = b""
@@ -313,8 +311,8 @@ class PostgresLeaseBackend:
         await self.runtime.sleep(max(0.0, pause))
 
     async def probe(self) -> list[Finding]:
-        answer = await self.pool.request((self.statements.settings, ()))
-        return findings(answer, self.wakeups.finding)
+        seen, stored = await self._connector.examine(self.runtime)
+        return [*findings(seen, self.wakeups.finding), *stored]
 
     def forget(self) -> None:
         self._queued, self._contended = {}, {}

@@ -6,9 +6,13 @@ makes them, in one idempotent step that is guarded by an advisory lock.
 
 from __future__ import annotations
 
-from holdfast.core.contract import Settings
+import json
+from typing import Any
+
+from holdfast.core.contract import Finding, Runtime, Settings
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.io.clock import now
+from holdfast.stores._sql.connection import run_apart, stored_findings
 from holdfast.stores.postgres.connection import (
     NO_RIGHTS,
     PostgresAddress,
@@ -72,6 +76,31 @@ _OURS = (
 )
 
 
+# What ``check()`` reads, also where our schema is missing.
+_EXAMINE = """SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+SELECT json_build_object(
+  'version', current_setting('server_version'),
+  'fsync', current_setting('fsync'),
+  'standbys', current_setting('synchronous_standby_names'),
+  'replicas', (SELECT count(*) FROM pg_stat_replication),
+  'tls', coalesce((SELECT s.ssl FROM pg_stat_ssl s WHERE s.pid = pg_backend_pid()), false),
+  'local', inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8'
+           OR inet_server_addr() = '::1',
+  'role', current_user,
+  'oldest', (SELECT extract(epoch FROM clock_timestamp() - min(o.since)) FROM (
+    SELECT a.xact_start AS since FROM pg_stat_activity a WHERE a.backend_xmin IS NOT NULL
+      AND a.datname = current_database() AND a.pid <> pg_backend_pid()
+    UNION ALL SELECT x.prepared FROM pg_prepared_xacts x WHERE x.database = current_database()) o),
+  'slots', (SELECT count(*) FROM pg_replication_slots s WHERE age(s.xmin) > 1000000),
+  'sees_all', pg_has_role('pg_read_all_stats', 'USAGE'),
+  'tables', to_regclass('@protocol') IS NOT NULL,
+  'creates', coalesce((SELECT has_schema_privilege(n.oid, 'CREATE') FROM pg_namespace n
+    WHERE n.nspname = '%schema%'), has_database_privilege(current_database(), 'CREATE')),
+  'open', (SELECT has_schema_privilege('public', n.oid, 'CREATE') FROM pg_namespace n
+    WHERE n.nspname = '%schema%'))"""
+_IS_USED = "SELECT EXISTS (SELECT FROM @protocol p WHERE p.namespace OPERATOR(pg_catalog.=) $1)"
+
+
 class PostgresConnector:
     """Opens connections to one server and checks each before its first use."""
 
@@ -133,6 +162,41 @@ class PostgresConnector:
             connection.close()
             raise
         return connection
+
+    async def examine(self, runtime: Runtime) -> tuple[dict[str, Any], list[Finding]]:
+        """Returns the server's settings, and what is stored for the namespace. Writes nothing."""
+        until = now() + self._settings.request_seconds
+        return await run_apart(runtime, lambda: self._examine(until))
+
+    def _examine(self, until: float) -> tuple[dict[str, Any], list[Finding]]:
+        connection = self._greet(until)
+        try:
+            answer = connection.script(self.schema.filled(_EXAMINE).encode(), until)
+            seen: dict[str, Any] = json.loads(first_value(answer))
+            return seen, self._stored(connection, seen, until)
+        finally:
+            connection.close()
+
+    def _stored(
+        self, connection: PostgresConnection, seen: dict[str, Any], until: float
+    ) -> list[Finding]:
+        namespace, mode = self._settings.namespace, self._mode
+        if not seen["tables"] and not seen["creates"]:
+            raise missing_tables(self.schema, connection.server)
+        used = seen["tables"] and self._is_used(connection, until)
+        if used:  # then the check of a new connection only reads
+            revision, version, kept = _ask(self.schema, connection, namespace, mode, until)
+            _compare(self.schema, connection.server, namespace, mode, version, kept)
+            if revision < REVISION and not seen["creates"]:
+                raise missing_tables(self.schema, connection.server)
+        return stored_findings(namespace, mode, tables=seen["tables"], used=used)
+
+    def _is_used(self, connection: PostgresConnection, until: float) -> bool:
+        request = self.schema.statement("is_used", _IS_USED), [self._settings.namespace.encode()]
+        try:
+            return first_value(connection.request(request, until)) == b"t"
+        except PostgresRefused as error:
+            raise _rights_error(self.schema, error) from None
 
     def _greet(self, until: float) -> PostgresConnection:
         """Returns a connection to a server that can be written to."""
@@ -238,24 +302,39 @@ def _enter(
 ) -> None:
     """Checks that our tables exist and that this mode and version may share them; makes them if
     they are missing. Raises ``Incompatible`` or ``Unsupported`` otherwise."""
+    try:
+        revision, version, stored_mode = _ask(schema, connection, namespace, mode, until)
+    except PostgresRefused as error:
+        if error.sqlstate not in _MISSING:
+            raise
+        _create(schema, connection, until)
+        revision, version, stored_mode = _ask(schema, connection, namespace, mode, until)
+    _compare(schema, connection.server, namespace, mode, version, stored_mode)
+    if revision < REVISION:
+        _create(schema, connection, until)
+
+
+def _ask(
+    schema: PostgresSchema, connection: PostgresConnection, namespace: str, mode: str, until: float
+) -> tuple[int, int, str]:
+    """Returns the revision of our functions, and the protocol and mode of the namespace. A
+    namespace that is new is bound to this mode."""
     check = schema.statement("enter", "SELECT @enter($1, $2, $3)")
     parameters = [namespace.encode(), mode.encode(), str(PROTOCOL).encode()]
     try:
         answer = first_value(connection.request((check, parameters), until))
     except PostgresRefused as error:
-        if error.sqlstate == NO_RIGHTS:
-            raise Unsupported(
-                f"{error}. This role needs USAGE on the schema {schema.schema!r}, and SELECT, "
-                "INSERT, UPDATE and DELETE on all tables in it"
-            ) from None
-        if error.sqlstate not in _MISSING:
-            raise
-        _create(schema, connection, until)
-        answer = first_value(connection.request((check, parameters), until))
-    revision, version, stored_mode = _read_entry(answer, connection.server, namespace)
-    _compare(schema, connection.server, namespace, mode, version, stored_mode)
-    if revision < REVISION:
-        _create(schema, connection, until)
+        raise _rights_error(schema, error) from None
+    return _read_entry(answer, connection.server, namespace)
+
+
+def _rights_error(schema: PostgresSchema, error: PostgresRefused) -> Exception:
+    if error.sqlstate != NO_RIGHTS:
+        return error
+    return Unsupported(
+        f"{error}. This role needs USAGE on the schema {schema.schema!r}, and SELECT, "
+        "INSERT, UPDATE and DELETE on all tables in it"
+    )
 
 
 def _read_entry(answer: bytes, server: str, namespace: str) -> tuple[int, int, str]:

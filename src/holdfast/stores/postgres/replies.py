@@ -174,15 +174,19 @@ def read_record(answer: PGresult, name: str, store: str) -> Record | None:
         raise _damaged(name, store, error) from None
 
 
-def findings(answer: PGresult, waiting: Finding) -> list[Finding]:
-    """Reads the server's settings that the guarantees depend on."""
-    seen: dict[str, Any] = json.loads(answer.get_value(0, 0) or b"{}")
+LONG_TRANSACTION_SECONDS = 60.0
+"""``check()`` warns of a transaction that has a snapshot for longer."""
+
+
+def findings(seen: dict[str, Any], waiting: Finding) -> list[Finding]:
+    """Judges the server's settings that the guarantees depend on (``connect.examine``)."""
     return [
         Finding("server", f"PostgreSQL {seen['version']}, as {seen['role']}"),
         _durability(seen),
         _replication(seen),
         _privacy(seen),
         _schema(seen),
+        _transactions(seen),
         waiting,
     ]
 
@@ -219,3 +223,17 @@ def _schema(seen: dict[str, Any]) -> Finding:
         )
         return Finding("schema", text, "warning")
     return Finding("schema", "functions look nothing up by the caller's search_path")
+
+
+def _transactions(seen: dict[str, Any]) -> Finding:
+    """An open snapshot keeps every version of a row: two of each hold."""
+    oldest = seen["oldest"] or 0.0
+    slows = "old versions of rows stay until then, and requests for a busy name get slower"
+    if oldest > LONG_TRANSACTION_SECONDS:
+        text = f"one has been open for {oldest:.0f} s: {slows} (pg_stat_activity.backend_xmin)"
+        return Finding("transactions", text, "warning")
+    if seen["slots"]:
+        text = f"a replication slot is far behind: {slows} (pg_replication_slots.xmin)"
+        return Finding("transactions", text, "warning")
+    unseen = "" if seen["sees_all"] else ", as far as this role sees (GRANT pg_read_all_stats)"
+    return Finding("transactions", f"none with a snapshot is long open{unseen}")

@@ -123,22 +123,6 @@ RETURNS TABLE (value text, token bigint, age numeric) LANGUAGE sql AS $$
   SELECT r.value, r.token, extract(epoch FROM clock_timestamp() - r.written)
   FROM @record r WHERE r.namespace = ns AND r.name = nm AND r.expires > clock_timestamp();
 $$;
-
--- The settings that the guarantees depend on.
-CREATE OR REPLACE FUNCTION @settings() RETURNS json LANGUAGE sql AS $$
-  SELECT json_build_object(
-    'version', current_setting('server_version'),
-    'number', current_setting('server_version_num')::integer,
-    'fsync', current_setting('fsync'),
-    'full_page_writes', current_setting('full_page_writes'),
-    'standbys', current_setting('synchronous_standby_names'),
-    'replicas', (SELECT count(*) FROM pg_stat_replication),
-    'tls', coalesce((SELECT s.ssl FROM pg_stat_ssl s WHERE s.pid = pg_backend_pid()), false),
-    'local', inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8'
-             OR inet_server_addr() = '::1',
-    'role', current_user,
-    'open', has_schema_privilege('public', '%schema%', 'CREATE'));
-$$;
 """
 
 
@@ -195,7 +179,6 @@ class SharedStatements:
         self.revoke = make("revoke", f"SELECT @{revoke}($1, $2)")
         self.purge = make("purge", f"SELECT @{purge}($1, $2, $3)")
         self.recall = make("recall", "SELECT * FROM @recall($1, $2)")
-        self.settings = make("settings", "SELECT @settings()")
 
 
 def schema_sql(*, schema: str = "holdfast", prefix: str = "") -> str:

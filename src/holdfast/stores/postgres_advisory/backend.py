@@ -54,7 +54,6 @@ from holdfast.stores.postgres.schema import (
     SharedStatements,
 )
 from holdfast.stores.postgres.wakeups import (
-    OpenListener,
     make_wakeups,
     wakeup_key,
 )
@@ -156,7 +155,7 @@ class PostgresAdvisoryStore:
         return PostgresAdvisoryBackend(
             runtime,
             make_pool(runtime, self._dial, self._settings, self.display),
-            self._connector.listen,
+            self._connector,
             self._dial_session,
             self._sessions,
             self._statements,
@@ -172,7 +171,7 @@ class PostgresAdvisoryBackend:
         self,
         runtime: Runtime,
         pool: SqlPool[Request, PGresult],
-        open_listener: OpenListener,
+        connector: PostgresConnector,
         dial: Dial[PostgresConnection],
         sessions: PostgresSessions,
         statements: PostgresAdvisoryStatements,
@@ -188,7 +187,8 @@ class PostgresAdvisoryBackend:
         self._name, self._dial, self._seconds = settings.namespace, dial, settings.request_seconds
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
-        self.wakeups = make_wakeups(runtime, open_listener, channel, settings.request_seconds)
+        self._connector = connector
+        self.wakeups = make_wakeups(runtime, connector.listen, channel, settings.request_seconds)
         self._keep_alive = PostgresSessionKeepAlive(
             sessions, self.driver, statements, self.namespace
         )
@@ -535,8 +535,8 @@ class PostgresAdvisoryBackend:
 
     async def probe(self) -> list[Finding]:
         ttl = "the server ends a session that was idle for its ttl (idle_session_timeout)"
-        answer = await self.pool.request((self.statements.settings, ()))
-        return [*findings(answer, self.wakeups.finding), Finding("ttl", ttl)]
+        seen, stored = await self._connector.examine(self.runtime)
+        return [*findings(seen, self.wakeups.finding), Finding("ttl", ttl), *stored]
 
     def forget(self) -> None:
         self.sessions.forget()
