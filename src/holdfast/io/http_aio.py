@@ -1,6 +1,7 @@
 """Keep-alive HTTP/1.1 to a few equal hosts, asyncio: the twin of ``http``.
 
-A cancelled request closes its connection, so that no other request can read its reply.
+A cancelled request closes its connection, so that no other request can read its reply. A client
+may be used on one event loop after another; the connections of a loop end with it.
 """
 
 from __future__ import annotations
@@ -9,38 +10,78 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 from holdfast.io.clock import now
 from holdfast.io.http import RESET_ON_CLOSE, Reply, Servers, describe
 from holdfast.io.sockets import Found, Lookup, is_address, look_up_now, resolver
 
-__all__ = ["AsyncConnection", "AsyncHttp", "abandon_transport", "connect"]
+__all__ = ["AsyncConnection", "AsyncHttp", "ConnectionBase", "connect"]
 
-P = TypeVar("P", bound=asyncio.Protocol)
+P = TypeVar("P", bound="ConnectionBase")
 
 # Inherited transports of a forked child: kept, so that no destructor uses the parent's loop.
 _inherited: list[asyncio.BaseTransport] = []
+_open: dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[None], WeakSet[ConnectionBase]]] = {}
+"""The connections of each loop, and the generator that closes them when the loop ends."""
 
 
-class AsyncConnection(asyncio.Protocol):
-    """One connection, one request at a time."""
+class ConnectionBase(asyncio.Protocol):
+    """A transport, and the event loop and the process that it belongs to."""
 
-    __slots__ = ("_reply", "host", "responses", "transport")
+    __slots__ = ("__weakref__", "_process", "host", "loop", "transport")
 
     transport: asyncio.Transport
 
-    def __init__(self, servers: Servers, host: int) -> None:
+    def __init__(self, host: int) -> None:
         self.host = host
-        self.responses = servers.responses()
-        self._reply: asyncio.Future[Reply] | None = None
+        self.loop = asyncio.get_running_loop()
+        self._process = os.getpid()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # Not checked by ``isinstance``: the transports of uvloop are not of asyncio's classes.
+        self.transport = cast("asyncio.Transport", transport)
+
+    def usable(self) -> bool:
+        return not self.transport.is_closing() and not self.loop.is_closed()
+
+    def close(self) -> None:
+        """Closes with a reset: unsent data never reaches the server late. In a forked child, and
+        after the loop was closed, only detaches from the socket, without sending anything."""
+        if self._process != os.getpid():
+            _inherited.append(self.transport)
+            self._detach()
+        elif self.loop.is_closed():
+            self._detach()  # the transport's destructor closes the descriptor
+        else:
+            sock: Any = self.transport.get_extra_info("socket")
+            if sock is not None:  # uvloop has none for a transport that is closed already
+                with suppress(OSError):  # it is closed already
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            self.transport.abort()
+
+    def _detach(self) -> None:
+        sock: Any = self.transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, sock.fileno())
+        os.close(nothing)
+
+
+class AsyncConnection(ConnectionBase):
+    """One connection, one request at a time."""
+
+    __slots__ = ("_reply", "responses")
+
+    def __init__(self, servers: Servers, host: int) -> None:
+        super().__init__(host)
+        self.responses = servers.responses()
+        self._reply: asyncio.Future[Reply] | None = None
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -73,13 +114,6 @@ class AsyncConnection(asyncio.Protocol):
         finally:
             timer.cancel()
             self._reply = None
-
-    def close(self) -> None:
-        """Closes with a reset: unsent data never reaches the server late."""
-        sock: Any = self.transport.get_extra_info("socket")
-        with suppress(OSError):  # it is closed already
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        self.transport.abort()
 
 
 class AsyncHttp:
@@ -117,10 +151,7 @@ class AsyncHttp:
         while True:
             if self._idle:
                 connection = self._idle.pop()
-                if (
-                    connection.host == self.servers.current
-                    and not connection.transport.is_closing()
-                ):
+                if connection.host == self.servers.current and connection.usable():
                     self._busy.add(connection)
                     return connection
                 connection.close()
@@ -145,14 +176,16 @@ class AsyncHttp:
         try:
             async with asyncio.timeout(max(0.0, until - now())):
                 await future
-        except TimeoutError:
-            raise self.servers.unavailable(["every connection is busy"]) from None
-        finally:
-            if future.cancelled() or not future.done():
-                self._queue.remove(future) if future in self._queue else None
-            # Woken and cancelled at the same time: the wake-up is passed on.
-            elif (task := asyncio.current_task()) is not None and task.cancelling():
+        except BaseException as error:
+            # Woken, and cancelled or out of time in the same round: the wake-up is passed on.
+            if future.done() and not future.cancelled():
                 self._wake_next()
+            if isinstance(error, TimeoutError):
+                raise self.servers.unavailable(["every connection is busy"]) from None
+            raise
+        finally:
+            with suppress(ValueError):  # it was woken
+                self._queue.remove(future)
 
     def _wake_next(self) -> None:
         while self._queue:
@@ -184,7 +217,7 @@ class AsyncHttp:
         self._idle, self._busy, self._open = [], set(), 0
         self._queue = deque()
         for connection in inherited:
-            abandon_transport(connection.transport)
+            connection.close()
 
     async def close(self) -> None:
         self._closed = True
@@ -232,10 +265,37 @@ async def _connect(
                     ssl=context,
                     server_hostname=name if context else None,
                 )
+            await _end_with_loop(made)
             return made
         except OSError as error:
             failure = error
     raise failure or TimeoutError()
+
+
+async def _end_with_loop(connection: ConnectionBase) -> None:
+    """Closes the connection at the end of its loop, if that ends as in ``asyncio.run``."""
+    loop = connection.loop
+    if loop not in _open:
+        for ended in [each for each in list(_open) if each.is_closed()]:
+            _open.pop(ended, None)
+        connections: WeakSet[ConnectionBase] = WeakSet()
+        ending = _close_at_end(loop, connections)
+        _open[loop] = ending, connections
+        await anext(ending)
+    _open[loop][1].add(connection)
+
+
+async def _close_at_end(
+    loop: asyncio.AbstractEventLoop, connections: WeakSet[ConnectionBase]
+) -> AsyncGenerator[None]:
+    """Waits for ``loop.shutdown_asyncgens``, which closes it as it does every generator."""
+    try:
+        yield
+    finally:
+        _open.pop(loop, None)
+        for connection in list(connections):
+            connection.close()
+        await asyncio.sleep(0)  # a transport closes in the next round of the loop
 
 
 def _text(address: Any) -> str:
@@ -264,14 +324,3 @@ async def look_up(host: str, port: int, until: float) -> list[Found]:
         return lookup.result()
     finally:
         lookup.given_up = True
-
-
-def abandon_transport(transport: asyncio.BaseTransport) -> None:
-    """In a forked child: detaches from the parent's socket without sending anything."""
-    sock: Any = transport.get_extra_info("socket")
-    _inherited.append(transport)
-    if sock is None or sock.fileno() < 0:
-        return
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, sock.fileno())
-    os.close(nothing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.io.http import Servers
-from holdfast.io.http_aio import AsyncConnection, abandon_transport, connect
+from holdfast.io.http_aio import AsyncConnection, connect
 from holdfast.io.long_poll import MOST_POLLS, LongPoll
 from holdfast.io.wakeups import AsyncWakeupHub
 
@@ -79,7 +79,7 @@ class AsyncLongPolls:
     async def _take(self, until: float) -> LongPollConnection:
         while self._idle:
             connection = self._idle.pop()
-            if connection.host == self._servers.current and not connection.transport.is_closing():
+            if connection.host == self._servers.current and connection.usable():
                 return connection
             connection.close()
         return await connect(self._servers, until, LongPollConnection)
@@ -108,7 +108,7 @@ class AsyncLongPolls:
         self._idle, self._polls, self._hub = [], {}, AsyncWakeupHub()
         self._connecting = 0
         for connection in inherited:
-            abandon_transport(connection.transport)
+            connection.close()
 
     def close(self) -> None:
         self._closed = True

@@ -13,7 +13,7 @@ from functools import partial
 from holdfast.io import http_aio
 from holdfast.io.clock import now
 from holdfast.io.http import Servers
-from holdfast.io.http_aio import abandon_transport
+from holdfast.io.http_aio import ConnectionBase
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub
 from holdfast.stores.etcd.wakeups import PATH, Watch, WatchTable
 from holdfast.stores.etcd.websocket import MOST_MESSAGE_BYTES, Frames
@@ -101,7 +101,7 @@ class AsyncWatches:
         self._hub, self._table = AsyncWakeupHub(), WatchTable()
         self._lock = asyncio.Lock()
         if web is not None:
-            abandon_transport(web.transport)
+            web.close()
 
     def close(self) -> None:
         self._closed = True
@@ -111,23 +111,20 @@ class AsyncWatches:
         self._hub.wake_all()
 
 
-class AsyncWebSocket(asyncio.Protocol):
+class AsyncWebSocket(ConnectionBase):
     """Calls ``on_message`` with every message, and ``on_lost`` once when the connection ends."""
 
-    transport: asyncio.Transport
-
     def __init__(self, path: str, servers: Servers, host: int) -> None:
-        self.host = host
+        super().__init__(host)
         self._frames = Frames(servers, host, path)
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.opened: asyncio.Future[None] = self.loop.create_future()
         self.on_message: Callable[[str], None] = lambda message: None
         self.on_lost: Callable[[], None] = lambda: None
         self.over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.write(self._frames.hello)
+        super().connection_made(transport)
+        self.transport.write(self._frames.hello)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -167,7 +164,7 @@ class AsyncWebSocket(asyncio.Protocol):
 
     def close(self) -> None:
         self.over = True
-        self.transport.abort()
+        super().close()
 
 
 async def open_async(servers: Servers, path: str, until: float) -> AsyncWebSocket:
