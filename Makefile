@@ -7,7 +7,7 @@ JOBS ?= 5
 TESTS ?= tests
 PYTEST := $(bin)/python -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS))
 
-.PHONY: help venv servers check test faults mutants bench format clean
+.PHONY: help venv servers check test faults worlds mutants bench format clean
 
 help: ## what there is
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -28,12 +28,16 @@ check: venv ## format, lint, types, shape
 	$(bin)/pyright
 	@if [ -d tests/shape ]; then $(PYTEST) -q tests/shape; fi
 
-test: venv servers ## every test but the fault matrix
-	$(PYTEST) -m "not faults" --durations=10 --durations-min=1 $(TESTS)
+test: venv servers ## every test but the fault matrix and the worlds
+	$(PYTEST) -m "not faults and not worlds" --durations=10 --durations-min=1 $(TESTS)
 
 # pytest's exit code 5 is "no such test": a matrix without rows is not a failure.
 faults: venv servers ## the slow fault matrix
-	$(PYTEST) -m faults --durations=10 $(TESTS) || { code=$$?; [ $$code = 5 ] || exit $$code; }
+	$(PYTEST) -m "faults and not worlds" --durations=10 $(TESTS) || { code=$$?; [ $$code = 5 ] || exit $$code; }
+
+worlds: venv servers ## other event loops, gevent, application servers, other Pythons
+	@scripts/make-python-venvs
+	$(PYTEST) -m "worlds and not faults" --durations=10 --durations-min=1 tests/worlds
 
 # MUTANTS="redlock renew" for those whose names have it; see tests/mutants/
 mutants: venv servers ## takes one rule after the other out, and sees that its tests notice
@@ -54,5 +58,5 @@ format: venv ## rewrite as the formatter wants it
 	$(bin)/ruff format .
 
 clean: ## remove what the commands above made
-	rm -rf .venv .venv-bench build dist htmlcov .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bench .venv-3.* build dist htmlcov .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

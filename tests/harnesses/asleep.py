@@ -29,7 +29,8 @@ class Asleep:
             return
         key = harness.name, str(case)
         if key not in self._ended:
-            self._run_all(harness, _beside(request.session.items, harness, case))
+            beside = [item for item in request.session.items if item.path == request.path]
+            self._run_all(harness, _beside(beside, harness, case))
         self._ended.pop(key).result()
 
     def _run_all(self, harness: Harness, cases: Iterable[Case]) -> None:

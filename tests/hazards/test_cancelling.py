@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.testing import loops
 from servers.proxy import Proxy
 from servers.redis import RedisServer
 from servers.registry import Servers
@@ -56,7 +57,7 @@ async def _cancel_many(url: str, *, contended: bool, seed: int) -> None:
 def test_cancelled_acquires_leave_nothing(tmp_path: Path, store: str, contended: bool) -> None:
     """The claim is undone, whichever await was cancelled."""
     url = f"memory://{contended}" if store == "memory" else f"sqlite://{tmp_path}/locks.db"
-    asyncio.run(_cancel_many(url, contended=contended, seed=7))
+    loops.run(_cancel_many(url, contended=contended, seed=7))
 
 
 async def _cancel_unanswered(server: RedisServer, proxy: Proxy) -> None:
@@ -89,7 +90,7 @@ def test_cancelled_acquires_without_a_reply_leave_nothing(servers: Servers) -> N
     """The store has the claim, the client can't know: it is undone in order behind its request."""
     server = servers.of(RedisServer)
     with Proxy(server) as proxy:
-        asyncio.run(_cancel_unanswered(server, proxy))
+        loops.run(_cancel_unanswered(server, proxy))
 
 
 def test_wait_for_works() -> None:
@@ -109,4 +110,4 @@ def test_wait_for_works() -> None:
             assert await _left(locks, "name") == (1, 0)
             await lease.release()
 
-    asyncio.run(main())
+    loops.run(main())

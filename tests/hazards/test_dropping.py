@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import holdfast
+from holdfast.testing import loops
 from holdfast.testing.conformance.bench import SOON, eventually
 from servers.process import wait_until
 
@@ -52,7 +53,7 @@ def test_the_leases_of_an_ended_task_are_dropped() -> None:
             await eventually(free, SOON, "what an ended task took was not released")
             assert not lock._bare
 
-    asyncio.run(main())
+    loops.run(main())
 
 
 async def _take(lock: holdfast.AsyncLock) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 import warnings
@@ -13,6 +12,7 @@ import pytest
 import holdfast
 from holdfast.claim import Busy, Claim, Grant
 from holdfast.io.threads import OneThread
+from holdfast.testing import loops
 
 
 def _renewers() -> int:
@@ -124,7 +124,7 @@ def test_a_warning_that_is_an_error_is_raised_last_async() -> None:
     others = _renewers()
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
-        asyncio.run(close())
+        loops.run(close())
     assert _renewers() == others
 
 

@@ -23,7 +23,7 @@ from holdfast.stores.postgres import wakeups as postgres_listen
 from holdfast.stores.redis import routes as redis_routes
 from holdfast.stores.redlock import wakeups as redlock_subscription
 from holdfast.stores.sqlite import wakeups as sqlite_wakeups
-from holdfast.testing import Flavour, Harness
+from holdfast.testing import Flavour, Harness, loops
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
 from servers.process import wait_until
@@ -70,7 +70,7 @@ def on(harness: Harness, flavour: Flavour, body: Callable[[Bench], Awaitable[Non
         finally:
             await bench.close()
 
-    asyncio.run(run())
+    loops.run(run())
 
 
 class Gate:

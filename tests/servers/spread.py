@@ -16,7 +16,7 @@ import pytest
 __all__ = ["Place", "Share", "place_of"]
 
 STORES = ("redlock", "redis", "etcd", "consul", "zookeeper", "postgres", "mysql", "sqlite")
-SUITES = ("tests/contract/", "tests/conformance/", "tests/primitives/")
+SUITES = ("tests/contract/", "tests/conformance/", "tests/primitives/", "tests/worlds/")
 """Where tests run on every store, each with the server of its harness."""
 
 

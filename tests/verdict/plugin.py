@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from _pytest._code import Traceback
 
-__all__ = ["is_broken_promise"]
+__all__ = ["BrokenPromise", "is_broken_promise"]
 
 IN_STATEMENT = re.compile(
     r"faults\(|overlap|exclu|both|token|[Ff]ence|[Ss]tale|trace|left|leak|remain(?!ing)|orphan"
@@ -35,6 +35,10 @@ IN_NAME = re.compile(
 )
 UNCLOSED = re.compile(r"ResourceWarning|PytestUnraisableExceptionWarning")
 DID_NOT_RAISE = re.compile(r"DID NOT RAISE")
+
+
+class BrokenPromise(AssertionError):
+    """A broken promise by its type: raised by a test that runs other tests, for one of these."""
 
 
 def is_broken_promise(test: str, error: BaseException) -> bool:
@@ -51,6 +55,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _breaks(test: str, error: BaseException) -> bool:
+    if isinstance(error, BrokenPromise):
+        return True
     text = f"{type(error).__name__}: {error}"
     if UNCLOSED.search(text) or DID_NOT_RAISE.search(text):
         return True

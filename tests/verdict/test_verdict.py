@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import StaleFence
-from verdict.plugin import is_broken_promise
+from verdict.plugin import BrokenPromise, is_broken_promise
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +98,10 @@ def an_overlap_in_a_task() -> None:
         raise ExceptionGroup("tasks", [error]) from None
 
 
+def an_overlap_in_a_test_that_a_test_ran() -> None:
+    raise BrokenPromise("test_conformance[redis-blocking-taking.one_of_many]")
+
+
 PROMISES = (
     an_overlap,
     a_token_that_sank,
@@ -106,6 +110,7 @@ PROMISES = (
     a_stale_fence_let_in,
     an_unclosed_socket,
     an_overlap_in_a_task,
+    an_overlap_in_a_test_that_a_test_ran,
 )
 
 

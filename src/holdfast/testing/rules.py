@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.contract import Guarantee
+from holdfast.testing import loops
 from holdfast.testing.guarantees import guarantees_of
 from holdfast.testing.harness import Harness, Knob
 
@@ -112,7 +113,7 @@ class Catalogue(Generic[B]):
 
     def run(self, rule: Rule[B], harness: Harness, flavour: Flavour) -> None:
         """Runs one rule on a running store; raises what it found."""
-        asyncio.run(self._play(rule, harness, flavour))
+        loops.run(self._play(rule, harness, flavour))
 
     async def _play(self, rule: Rule[B], harness: Harness, flavour: Flavour) -> None:
         bench = self._bench(harness, flavour)

@@ -21,6 +21,7 @@ from holdfast.core.drive import run_now
 from holdfast.core.hold import grace_seconds
 from holdfast.errors import LockLost
 from holdfast.io.clock import now
+from holdfast.testing import loops
 from holdfast.testing.clients import open_client, run_here
 from holdfast.testing.history import Recorder
 from holdfast.testing.rules import Flavour
@@ -132,7 +133,7 @@ class Worker:
 
     def _in_child(self, name: str) -> dict[str, Any]:
         work = self._as_child(name)
-        return run_now(work) if self.flavour is Flavour.BLOCKING else asyncio.run(work)
+        return run_now(work) if self.flavour is Flavour.BLOCKING else loops.run(work)
 
     async def _as_child(self, name: str) -> dict[str, Any]:
         lease = self.leases[name]
@@ -194,7 +195,7 @@ def main() -> None:
         loop = asyncio.get_running_loop()
         await serve(Worker(client, flavour), lambda: loop.run_in_executor(None, sys.stdin.readline))
 
-    asyncio.run(serve_async())
+    loops.run(serve_async())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
+from holdfast.testing import loops
 from holdfast.testing.conformance.bench import SOON, Bench, conformance, eventually, raises, within
 from holdfast.testing.rules import Flavour
 
@@ -106,6 +107,6 @@ async def a_client_belongs_to_one_loop(bench: Bench) -> None:
                 await client.lock("other").acquire()
             assert "loop" in str(raised.error)
 
-        asyncio.run(use())
+        loops.run(use())
 
     await asyncio.to_thread(elsewhere)
