@@ -18,6 +18,7 @@ class Shell:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             environment = {**cli.environment, "PS1": "ready$ ", "TERM": "dumb"}
+            environment.pop("COLUMNS", None)  # the terminal's own width counts
             os.execve("/bin/bash", ["bash", "--norc", "--noprofile", "-i"], environment)
         self.holdfast = " ".join(cli.command)
         self._seen = ""

@@ -26,7 +26,12 @@ def main(argv: list[str]) -> int:
     parser = Parser("bench", "Measures a store: rate, waiting, fairness, renewal.")
     parser.add_argument("store", metavar="URL", nargs="?", help="else $HOLDFAST_URL, else local")
     parser.add_argument(
-        "--case", action="append", default=[], choices=CASES, help="only this; may be repeated"
+        "--case",
+        action="append",
+        default=[],
+        choices=CASES,
+        metavar="CASE",
+        help=f"only this: {', '.join(CASES)}; may be repeated",
     )
     parser.add_argument("--quick", action="store_true", help="a few seconds; rough figures")
     json_option(parser)

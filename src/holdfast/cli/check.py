@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.cli.output.lock_info import print_json
 from holdfast.cli.output.tables import print_table
+from holdfast.cli.output.text import is_terminal, terminal_columns, wrap
 from holdfast.cli.parsing.options import Parser, connect, json_option, store_options
 
 __all__ = ["main"]
@@ -22,5 +23,6 @@ def main(argv: list[str]) -> int:
         print_json({"guarantees": promised, "findings": [f._asdict() for f in findings]})
     else:
         print_table(("", "LOOKED AT", "FOUND"), [(f.level, f.subject, f.detail) for f in findings])
-        print(f"\npromises {', '.join(promised)}")
+        promises = f"promises {', '.join(promised)}"
+        print("", *(wrap(promises, terminal_columns()) if is_terminal(1) else [promises]), sep="\n")
     return 0

@@ -27,7 +27,8 @@ def main(argv: list[str]) -> int:
         print_json([as_plain_data(info) for info in infos])
     elif infos:
         rows = [row for info in infos for row in _rows(info)]
-        print_table(("NAME", "HELD BY", "MODE", "TOKEN", "SINCE", "LEFT", "WAITING", "NOTE"), rows)
+        headings = ("NAME", "HELD BY", "MODE", "TOKEN", "SINCE", "LEFT", "WAITING", "NOTE")
+        print_table(headings, rows, spare=("TOKEN", "MODE"))
     elif is_terminal(2):
         say("nothing is held or waited for")
     return 0

@@ -79,10 +79,17 @@ def _verb(arguments: list[str]) -> Callable[[list[str]], int]:
 
 
 def _help(_: list[str]) -> int:
-    print("usage: holdfast VERB …      holdfast VERB --help for more\n")
+    from holdfast.cli.output.text import terminal_columns, wrap
+
+    width = terminal_columns()
+    print("usage: holdfast VERB …\n")
     for verb, (_module, purpose) in VERBS.items():
-        print(f"  {verb:<8} {purpose}")
-    print("\nThe store is --url, else $HOLDFAST_URL, else the embedded store of this machine.")
+        first, *more = wrap(purpose, max(20, width - 11))
+        print(f"  {verb:<8} {first}")
+        for line in more:
+            print(f"{'':<11}{line}")
+    store = "The store is --url, else $HOLDFAST_URL, else the embedded store of this machine."
+    print("", *wrap(f"holdfast VERB --help says more. {store}", width), sep="\n")
     return 0
 
 

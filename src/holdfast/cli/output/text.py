@@ -10,7 +10,18 @@ import time
 
 from holdfast.claim import escaped as neutral
 
-__all__ = ["ago", "clock", "duration", "is_terminal", "neutral", "say", "since"]
+__all__ = [
+    "ago",
+    "clock",
+    "columns",
+    "duration",
+    "is_terminal",
+    "neutral",
+    "say",
+    "since",
+    "terminal_columns",
+    "wrap",
+]
 
 
 def say(message: str) -> None:
@@ -24,6 +35,57 @@ def say(message: str) -> None:
 def is_terminal(fd: int) -> bool:
     """Whether the stream is a terminal."""
     return os.isatty(fd)
+
+
+def terminal_columns(otherwise: int = 80) -> int:
+    """The width of the terminal, or of ``COLUMNS``; ``otherwise`` where there is neither."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isascii() and asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    try:
+        return os.get_terminal_size(1).columns or otherwise
+    except OSError:
+        return otherwise
+
+
+def columns(text: str) -> int:
+    """How many columns a terminal needs for it."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    def size(character: str) -> int:
+        if unicodedata.combining(character):
+            return 0
+        return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+    return sum(map(size, text))
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """The text in lines of at most ``width`` columns, broken at blanks where there are any.
+
+    >>> wrap("held by web-1", 8), wrap("0123456789", 8), wrap("", 8)
+    (['held by', 'web-1'], ['01234567', '89'], [''])
+    """
+    lines: list[str] = []
+    for nth, word in enumerate(text.split(" ")):
+        if nth and columns(lines[-1]) + 1 + columns(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines += _pieces(word, width)
+    return lines
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    if columns(word) <= width:
+        return [word]
+    pieces = [""]
+    for character in word:
+        if pieces[-1] and columns(pieces[-1]) + columns(character) > width:
+            pieces.append("")
+        pieces[-1] += character
+    return pieces
 
 
 def duration(seconds: float) -> str:

@@ -5,27 +5,34 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, NoReturn
 
+from holdfast.cli.output.text import terminal_columns, wrap
+
 if TYPE_CHECKING:
     from holdfast.cli.parsing.parser import Parser
 
 __all__ = ["full_parser"]
 
 
+WIDEST = 96
+"""Longer lines are hard to read."""
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Of a fixed width: argparse asks for the terminal's at every option, which takes longer
+    """As wide as the terminal: argparse asks for its width at every option, which takes longer
     than all the rest."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=96)
+        width = _width()
+        super().__init__(prog, max_help_position=min(30, width // 3), width=width)
 
 
 class _FullParser(argparse.ArgumentParser):
     def __init__(self, declared: Parser) -> None:
         super().__init__(
             prog=declared.prog,
-            usage=declared.usage,
-            description=declared.description,
-            epilog=declared.epilog,
+            usage="\n".join(wrap(declared.usage, _width() - 7)) if declared.usage else None,
+            description=_filled(declared.description),
+            epilog=_filled(declared.epilog or ""),
             allow_abbrev=False,
             formatter_class=_Formatter,
         )
@@ -33,6 +40,16 @@ class _FullParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self._declared.error(message)
+
+
+def _width() -> int:
+    return min(WIDEST, terminal_columns(WIDEST))
+
+
+def _filled(text: str) -> str:
+    """The paragraphs of a text, each wrapped to the width."""
+    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return "\n\n".join("\n".join(wrap(paragraph, _width())) for paragraph in paragraphs)
 
 
 def full_parser(declared: Parser) -> argparse.ArgumentParser:
