@@ -37,7 +37,23 @@ BACKENDS: dict[str, tuple[str, str]] = {
 CLIENTS = {"redis": "redis", "valkey": "redis"}
 """Packages whose client objects ``connect`` accepts, and reads for their settings."""
 
+OTHER_SCHEMES = {
+    "postgres": "postgresql",
+    "pg": "postgresql",
+    "psql": "postgresql",
+    "mariadb": "mysql",
+    "valkey": "redis",
+    "valkeys": "rediss",
+    "sentinel": "redis+sentinel",
+    "zk": "zookeeper",
+    "etcd3": "etcd",
+    "file": "sqlite",
+}
+"""What other libraries call the stores that we have."""
+
 LONGEST_SECRET = 65536
+LONGEST_SHOWN_PORT = 6
+"""A number with more digits may be a password in the wrong place."""
 _ESCAPE = "a '/', '?' or '@' in a user name or password is written %2F, %3F or %40"
 _USER_ALONE = ("postgresql", "mysql")
 """Schemes where a user without a password is usual: the password may be configured elsewhere."""
@@ -210,8 +226,11 @@ def _host(text: str) -> tuple[str, int | None]:
     import re
 
     match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d+))?", text)
-    if match is None or (match[2] and not 0 < int(match[2]) < 65536):
+    if match is None:
         raise ValueError(f"not a host or host:port; {_ESCAPE}")
+    if match[2] and not 0 < int(match[2]) < 65536:
+        number = match[2] if len(match[2]) <= LONGEST_SHOWN_PORT else "the number behind the host"
+        raise ValueError(f"{number} is not a port (1 to 65535)")
     return _decode(match[1].strip("[]")), int(match[2]) if match[2] else None
 
 
@@ -252,4 +271,16 @@ def _third_party(url: Url, settings: Settings) -> Store:
     for entry in entry_points(group="holdfast.backends", name=url.scheme):
         store: Store = entry.load()(url, settings)
         return store
-    raise ValueError(f"no store is known for {url.scheme}://; known are {', '.join(BACKENDS)}")
+    meant = _meant_scheme(url.scheme)
+    hint = f": did you mean {meant}://?" if meant else ""
+    known = ", ".join(BACKENDS)
+    raise ValueError(f"no store is known for {url.scheme}://{hint} (known are {known})")
+
+
+def _meant_scheme(scheme: str) -> str:
+    """The scheme that another library's URL or a misspelt one stands for; "" if there is none."""
+    from difflib import get_close_matches
+
+    first = scheme.partition("+")[0]  # SQLAlchemy names the driver behind it
+    first = OTHER_SCHEMES.get(first, first)
+    return first if first in BACKENDS else "".join(get_close_matches(scheme, BACKENDS, 1))

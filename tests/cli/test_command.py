@@ -36,7 +36,7 @@ def test_version(cli: Cli) -> None:
 def test_an_unknown_verb(cli: Cli) -> None:
     result = cli("seize")
     assert (result.returncode, result.stdout) == (64, "")
-    assert result.stderr.startswith("holdfast: there is no verb 'seize'; there are run, ")
+    assert result.stderr.startswith("holdfast: there is no verb 'seize' (there are run, ")
 
 
 def test_a_store_that_cannot_be_reached_is_69(cli: Cli) -> None:

@@ -55,11 +55,16 @@ def test_the_usual_is_plain(argv: list[str]) -> None:
     ("argv", "answer"),
     [
         ([], "required: NAME"),
-        (["x", "y"], "unrecognized arguments: y"),
+        (["x", "y"], "unrecognized arguments: y: put -- before the command"),
+        (["x", "echo", "-l"], "unrecognized arguments: echo -l: put -- before the command"),
+        (["x", ""], "unrecognized arguments: "),
+        (["x", "--timeout", "5"], "arguments: --timeout 5: did you mean --wait?"),
+        (["x", "--expire=5"], "arguments: --expire=5: did you mean --ttl?"),
+        (["x", "--json"], "unrecognized arguments: --json (see"),
         (["x", "-n", "-w", "5"], "-w/--wait: not allowed with argument -n/--nonblock"),
         (["x", "--ttl", "0"], "--ttl: it must be more than 0"),
         (["x", "--slots"], "--slots: expected one argument"),
-        (["x", "--wai", "5"], "unrecognized arguments: --wai"),
+        (["x", "--wai", "5"], "unrecognized arguments: --wai 5: did you mean --wait?"),
     ],
 )
 def test_what_is_wrong_is_told_by_argparse(argv: list[str], answer: str) -> None:

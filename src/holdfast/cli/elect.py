@@ -31,6 +31,7 @@ def main(argv: list[str]) -> int:
         "is, and campaigns again. Ends when the command ends by itself, with its exit code.",
         usage,
     )
+    parser.runs_command = True
     parser.add_argument("name", metavar="NAME", help="what is led")
     parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
     parser.add_argument("--note", metavar="TEXT", help="what others see of the leader")

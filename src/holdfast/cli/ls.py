@@ -8,6 +8,7 @@ from holdfast.cli.output.lock_info import as_plain_data, mode, print_json, waiti
 from holdfast.cli.output.tables import print_table
 from holdfast.cli.output.text import duration, is_terminal, say, since
 from holdfast.cli.parsing.options import Parser, connect, json_option, store_options
+from holdfast.url import BACKENDS
 
 if TYPE_CHECKING:
     from holdfast import LockInfo
@@ -21,6 +22,8 @@ def main(argv: list[str]) -> int:
     json_option(parser)
     store_options(parser)
     options = parser.parse_args(argv)
+    if options.prefix.partition("://")[0] in BACKENDS and not options.url:
+        parser.error("PREFIX is how names begin; a store's URL is given with --url")
     with connect(options.url, options.namespace) as locks:
         infos = locks.list(options.prefix)
     if options.json:

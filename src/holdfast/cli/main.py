@@ -28,6 +28,16 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "measure a store of your own"),
 }
 
+OTHER_VERBS = {
+    **dict.fromkeys(("list", "locks", "ps", "top"), "ls"),
+    **dict.fromkeys(("info", "inspect", "status", "get", "who"), "show"),
+    **dict.fromkeys(("lock", "exec", "with", "flock"), "run"),
+    **dict.fromkeys(("unlock", "release", "rm", "delete", "kill"), "break"),
+    **dict.fromkeys(("leader", "campaign"), "elect"),
+    **dict.fromkeys(("ping", "test", "doctor"), "check"),
+}
+"""Words that people try first."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The ``holdfast`` command: returns the exit code."""
@@ -65,17 +75,25 @@ def _verb(arguments: list[str]) -> Callable[[list[str]], int]:
     if word in ("-V", "--version"):
         return _version
     if word not in VERBS:
-        from holdfast.cli.exits import USAGE, Refused
-        from holdfast.cli.parsing.parser import without_urls
-
-        message = f"there is no verb {word!r}; there are {', '.join(VERBS)}"
-        raise Refused(without_urls(message, [word]), USAGE)
+        raise _no_verb(word)
     import importlib
 
     verb: Callable[[list[str]], int] = importlib.import_module(
         f"holdfast.cli.{VERBS[word][0]}"
     ).main
     return verb
+
+
+def _no_verb(word: str) -> Exception:
+    from difflib import get_close_matches
+
+    from holdfast.cli.exits import USAGE, Refused
+    from holdfast.cli.parsing.parser import without_urls
+
+    meant = OTHER_VERBS.get(word) or "".join(get_close_matches(word, VERBS, 1))
+    hint = f": did you mean {meant}?" if meant else ""
+    message = f"there is no verb {word!r}{hint} (there are {', '.join(VERBS)})"
+    return Refused(without_urls(message, [word]), USAGE)
 
 
 def _help(_: list[str]) -> int:

@@ -17,6 +17,7 @@ def main(argv: list[str]) -> int:
         "end. A crashed run is taken over; a failed run is repeated by the next caller.",
         "holdfast once KEY [options] -- command …",
     )
+    parser.runs_command = True
     parser.add_argument("key", metavar="KEY", help="what is done once")
     parser.add_argument("-n", "--nonblock", action="store_true", help="do not wait for another run")
     parser.add_argument(

@@ -18,6 +18,20 @@ __all__ = ["Argument", "Parser", "wrong"]
 PLAIN = {"action", "default", "help", "metavar", "type"}
 """A verb that declares more (choices, what may be left out) is always read by argparse."""
 
+LIKENESS = 0.7
+"""How alike, of 1, a misspelt option is to what was meant."""
+
+OTHER_OPTIONS = {
+    **dict.fromkeys(("--timeout", "--blocking-timeout", "--max-wait"), "--wait"),
+    **dict.fromkeys(("--expire", "--expiry", "--lease", "--lease-time", "--ex"), "--ttl"),
+    **dict.fromkeys(("--nb", "--no-wait", "--nowait", "--try"), "--nonblock"),
+    **dict.fromkeys(("--limit", "--permits", "--max"), "--slots"),
+    **dict.fromkeys(("--interval",), "--every"),
+    **dict.fromkeys(("--force", "-f"), "--yes"),
+    **dict.fromkeys(("--store", "--backend", "--redis"), "--url"),
+}
+"""Words of other programs and libraries for our options."""
+
 
 def wrong(message: str) -> Exception:
     """The error for an option value that is not valid."""
@@ -79,6 +93,7 @@ class Parser:
     def __init__(self, verb: str, description: str, usage: str | None = None) -> None:
         self.prog, self.description, self.usage = f"holdfast {verb}", description, usage
         self.epilog: str | None = None
+        self.runs_command = False
         self.arguments: list[Argument] = []
         self._argv: list[str] = []
 
@@ -98,8 +113,24 @@ class Parser:
             return full_parser(self).parse_args(argv, SimpleNamespace())
 
     def error(self, message: str) -> NoReturn:
-        shown = without_urls(message, self._argv)
+        shown = without_urls(self._hinted(message), self._argv)
         raise Refused(f"{shown} (see {self.prog} --help)", USAGE) from None
+
+    def _hinted(self, message: str) -> str:
+        """The message, with what was probably meant where argparse does not know arguments."""
+        _, found, unknown = message.partition("unrecognized arguments: ")
+        if not found:
+            return message
+        option = unknown.strip().partition(" ")[0].partition("=")[0]
+        if not option.startswith("-"):
+            return f"{message}: put -- before the command" if self.runs_command else message
+        from difflib import get_close_matches
+
+        options = [name for argument in self.arguments for name in argument.names]
+        near = get_close_matches(option[2:], [name[2:] for name in options], 1, LIKENESS)
+        words = [OTHER_OPTIONS.get(option, ""), *(f"--{word}" for word in near)]
+        meant = next((word for word in words if word in options), "")
+        return f"{message}: did you mean {meant}?" if meant else message
 
     def read_plain(self, argv: list[str]) -> SimpleNamespace:
         """Reads names in full, values that can't be taken for names, and nothing amiss; raises

@@ -83,7 +83,7 @@ def command_line() -> Parser:
     """What ``run`` takes before the ``--``."""
     usage = "holdfast run NAME [options] -- command …"
     parser = Parser("run", "Runs a command while holding a lock.", usage)
-    parser.epilog = EPILOG
+    parser.epilog, parser.runs_command = EPILOG, True
     parser.add_argument("name", metavar="NAME", help="what is locked")
     parser.add_argument("-n", "--nonblock", group="wait", action="store_true", help="do not wait")
     parser.add_argument(
