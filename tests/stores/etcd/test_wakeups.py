@@ -305,6 +305,24 @@ def test_a_missing_wake_up_is_noticed(peer: Callable[[], Peer]) -> None:
     assert waiting.ended()
 
 
+@pytest.mark.usefixtures("no_fallback")
+def test_the_waiter_behind_a_direct_grant_learns_of_it_at_once(
+    peer: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grace of a direct grant that nobody takes counts from then, not from a later re-check."""
+    queue = Queue(peer)
+    behind, claim = peer(), claim_of()
+
+    async def not_woken(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(behind.backend.waits, "_woken_by_release", not_woken)
+    waiting = Waiting(behind, claim, _busy(behind, claim))
+    queue.direct_grant()
+    assert waiting.ended()
+    assert _busy(behind, claim).retry_seconds is not None
+
+
 def test_readers_and_slots_watch_from_the_start(peer: Callable[[], Peer]) -> None:
     """They do not wait for the entry ahead alone."""
     first, second = peer(), peer()

@@ -128,6 +128,10 @@ class EtcdStore:
         return judge(claim._replace(owner=self.key_pool.of(claim)), entries, self.display)
 
 
+class _Undecided:
+    """What was read of a queue does not decide about a claim: all of it must be read."""
+
+
 class EtcdBackend:
     """Admits claims in one etcd cluster."""
 
@@ -238,7 +242,7 @@ class EtcdBackend:
         if 1 < ahead <= QUEUE_CAP:  # the usual case: the entry ahead is a waiter's
             last = found["kvs"][0]
             waits = requests.state_of(last, keys.prefix) == requests.WAITING
-            store.waiting[claim.owner] = WaitingEntry(revision, *written, 0, None)
+            store.waiting[claim.owner] = WaitingEntry(revision, *written, 0, None, ahead - 1)
             woken_session = session.id if waits and requests.is_writer(last["key"]) else ""
             target = last["key"], int(last["create_revision"])
             return Busy(ahead - 1, None, (target, revision, woken_session))
@@ -254,7 +258,19 @@ class EtcdBackend:
     async def _attempt_with_listing(
         self, at: Attempt, keys: NameKeys, entry: WaitingEntry | None
     ) -> Grant | Busy | None:
-        """An attempt that reads all entries of the name if the claim is not granted at once."""
+        """An attempt that reads the entries of the name if the claim is not granted at once: those
+        around the claim if it waits already, all if these do not decide."""
+        if entry is not None:
+            answer = await self._attempt_and_read(at, keys, entry, whole=False)
+            if not isinstance(answer, _Undecided):
+                return answer
+        answer = await self._attempt_and_read(at, keys, entry, whole=True)
+        assert not isinstance(answer, _Undecided)
+        return answer
+
+    async def _attempt_and_read(
+        self, at: Attempt, keys: NameKeys, entry: WaitingEntry | None, *, whole: bool
+    ) -> Grant | Busy | _Undecided | None:
         claim, join, session, _ = at
         key, since = self.store.key(claim), self.runtime.wall()
         guard = self._guard(session)
@@ -264,6 +280,8 @@ class EtcdBackend:
         # Joining doubles what etcd has to parse: it is in the request only if it may be needed.
         if keys.contended or entry is not None or not join:
             otherwise = [keys.listing]
+            if entry is not None and not whole:
+                otherwise = keys.around(claim, key, entry.order)
             if join:
                 waiting = requests.entry_value(claim, since, held=False)
                 entering = requests.put(key, waiting, session.id)
@@ -284,8 +302,8 @@ class EtcdBackend:
         keys.contended = True
         if not otherwise:
             return None
-        found = answer["responses"][-1]["response_range"]
-        return await self._judge(at, found, revision)
+        found = requests.merged(answer["responses"][1 if join else 0 :])
+        return await self._judge(at, found, revision, whole=whole)
 
     def _grantable(self, claim: Claim, key: bytes) -> list[bytes]:
         """Compares: the claim can be granted at once."""
@@ -332,14 +350,17 @@ class EtcdBackend:
         return Grant(claim, token or order, slots, session.since, ref)
 
     async def _judge(
-        self, at: Attempt, found: dict[str, Any], revision: int
-    ) -> Grant | Busy | None:
-        """Decides what the entries that were read mean for the claim."""
+        self, at: Attempt, found: dict[str, Any], revision: int, *, whole: bool
+    ) -> Grant | Busy | _Undecided | None:
+        """Decides what the entries that were read mean for the claim. Without the whole queue the
+        only decision is that it still waits."""
         claim, join, session, until = at
         keys = self.store.names.of(claim.name)
         entries = requests.entries_of(found, keys.prefix)
         verdict = self.store.judge(claim, entries)
         own = verdict.own
+        if not whole and (own is None or own.held or verdict.fits):
+            return _Undecided()
         if own is not None and own.held:
             return await self._own_hold(at, own)
         if join and own is None:
@@ -352,7 +373,10 @@ class EtcdBackend:
             ahead = [entry.key for entry in entries if entry.order < own.order]
             only_ahead = None if len(ahead) > 1 else "".join(ahead)
             since, behind = own.details.since, own.details.behind
-            entry = WaitingEntry(own.order, value, since, behind, only_ahead)
+            known = self.store.waiting.get(claim.owner)
+            if not whole and known is not None and own not in requests.first_of(claim, entries):
+                verdict = verdict._replace(place=known.place)
+            entry = WaitingEntry(own.order, value, since, behind, only_ahead, verdict.place)
             self.store.waiting[claim.owner] = entry
         return await self._busy(at, verdict, "" if own is None else own.session, revision)
 

@@ -193,6 +193,8 @@ def delete_if_same(entry: Entry) -> bytes:
     return nested([created_at(key, entry.order)], [delete(key)])
 
 
+FIRST_ENTRIES = 2
+"""How many entries from the start a waiter reads: so the first two waiters know their place."""
 _BY_ARRIVAL = b'"sort_order":"%b","sort_target":"CREATE"'
 
 
@@ -249,6 +251,20 @@ class NameKeys:
         """Reads the first entry that was created after revision ``order``; 0: the first of all."""
         return b'{"request_range":{%b}}' % self.from_on(order + 1, 1)
 
+    def around(self, claim: Claim, key: bytes, order: int) -> list[bytes]:
+        """Reads what decides about a claim that waits, however long the queue is: the first
+        entries, the one in front of the claim's own (for a reader, the last writer), and its own.
+        """
+        first = _first_count(claim)
+        among = self.writers if claim.mode is Mode.SHARED else self.all
+        before = b'%b,"max_create_revision":"%d","limit":"1",%b' % (
+            among,
+            order - 1,
+            _BY_ARRIVAL % b"DESCEND",
+        )
+        ranges = (self.from_on(0, first), before, b'"key":"%b"' % key)
+        return [b'{"request_range":{%b}}' % each for each in ranges]
+
     def entry(self, claim: Claim, key_id: str) -> bytes:
         """The key of a claim's entry."""
         return encoded(self.prefix + _kind(claim) + key_id)
@@ -273,6 +289,17 @@ class NameKeys:
         same, after = self.prefix + _kind(claim), self.prefix + _kind(claim)[:-1] + "0"
         others = [between(self.prefix + "s/", same), between(after, self.prefix + "s0")]
         return [created_at(key, 0), empty(self.locks), *map(empty, others)]
+
+
+def _first_count(claim: Claim) -> int:
+    # Every hold of slots has one at least: the entry after so many holds can't fit.
+    return claim.limit + 1 if claim.mode is Mode.SLOTS else FIRST_ENTRIES
+
+
+def first_of(claim: Claim, around: Sequence[Entry]) -> Sequence[Entry]:
+    """Of the entries that ``NameKeys.around`` has read, in order: those whose place is certain."""
+    count = _first_count(claim)
+    return around[:count] if claim.mode is Mode.SHARED else around[: count + 1]
 
 
 def _kind(claim: Claim) -> str:
@@ -317,6 +344,12 @@ def identity_of(entry: Entry | None) -> tuple[str, int]:
     """Key and create revision of an entry: a recycled key alone does not identify it. ``("", 0)``
     for no entry."""
     return ("", 0) if entry is None else (entry.key, entry.order)
+
+
+def merged(replies: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The replies to range requests that overlap, as one."""
+    by_key = {kv["key"]: kv for reply in replies for kv in reply["response_range"].get("kvs", ())}
+    return {"kvs": list(by_key.values())}
 
 
 def entries_of(found: dict[str, Any], prefix: str) -> list[Entry]:

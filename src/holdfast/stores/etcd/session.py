@@ -78,6 +78,8 @@ class WaitingEntry(NamedTuple):
     only_ahead: str | None
     """Key of the only entry ahead at the last read; "" if there was none; None if several. Entries
     ahead can only disappear."""
+    place: int = 0
+    """How many waited ahead when they were last counted."""
 
 
 class Leases:

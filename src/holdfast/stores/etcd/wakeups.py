@@ -66,23 +66,25 @@ class Waits:
         ahead, revision, session = busy.ref
         if session and await self._woken_by_release(claim, session, revision, until):
             return True
-        await self._watch(claim, ahead, revision, until)
+        # Of a waiter ahead the grant counts too, which is a put, no delete: slots may fit then, and
+        # a direct grant must be confirmed within its grace from there on.
+        ends_only = not session and (claim.mode is not Mode.SLOTS or not ahead[0])
+        await self._watch(claim, ahead, revision, ends_only, until)
         return False
 
     async def _watch(
-        self, claim: Claim, ahead: tuple[str, int], revision: int, until: float
+        self, claim: Claim, ahead: tuple[str, int], revision: int, ends_only: bool, until: float
     ) -> None:
         """Watches the entry ahead, or all keys of the name if no single entry is ahead."""
         target, _ = ahead
         keys = self.store.names.of(claim.name).all.decode() if not target else f'"key":"{target}"'
-        # A claim of slots also waits for the grant of the waiter ahead, which is a put, no delete.
-        ends_only = claim.mode is not Mode.SLOTS or not target
         try:
             watch = await self.start_watch(self.store.key_pool.of(claim), keys, ends_only, until)
             if watch is None:
                 return
             try:
-                if watch.start_revision > revision and await self._changed(claim, ahead):
+                written = 0 if ends_only else revision
+                if watch.start_revision > revision and await self._changed(claim, ahead, written):
                     return
                 await self.wait_for_event(watch, until)
             finally:
@@ -150,13 +152,16 @@ class Waits:
         if watch.broken:
             await self.pause(until)
 
-    async def _changed(self, claim: Claim, ahead: tuple[str, int]) -> bool:
-        """True if another attempt is worth it, by a linearizable read."""
+    async def _changed(self, claim: Claim, ahead: tuple[str, int], written_after: int) -> bool:
+        """True if another attempt is worth it, by a linearizable read. With ``written_after``, a
+        revision, also if the entry ahead was written after it."""
         keys, (target, order) = self.store.names.of(claim.name), ahead
-        if target and claim.mode is not Mode.SLOTS:  # one entry decides: read only that one
+        if target:  # one entry decides: read only that one
             body = b'{"key":"%b","keys_only":true}' % target.encode()
             found = (await self.gateway.post(RANGE, body)).get("kvs")
-            return not found or int(found[0]["create_revision"]) != order
+            if not found or int(found[0]["create_revision"]) != order:
+                return True
+            return 0 < written_after < int(found[0]["mod_revision"])
         found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
         verdict = self.store.judge(claim, requests.entries_of(found, keys.prefix))
         return verdict.fits or verdict.own is None or requests.identity_of(verdict.front) != ahead
