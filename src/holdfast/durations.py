@@ -1,10 +1,10 @@
-"""Durations that users give: checked and converted to seconds."""
+"""Durations: those that users give, checked and converted to seconds; and how texts show them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Duration", "seconds", "timeout_seconds"]
+__all__ = ["Duration", "counted", "seconds", "shown", "timeout_seconds"]
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -37,6 +37,25 @@ def timeout_seconds(value: Duration | None) -> float | None:
     if not number >= 0:
         raise ValueError(f"timeout is None (for ever), 0 (try once) or seconds; not {value!r}")
     return min(number, LONGEST_SECONDS)
+
+
+def shown(value: float) -> str:
+    """A duration for people: one decimal, or the first digit of less than a tenth of a second.
+
+    >>> shown(2.4999), shown(30.0), shown(0.05), shown(0.0)
+    ('2.5 s', '30 s', '0.05 s', '0 s')
+    """
+    text = f"{max(value, 0.0):.1f}".removesuffix(".0")
+    return f"{value:.1g} s" if text == "0" and value >= 0.001 else f"{text} s"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number and its noun, in the singular or the plural.
+
+    >>> counted(1, "try", "tries"), counted(2, "waiter")
+    ('1 try', '2 waiters')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _number(value: Duration, word: str) -> float:

@@ -61,6 +61,7 @@ class Locks(Primitives):
         super().__init__(url, BlockingRuntime(), **settings)
         self._engine.call_back = callbacks.call
         self._engine.prepare_callbacks = callbacks.prepare
+        self._renewer_thread.backends.append(self._engine.backend)
 
     def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> LockInfos:
         """Names that are held or waited for, with their holders and waiters."""
@@ -79,7 +80,8 @@ class Locks(Primitives):
         return run_now(self._check())
 
     def close(self) -> None:
-        """Releases what is still held, each with a warning; ends threads and connections."""
+        """Releases what is still held, each with a warning; ends threads and connections. A store
+        that does not answer delays it by half a second, or longer if it was slow before."""
         if self._engine.closed:
             return
         held = self._still_held()
@@ -89,7 +91,6 @@ class Locks(Primitives):
             if waiter.signal is not None:
                 waiter.signal.set()
         self._renewer_thread.end(None)
-        run_now(self._engine.backend.close())
         self._warn_held(held)
 
     def __enter__(self) -> Self:

@@ -22,6 +22,9 @@ from holdfast.primitives.once_async import AsyncEvery, AsyncOnce
 
 __all__ = ["AsyncLocks", "connect_async"]
 
+LEAST_CLOSE_SECONDS = 0.1
+"""Closing connections that answer takes less than this, also if the store has hung before."""
+
 
 class _LoopGuard:
     """Refuses the use of a client on two event loops at a time."""
@@ -88,7 +91,8 @@ class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, 
         return await self._check()
 
     async def close(self) -> None:
-        """Releases what is still held, each with a warning; ends threads and connections."""
+        """Releases what is still held, each with a warning; ends threads and connections. A store
+        that does not answer delays it by half a second, or longer if it was slow before."""
         if self._engine.closed:
             return
         held = self._still_held()
@@ -97,9 +101,12 @@ class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, 
             self._engine.nudge(waiter.claim)
             if waiter.signal is not None:
                 waiter.signal.set()
-        await self._runtime.finish_background()
+        renewer, runtime = self._engine.renewer, self._runtime
+        await runtime.finish_background(renewer.finish_seconds() / 2)
+        renewer.close()
         await asyncio.to_thread(self._renewer_thread.end, None)
-        await self._engine.backend.close()
+        left = max(LEAST_CLOSE_SECONDS, renewer.finish_by - runtime.now())
+        await runtime.finish(self._engine.backend.close(), left)
         self._warn_held(held)
 
     async def __aenter__(self) -> Self:

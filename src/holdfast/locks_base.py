@@ -247,8 +247,7 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
 
 def _end(renewer: Renewer) -> None:
     """Ends the renewer: the client, its locks and its leases are all garbage."""
-    renewer.closing = True
-    renewer.signal.set()
+    renewer.close()
 
 
 def _log_broken(engine: Engine, name: str, reason: str, holders: Sequence[Holder]) -> None:

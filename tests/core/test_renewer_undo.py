@@ -13,7 +13,7 @@ from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.hold import Hold
 from holdfast.core.renewer import Renewer
-from holdfast.errors import BackendUnavailable, LockLost
+from holdfast.errors import BackendUnavailable, Incompatible, LockLost
 from holdfast.testing.simulator import Node, SimRuntime, World
 
 TTL = 30.0
@@ -22,6 +22,8 @@ TTL = 30.0
 class SlowStore:
     """Each undo takes a second."""
 
+    seconds = 1.0
+
     def __init__(self, runtime: SimRuntime) -> None:
         self._runtime = runtime
         self.undone: list[str] = []
@@ -29,7 +31,7 @@ class SlowStore:
         self.lost: dict[str, str] = {}
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        await self._runtime.sleep(1.0)
+        await self._runtime.sleep(self.seconds)
         self.undone.append(claim.owner)
 
     async def renew(
@@ -189,5 +191,156 @@ def test_close_waits_once_for_a_store_that_hangs() -> None:
 
     node.spawn(close(), "user")
     world.run(120.0)
-    assert took == [pytest.approx(5.0)]
+    assert took == [pytest.approx(0.5)]
+    world.end()
+
+
+def test_close_waits_longer_for_a_store_that_was_slow_before() -> None:
+    """Three times as long as its answers took; each answer starts the wait anew."""
+    world, node, runtime, renewer = _hung()
+    took: list[float] = []
+
+    async def close() -> None:
+        renewer.answered(runtime.now() - 0.6)
+        renewer.add(Hold(Grant(_claim("held"), 1), runtime.now(), True, None))
+        began = runtime.now()
+        await renewer.finish()
+        took.append(runtime.now() - began)
+        renewer.answered(runtime.now() - 60)
+        assert renewer.finish_seconds() == pytest.approx(5.0)
+
+    node.spawn(close(), "user")
+    world.run(120.0)
+    assert took == [pytest.approx(1.8)]
+    world.end()
+
+
+def test_close_releases_everything_on_a_store_that_is_slow() -> None:
+    """Each answer takes 0.4 s, and ten are needed."""
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    store = SlowStore(runtime)
+    slow: Any = store
+    store.seconds = 0.4
+    renewer = Renewer(runtime, slow, "sim://")
+
+    async def close() -> None:
+        for number in range(10):
+            renewer.add(Hold(Grant(_claim(f"{number}"), 1), runtime.now(), True, None))
+        await renewer.finish()
+
+    node.spawn(close(), "user")
+    world.run(60.0)
+    assert sorted(store.undone) == [str(number) for number in range(10)]
+    world.end()
+
+
+class DownStore(SlowStore):
+    """Refuses every connection, until it is up."""
+
+    up = False
+    tries = 0
+
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        self.tries += 1
+        if not self.up:
+            raise BackendUnavailable("connection refused")
+        self.undone.append(claim.owner)
+
+
+def _down(sessions: bool = False) -> tuple[World, Node, SimRuntime, DownStore, Renewer]:
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    store = DownStore(runtime)
+    down: Any = store
+    return world, node, runtime, store, Renewer(runtime, down, "sim://", sessions=sessions)
+
+
+async def _fail(renewer: Renewer, runtime: SimRuntime, number: int) -> None:
+    for claim in range(number):
+        renewer.undo(_claim(f"{claim}")._replace(ttl=2.0))
+        await runtime.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [10, 1000])
+def test_an_outage_costs_one_try_at_a_time_however_many_claims_there_are(number: int) -> None:
+    world, node, runtime, store, renewer = _down()
+    node.spawn(_fail(renewer, runtime, number), "user")
+    node.spawn(renewer.run(), "renewer")
+    world.run(20.0)
+    assert 5 <= store.tries <= 20
+    world.end()
+
+
+def test_a_claim_is_not_undone_after_its_ttl_has_ended_it() -> None:
+    world, node, runtime, store, renewer = _down()
+    node.spawn(_fail(renewer, runtime, 1000), "user")
+    node.spawn(renewer.run(), "renewer")
+    world.run(20.0)
+    assert len(renewer.undoing) == 1000
+    world.run(60.0)
+    assert renewer.undoing == {}
+    tries = store.tries
+    world.run(600.0)
+    assert store.tries == tries
+    world.end()
+
+
+def test_a_claim_under_a_session_that_is_renewed_does_not_end_with_its_ttl() -> None:
+    world, node, runtime, _, renewer = _down(sessions=True)
+
+    async def answer() -> None:
+        while True:
+            await runtime.sleep(1.0)
+            renewer.answered(runtime.now())
+
+    node.spawn(_fail(renewer, runtime, 10), "user")
+    node.spawn(renewer.run(), "renewer")
+    world.run(1.0)
+    answering = node.spawn(answer(), "answers")
+    world.run(300.0)
+    assert len(renewer.undoing) == 10
+    answering.cancel()
+    world.run(400.0)
+    assert renewer.undoing == {}
+    world.end()
+
+
+def test_all_are_undone_soon_after_an_outage() -> None:
+    world, node, runtime, store, renewer = _down()
+    node.spawn(_fail(renewer, runtime, 100), "user")
+    node.spawn(renewer.run(), "renewer")
+    world.run(10.0)
+    store.up = True
+    world.run(14.0)
+    assert set(store.undone) == {str(number) for number in range(100)}
+    world.end()
+
+
+def test_a_refused_undo_does_not_delay_the_others() -> None:
+    world, node, runtime, store, renewer = _down()
+    store.up = True
+    abandon = store.abandon
+
+    async def refuse(claim: Claim, *, until: float | None = None) -> None:
+        if claim.owner == "9":
+            raise Incompatible("damaged")
+        await abandon(claim, until=until)
+
+    store.abandon = refuse  # type: ignore[method-assign]
+    node.spawn(_fail(renewer, runtime, 10), "user")
+    node.spawn(renewer.run(), "renewer")
+    world.run(1.0)
+    assert set(store.undone) == {str(number) for number in range(9)}
+    world.end()
+
+
+def test_no_more_than_so_many_claims_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.core.renewer.MOST_UNDOS", 50)
+    world, node, runtime, _, renewer = _down()
+    node.spawn(_fail(renewer, runtime, 200), "user")
+    world.run(10.0)
+    assert sorted(map(int, renewer.undoing)) == list(range(150, 200))
     world.end()

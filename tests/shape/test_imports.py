@@ -20,9 +20,9 @@ WORLD = {"asyncio", "threading", "time", "socket", "ssl", "select", "selectors",
 
 # What a room of the tree may import of the package, besides its own.
 ALLOWED: dict[str, set[str]] = {
-    "core": {"claim", "errors"},
-    "io": {"core", "claim", "errors"},
-    "stores": {"core", "claim", "errors", "io", "url", "sql"},
+    "core": {"claim", "durations", "errors"},
+    "io": {"core", "claim", "durations", "errors"},
+    "stores": {"core", "claim", "durations", "errors", "io", "url", "sql"},
     "primitives": {
         "core",
         "claim",

@@ -15,9 +15,10 @@ from holdfast.core.backoff import (
     RECHECK_SECONDS,
     SPIN_PAUSE_SECONDS,
 )
-from holdfast.core.engine import Engine
-from holdfast.core.hold import AcquireOptions, Hold
+from holdfast.core.engine import UNDO_WAIT_SECONDS, Engine
+from holdfast.core.hold import NEVER, AcquireOptions, Hold
 from holdfast.core.local_queue import LocalWaiter
+from holdfast.durations import counted, shown
 from holdfast.errors import (
     BackendUnavailable,
     GuaranteeNotMet,
@@ -31,6 +32,8 @@ __all__ = ["acquire", "attempt_once"]
 
 LONG_WAIT_SECONDS = 10.0
 """A longer wait is logged, once."""
+LOOK_SECONDS = 0.4
+"""How long a timeout may be delayed to name the holder."""
 LEAST_REQUEST_SECONDS = 0.5
 """A request has at least this long for its answer, also if the caller's timeout is nearly over."""
 SPIN_SECONDS = 0.002
@@ -45,6 +48,7 @@ async def attempt_once(engine: Engine, claim: Claim, options: AcquireOptions) ->
     sent = engine.runtime.now()
     try:
         answer = await engine.backend.attempt(claim, join=False)
+        engine.renewer.answered(sent)
         if isinstance(answer, Grant):
             hold = engine.take(answer, sent, options)
             if hold is not None:
@@ -71,19 +75,24 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
     until = None if options.timeout is None else sent + options.timeout
     try:
         if not engine.local_queues.join(waiter):
-            await _wait_locally(engine, waiter, until, options)
-            return await _wait_in_store(engine, waiter, until, options)
+            outage = _Outage(engine, claim, until, sent)
+            await _wait_locally(engine, waiter, options, outage)
+            return await _wait_in_store(engine, waiter, options, outage)
         # The usual case, with no step more than needed: no other waiter, and the name is free.
-        by = None if until is None else _answer_by(sent, until)
+        by = _answer_by(sent, sent + engine.patience if until is None else until)
         try:
             answer = await engine.backend.attempt(claim, join=True, until=by)
         except BackendUnavailable as error:  # perhaps a stale connection: _wait_in_store retries
-            if error.final:
-                raise
-            waiter.unanswered = True
-            return await _wait_in_store(engine, waiter, until, options)
+            waiter.unanswered = not error.final
+            outage = _Outage(engine, claim, until, sent)
+            outage.failed(error, sent)
+            return await _wait_in_store(engine, waiter, options, outage)
+        engine.renewer.answered(sent)
         hold = engine.take(answer, sent, options) if isinstance(answer, Grant) else None
-        return hold or await _wait_in_store(engine, waiter, until, options, answer, sent)
+        if hold is not None:
+            return hold
+        outage = _Outage(engine, claim, until, sent)
+        return await _wait_in_store(engine, waiter, options, outage, answer, sent)
     except GeneratorExit:  # the loop is gone: nothing can be awaited here
         waiter.gone = True
         engine.renewer.undo(claim)
@@ -92,7 +101,8 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
         waiter.gone = True
         traces = waiter.in_store_queue or waiter.unanswered or waiter.answer is not None
         if traces or not _is_refusal(error):
-            await engine.undo(claim)
+            late = until is not None and engine.runtime.now() >= until
+            await engine.undo(claim, 0.0 if late else UNDO_WAIT_SECONDS)
         raise
     finally:
         engine.renewer.waits.pop(claim.owner, None)
@@ -105,25 +115,26 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
 
 
 async def _wait_locally(
-    engine: Engine, waiter: LocalWaiter, until: float | None, options: AcquireOptions
+    engine: Engine, waiter: LocalWaiter, options: AcquireOptions, outage: _Outage
 ) -> None:
-    """Waits until the waiter is the first of its client; raises ``LockTimeout``."""
+    """Waits until the waiter is the first of its client; raises ``LockTimeout``, or
+    ``BackendUnavailable`` if the waiter in front of it gets no answers."""
     runtime = engine.runtime
     while not waiter.first and waiter.signal is not None:
         recheck = runtime.now() + runtime.between(*LOCAL_RECHECK_SECONDS)
-        await runtime.wait(waiter.signal, recheck if until is None else min(until, recheck))
+        await runtime.wait(waiter.signal, min(recheck, outage.local_limit()))
         engine.enter()  # the client may have been closed
         waiter.signal.clear()  # before the check for the first: a signal in between is not lost
-        late = until is not None and runtime.now() >= until
-        if late and not waiter.first:
-            raise await _timed_out(engine, waiter.claim, options, "")
+        if runtime.now() >= outage.local_limit() and not waiter.first:
+            outage.check_local()
+            raise await _timed_out(engine, waiter.claim, options, "", waiter)
 
 
 async def _wait_in_store(
     engine: Engine,
     waiter: LocalWaiter,
-    until: float | None,
     options: AcquireOptions,
+    outage: _Outage,
     first_answer: Grant | Busy | None = None,
     sent: float = 0.0,
 ) -> Hold:
@@ -131,35 +142,30 @@ async def _wait_in_store(
 
     ``first_answer`` is the answer to an attempt that was sent at ``sent``, if there was one.
     """
-    outage: _Outage | None = None
-    wait: _StoreWait | None = None
+    claim, wait = waiter.claim, _StoreWait(engine, waiter, outage.until, options)
     if isinstance(first_answer, Busy):
-        wait = _StoreWait(engine, waiter, until, options)
         await wait.wait(first_answer, sent)
     while True:
         try:
             if waiter.answer is None:
                 engine.enter()
                 sent = engine.runtime.now()
-                by = None if until is None else _answer_by(sent, until)
-                answer = await engine.backend.attempt(waiter.claim, join=True, until=by)
+                by = outage.answer_by(sent)
+                answer = await engine.backend.attempt(claim, join=True, until=by)
+                engine.renewer.answered(sent)
             else:  # granted by another thread's exchange, or with the wake-up
                 (answer, sent), waiter.answer = waiter.answer, None
+            outage.end()
             if isinstance(answer, Grant):
                 hold = engine.take(answer, sent, options)
                 if hold is not None:
                     waiter.got_hold = True
                     return hold
-                raise _too_late(engine, waiter.claim, sent)
+                raise _too_late(engine, claim, sent)
         except BackendUnavailable as error:
-            if error.final:
-                raise
-            waiter.unanswered = True
-            outage = outage or _Outage(engine, waiter.claim, until)
-            await outage.wait(error)
+            waiter.unanswered = waiter.unanswered or not error.final
+            await outage.wait(error, sent)
             continue
-        outage = None
-        wait = wait or _StoreWait(engine, waiter, until, options)
         await wait.wait(answer, sent)
 
 
@@ -168,8 +174,8 @@ def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, REFUSALS) or (isinstance(error, BackendUnavailable) and error.final)
 
 
-def _answer_by(sent: float, until: float) -> float:
-    return max(until, sent + LEAST_REQUEST_SECONDS)
+def _answer_by(sent: float, limit: float) -> float:
+    return max(limit, sent + LEAST_REQUEST_SECONDS)
 
 
 class _StoreWait:
@@ -243,45 +249,94 @@ class _StoreWait:
     async def _give_up(self, busy: Busy) -> None:
         waiter = self._waiter
         waiter.gone = True
-        await self._engine.backend.abandon(waiter.claim)
-        waiter.in_store_queue = False  # nothing is left to undo
-        raise await _timed_out(self._engine, waiter.claim, self._options, busy.reason)
+        options, by = self._options, self._engine.runtime.now() + LEAST_REQUEST_SECONDS
+        try:
+            await self._engine.backend.abandon(waiter.claim, until=by)
+            waiter.in_store_queue = False  # nothing is left to undo
+        except BackendUnavailable:  # the renewer undoes it
+            options = options._replace(explain=False)
+        raise await _timed_out(self._engine, waiter.claim, options, busy.reason)
 
 
 class _Outage:
     """The store can't be reached: attempts again with back-off, until the timeout, or for
-    ``patience`` seconds if there is none."""
+    ``patience`` seconds if there is none.
 
-    __slots__ = ("_claim", "_engine", "_since", "_tries", "_until")
+    Patience counts from the first attempt that was not answered, also if another waiter of this
+    client sent it while this one was behind it."""
 
-    def __init__(self, engine: Engine, claim: Claim, until: float | None) -> None:
-        self._engine, self._claim, self._until = engine, claim, until
+    __slots__ = ("_claim", "_engine", "_since", "_started", "_tries", "until")
+
+    def __init__(self, engine: Engine, claim: Claim, until: float | None, started: float) -> None:
+        self._engine, self._claim, self.until, self._started = engine, claim, until, started
         self._tries = 0
-        self._since = 0.0
+        self._since: float | None = None
 
-    async def wait(self, error: BackendUnavailable) -> None:
-        """Returns when it is time to attempt again; raises ``BackendUnavailable`` with the last
-        cause when the time is over."""
-        runtime = self._engine.runtime
-        now = runtime.now()
-        if self._tries == 0:
-            self._since = now
+    def answer_by(self, sent: float) -> float:
+        """The deadline of an attempt that is sent now."""
+        limit = self.until
+        if limit is None:
+            limit = (sent if self._since is None else self._since) + self._engine.patience
+        return _answer_by(sent, limit)
+
+    def local_limit(self) -> float:
+        """When a waiter behind others of its client gives up."""
+        if self.until is not None:
+            return self.until
+        outage = self._engine.local_queues.outages.get(self._claim.name)
+        return NEVER if outage is None else self._seen(outage.since) + self._engine.patience
+
+    def check_local(self) -> None:
+        """Raises ``BackendUnavailable`` if the first waiter of the client gets no answers."""
+        outage = self._engine.local_queues.outages.get(self._claim.name)
+        if outage is not None:
+            self._since = self._seen(outage.since)
+            raise self._gave_up(outage.error)
+
+    def _seen(self, since: float) -> float:
+        return max(since, self._started)
+
+    def failed(self, error: BackendUnavailable, sent: float) -> None:
+        """Counts an attempt that was not answered; raises ``BackendUnavailable`` with this cause
+        when the time is over, or if it is final."""
+        if error.final:
+            raise error
         self._tries += 1
-        limit = self._since + self._engine.patience if self._until is None else self._until
+        known = self._engine.local_queues.unreachable(self._claim.name, sent, error)
+        self._since = self._seen(known.since)
+        self._check_time(0.0, error)
+
+    async def wait(self, error: BackendUnavailable, sent: float) -> None:
+        """As ``failed``; returns when it is time to attempt again."""
+        self.failed(error, sent)
+        runtime = self._engine.runtime
         delay = OUTAGE_BACKOFF.delay(self._tries, runtime.between)
-        if now + delay >= limit:
-            raise BackendUnavailable(
-                f"gave up on {self._claim.name!r} after {self._tries} tries "
-                f"in {now - self._since:.1f} s: {error}"
-            ) from error
+        self._check_time(delay, error)
         await runtime.sleep(delay)
+
+    def _check_time(self, delay: float, error: BackendUnavailable) -> None:
+        now, since = self._engine.runtime.now(), self._since or 0.0
+        limit = since + self._engine.patience if self.until is None else self.until
+        if now + delay >= limit:
+            raise self._gave_up(error) from error
+
+    def _gave_up(self, error: BackendUnavailable) -> BackendUnavailable:
+        took = shown(self._engine.runtime.now() - (self._since or 0.0))
+        tries = f"after {counted(self._tries, 'try', 'tries')} in" if self._tries else "after"
+        return BackendUnavailable(f"gave up on {self._claim.name!r} {tries} {took}: {error}")
+
+    def end(self) -> None:
+        """An attempt was answered."""
+        if self._tries or self._engine.local_queues.outages:
+            self._tries, self._since = 0, None
+            self._engine.local_queues.reachable(self._claim.name)
 
 
 def _too_late(engine: Engine, claim: Claim, sent: float) -> BackendUnavailable:
     took = engine.runtime.now() - sent
     return BackendUnavailable(
-        f"{engine.store.display} took {took:.2f} s to grant {claim.name!r}: "
-        f"nothing certain is left of a ttl of {claim.ttl:g} s"
+        f"{engine.store.display} took {shown(took)} to grant {claim.name!r}: "
+        f"nothing certain is left of a ttl of {shown(claim.ttl)}"
     )
 
 
@@ -291,23 +346,33 @@ def _describe(holder: Holder, now: float) -> str:
 
 
 async def _timed_out(
-    engine: Engine, claim: Claim, options: AcquireOptions, reason: str
+    engine: Engine,
+    claim: Claim,
+    options: AcquireOptions,
+    reason: str,
+    behind: LocalWaiter | None = None,
 ) -> LockTimeout:
-    """The error of an acquire whose timeout is over; names the holder if the store can."""
+    """The error of an acquire whose timeout is over; names the holder if the store can. If the
+    acquire was ``behind`` other waiters of its client, the store may have stopped to answer."""
     if not options.explain:
         return LockTimeout("", name=claim.name)
-    info = await _look(engine, claim)
-    waited = f"within {options.timeout:g} s" if options.timeout else "at once"
+    ahead = 0 if behind is None else engine.local_queues.ahead_of(behind)
+    look = _look(engine, claim)
+    info = await look if behind is None else await engine.runtime.within(look, LOOK_SECONDS)
+    waited = f"within {shown(options.timeout)}" if options.timeout else "at once"
     message = f"{claim.name!r} on {engine.store.display} was not acquired {waited}"
-    message += _why(info, reason, engine.runtime.wall())
+    why = _why(info, reason, engine.runtime.wall())
+    if not why and ahead:
+        why = f": {counted(ahead, 'waiter')} of this process {'was' if ahead == 1 else 'were'} "
+        why += "ahead of it"
     holder = info.holders[0] if info and info.holders else None
-    return LockTimeout(message, name=claim.name, holder=holder)
+    return LockTimeout(message + why, name=claim.name, holder=holder)
 
 
 async def _describe_wait(engine: Engine, claim: Claim, waited: float, reason: str) -> str:
     """The log line of an acquire that waits for long."""
     why = _why(await _look(engine, claim), reason, engine.runtime.wall())
-    return f"waiting for {claim.name!r} on {engine.store.display} for {waited:.0f} s{why}"
+    return f"waiting for {claim.name!r} on {engine.store.display} for {shown(round(waited))}{why}"
 
 
 async def _look(engine: Engine, claim: Claim) -> LockInfo | None:

@@ -65,8 +65,10 @@ SPIN_PAUSE_SECONDS = (0.01, 0.05)
 # Renewing and undoing.
 RENEWAL_RETRY_SHARE = (0.05, 0.15)
 """A failed renewal is sent again after this share of the time that is left."""
+UNDO_BACKOFF = Backoff(0.25, 3.0)
+"""Between two undos while the store can't be reached: one claim is tried, the others wait."""
 UNDO_RETRY_SECONDS = (1.0, 3.0)
-"""Between two tries to undo a claim, without an end: the claim must not stay in the store."""
+"""Between two tries to undo a claim that the store refuses to undo."""
 
 # Primitives.
 WATCH_RETRY_SECONDS = (0.2, 0.6)

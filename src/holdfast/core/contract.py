@@ -12,7 +12,7 @@ Every method is ``async def`` and never suspends over a blocking runtime: see ``
 import enum
 from collections.abc import Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Record
 
@@ -29,6 +29,8 @@ __all__ = [
     "Store",
     "Waiting",
 ]
+
+T = TypeVar("T")
 
 REFRESH_SECONDS = 5.0
 """How often the renewer refreshes the queue entries of waiters."""
@@ -115,6 +117,11 @@ class Runtime(Protocol):
     async def finish(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
         """Runs the work to its end even if the caller is cancelled; waits for it at most so
         long."""
+        ...
+
+    async def within(self, work: Coroutine[Any, Any, T], seconds: float) -> T | None:
+        """Returns the result of the work, or ``None`` if it takes longer or fails. It may then go
+        on in the background."""
         ...
 
 

@@ -10,14 +10,12 @@ from holdfast.core import log
 from holdfast.core.contract import Backend, Runtime, Store
 from holdfast.core.hold import AcquireOptions, Hold, State
 from holdfast.core.local_queue import LocalQueues, LocalWaiter
-from holdfast.core.renewer import Renewer
+from holdfast.core.renewer import LATEST_ARRIVAL_SECONDS, Renewer
 from holdfast.errors import HoldfastError
 
 __all__ = ["Engine"]
 
 KEPT_LABELS = 1024
-LATEST_ARRIVAL_SECONDS = 6.0
-"""After this time a request has arrived at the store, or never will."""
 UNDO_WAIT_SECONDS = 0.25
 """How long a cancelled acquire waits for its own undo before it ends without it."""
 UNDO_BACKUP_SECONDS = 2.0
@@ -204,8 +202,9 @@ class Engine:
         if waiter.gone and claim.owner not in self.renewer.holds:
             self.renewer.undo(claim, after=LATEST_ARRIVAL_SECONDS if waiter.got_hold else 0.0)
 
-    async def undo(self, claim: Claim) -> None:
-        """Removes a claim of unknown outcome from the store, also if the caller is cancelled."""
+    async def undo(self, claim: Claim, wait_seconds: float = UNDO_WAIT_SECONDS) -> None:
+        """Removes a claim of unknown outcome from the store, also if the caller is cancelled. Waits
+        at most so long for that; it goes on in the background."""
         hold = self.renewer.holds.get(claim.owner)
         if hold is not None:
             self.release_local(hold)
@@ -216,11 +215,13 @@ class Engine:
             return
         # In order behind the claim's own requests. The renewer does it if the loop ends first.
         self.renewer.undo(claim, after=UNDO_BACKUP_SECONDS)
-        await self.runtime.finish(self._abandon(claim), UNDO_WAIT_SECONDS)
+        await self.runtime.finish(self._abandon(claim), wait_seconds)
 
     async def _abandon(self, claim: Claim) -> None:
+        seconds = self.renewer.finish_seconds() if self.closed else UNDO_BACKUP_SECONDS
+        until = self.runtime.now() + seconds  # then the renewer does it
         try:
-            await self.backend.abandon(claim)
+            await self.backend.abandon(claim, until=until)
         except HoldfastError as error:
             log.debug("undoing %r on %s: %s", claim.name, self.store.display, error)
         else:

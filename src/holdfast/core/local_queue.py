@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
+from typing import NamedTuple
 from weakref import ref
 
 from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Runtime, Signal, Waiting
+from holdfast.errors import BackendUnavailable
 
 __all__ = ["LocalQueues", "LocalWaiter"]
 
@@ -59,6 +61,14 @@ class LocalWaiter:
         return Waiting(self.claim, len(self.queue) - 1 if self.queue else 0)
 
 
+class Outage(NamedTuple):
+    """The store does not answer the attempts for a name."""
+
+    since: float
+    """When the first attempt was sent that was not answered."""
+    error: BackendUnavailable
+
+
 # Weak: an interrupt may destroy an acquire before it can leave. A dead reference is not first.
 Queue = OrderedDict[ref[LocalWaiter], None]
 
@@ -83,6 +93,9 @@ class LocalQueues:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._queues: dict[str, Queue] = {}
+        self.outages: dict[str, Outage] = {}
+        """By name, while its first waiter gets no answers. Those behind it have not less patience
+        left than it has, so they need to know."""
 
     def join(self, waiter: LocalWaiter) -> bool:
         """Joins the queue of the name; returns whether the waiter is the first."""
@@ -112,6 +125,8 @@ class LocalQueues:
             self._wake_first(queue)
         elif self._queues.get(waiter.claim.name) is queue:
             self._queues.pop(waiter.claim.name, None)
+            if self.outages:
+                self.outages.pop(waiter.claim.name, None)
         waiter.key = None  # last: a caller that is interrupted before this leaves again
 
     def _wake_first(self, queue: Queue) -> None:
@@ -133,11 +148,37 @@ class LocalQueues:
         waiter = _first(queue) if queue else None
         return waiter if waiter is not None and waiter.in_store_queue else None
 
+    def unreachable(self, name: str, sent: float, error: BackendUnavailable) -> Outage:
+        """An attempt for the name was not answered; returns the outage, and wakes the waiters
+        behind the first when it begins."""
+        known = self.outages.get(name)
+        outage = self.outages[name] = Outage(sent if known is None else known.since, error)
+        if known is None:
+            for waiter in self._waiters(self._queues.get(name)):
+                if waiter.signal is not None:
+                    waiter.signal.set()
+        return outage
+
+    def reachable(self, name: str) -> None:
+        """An attempt for the name was answered."""
+        if self.outages:
+            self.outages.pop(name, None)
+
+    def ahead_of(self, waiter: LocalWaiter) -> int:
+        """How many waiters of this client are in front of this one."""
+        waiters = self._waiters(waiter.queue)
+        return waiters.index(waiter) if waiter in waiters else 0
+
     def clear(self) -> None:
         """Removes all waiters. For a forked child, and for a new event loop."""
         self._queues = {}
+        self.outages = {}
 
     def all(self) -> list[LocalWaiter]:
         """All waiters of this client."""
-        waiters = (key() for queue in list(self._queues.values()) for key in list(queue))
+        queues = list(self._queues.values())
+        return [waiter for queue in queues for waiter in self._waiters(queue)]
+
+    def _waiters(self, queue: Queue | None) -> list[LocalWaiter]:
+        waiters = [key() for key in list(queue or ())]
         return [waiter for waiter in waiters if waiter is not None]

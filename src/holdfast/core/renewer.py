@@ -11,17 +11,25 @@ watcher of the process (``core.watcher``) calls it too.
 # Without "from __future__ import annotations": see holdfast.lazy.
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from weakref import ref
 
 from holdfast.claim import Claim, Grant
 from holdfast.core import log
-from holdfast.core.backoff import RENEWAL_RETRY_SHARE, UNDO_RETRY_SECONDS
-from holdfast.core.contract import REFRESH_SECONDS, Backend, Renewal, Runtime, Waiting
+from holdfast.core.backoff import RENEWAL_RETRY_SHARE, UNDO_BACKOFF, UNDO_RETRY_SECONDS
+from holdfast.core.contract import (
+    REFRESH_SECONDS,
+    STALE_SECONDS,
+    Backend,
+    Renewal,
+    Runtime,
+    Waiting,
+)
 from holdfast.core.hold import CONFIRM_SECONDS, NEVER, Change, Hold, State
 from holdfast.core.local_queue import LocalWaiter
 from holdfast.core.watcher import FAILURE_PAUSE_SECONDS, NO_WATCHER, Plannable, PlannedLoop
-from holdfast.errors import HoldfastError
+from holdfast.errors import BackendUnavailable, HoldfastError
 
 __all__ = ["Renewer"]
 
@@ -29,11 +37,18 @@ IDLE_SECONDS = 5.0
 """How long an idle renewer stays planned, so that a busy loop of short holds never wakes it."""
 LEAST_UNDO_SECONDS = 1.0
 """The request of an undo has at least this long, also if a hold is due for renewal."""
-FINISH_SECONDS = 5.0
-"""How long ``close`` waits for a store that hangs, however many holds are to be released."""
+FINISH_SECONDS = 0.5
+LONGEST_FINISH_SECONDS = 5.0
+SLOW_ANSWERS = 3
+"""``close`` waits this long without any answer, however much is to be released: half a second, or
+three times as long as the store's answers have taken before, five seconds at the most."""
 UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 """A claim of unknown outcome is undone at once and again later: its request may arrive after the
 first undo."""
+LATEST_ARRIVAL_SECONDS = 6.0
+"""After this time a request has arrived at the store, or never will."""
+MOST_UNDOS = 10_000
+"""Of more claims to undo, the oldest are left to end by themselves in the store."""
 GLANCE_SECONDS = 1.0
 """How often the renewer checks that the connections or files of holds still exist."""
 LEAST_RENEWAL_SECONDS = 0.05
@@ -51,17 +66,31 @@ class Undo(NamedTuple):
 
     claim: Claim
     at: float
-    times: int
     landed: bool
     """Whether all its requests were answered: one undo is then enough."""
+    gone_at: float
+    """When the claim has ended in the store by itself, if its ttl ends it there."""
+    times: int = 0
+    failures: int = 0
 
 
 class Renewer(PlannedLoop):
     """All holds and waiters of a client, and the loop that keeps them alive."""
 
-    def __init__(self, runtime: Runtime, backend: Backend, display: str) -> None:
+    def __init__(
+        self, runtime: Runtime, backend: Backend, display: str, *, sessions: bool = False
+    ) -> None:
         super().__init__(runtime)
         self.backend, self.display = backend, display
+        self._sessions = sessions
+        """Whether holds end with a session of the client, which lives on while it is answered."""
+        self.finish_by = NEVER
+        """When ``close`` stops waiting, unless the store answers before that."""
+        self._answer_seconds = 0.0
+        self._answered_at = -NEVER
+        self._undo_tries = 0
+        self._undo_again_at = -NEVER
+        """No undo is tried before this: the last one failed, and the others would fail, too."""
         self.holds: dict[str, Hold] = {}
         self.waits: dict[str, tuple[Claim, ref[LocalWaiter]]] = {}
         self.dropped: deque[Hold] = deque()
@@ -123,12 +152,36 @@ class Renewer(PlannedLoop):
     def undo(self, claim: Claim, *, after: float = 0.0, landed: bool = False) -> None:
         """Removes a claim from the store, whatever the outcome of its requests; the first time
         after ``after`` seconds."""
-        undo = self.undoing[claim.owner] = Undo(claim, self.runtime.now() + after, 0, landed)
-        self.plan(undo.at)
+        at = self.runtime.now() + after
+        self.undoing[claim.owner] = Undo(claim, at, landed, at + _longest_life(claim))
+        while len(self.undoing) > MOST_UNDOS:
+            with suppress(RuntimeError, StopIteration):  # another thread changes it, too
+                self.undoing.pop(next(iter(self.undoing)), None)
+        self.plan(max(at, self._undo_again_at))
 
     def undone(self, claim: Claim) -> None:
         """The client itself has abandoned the claim, in order behind the claim's own requests."""
         self.undoing.pop(claim.owner, None)
+
+    def answered(self, sent: float) -> None:
+        """The store has answered a request that was sent at ``sent``."""
+        now = self.runtime.now()
+        self._answer_seconds = max(now - sent, 0.9 * self._answer_seconds)
+        self._answered_at = now
+        if self.closing:
+            self.finish_by = now + self.finish_seconds()
+
+    def finish_seconds(self) -> float:
+        """How long to wait at the end of the client for an answer of the store."""
+        seconds = max(FINISH_SECONDS, SLOW_ANSWERS * self._answer_seconds)
+        return min(seconds, LONGEST_FINISH_SECONDS)
+
+    def close(self) -> None:
+        """Ends the loop soon; ``finish`` follows. May be called again."""
+        if not self.closing:
+            self.finish_by = self.runtime.now() + self.finish_seconds()
+            self.closing = True
+        self.signal.set()
 
     # Called on the renewer's thread.
 
@@ -307,6 +360,7 @@ class Renewer(PlannedLoop):
         grants = [hold.grant for hold in due]
         try:
             answer = await self.backend.renew(grants, waits, until=self._request_until(sent))
+            self.answered(sent)
         except HoldfastError as error:
             answer = Renewal(unknown={grant.claim.owner: str(error) for grant in grants})
         except Exception as error:  # noqa: BLE001 - the renewer continues, whatever a store raises
@@ -347,41 +401,73 @@ class Renewer(PlannedLoop):
 
     async def _undo_due(self) -> None:
         now = self.runtime.now()
+        if not self.undoing or now < self._undo_again_at:
+            return
+        self._drop_over_undos(now)
         due = [item for item in list(self.undoing.items()) if item[1].at <= now]
-        due.sort(
-            key=lambda item: item[1].times
-        )  # first undos before repeated ones: those may still be held
+        # First undos before repeated ones: those may still be held. The newest before the others:
+        # part of a store may be unreachable, and with it the claims that failed long ago.
+        due.sort(key=lambda item: (item[1].failures, item[1].times, -item[1].at))
         pressing = min((hold.next_at() for hold in list(self.holds.values())), default=NEVER)
         for owner, undo in due:
             # A slow store must not delay the renewal of a hold, also of a hold added since.
             # A store that hangs gets a moment, but not beyond the time when a hold is doubtful.
             now = self.runtime.now()
             until = min(self._request_until(now), max(pressing, now + LEAST_UNDO_SECONDS))
-            await self._undo_one(owner, undo, until)
-            if min([pressing, *self.plans]) <= self.runtime.now():
+            reached = await self._undo_one(owner, undo, until)
+            over = min([pressing, *self.plans]) <= self.runtime.now()
+            if not reached or over or self.closing:
                 return
 
-    async def _undo_one(self, owner: str, undo: Undo, until: float) -> None:
+    def _drop_over_undos(self, now: float) -> None:
+        """During an outage: drops undos whose claims have ended in the store by themselves."""
+        # Where the store can glance, they end with a connection, perhaps much later.
+        if self._undo_tries == 0 or self._glances is not None:
+            return
+        for owner, undo in list(self.undoing.items()):
+            gone_at = undo.gone_at
+            if self._sessions:  # some stores keep a session for twice its ttl
+                gone_at = max(gone_at, self._answered_at + 2 * _longest_life(undo.claim))
+            if now >= gone_at and self.undoing.get(owner) is undo:
+                del self.undoing[owner]
+
+    async def _undo_one(self, owner: str, undo: Undo, until: float) -> bool:
+        """Sends one undo; returns whether the store could be reached."""
+        sent = self.runtime.now()
         try:
             await self.backend.abandon(undo.claim, until=until)
         except Exception as error:  # noqa: BLE001 - retried, whatever the error is
             log.debug("undoing %r on %s: %s", undo.claim.name, self.display, error)
-            again = self.runtime.now() + self.runtime.between(*UNDO_RETRY_SECONDS)
-            if self.undoing.get(owner) is undo:
-                self.undoing[owner] = undo._replace(at=again)
-            return
+            return self._undo_failed(owner, undo, isinstance(error, BackendUnavailable))
+        self.answered(sent)
+        self._undo_tries = 0
         times = undo.times + 1
         if self.undoing.get(owner) is not undo:
-            return
+            return True
         if undo.landed or times == len(UNDO_TIMES_SECONDS):
             del self.undoing[owner]
         else:
             at = self.runtime.now() + UNDO_TIMES_SECONDS[times]
-            self.undoing[owner] = undo._replace(at=at, times=times)
+            self.undoing[owner] = undo._replace(at=at, times=times, failures=0)
+        return True
+
+    def _undo_failed(self, owner: str, undo: Undo, unreachable: bool) -> bool:
+        """Plans the next try: of this undo, and of all if the store can't be reached."""
+        now = self.runtime.now()
+        again = now + self.runtime.between(*UNDO_RETRY_SECONDS)
+        if unreachable:
+            self._undo_tries += 1
+            again = now + UNDO_BACKOFF.delay(self._undo_tries, self.runtime.between)
+            self._undo_again_at = again
+        if self.undoing.get(owner) is undo:
+            self.undoing[owner] = undo._replace(at=again, failures=undo.failures + 1)
+        return not unreachable
 
     def _next_at(self) -> float:
         times = [self._check_at(hold) for hold in list(self.holds.values())]
-        times += [undo.at for undo in list(self.undoing.values())]
+        if self.undoing:
+            first = min([undo.at for undo in list(self.undoing.values())], default=NEVER)
+            times.append(max(first, self._undo_again_at))
         if self.waits:
             times.append(self.refreshed_at + REFRESH_SECONDS)
         if self.holds and self._glances is not None:
@@ -400,29 +486,40 @@ class Renewer(PlannedLoop):
         return f"{hold.grant.claim.name} on {self.display}"
 
     async def finish(self) -> None:
-        """At the end of the client: releases all holds, removes all waiters, does all undos."""
+        """At the end of the client: releases all holds, removes all waiters, does all undos. On a
+        store that does not answer it ends at ``finish_by``, however many there are."""
+        self.close()
         self._log_losses()
         for hold in list(self.holds.values()):
             if self.remove(hold):
                 self.declare_lost(hold, "its client was closed")
-                self.undoing[hold.grant.claim.owner] = Undo(hold.grant.claim, 0.0, 0, landed=True)
+                self.undo(hold.grant.claim, landed=True)
         for claim, _ in list(self.waits.values()):
-            self.undoing[claim.owner] = Undo(claim, 0.0, 0, landed=True)
-        undos = list(self.undoing.values())
+            self.undo(claim, landed=True)
+        undos = sorted(self.undoing.values(), key=lambda undo: not undo.landed)
         self.undoing.clear()
-        until = self.runtime.now() + FINISH_SECONDS
         failure: Exception | None = None
         for undo in undos:
+            sent = self.runtime.now()
             try:
-                if failure is not None and self.runtime.now() >= until:
+                if failure is not None and sent >= self.finish_by:
                     raise failure  # the store hangs: do not wait as long for each claim
+                # If ``close`` has stopped waiting, one more try in the background costs nothing.
+                until = max(self.finish_by, sent + FINISH_SECONDS)
                 await self.backend.abandon(undo.claim, until=until)
-                until = self.runtime.now() + FINISH_SECONDS
+                self.answered(sent)
             except Exception as error:  # noqa: BLE001 - the others are to be released too
                 failure = error
                 # Of a claim of unknown outcome the caller has got an error: debug is enough.
                 write = log.warning if undo.landed else log.debug
                 write("could not release %r on %s: %s", undo.claim.name, self.display, error)
+        if failure is None:  # so that its connections and sessions can be closed, too
+            self.finish_by = self.runtime.now() + self.finish_seconds()
+
+
+def _longest_life(claim: Claim) -> float:
+    """How long a claim can be stored after its last request was sent, if nothing renews it."""
+    return LATEST_ARRIVAL_SECONDS + 1.01 * max(claim.ttl, STALE_SECONDS)
 
 
 def _because(cause: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Hashable
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from holdfast.core.contract import Signal
 from holdfast.io import clock
 
 __all__ = ["AsyncSignal", "AsyncioRuntime"]
+
+T = TypeVar("T")
 
 
 class AsyncSignal:
@@ -96,7 +99,14 @@ class AsyncioRuntime:
         task.add_done_callback(self._background.discard)
         await asyncio.wait((task,), timeout=seconds)
 
-    async def finish_background(self) -> None:
-        """Waits for the work of ``finish`` that still runs."""
+    async def within(self, work: Coroutine[Any, Any, T], seconds: float) -> T | None:
+        with suppress(Exception):
+            return await asyncio.wait_for(work, seconds)
+        return None
+
+    async def finish_background(self, seconds: float) -> None:
+        """Waits for the work of ``finish`` that still runs, and cancels it after ``seconds``."""
         if self._background:
-            await asyncio.wait(self._background)
+            _, late = await asyncio.wait(self._background, timeout=seconds)
+            for task in late:
+                task.cancel()

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Coroutine, Hashable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.core.contract import Signal
+from holdfast.core.drive import run_now
 from holdfast.io import clock
 
 try:
@@ -17,6 +18,8 @@ except ImportError:
     from queue import Empty, SimpleQueue
 
 __all__ = ["BlockingRuntime"]
+
+T = TypeVar("T")
 
 # Longer waits are cut into slices: CPython's timed waits overflow on huge timeouts.
 LONGEST_WAIT_SECONDS = 3600.0
@@ -119,3 +122,19 @@ class BlockingRuntime:
 
     async def finish(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
         await work
+
+    async def within(self, work: Coroutine[Any, Any, T], seconds: float) -> T | None:
+        results: list[T] = []
+
+        def run() -> None:
+            with suppress(Exception):
+                results.append(run_now(work))
+
+        thread = threading.Thread(target=run, name="holdfast-look", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads
+            work.close()
+            return None
+        thread.join(seconds)
+        return results[0] if results else None

@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable
 
 from holdfast.core import log
-from holdfast.core.contract import Store
+from holdfast.core.contract import Backend, Store
 from holdfast.core.drive import run_now
 from holdfast.core.renewer import Renewer
 from holdfast.core.watcher import EndWatcher
 from holdfast.io import lifetime
+from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 
 try:
@@ -132,10 +133,13 @@ class RenewerThread:
 
     def __init__(self, store: Store) -> None:
         runtime = BlockingRuntime()
-        self.renewer = Renewer(runtime, store.backend(runtime), store.display)
+        backend = store.backend(runtime)
+        self.renewer = Renewer(runtime, backend, store.display, sessions=store.whole_seconds)
         self.renewer.start = self.start
         self._one = OneThread("holdfast-renewer", self._run)
         self._starting = threading.RLock()
+        self.backends: list[Backend] = [backend]
+        """What is closed at the end: the renewer's backend, and that of a blocking client."""
 
     def running(self) -> bool:
         """Whether the thread was started in this process."""
@@ -158,8 +162,12 @@ class RenewerThread:
 
     def _run(self) -> None:
         run_now(self.renewer.run())
+        self._finish()
+
+    def _finish(self) -> None:
         run_now(self.renewer.finish())
-        run_now(self.renewer.backend.close())
+        for backend in self.backends:
+            run_now(backend.close())
         self._ended()
 
     def _ended(self) -> None:
@@ -167,17 +175,20 @@ class RenewerThread:
         lifetime.ended(self)
 
     def end(self, seconds: float | None) -> None:
-        """Releases all holds and ends the thread; waits for that at most ``seconds``."""
-        self.renewer.closing = True
+        """Releases all holds, closes the backends and ends the thread; waits for that at most
+        ``seconds``. ``None``: for as long as the store answers. On a store that hangs the thread
+        ends later, by itself."""
+        self.renewer.close()
         thread = self._one.thread
         if thread is None:  # it was not needed, or could not be started
-            run_now(self.renewer.finish())
-            run_now(self.renewer.backend.close())
-            self._ended()
-            return
-        self.renewer.signal.set()
-        if threading.current_thread() is not thread:
-            thread.join(seconds)
+            self._finish()
+        elif threading.current_thread() is not thread:
+            if seconds is not None:
+                thread.join(seconds)
+                return
+            while thread.is_alive() and (left := self.renewer.finish_by - now()) > 0:
+                thread.join(left)
+            lifetime.ended(self)  # the exit of the process does not wait for it again
 
     def forked(self) -> None:
         """In a forked child: the thread exists in the parent only; the next hold starts another."""

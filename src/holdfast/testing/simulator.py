@@ -12,14 +12,15 @@ import heapq
 import random
 import types
 from collections.abc import Callable, Coroutine, Generator, Hashable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, Literal, TypeVar
 
 from holdfast.core.contract import Signal
 
 __all__ = ["Cancelled", "Node", "SimRuntime", "SimSignal", "SimTask", "World"]
 
 Outcome = Literal["set", "late"]
+T = TypeVar("T")
 
 
 class Cancelled(BaseException):
@@ -243,3 +244,13 @@ class SimRuntime:
     async def finish(self, work: Coroutine[Any, Any, object], seconds: float) -> None:
         task = self.node.spawn(work, "finish")
         await self.wait(task.finished, self.now() + seconds)
+
+    async def within(self, work: Coroutine[Any, Any, T], seconds: float) -> T | None:
+        results: list[T] = []
+
+        async def run() -> None:
+            with suppress(Exception):
+                results.append(await work)
+
+        await self.finish(run(), seconds)
+        return results[0] if results else None

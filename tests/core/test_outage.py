@@ -1,0 +1,161 @@
+"""Outages and timeouts of waiters that are behind each other in one client."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from typing import NoReturn
+from uuid import uuid4
+
+import pytest
+
+import holdfast
+from holdfast.errors import BackendUnavailable, LockTimeout
+
+WAITERS = 6
+
+
+async def _refuse(*_: object, **__: object) -> NoReturn:
+    raise BackendUnavailable("connection refused")
+
+
+def _new() -> str:
+    return f"memory://{uuid4().hex}"
+
+
+def test_patience_of_waiters_behind_each_other_does_not_add_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with holdfast.connect(_new(), patience=2) as locks:
+        monkeypatch.setattr(locks._engine.backend, "attempt", _refuse)
+        errors: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                locks.lock("name").acquire()
+            except BackendUnavailable as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=wait, daemon=True) for _ in range(WAITERS)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * WAITERS + 10)
+        assert len(errors) == WAITERS
+        assert time.monotonic() - began < 6
+        assert locks._engine.local_queues.outages == {}
+
+
+def test_patience_of_tasks_counts_from_their_own_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[float]:
+        async with holdfast.connect_async(_new(), patience=3) as locks:
+            monkeypatch.setattr(locks._engine.backend, "attempt", _refuse)
+
+            async def wait(after: float) -> float:
+                await asyncio.sleep(after)
+                began = time.monotonic()
+                with pytest.raises(BackendUnavailable, match="connection refused"):
+                    await locks.lock("name").acquire()
+                return time.monotonic() - began
+
+            return await asyncio.gather(*[wait(after) for after in (0.0, 1.0, 2.0)])
+
+    for took in asyncio.run(main()):
+        assert 1.0 <= took < 5.0  # not 6 and 9
+
+
+def test_an_outage_that_is_over_takes_no_patience_from_waiters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The waiter behind the first goes on waiting once attempts are answered again."""
+
+    async def main() -> None:
+        url = _new()
+        async with (
+            holdfast.connect_async(url, patience=1.5) as locks,
+            holdfast.connect_async(url) as other,
+        ):
+            held = await other.lock("name").acquire()
+            assert held
+            with monkeypatch.context() as patch:
+                patch.setattr(locks._engine.backend, "attempt", _refuse)
+                waits = [asyncio.create_task(locks.lock("name").acquire()) for _ in range(2)]
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(3)
+            assert not any(wait.done() for wait in waits)
+            await held.release()
+            first = await asyncio.wait_for(waits[0], 10)
+            assert first
+            await first.release()
+            second = await asyncio.wait_for(waits[1], 10)
+            assert second
+            await second.release()
+
+    asyncio.run(main())
+
+
+def test_the_error_has_the_true_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(*_: object, **__: object) -> NoReturn:
+        time.sleep(1.2)
+        raise BackendUnavailable("no answer")
+
+    with holdfast.connect(_new(), timeout=1) as locks:
+        monkeypatch.setattr(locks._engine.backend, "attempt", slow)
+        with pytest.raises(BackendUnavailable) as caught:
+            locks.lock("name").acquire()
+    found = re.fullmatch(
+        r"gave up on 'name' after 1 try in (\d\.\d) s: no answer", str(caught.value)
+    )
+    assert found, caught.value
+    assert 1.2 <= float(found[1]) < 5
+
+
+def test_a_timeout_behind_others_of_the_process_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the store can't name a holder. It names the holder if it can."""
+
+    async def main(timeout: float) -> str:
+        async with holdfast.connect_async(url) as locks:
+            if fail:
+                monkeypatch.setattr(locks._engine.backend, "look", _refuse)
+            ahead = [asyncio.create_task(locks.lock("name").acquire()) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            with pytest.raises(LockTimeout) as caught:
+                async with locks.lock("name", timeout=timeout):
+                    pass
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+            return str(caught.value)
+
+    url = _new()
+    with holdfast.connect(url) as holder, holder.lock("name", note="its note"):
+        for fail in (False, True):
+            text = asyncio.run(main(0.30000001))
+            assert "was not acquired within 0.3 s: " in text
+            assert ("2 waiters of this process were ahead of it" in text) is fail
+            assert ("its note" in text) is not fail
+
+
+def test_a_timeout_behind_others_is_told_in_time_if_the_store_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hang(*_: object, **__: object) -> None:
+        time.sleep(8)
+
+    url = _new()
+    with holdfast.connect(url) as holder, holder.lock("name"), holdfast.connect(url) as locks:
+        monkeypatch.setattr(locks._engine.backend, "look", hang)
+        first = threading.Thread(target=lambda: locks.lock("name", timeout=3).acquire())
+        first.start()
+        time.sleep(0.1)
+        began = time.monotonic()
+        late = pytest.raises(LockTimeout, match="1 waiter of this process was ahead of it")
+        with late, locks.lock("name", timeout=0.5):
+            pass
+        assert time.monotonic() - began < 4
+        first.join()

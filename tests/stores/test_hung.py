@@ -1,0 +1,88 @@
+"""A store that accepts connections and never answers: ``timeout`` bounds acquire and ``close``."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+import holdfast
+from holdfast.errors import BackendUnavailable
+from servers.redis import RedisServer
+
+TIMEOUT = 1.0
+SPARE = 3.0
+"""A second is promised, and two are to spare on a busy machine."""
+URLS = [
+    "redis://{}",
+    "redlock://{},{},{}",
+    "etcd://{}",
+    "consul://{}",
+    "zookeeper://{}/",
+    "postgresql://user@{}/db",
+    "postgresql://user@{}/db?mode=advisory",
+    "mysql://user@{}/db",
+    "mysql://user@{}/db?mode=advisory",
+]
+Run = Callable[[str, int], float]
+
+
+def _blocking(url: str, number: int) -> float:
+    holdfast.connect(url).close()  # so that imports are not measured
+    began = time.monotonic()
+    locks = holdfast.connect(url, ttl=10)
+    for name in range(number):
+        with pytest.raises(BackendUnavailable):
+            locks.lock(f"name {name}", timeout=TIMEOUT / number).acquire()
+    locks.close()
+    return time.monotonic() - began
+
+
+def _asyncio(url: str, number: int) -> float:
+    async def main() -> None:
+        locks = holdfast.connect_async(url, ttl=10)
+        for name in range(number):
+            with pytest.raises(BackendUnavailable):
+                await locks.lock(f"name {name}", timeout=TIMEOUT / number).acquire()
+        await locks.close()
+
+    holdfast.connect(url).close()  # so that imports are not measured
+    asyncio.run(holdfast.connect_async(url).close())
+    began = time.monotonic()
+    asyncio.run(main())
+    return time.monotonic() - began
+
+
+RUNS = pytest.mark.parametrize("run", [_blocking, _asyncio], ids=["blocking", "asyncio"])
+
+
+@pytest.fixture
+def addresses() -> Iterator[list[str]]:
+    with ExitStack() as stack:
+        servers = [socket.create_server(("127.0.0.1", 0), backlog=100) for _ in range(3)]
+        yield [f"127.0.0.1:{stack.enter_context(each).getsockname()[1]}" for each in servers]
+
+
+@RUNS
+@pytest.mark.parametrize("url", URLS, ids=lambda url: url.replace("://", " ").split("{")[0])
+def test_acquire_and_close_end_in_time(url: str, run: Run, addresses: list[str]) -> None:
+    took = run(url.format(*addresses), 1)
+    assert TIMEOUT / 2 < took < TIMEOUT + SPARE
+
+
+@RUNS
+def test_a_stopped_redis_delays_close_once(run: Run) -> None:
+    """However many claims have an unknown outcome."""
+    with RedisServer() as server:
+        with holdfast.connect(server.url) as locks, locks.lock("warm"):
+            pass
+        server.pause()
+        try:
+            # Each request has half a second at least.
+            assert run(server.url, 4) < 4 * 0.5 + SPARE
+        finally:
+            server.resume()
