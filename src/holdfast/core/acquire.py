@@ -15,6 +15,7 @@ from holdfast.core.backoff import (
     RECHECK_SECONDS,
     SPIN_PAUSE_SECONDS,
 )
+from holdfast.core.contract import HolderLooking
 from holdfast.core.engine import UNDO_WAIT_SECONDS, Engine
 from holdfast.core.hold import NEVER, AcquireOptions, Hold
 from holdfast.core.local_queue import LocalWaiter
@@ -376,8 +377,11 @@ async def _describe_wait(engine: Engine, claim: Claim, waited: float, reason: st
 
 
 async def _look(engine: Engine, claim: Claim) -> LockInfo | None:
+    backend = engine.backend
     try:
-        return await engine.backend.look(claim.name)
+        if isinstance(backend, HolderLooking):
+            return await backend.look_at_holders(claim)
+        return await backend.look(claim.name)
     except HoldfastError:
         return None
 

@@ -21,6 +21,7 @@ __all__ = [
     "Finding",
     "Glancing",
     "Guarantee",
+    "HolderLooking",
     "Page",
     "Renewal",
     "Runtime",
@@ -299,6 +300,16 @@ class Glancing(Protocol):
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
         """The holds that are over, by owner, with the reason. Sends nothing and never waits."""
+        ...
+
+
+@runtime_checkable
+class HolderLooking(Protocol):
+    """A backend that can name the holders at less cost than ``look``: without the waiters."""
+
+    async def look_at_holders(self, claim: Claim) -> LockInfo:
+        """The first holders of the name of a claim that waits or has waited, for messages. The
+        answer may have waiters, too."""
         ...
 
 

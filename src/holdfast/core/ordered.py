@@ -20,6 +20,7 @@ __all__ = [
     "Details",
     "Entry",
     "Verdict",
+    "absent_of",
     "escape",
     "judge",
     "lock_info",
@@ -182,6 +183,11 @@ class _Front:
                 self.closed = True
                 return
             self.taken.append(entry.share)
+
+
+def absent_of(first: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Of the first entries of a queue, those that fit and have not entered yet."""
+    return tuple(_Front(first).absent)
 
 
 def _target(claim: Claim, ahead: list[Entry], front: _Front) -> Entry | None:

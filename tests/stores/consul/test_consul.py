@@ -59,9 +59,11 @@ def test_waiting_costs_one_request_more(peer: Callable[[], Peer]) -> None:
     grant = ours.take(claim_of())
     theirs.post.asked.clear()
     claim = claim_of()
-    assert isinstance(theirs.attempt(claim), Busy)
+    busy = theirs.attempt(claim)
+    assert isinstance(busy, Busy)
     assert len(theirs.post.asked) == 1
     run_now(ours.backend.release(grant))
+    run_now(theirs.backend.wait(claim, busy, now() + SOON))
     taken = theirs.take(claim)
     assert taken.token > grant.token
     run_now(theirs.backend.release(taken))
@@ -152,10 +154,12 @@ def test_a_waiter_without_its_entry_does_not_enter(
     """A mark without an entry would be an invisible hold: another claim could enter beside it."""
     ours, theirs = peer(), peer()
     grant, claim = ours.take(claim_of()), claim_of()
-    assert isinstance(theirs.attempt(claim), Busy)
+    busy = theirs.attempt(claim)
+    assert isinstance(busy, Busy)
     key = theirs.store.names.of("name").entry(claim).decode()
     assert server.ask(f"/v1/kv/{key}", method="DELETE") is True
     run_now(ours.backend.release(grant))
+    run_now(theirs.backend.wait(claim, busy, now() + SOON))
     taken = theirs.take(claim)
     (found,) = server.ask(f"/v1/kv/{key}")
     assert found["Session"] == taken.ref.session

@@ -5,7 +5,7 @@ What is stored, with the namespace in front::
     holdfast/locks/<name>/l/w/<owner>                 an exclusive claim, held or waiting
                           l/r/<owner>                 a shared claim, held or waiting
                           s/<limit>.<permits>/<owner> a claim on slots, held or waiting
-                          h/<owner>                   mark: this claim waited, and holds now
+                          …/<owner>/h                 mark: this claim waited, and holds now
                           n/<number>                  a slot that is taken, with its owner
     holdfast/records/<name>                           a record, bound to no session
     holdfast/guards/<session>                         invalidates late requests of a session
@@ -14,9 +14,9 @@ Every key of a claim is locked by one session of its client. The order of arriva
 CreateIndex of the claim's key; the token is the ModifyIndex of the write that made it a hold.
 
 Read in this order: ``requests`` (keys, transactions, entries; pure), ``backend`` (how claims are
-admitted), ``session`` (what keeps them alive), ``wakeups`` (how a claim waits), ``orphans`` (what
-a lock-delay leaves behind), ``inspect`` (texts and values for people), ``agent`` (Consul's HTTP
-API), ``url`` (options).
+admitted), ``line`` (what a waiting claim knows of the entries in front), ``session`` (what keeps
+claims alive), ``wakeups`` (how a claim waits), ``orphans`` (what a lock-delay leaves behind),
+``inspect`` (texts and values for people), ``agent`` (Consul's HTTP API), ``url`` (options).
 """
 
 from __future__ import annotations

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
+from holdfast.core.admit import Share, free_slots
 from holdfast.core.backoff import CONFLICT_SECONDS, NO_QUERY_POLL_SECONDS
 from holdfast.core.contract import (
     QUEUE_CAP,
@@ -50,6 +53,7 @@ from holdfast.stores.consul.inspect import (
     lock_info,
     servers_finding,
 )
+from holdfast.stores.consul.line import FIRST, Line, QueuedEntry
 from holdfast.stores.consul.orphans import (
     DELAYED,
     LOCK_DELAY_POLL_SECONDS,
@@ -57,7 +61,7 @@ from holdfast.stores.consul.orphans import (
     orphans_of,
 )
 from holdfast.stores.consul.session import INFO, OPS, ConsulHold, Ref, RenewalBatch, SessionRenewer
-from holdfast.stores.consul.wakeups import Target, Wakeups
+from holdfast.stores.consul.wakeups import News, Target, Wakeups
 
 if TYPE_CHECKING:
     from holdfast.io.http import Http, Servers
@@ -75,17 +79,6 @@ SWEEP_SHARE = 0.02
 """Of the writes of a record, the share that also looks for records whose time is over."""
 SWEPT_RECORDS = 32
 PROBE_TTL = 10.0
-
-
-class QueuedEntry(NamedTuple):
-    """An entry of this client that waits."""
-
-    order: int
-    changed: int
-    since: float
-    behind: int
-    front: tuple[str, ...]
-    """The keys of the entries in front, in order. Entries in front can only disappear."""
 
 
 class ConsulStore:
@@ -146,6 +139,7 @@ class ConsulBackend:
         self.renewer = SessionRenewer(store, self.agent, runtime)
         self.wakeups = Wakeups(store.servers, store.settings.request_seconds, runtime)
         self._absent = AbsentWaiters()
+        self._watches = count()
         store.backends.add(id(self))
 
     # Acquire.
@@ -186,10 +180,10 @@ class ConsulBackend:
         """One try. ``None`` if the queue has changed: try again."""
         claim, owner = at.claim, at.claim.owner
         queued = self.store.queued.get(owner)
-        if queued is not None and claim.mode is not Mode.SLOTS and len(queued.front) < OPS - 2:
-            grant = await self._enter(at, queued.front)
-            if grant is not None:
-                return grant
+        if queued is not None:
+            answer = await self._attempt_again(at, queued)
+            if answer is not None:
+                return answer
         known = queued is not None or owner in self.store.holds
         if known or owner in self.store.sessions.doubts:
             queue = await self.read_queue(claim.name, at.until)
@@ -198,6 +192,50 @@ class ConsulBackend:
             self.store.queued.pop(owner, None)
             self.store.holds.pop(owner, None)
         return await self._join(at)
+
+    async def _attempt_again(self, at: Attempt, queued: QueuedEntry) -> Grant | Busy | None:
+        """Decides for a claim that waits, by a few entries of the queue. ``None`` if these are not
+        enough: then the whole queue is read."""
+        claim, line = at.claim, queued.line
+        if line.gone and line.blocking == (line.gone,):
+            line.gone, last = "", line.gone
+            if claim.mode is not Mode.SLOTS:
+                return await self._enter(at, (last,))
+        keys, read = self.store.names.of(claim.name), line.to_read()
+        own_key = keys.entry(claim).decode()
+        trees = [own_key, *read, *([keys.slots] if claim.mode is Mode.SLOTS else ())]
+        body = requests.txn(*(requests.tree(requests.quotable(key)) for key in trees))
+        rows = await self.agent.txn(body, line=READ, until=at.until)
+        found = {e.key: e for e in requests.queue_of(rows, keys.prefix, self.store.waiting)}
+        own = found.pop(own_key, None)
+        if own is None or own.order != queued.order or own.session != at.session.id:
+            return None
+        front = [entry for entry in found.values() if entry.order < own.order]
+        orphaned = any(not row.get("Session") for row in rows)
+        if own.details.settled or orphaned or not line.update(read, front):
+            return None
+        if not line.blocking and claim.mode is not Mode.SLOTS:
+            return await self._enter(at, ())
+        taken = tuple(row["Key"] for row in rows if row["Key"].startswith(keys.slots))
+        if not line.blocking:
+            return await self._enter_slots(at, taken)
+        absent, retry = self._absent.judge(
+            line.absent(claim, found, len(taken)), self.runtime.now()
+        )
+        if absent is not None:
+            await self._skip(absent, at.until)
+            retry = 0.0
+        place = len(line.ahead) - (claim.mode is not Mode.SLOTS)  # the first one holds
+        return Busy(place, retry, _target(line, found))
+
+    async def _enter_slots(self, at: Attempt, taken: tuple[str, ...]) -> Grant | Busy | None:
+        """For the first waiter. ``taken`` has the keys of the slots that are taken."""
+        claim, slots = at.claim, self.store.names.of(at.claim.name).slots
+        used = Share(Mode.SLOTS, 0, tuple(int(key.removeprefix(slots)) for key in taken))
+        free = free_slots(claim.weight, claim.limit, [used])
+        if len(free) == claim.weight:
+            return await self._enter(at, (), free)
+        return Busy(0, None, Target(slots, 0, False, taken))
 
     async def read_queue(self, name: str, until: float | None = None) -> list[Entry]:
         """The holds and waiting claims of a name, in order, by a consistent read."""
@@ -298,7 +336,7 @@ class ConsulBackend:
         self.store.remember_waiting((entry.key, entry.order) for entry in queue if not entry.held)
         absent, retry = self._absent.judge(verdict.absent, self.runtime.now())
         if absent is not None:
-            await self._skip(claim.name, absent, until)
+            await self._skip(absent, until)
             return None
         if join and verdict.place < QUEUE_CAP:
             return self._queued(claim, own, verdict, queue, retry)
@@ -325,23 +363,15 @@ class ConsulBackend:
         if orphans_of(ahead):  # Consul sends no notification when a lock-delay is over
             delay = LOCK_DELAY_POLL_SECONDS
             retry = delay if retry is None else min(retry, delay)
-        if claim.mode is Mode.SHARED:
-            ahead = [entry for entry in ahead if entry.mode is not Mode.SHARED]
-        front, details = tuple(entry.key for entry in ahead), own.details
+        line, details = Line(claim.mode, ahead), own.details
         self.store.queued[claim.owner] = QueuedEntry(
-            own.order, own.changed, details.since, details.behind, front
+            own.order, own.changed, details.since, details.behind, line
         )
-        if claim.mode is not Mode.SLOTS:
-            last = ahead[-1]
-            return Busy(verdict.place, retry, Target(last.key, last.changed, (), ""))
-        # For slots: a waiting entry in front is out of the way when it is deleted or marked as a
-        # hold. With none in front, the end of any hold may make the slots free.
+        if line.blocking:
+            return Busy(verdict.place, retry, _target(line, {entry.key: entry for entry in ahead}))
         keys = self.store.names.of(claim.name)
-        target = next((entry for entry in ahead if entry.key == verdict.target), None)
-        held = tuple(entry.key for entry in ahead if entry.held)
-        deleted = held if target is None else (target.key,)
-        created = "" if target is None else keys.mark(target.owner).decode()
-        return Busy(verdict.place, retry, Target(keys.prefix, 0, deleted, created))
+        taken = (keys.slot(slot).decode() for entry in ahead for slot in entry.details.slots)
+        return Busy(verdict.place, retry, Target(keys.slots, 0, False, tuple(taken)))
 
     async def _rebind(self, at: Attempt, own: Entry) -> None:
         """Binds the claim's entry to this session, whose certain time a grant would have."""
@@ -386,19 +416,21 @@ class ConsulBackend:
 
     def _marking(self, claim: Claim, session: Session) -> list[bytes]:
         """Marks an entry that still exists as a hold; the mark's index is the token."""
-        keys = self.store.names.of(claim.name)
+        key = self.store.names.of(claim.name).entry(claim)
         since = requests.plain(f"{self.runtime.wall():.3f}")
         return [
-            requests.locked_by(keys.entry(claim), session.id),
-            requests.lock(keys.mark(claim.owner), since, session.id),
+            requests.locked_by(key, session.id),
+            requests.lock(requests.mark(key), since, session.id),
         ]
 
-    async def _skip(self, name: str, absent: Entry, until: float | None) -> None:
+    async def _skip(self, absent: Entry, until: float | None) -> None:
         """Deletes the entry of a waiter that could hold and did not enter within its grace."""
-        mark = self.store.names.of(name).mark(absent.owner)
-        skip = requests.delete_same(requests.quotable(absent.key), absent.changed)
+        key = requests.quotable(absent.key)
+        body = requests.txn(
+            requests.absent(requests.mark(key)), requests.delete_same(key, absent.changed)
+        )
         with suppress(TransactionRefused):  # it has entered
-            await self.agent.txn(requests.txn(requests.absent(mark), skip), until=until)
+            await self.agent.txn(body, until=until)
 
     # Wait.
 
@@ -406,15 +438,29 @@ class ConsulBackend:
         if busy.ref is None:  # nothing to query
             await self.wakeups.pause(until, NO_QUERY_POLL_SECONDS)
             return
-        target = Target(*busy.ref)
-        index: int | None = target.seen
-        keys = bool(target.deleted)
         try:
-            while index is not None:
-                reply = await self.wakeups.query(claim.owner, target.path, index, until, keys=keys)
-                index = None if reply is None else target.next_index(reply, index)
+            await self._wait_for(claim, Target(*busy.ref), until)
         except BackendUnavailable:
             await self.wakeups.pause(until)
+
+    async def _wait_for(self, claim: Claim, target: Target, until: float) -> None:
+        """Queries the target until another attempt is useful."""
+        index = target.seen
+        query = partial(self.wakeups.query, claim.owner, target.prefix, keys=bool(target.taken))
+        while (reply := await query(index, until)) is not None:
+            news, queued = target.news(reply), self.store.queued.get(claim.owner)
+            if news is News.OTHER or queued is None or reply.seen == index:
+                return  # the same index: nothing has changed, and the wait is nearly over
+            if news is News.GONE:
+                queued.line.gone = target.prefix
+                return
+            if news is News.ENTERED:
+                queued.line.entered(target.prefix)
+                if claim.mode is Mode.SLOTS:
+                    return
+                target = target._replace(marked=True)
+            # If Consul's indexes start over, so does the query.
+            index = reply.seen if reply.seen >= index else 0
 
     def nudge(self, claim: Claim) -> None:
         self.wakeups.long_polls.nudge(claim.owner)
@@ -439,17 +485,16 @@ class ConsulBackend:
             queued is None
             or session is None
             or not session.fresh(self.runtime.now())
-            or any(key != mine for key in queued.front)
+            or any(key != mine for key in queued.line.blocking)
             or grant.claim.owner in self.store.sessions.doubts
             or claim.mode is Mode.SLOTS
         ):
             return await self._release_and_attempt(grant, claim)
         # Only the hold was in front of the waiting entry, and none can be added in front of it.
-        mark = self.store.names.of(grant.claim.name).mark(grant.claim.owner)
         body = requests.txn(
             requests.get(mine.encode()),
             requests.delete(mine.encode()),
-            requests.delete(mark),
+            requests.delete(requests.mark(mine.encode())),
             *self._marking(claim, session),
         )
         try:
@@ -470,7 +515,7 @@ class ConsulBackend:
         claim, keys = grant.claim, self.store.names.of(grant.claim.name)
         await self._change_guard(claim)
         key = Ref(*grant.ref).key.encode()
-        ends = [key, keys.mark(claim.owner), *map(keys.slot, grant.slots)]
+        ends = [key, requests.mark(key), *map(keys.slot, grant.slots)]
         try:
             await self.agent.txn(requests.txn(requests.get(key), *map(requests.delete, ends)))
         except TransactionRefused:
@@ -481,9 +526,9 @@ class ConsulBackend:
         return ours
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        keys = self.store.names.of(claim.name)
+        key = self.store.names.of(claim.name).entry(claim)
         await self._change_guard(claim, until)
-        ends = [keys.entry(claim), keys.mark(claim.owner)]
+        ends = [key, requests.mark(key)]
         await self.agent.txn(requests.txn(*map(requests.delete, ends)), until=until)
         if claim.mode is Mode.SLOTS:
             await self._delete_slots(claim, until)
@@ -544,7 +589,7 @@ class ConsulBackend:
         """Deletes an entry that still exists, with its slots. An entry without a mark may be
         taking slots right now: the transaction is refused if it has a mark by then."""
         keys, key = self.store.names.of(name), requests.quotable(entry.key)
-        mark = keys.mark(entry.owner)
+        mark = requests.mark(key)
         ends = [key, mark, *map(keys.slot, entry.details.slots)]
         as_seen = [] if entry.details.settled else [requests.absent(mark)]
         return requests.txn(requests.get(key), *as_seen, *map(requests.delete, ends))
@@ -554,6 +599,18 @@ class ConsulBackend:
     async def look(self, name: str) -> LockInfo:
         queue = await self.read_queue(name)
         return lock_info(name, queue, await self._limits(queue))
+
+    async def look_at_holders(self, claim: Claim) -> LockInfo:
+        """Reads the first entries only, if the claim waits for a lock."""
+        queued = self.store.queued.get(claim.owner)
+        first = () if queued is None else queued.line.ahead[:FIRST]
+        if not first or claim.mode is Mode.SLOTS:
+            return await self.look(claim.name)
+        prefix = self.store.names.of(claim.name).prefix
+        body = requests.txn(*(requests.tree(requests.quotable(key)) for key in first))
+        rows = await self.agent.txn(body, line=READ)
+        queue = requests.queue_of(rows, prefix, self.store.waiting)
+        return lock_info(claim.name, queue, await self._limits(queue))
 
     async def _limits(self, queue: Iterable[Entry]) -> dict[str, SessionLimits]:
         """The limits of the sessions of all holders."""
@@ -600,7 +657,7 @@ class ConsulBackend:
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         """Queries all keys of the name, from an index before they were read."""
         prefix = self.store.names.of(name).prefix
-        watcher = f"watch {self.runtime.between(0, 1)}"
+        watcher = f"watch {next(self._watches)}"
         try:
             first = await self.agent.http.ask(requests.query(prefix, 0, 1, keys=True))
             tokens = [entry.details.token for entry in await self.read_queue(name) if entry.held]
@@ -690,6 +747,15 @@ class ConsulBackend:
                 await self.renewer.end_all()
         self.wakeups.long_polls.close()
         await self.agent.http.close()
+
+
+def _target(line: Line, found: Mapping[str, Entry]) -> Target:
+    """The entry to wait for, as it was found."""
+    entry = found.get(line.watched)
+    if entry is None:
+        return Target(line.watched, 0, False)
+    marked = entry.details.settled
+    return Target(line.watched, entry.details.token if marked else entry.changed, marked)
 
 
 def _http(store: ConsulStore, runtime: Runtime) -> Http:

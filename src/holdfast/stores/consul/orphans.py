@@ -50,7 +50,7 @@ async def delete_orphan(
 ) -> bool:
     """Locks and deletes one entry that has no session. False if its lock-delay is not over."""
     key = requests.quotable(entry.key)
-    ends = [key, keys.mark(entry.owner), *map(keys.slot, entry.details.slots)]
+    ends = [key, requests.mark(key), *map(keys.slot, entry.details.slots)]
     body = requests.txn(requests.lock(key, b"", session), *map(requests.delete, ends))
     try:
         await agent.txn(body, until=until)

@@ -3,8 +3,9 @@
 Under ``<namespace>/locks/<name>/`` every claim has one key, locked by a session of its client:
 ``l/w/<owner>`` for a writer, ``l/r/<owner>`` for a reader, ``s/<limit>.<permits>/<owner>`` for
 slots. The order of arrival is its CreateIndex. A claim that fits on arrival holds. A claim that
-does not fit waits; when it enters it writes a mark ``h/<owner>``, and ``n/<number>`` for every
-slot that it takes. The token is the ModifyIndex of the write that made the claim a hold.
+does not fit waits; when it enters it writes a mark, ``/h`` behind its own key, and ``n/<number>``
+for every slot that it takes. The token is the ModifyIndex of the write that made the claim a hold.
+A query of the claim's key as a prefix has both its end and its mark.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ PROTOCOL = 1
 _MODES = {"lw": Mode.EXCLUSIVE, "lr": Mode.SHARED}
 _FIELDS = 5
 LONGEST_OWNER = 64
+MARK = "/h"
 
 
 def quotable(key: str) -> bytes:
@@ -105,10 +107,16 @@ def locked_by(key: bytes, session: str) -> bytes:
     return b'{"Verb":"check-session","Key":"%b","Session":"%b"}' % (key, session.encode())
 
 
-def query(path: str, index: int, milliseconds: int, *, keys: bool = False) -> bytes:
-    """A blocking query of one key, or with ``keys`` of the list of all keys below a prefix."""
-    what = "keys&" if keys else ""
-    return f"GET /v1/kv/{quote(path)}?{what}index={index}&wait={max(1, milliseconds)}ms".encode()
+def query(prefix: str, index: int, milliseconds: int, *, keys: bool) -> bytes:
+    """A blocking query of all keys that begin with a prefix; with ``keys`` without their values."""
+    what = "keys" if keys else "recurse"
+    wait = f"index={index}&wait={max(1, milliseconds)}ms"
+    return f"GET /v1/kv/{quote(prefix)}?{what}&{wait}".encode()
+
+
+def mark(entry: bytes) -> bytes:
+    """The key that marks an entry which has waited as a hold."""
+    return entry + MARK.encode()
 
 
 class NameKeys(NamedTuple):
@@ -125,12 +133,13 @@ class NameKeys(NamedTuple):
             kind = "l/r/" if claim.mode is Mode.SHARED else "l/w/"
         return f"{self.prefix}{kind}{claim.owner}".encode()
 
-    def mark(self, owner: str) -> bytes:
-        """The key that marks an entry which has waited as a hold."""
-        return f"{self.prefix}h/{owner}".encode()
+    @property
+    def slots(self) -> str:
+        """The prefix of the slots that are taken."""
+        return f"{self.prefix}n/"
 
     def slot(self, number: int) -> bytes:
-        return f"{self.prefix}n/{number:010d}".encode()
+        return f"{self.slots}{number:010d}".encode()
 
 
 class Names:
@@ -167,11 +176,11 @@ def queue_of(
     ahead = _Ahead()
     try:
         for kv in kvs:
-            kind, _, rest = kv["Key"][len(prefix) :].partition("/")
-            if kind == "h":
-                marks.setdefault(rest, _Mark()).read(kv)
-            elif kind == "n":
-                marks.setdefault(_value(kv).decode(), _Mark()).add(digits(rest))
+            key: str = kv["Key"][len(prefix) :]
+            if key.endswith(MARK):
+                marks.setdefault(key.removesuffix(MARK).rpartition("/")[2], _Mark()).read(kv)
+            elif key.startswith("n/"):
+                marks.setdefault(_value(kv).decode(), _Mark()).add(digits(key[2:]))
             else:
                 rows.append(kv)
         rows.sort(key=lambda kv: int(kv["CreateIndex"]))
@@ -242,14 +251,14 @@ def _entry(
     mode = Mode.SLOTS if family == "s" else _MODES[family + kind]
     if not (owner.isascii() and owner.isalnum() and len(owner) <= LONGEST_OWNER):
         raise ValueError("its owner is of another form")
-    mark = marks.get(owner)
-    settled = mark is not None and mark.token > 0
+    marked = marks.get(owner)
+    settled = marked is not None and marked.token > 0
     held = settled or ((key, order) not in waiting and ahead.leaves_room(mode, weight, limit))
     ahead.add(mode, weight)
     token, since = _written(kv), 0.0
-    if mark is not None and settled:
-        token, since = mark.token, mark.since
-    slots = tuple(sorted(mark.slots)) if mark is not None else ()
+    if marked is not None and settled:
+        token, since = marked.token, marked.since
+    slots = tuple(sorted(marked.slots)) if marked is not None else ()
     known = Details(token, weight, held, settled, 0, since, slots, "")
     read = partial(_details, kv, prefix, known)
     return Entry(key, owner, order, changed, kv.get("Session", ""), mode, limit, read, held)
@@ -288,13 +297,13 @@ def segment_of(key: str, root: str) -> str | None:
 def moving(keys: NameKeys, claim: Claim, value: bytes, slots: Iterable[int], by: Move) -> bytes:
     """Binds a hold and its slots to another session. The hold keeps its token, which is in its
     value from then on."""
-    key, mark, owner = keys.entry(claim), keys.mark(claim.owner), plain(claim.owner)
+    key, owner = keys.entry(claim), plain(claim.owner)
     ops = [
         locked_by(key, by.old),
         unlock(key, by.old),
         lock(key, value, by.new),
-        delete(mark),
-        lock(mark, b"", by.new),
+        delete(mark(key)),
+        lock(mark(key), b"", by.new),
     ]
     for slot in map(keys.slot, slots):
         ops += [unlock(slot, by.old), lock(slot, owner, by.new)]

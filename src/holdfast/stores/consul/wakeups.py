@@ -1,10 +1,11 @@
-"""How a claim waits on ``consul://``: a blocking query on the one entry in front of it.
+"""How a claim waits on ``consul://``: a blocking query of the one entry in front of it.
 
 A query carries the index of what was read, so that no change since then is missed.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,41 +14,54 @@ from holdfast.core.contract import Runtime
 from holdfast.io.http import Reply, Servers
 from holdfast.stores._consensus.strict import is_list_of
 from holdfast.stores.consul import requests
+from holdfast.stores.consul.requests import MARK
 
 if TYPE_CHECKING:
     from holdfast.io.long_poll import LongPolls
 
-__all__ = ["Target", "Wakeups"]
+__all__ = ["News", "Target", "Wakeups"]
 
 QUERY_MILLISECONDS = 900
 """How long a query asks Consul to wait, per second of the wait: Consul adds up to a sixteenth, and
 the reply must come before the wait is over."""
 
 
+class News(enum.Enum):
+    """What a reply to a query says of the target."""
+
+    NONE = enum.auto()
+    ENTERED = enum.auto()
+    """The entry has become a hold since it was read."""
+    GONE = enum.auto()
+    """The entry is deleted."""
+    OTHER = enum.auto()
+    """Another attempt is useful: a slot is free, an entry has lost its session, or the reply is not
+    Consul's."""
+
+
 class Target(NamedTuple):
-    """What a claim waits for."""
+    """What a claim waits for: an entry, or with ``taken`` the end of any of these slots."""
 
-    path: str
-    """The key, or the prefix of the keys, to query."""
+    prefix: str
+    """The key of the entry, which is also the prefix of its mark; or the prefix of all slots."""
     seen: int
-    """The index of what was read."""
-    deleted: tuple[str, ...]
-    """Keys below the prefix: the wait is over when one of them is deleted. Empty if ``path`` is
-    one key: the wait is over when that is deleted, or loses its session."""
-    created: str
-    """A key below the prefix: the wait is over when it is created. Empty for none."""
+    """The index of what was read; 0 if it was not read."""
+    marked: bool
+    """Whether the entry had a mark when it was read."""
+    taken: tuple[str, ...] = ()
+    """The keys of the slots that were taken."""
 
-    def next_index(self, reply: Reply, index: int) -> int | None:
-        """The index for the next query. ``None`` if another attempt is worth it."""
-        # Without a session an entry is an orphan, which the attempt deletes.
-        if reply.status != 200 or (not self.deleted and b'"Session"' not in reply.body):
-            return None
-        if self.deleted:
-            keys = _listed(reply.body)
-            if self.created in keys or not keys.issuperset(self.deleted):
-                return None
-        # If Consul's indexes start over, so does the query.
-        return reply.seen if reply.seen >= index else 0
+    def news(self, reply: Reply) -> News:
+        if reply.status == 404 and reply.seen > 0 and not self.taken:
+            return News.GONE
+        if reply.status != 200:
+            return News.OTHER
+        rows = _rows(reply.body)
+        if self.taken:
+            return News.NONE if rows.keys() >= set(self.taken) else News.OTHER
+        if not rows.get(self.prefix):  # without a session it is an orphan, which an attempt deletes
+            return News.OTHER if self.prefix in rows else News.GONE
+        return News.ENTERED if self.prefix + MARK in rows and not self.marked else News.NONE
 
 
 class Wakeups:
@@ -58,7 +72,7 @@ class Wakeups:
         self.long_polls = _long_polls(servers, runtime)
 
     async def query(
-        self, owner: str, path: str, index: int, until: float, *, keys: bool
+        self, owner: str, prefix: str, index: int, until: float, *, keys: bool
     ) -> Reply | None:
         """One blocking query. ``None`` when the wait has ended without a reply.
 
@@ -66,7 +80,7 @@ class Wakeups:
         left = until - self._runtime.now()
         if left <= 0:
             return None
-        line = requests.query(path, index, int(left * QUERY_MILLISECONDS), keys=keys)
+        line = requests.query(prefix, index, int(left * QUERY_MILLISECONDS), keys=keys)
         limit = min(until, self._runtime.now() + self._request_seconds)
         poll = await self.long_polls.begin(owner, line, b"", limit)
         if poll is None:  # too many queries are under way: poll
@@ -86,14 +100,18 @@ class Wakeups:
         await self._runtime.sleep(max(0.0, min(until - now, self._runtime.between(*seconds))))
 
 
-def _listed(body: bytes) -> frozenset[str]:
-    """The keys of a listing. None for a body that is no listing: the wait then ends, and the
-    attempt after it reports the error."""
+def _rows(body: bytes) -> dict[str, object]:
+    """The keys of a listing, with their sessions if it has values. None for a body that is no
+    listing: the wait then ends, and the attempt after it reports the error."""
     try:
-        keys = json.loads(body)
+        rows = json.loads(body)
     except (ValueError, RecursionError):
-        keys = []
-    return frozenset(keys) if is_list_of(str)(keys) else frozenset()
+        rows = []
+    if is_list_of(str)(rows):
+        return dict.fromkeys(rows)
+    if is_list_of(dict)(rows):
+        return {str(row.get("Key")): row.get("Session") for row in rows}
+    return {}
 
 
 def _long_polls(servers: Servers, runtime: Runtime) -> LongPolls:

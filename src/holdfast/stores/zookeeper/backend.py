@@ -59,6 +59,7 @@ from holdfast.stores.zookeeper.client.packets import (
     Write,
 )
 from holdfast.stores.zookeeper.inspect import (
+    FEW_SHOWN,
     MOST_SHOWN,
     read_lock_info,
     read_queue,
@@ -306,6 +307,10 @@ class ZooKeeperBackend:
         if prefetched is not None and fresh and not before and prefetched.usable(session, sent):
             since = session.proven_since(node.session)
             return await self._decide(at, node, prefetched.listing.value, since)
+        if prefetched is None and not before and node.grant is None:
+            busy, gone = await self._recheck(at, node)
+            if busy is not None or gone:
+                return busy
         first: Request = Sync(parent) if fresh else Multi([Check(node.path)])
         listing = Listing(parent)
         await self.request(session, *before, first, listing, until=until)
@@ -314,6 +319,23 @@ class ZooKeeperBackend:
         number = node.session
         since = session.proven_since(number) if fresh else session.since(sent, number)
         return await self._decide(at, node, listing.value, since)
+
+    async def _recheck(self, at: Attempt, node: ClaimNode) -> tuple[Busy | None, bool]:
+        """The claim's last answer, if the node that it waits for is still ahead of it; and whether
+        its own node is gone. Costs the same however many wait."""
+        busy, claim = node.busy, at.entry.claim
+        ahead = None if busy is None else busy.ref[1]
+        if busy is None or ahead is None:
+            return None, False
+        own, other = Exists(node.path), Exists(f"{self.store.parent(claim.name)}/{ahead}")
+        await self.request(at.session, own, other, until=at.until)
+        if own.value is None:
+            return None, True
+        # A node that was written may have slots: then it is not in the way.
+        in_front = other.value is not None and (
+            claim.mode is not Mode.SLOTS or other.value.version == 0
+        )
+        return (busy if in_front else None), False
 
     async def _find_created_node(self, at: Attempt) -> ClaimNode | None:
         """The node that an unanswered create has made in this session, if it has made one."""
@@ -348,7 +370,8 @@ class ZooKeeperBackend:
         if not ahead:
             return self._grant(entry, node, node.token, (), since)
         if at.join and len(ahead) <= QUEUE_CAP and node.name[-10:] < _SEQUENCE_LIMIT:
-            return Busy(len(ahead) - 1, ref=(entry.key, ahead[-1]))
+            node.busy = Busy(len(ahead) - 1, ref=(entry.key, ahead[-1]))
+            return node.busy
         return await self._decide_by_queue(at, node, nodes, since)
 
     async def _decide_by_queue(
@@ -455,7 +478,8 @@ class ZooKeeperBackend:
             )
             pause = self.runtime.between(*DRAINING_QUEUE_SECONDS)
             return Busy(waiting_ahead, pause, reason=reason)
-        return Busy(waiting_ahead, ref=(entry.key, queue.node_to_watch(index)))
+        node.busy = Busy(waiting_ahead, ref=(entry.key, queue.node_to_watch(index)))
+        return node.busy
 
     async def _withdraw(self, at: Attempt, node: ClaimNode) -> None:
         """Deletes the claim's own node."""
@@ -856,6 +880,21 @@ class ZooKeeperBackend:
         listing = Listing(self.store.parent(name))
         await self.request(session, Sync(self.store.root), listing)
         (info,) = await self._lock_infos([name], [listing])
+        if isinstance(info, Incompatible):
+            raise info
+        return info
+
+    async def look_at_holders(self, claim: Claim) -> LockInfo:
+        """Reads the nodes that are admitted, and none that wait."""
+        session, where = await self.any_session(), self.where(claim.name)
+        parent = self.store.parent(claim.name)
+        listing = Listing(parent)
+        await self.request(session, Sync(parent), listing)
+        queue = NodeQueue(listing.value or (), where)
+        reads = [Read(f"{parent}/{p.node}") for p in queue.claims[: min(queue.admitted, FEW_SHOWN)]]
+        if reads:
+            await self.request(session, *reads)
+        info = read_lock_info(claim.name, queue, reads, where)
         if isinstance(info, Incompatible):
             raise info
         return info

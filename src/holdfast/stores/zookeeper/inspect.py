@@ -16,10 +16,12 @@ from holdfast.stores.zookeeper.queue import (
 )
 from holdfast.stores.zookeeper.session import USUAL_TICK_SECONDS
 
-__all__ = ["MOST_SHOWN", "read_lock_info", "read_queue", "tick_finding", "token_of"]
+__all__ = ["FEW_SHOWN", "MOST_SHOWN", "read_lock_info", "read_queue", "tick_finding", "token_of"]
 
 MOST_SHOWN = 1000
 """How many claims of one name are read and shown at most."""
+FEW_SHOWN = 4
+"""How many holders are read for a message."""
 
 
 def token_of(mode: Mode, data: NodeData, stat: Stat) -> int:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.claim import Claim, Grant
+from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS, STALE_SECONDS
 
 if TYPE_CHECKING:
@@ -48,7 +48,17 @@ class ClaimNode:
     """A claim's node, from the reply to its create until it is deleted. A claim that joins the
     queue again has another node."""
 
-    __slots__ = ("moving_to", "name", "path", "prefetched", "session", "state", "token", "version")
+    __slots__ = (
+        "busy",
+        "moving_to",
+        "name",
+        "path",
+        "prefetched",
+        "session",
+        "state",
+        "token",
+        "version",
+    )
 
     def __init__(self, path: str, session: int, token: int) -> None:
         self.path, self.name = path, path[path.rindex("/") + 1 :]
@@ -58,6 +68,8 @@ class ClaimNode:
         self.moving_to = 0
         """The key of the session that an unanswered request moves the node to; else 0."""
         self.prefetched: PrefetchedListing | None = None
+        self.busy: Busy | None = None
+        """The last answer by a listing, which names the node to wait for. ``None`` before that."""
         self.state = NodeState()
         """The current state or an earlier one: a hint from where ``current`` searches."""
 
