@@ -10,13 +10,13 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.stores._sql.connection import Dial, SqlConnection, SqlRefused
 
-__all__ = ["AsyncSqlPool", "in_thread"]
+__all__ = ["AsyncSqlPool", "in_thread", "no_readers"]
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -55,6 +55,16 @@ async def in_thread(work: Callable[[], T], undo: Callable[[T], object]) -> T:
 
     threading.Thread(target=run, name="holdfast-dial", daemon=True).start()
     return await future
+
+
+def no_readers(connection: SqlConnection[Any, Any]) -> BackendUnavailable:
+    """The error for a loop that can't watch sockets, as the default one of Windows can't."""
+    loop = type(asyncio.get_running_loop()).__name__
+    return BackendUnavailable(
+        f"{connection.server}: the asyncio client of this store needs a loop with add_reader, "
+        f"which {loop} has not: use asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)",
+        final=True,
+    )
 
 
 class _PooledConnection(Generic[Request, Answer]):
@@ -208,7 +218,11 @@ class AsyncSqlPool(Generic[Request, Answer]):
         self._opening += 1
         try:
             connection = await in_thread(lambda: self._dial(until), lambda made: made.close())
-            pooled = _PooledConnection(connection, self)
+            try:
+                pooled = _PooledConnection(connection, self)
+            except NotImplementedError:
+                connection.close()
+                raise no_readers(connection) from None
             if not self._closed:
                 self._all.add(pooled)
             return pooled

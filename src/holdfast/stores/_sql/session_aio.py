@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.stores._sql.aio import in_thread
+from holdfast.stores._sql.aio import in_thread, no_readers
 from holdfast.stores._sql.connection import Dial, Dropped, SqlConnection, SqlRefused
 from holdfast.stores._sql.session import SqlSession, SqlSessionOf
 from holdfast.stores._sql.session_blocking import SessionFailures, SessionRequests, take_pending
@@ -129,8 +129,11 @@ def _add_reader(
     session: SqlSessionOf[Any, Any], reader: object, callback: Callable[[], None]
 ) -> None:
     fileno = session.connection.fileno()
+    try:
+        asyncio.get_running_loop().add_reader(fileno, callback)
+    except NotImplementedError:
+        raise no_readers(session.connection) from None
     session.reader = reader, fileno
-    asyncio.get_running_loop().add_reader(fileno, callback)
 
 
 def remove_reader(session: SqlSessionOf[Any, Any], reader: object = None) -> None:
