@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Coroutine, Hashable
@@ -11,11 +12,6 @@ from typing import Any, TypeVar
 from holdfast.core.contract import Signal
 from holdfast.core.drive import run_now
 from holdfast.io import clock
-
-try:
-    from _queue import Empty, SimpleQueue  # the queue module would import more
-except ImportError:
-    from queue import Empty, SimpleQueue
 
 __all__ = ["BlockingRuntime"]
 
@@ -32,7 +28,8 @@ class BlockingSignal:
     __slots__ = ("_queue", "_set")
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[None] = SimpleQueue()
+        # Looked up at each call: gevent replaces it, and a queue of C would block all greenlets.
+        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._set = False
 
     def set(self) -> None:
@@ -44,14 +41,14 @@ class BlockingSignal:
 
     def clear(self) -> None:
         self._set = False  # first: a set() in between is kept
-        with suppress(Empty):
+        with suppress(queue.Empty):
             while True:
                 self._queue.get_nowait()
 
     def wait(self, seconds: float) -> bool:
         """Waits for at most ``seconds``; returns whether it was set."""
         if not self._set:
-            with suppress(Empty):
+            with suppress(queue.Empty):
                 self._queue.get(timeout=max(0.0, seconds))
         return self._set
 
@@ -67,6 +64,10 @@ class ForeignThread:
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    def is_alive(self) -> bool:
+        """True: a weak reference to this object dies with the thread."""
+        return True
 
 
 class _Here(threading.local):
@@ -98,12 +99,12 @@ class BlockingRuntime:
     where = staticmethod(clock.where)
 
     def name_of(self, caller: Hashable) -> str:
-        return caller.name if isinstance(caller, threading.Thread | ForeignThread) else "?"
+        return getattr(caller, "name", "?")
 
     def alive(self, caller: Hashable) -> bool:
-        if isinstance(caller, threading.Thread):
-            return caller.is_alive()
-        return isinstance(caller, ForeignThread)  # a weak reference to it dies with the thread
+        # By its method: under gevent the main thread is no instance of ``threading.Thread``.
+        is_alive = getattr(caller, "is_alive", None)
+        return is_alive is not None and bool(is_alive())
 
     def signal(self) -> Signal:
         return BlockingSignal()

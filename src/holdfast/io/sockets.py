@@ -8,6 +8,7 @@ keep a client from the other hosts of its store.
 
 from __future__ import annotations
 
+import queue
 import select
 import socket
 import ssl
@@ -20,11 +21,6 @@ from typing import Any
 from holdfast.io import lifetime
 from holdfast.io.clock import now
 from holdfast.io.threads import OneThread
-
-try:
-    from _queue import Empty, SimpleQueue
-except ImportError:
-    from queue import Empty, SimpleQueue
 
 __all__ = [
     "Found",
@@ -72,7 +68,7 @@ class Lookup:
 
 class _Resolver:
     def __init__(self) -> None:
-        self._asked: SimpleQueue[Lookup] = SimpleQueue()
+        self._asked: queue.SimpleQueue[Lookup] = queue.SimpleQueue()
         self._mutex = threading.Lock()
         """Only the resolver's own threads acquire it: an interrupt never arrives there."""
         self._under_way: dict[tuple[str, int], list[Lookup]] = {}
@@ -115,7 +111,7 @@ class _Resolver:
             return len(asked) == 1
 
     def forked(self) -> None:
-        self._asked = SimpleQueue()
+        self._asked = queue.SimpleQueue()
         self._mutex = threading.Lock()
         self._under_way = {}
         for one in self._threads:
@@ -151,11 +147,11 @@ def look_up(host: str, port: int, until: float) -> list[Found]:
     """The addresses of a host; raises ``OSError``, at ``until`` at the latest."""
     if is_address(host):
         return look_up_now(host, port)
-    done: SimpleQueue[None] = SimpleQueue()
+    done: queue.SimpleQueue[None] = queue.SimpleQueue()
     lookup = Lookup(host, port, lambda: done.put(None))
     resolver.ask(lookup)
     try:
-        with suppress(Empty):
+        with suppress(queue.Empty):
             done.get(timeout=max(0.0, until - now()))
         return lookup.result()
     finally:

@@ -7,6 +7,7 @@ daemon threads, started when they are first needed and started again after a for
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 
@@ -18,11 +19,6 @@ from holdfast.core.watcher import EndWatcher
 from holdfast.io import lifetime
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
-
-try:
-    from _queue import SimpleQueue
-except ImportError:
-    from queue import SimpleQueue
 
 __all__ = ["OneThread", "RenewerThread", "callbacks", "watcher"]
 
@@ -76,7 +72,7 @@ class _Callbacks:
     """Calls ``on_lost`` callbacks. A slow callback delays other callbacks, and nothing else."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Callback, str]] = SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Callback, str]] = queue.SimpleQueue()
         self._one = OneThread("holdfast-callbacks", self._run)
         self.prepare = self._one.start
         """Call before registering a callback: raises ``RuntimeError`` if no thread can be
@@ -96,7 +92,7 @@ class _Callbacks:
             del callback  # so that its objects are not kept until the next callback
 
     def forked(self) -> None:
-        self._queue = SimpleQueue()
+        self._queue = queue.SimpleQueue()
         self._one.forked()
 
 
