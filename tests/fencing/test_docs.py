@@ -19,6 +19,7 @@ PAGES = (
     "guides/run-a-job-once.md",
     "guides/elect-a-leader.md",
     "guides/migrate.md",
+    "guides/logging.md",
 )
 
 

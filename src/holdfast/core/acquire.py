@@ -121,6 +121,9 @@ async def _wait_locally(
     """Waits until the waiter is the first of its client; raises ``LockTimeout``, or
     ``BackendUnavailable`` if the waiter in front of it gets no answers."""
     runtime = engine.runtime
+    if trace := log.tracer("lock"):
+        where = engine.store.display
+        trace("busy: %r on %s, behind other waiters of this client", waiter.claim.name, where)
     while not waiter.first and waiter.signal is not None:
         recheck = runtime.now() + runtime.between(*LOCAL_RECHECK_SECONDS)
         await runtime.wait(waiter.signal, min(recheck, outage.local_limit()))
@@ -209,14 +212,21 @@ class _StoreWait:
         if not self._logged and now - self._started > LONG_WAIT_SECONDS:
             self._logged = True
             log.info(await _describe_wait(engine, waiter.claim, now - self._started, busy.reason))
+        wake_at = self._wake_at(busy, now)
+        if trace := log.tracer("lock"):
+            text = "busy: %r on %s, %d in front; attempts again after a wake-up, or in %.3g s"
+            trace(text, waiter.claim.name, engine.store.display, busy.place, wake_at - now)
         if waiter.answer is None:
             try:
-                grant = await engine.backend.wait(waiter.claim, busy, self._wake_at(busy, now))
+                grant = await engine.backend.wait(waiter.claim, busy, wake_at)
                 if grant is not None and self._is_usable(grant, sent):
                     waiter.answer = waiter.answer or (grant, sent)
             except BackendUnavailable:
                 # The next attempt meets the same outage, and retries with back-off.
                 pass
+        if trace := log.tracer("lock"):
+            waited, how = engine.runtime.now() - now, "attempts" if waiter.answer is None else "has"
+            trace("woken: %s %r after %.3g s", how, waiter.claim.name, waited)
         if waiter.answer is None:
             await self._pause_if_spinning(now)
 
@@ -313,6 +323,9 @@ class _Outage:
         runtime = self._engine.runtime
         delay = OUTAGE_BACKOFF.delay(self._tries, runtime.between)
         self._check_time(delay, error)
+        if trace := log.tracer("store"):
+            text = "unreachable: attempt %d for %r; the next one in %.3g s: %s"
+            trace(text, self._tries, self._claim.name, delay, error)
         await runtime.sleep(delay)
 
     def _check_time(self, delay: float, error: BackendUnavailable) -> None:
@@ -355,6 +368,8 @@ async def _timed_out(
 ) -> LockTimeout:
     """The error of an acquire whose timeout is over; names the holder if the store can. If the
     acquire was ``behind`` other waiters of its client, the store may have stopped to answer."""
+    if trace := log.tracer("lock"):
+        trace("timed out: %r on %s", claim.name, engine.store.display)
     if not options.explain:
         return LockTimeout("", name=claim.name)
     ahead = 0 if behind is None else engine.local_queues.ahead_of(behind)

@@ -84,6 +84,10 @@ class Engine:
             return None
         hold.call_back = self.call_back
         self.renewer.add(hold)
+        if trace := log.tracer("lock"):
+            claim, certain = grant.claim, hold.ends - now
+            text = "granted %r (%s) on %s: token %d, %.3g s are certain"
+            trace(text, claim.name, claim.mode, self.store.display, grant.token, certain)
         if self.closed:  # while the request was under way
             raise HoldfastError(f"this client to {self.store.display} was closed")
         return hold
@@ -161,6 +165,10 @@ class Engine:
 
     def _released(self, hold: Hold, ours: bool | None, sent: float) -> bool | None:
         """The result of a release that the store has answered."""
+        if trace := log.tracer("lock"):
+            claim, answer = hold.grant.claim, {True: "yes", False: "no", None: "unknown"}[ours]
+            text = "released %r on %s: token %d, still ours: %s"
+            trace(text, claim.name, self.store.display, hold.grant.token, answer)
         if ours is False or sent >= hold.ends:
             reason = "the store no longer had it" if ours is False else "its certain time is over"
             self.renewer.declare_lost(hold, reason)

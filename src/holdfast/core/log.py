@@ -1,19 +1,40 @@
 """The log, under the name ``holdfast``. ``logging`` is imported with the first log line: a program
-that holds a lock for a moment never imports it."""
+that holds a lock for a moment never imports it.
+
+What happens at every acquire is logged at DEBUG only, under ``holdfast.lock`` (granted, busy,
+woken, released) and ``holdfast.store`` (a store that can't be reached): see ``tracer``.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["at_first_line", "debug", "exception", "info", "warning"]
+__all__ = ["at_first_line", "debug", "exception", "info", "tracer", "warning"]
 
+DEBUG = 10
 _prepare: list[Callable[[], None]] = []
+_traced: dict[str, Any] = {}
 
 
 def at_first_line(prepare: Callable[[], None]) -> None:
     """Calls ``prepare`` once, before the first log line: it sets up where log lines go."""
     _prepare.append(prepare)
+
+
+def tracer(part: str) -> Callable[..., None] | None:
+    """``debug`` of the logger ``holdfast.<part>``; ``None`` unless its lines are wanted.
+
+    It is two look-ups then. Where nothing has imported ``logging``, no line is wanted.
+    """
+    logger = _traced.get(part)
+    if logger is None:
+        logging = sys.modules.get("logging")
+        if logging is None:
+            return None
+        logger = _traced[part] = logging.getLogger(f"holdfast.{part}")
+    return logger.debug if logger.isEnabledFor(DEBUG) else None
 
 
 def debug(text: str, *values: object) -> None:
