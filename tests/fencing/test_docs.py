@@ -20,6 +20,8 @@ PAGES = (
     "guides/elect-a-leader.md",
     "guides/migrate.md",
     "guides/logging.md",
+    "guides/choose-a-ttl.md",
+    "guides/questions.md",
 )
 
 
