@@ -19,11 +19,12 @@ INFINITE = float("inf")
 
 
 def seconds(value: Duration, word: str, *, zero: bool = False) -> float:
-    """A positive, finite number of seconds, at most a year, or 0 where that is allowed; raises
+    """A positive, finite number of seconds, at most 366 days, or 0 where that is allowed; raises
     ``ValueError`` otherwise."""
     number = _number(value, word)
     if not 0 < number <= LONGEST_SECONDS and not (zero and number == 0):
-        raise ValueError(f"{word} is a positive number of seconds, a year at most; not {value!r}")
+        longest = f"{LONGEST_SECONDS:.0f} (366 days) at most"
+        raise ValueError(f"{word} is a positive number of seconds, {longest}; not {value!r}")
     return number
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
@@ -88,9 +89,12 @@ def test_text_that_a_terminal_would_act_on() -> None:
 
 
 def test_durations() -> None:
-    assert [seconds(text) for text in ("2", "1.5s", "250ms", "5m", "2h", "1d")] == [
-        *(2.0, 1.5, 0.25, 300.0, 7200.0, 86400.0)
+    assert [seconds(text) for text in ("2", "1.5s", "250ms", "5m", "2h", "1d", "1h30m")] == [
+        *(2.0, 1.5, 0.25, 300.0, 7200.0, 86400.0, 5400.0)
     ]
+    for text in ("", "m", "5x", "1h-30m", "1h30", "1h 30m", "-1", "nan", "inf", "٣m", "1_0m"):
+        with pytest.raises(ArgumentTypeError, match="is no duration"):
+            seconds(text)
     assert [duration(value) for value in (-3, 59.9, 60, 86399, 86400)] == [
         *("0.0 s", "59 s", "1 m", "23 h", "1 d")
     ]

@@ -127,8 +127,11 @@ def test_a_job_that_lost_its_lock_is_run_again(cli: Cli, job: str) -> None:
     process = start(cli, job, LOOP, "--ttl", "3", *options)
     read_line(process)
     cli("break", JOBS[job][1], "--reason", "test")
-    process.communicate()
+    _, errors = process.communicate()
     assert process.returncode == 76
+    assert "is no longer held: " in errors
+    assert errors.endswith("; the command was ended\n")
+    assert errors.count("\n") == 1
     assert cli(*JOBS[job][0], "--", "echo", "ran").stdout == "ran\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 
@@ -97,7 +98,7 @@ def test_json_is_complete_and_has_no_secrets(cli: Cli) -> None:
 
 def test_show(cli: Cli) -> None:
     nobody = cli("show", "x")
-    assert (nobody.returncode, nobody.stdout) == (1, "nobody holds x\n")
+    assert (nobody.returncode, nobody.stdout) == (1, "nobody holds 'x'\n")
     holder = cli.hold("x")
     waiter = cli.start("run", "x", "--note", "second", "--", "true")
     until(lambda: cli.show("x")["waiters"])
@@ -109,12 +110,15 @@ def test_show(cli: Cli) -> None:
 
 
 def test_break_ends_a_hold_and_tells_its_token(cli: Cli) -> None:
-    cli.hold("x")
+    holder = cli.hold("x")
     token = cli.show("x")["holders"][0]["token"]
     result = cli("break", "x", "--reason", "stuck since noon")
     assert result.returncode == 0
-    assert result.stdout.splitlines()[0] == f"ended the hold of x with token {token}"
-    assert "stuck since noon" in result.stderr
+    who = f"{os.uname().nodename} pid {holder.pid} (MainThread)"
+    told, fence = result.stdout.splitlines()
+    assert told == f"ended the hold of 'x' with token {token}, held by {who}: stuck since noon"
+    assert "fence enter --broken" in fence
+    assert result.stderr == ""  # it is said once
     assert cli("show", "x").returncode == 1
     later = cli("run", "x", "-n", "--", "sh", "-c", "echo $HOLDFAST_TOKEN")
     assert int(later.stdout) > token
@@ -123,7 +127,7 @@ def test_break_ends_a_hold_and_tells_its_token(cli: Cli) -> None:
 def test_break_of_nothing(cli: Cli) -> None:
     result = cli("break", "x", "--reason", "r")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "holdfast: nobody holds x\n"
+    assert result.stderr == "holdfast: nobody holds 'x'\n"
     found = json.loads(cli("break", "x", "--reason", "r", "--json").stdout)
     assert found == {"name": "x", "token": None, "reason": "r", "fences": []}
 
@@ -146,7 +150,7 @@ def test_break_asks_on_a_terminal(cli: Cli, shell: Shell) -> None:
     shell.run(f"{shell.holdfast} break x --reason r")
     shell.expect(r"\[y/N\] ")
     shell.type("y\n")
-    shell.expect(r"ended the hold of x with token \d+")
+    shell.expect(r"ended the hold of 'x' with token \d+")
     shell.prompt()
     assert cli("show", "x").returncode == 1
 

@@ -62,7 +62,7 @@ def test_the_usual_is_plain(argv: list[str]) -> None:
         (["x", "--expire=5"], "arguments: --expire=5: did you mean --ttl?"),
         (["x", "--json"], "unrecognized arguments: --json (see"),
         (["x", "-n", "-w", "5"], "-w/--wait: not allowed with argument -n/--nonblock"),
-        (["x", "--ttl", "0"], "--ttl: it must be more than 0"),
+        (["x", "--ttl", "0"], "--ttl: '0' must be more than 0, and 31622400 s (366d) at most"),
         (["x", "--slots"], "--slots: expected one argument"),
         (["x", "--wai", "5"], "unrecognized arguments: --wai 5: did you mean --wait?"),
     ],

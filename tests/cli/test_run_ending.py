@@ -107,8 +107,10 @@ def test_a_broken_lock_ends_the_command(cli: Cli) -> None:
     assert str(token) in cli("break", "x", "--reason", "test").stdout
     _, errors = process.communicate()
     assert process.returncode == 76
-    assert "'x'" in errors
-    assert errors.endswith("the command was ended\n")
+    assert errors.startswith("holdfast: 'x' on sqlite://")
+    assert "is no longer held: " in errors
+    assert errors.endswith("; the command was ended\n")
+    assert errors.count("\n") == 1
     assert cli("run", "x", "-n", "--", "true").returncode == 0
 
 

@@ -162,6 +162,17 @@ def test_the_own_hold_is_not_waited_for(lines: list[str]) -> None:
     assert lines == ["waiting for 'x'"]
 
 
+def test_what_the_log_has_said_is_not_said_again(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a store that grants nothing for now, which no notice of a name says."""
+    said = iter([0, 1])
+    monkeypatch.setattr(waiting, "lines_said", lambda: next(said))
+    with wait_for(Store(info(), info(), info())):
+        until(lambda: not helpers())
+    assert lines == []
+
+
 def test_a_notice_is_said(lines: list[str]) -> None:
     with wait_for(Store(info(notice="grants nothing before 12:05"))):
         until(lambda: lines)

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         "Only a fence at the resource stops what the old holder still does.",
     )
     parser.add_argument("name", metavar="NAME")
-    parser.add_argument("--reason", metavar="TEXT", required=True, help="kept in the log")
+    parser.add_argument("--reason", metavar="TEXT", required=True, help="why; printed and logged")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask on a terminal")
     json_option(parser)
     epoch_option(parser)
@@ -47,12 +47,18 @@ def main(argv: list[str]) -> int:
         summary = {"name": options.name, "token": token, "reason": options.reason, "fences": fences}
         print_json(summary)
     elif token is not None:
-        write(f"ended the hold of {neutral(options.name)} with token {token}\n")
+        write(f"{neutral(_told(options.name, holders, token, options.reason))}\n")
         for fence in fences:
             write(f"its fence, for `holdfast fence enter --broken RESOURCE`: '{fence}'\n")
     else:
-        raise Refused(f"nobody holds {options.name}", NOTHING)
+        raise Refused(f"nobody holds {options.name!r}", NOTHING)
     return 0 if token is not None else NOTHING
+
+
+def _told(name: str, holders: tuple[Holder, ...], token: int, reason: str) -> str:
+    """One line that is worth keeping: whose hold was ended, and why."""
+    held_by = "; ".join(str(holder) for holder in holders) or "unknown"
+    return f"ended the hold of {name!r} with token {token}, held by {held_by}: {reason}"
 
 
 def _fences(name: str, holders: tuple[Holder, ...], epoch: int) -> list[str]:
@@ -66,7 +72,7 @@ def _fences(name: str, holders: tuple[Holder, ...], epoch: int) -> list[str]:
 def _ask(locks: Locks, name: str) -> None:
     info = locks.inspect(name)
     if not info.holders:
-        raise Refused(f"nobody holds {name}", NOTHING)
+        raise Refused(f"nobody holds {name!r}", NOTHING)
     print_holders(info.holders)
     if input("end this hold? [y/N] ").strip().lower() not in ("y", "yes"):
         raise Refused("nothing was done", NOTHING)

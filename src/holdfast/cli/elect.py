@@ -6,7 +6,13 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.cli.output.text import say
-from holdfast.cli.parsing.options import Parser, connect, epoch_option, length, store_options
+from holdfast.cli.parsing.options import (
+    Parser,
+    connect_to_hold,
+    epoch_option,
+    length,
+    store_options,
+)
 from holdfast.cli.run import answer, environment, prepare, split_command
 from holdfast.cli.run.child import TO_END, Ending, run_command
 from holdfast.cli.run.command import Command
@@ -33,14 +39,14 @@ def main(argv: list[str]) -> int:
     )
     parser.runs_command = True
     parser.add_argument("name", metavar="NAME", help="what is led")
-    parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
+    parser.add_argument("--ttl", metavar="TIME", type=length, help="lasts so long unrenewed (30s)")
     parser.add_argument("--note", metavar="TEXT", help="what others see of the leader")
     epoch_option(parser)
     store_options(parser)
     options = parser.parse_args(own)
     child = prepare(command, "elect", repeats=True)
     try:
-        with connect(options.url, options.namespace, options.ttl, options.epoch) as locks:
+        with connect_to_hold(options) as locks:
             election = locks.election(options.name, note=options.note)
             shown = f"the leadership of {election.name!r}"
             waiting = Waiting(locks, election.name, shown=shown, holds="held", seconds=None)

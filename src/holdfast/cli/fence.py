@@ -52,5 +52,5 @@ def main(argv: list[str]) -> int:
         )
     except StaleFence as error:
         raise Refused(str(error), NOTHING) from error
-    write(f"{neutral(fence.name)} entered with token {fence.token}: lower ones are refused\n")
+    write(f"{neutral(repr(fence.name))} entered with token {fence.token}: lower ones are refused\n")
     return 0

@@ -34,9 +34,10 @@ class Job(Protocol):
 class CommandStopped(BaseException):
     """The command was made to end: it is neither done nor failed, and the next caller runs it."""
 
-    def __init__(self, ending: Ending) -> None:
+    def __init__(self, ending: Ending, lost: str = "") -> None:
+        """``lost`` is the message of the lock's loss, if that is why."""
         super().__init__()
-        self.ending = ending
+        self.ending, self.lost = ending, lost
 
 
 class CommandFailed(Exception):
@@ -59,7 +60,7 @@ def run_job(child: Command, locks: Locks, job: Job, conflict_code: int = NOT_ACQ
         ending = run_command(child, lease, environment(lease))
         stopped = ending.interrupted or (ending.end_signal and ending.code)
         if stopped or ending.cut or not ending.guarded:
-            raise CommandStopped(ending)
+            raise CommandStopped(ending, _lost(lease) if ending.cut else "")
         if ending.code:
             raise CommandFailed(ending)
         return 0
@@ -67,9 +68,21 @@ def run_job(child: Command, locks: Locks, job: Job, conflict_code: int = NOT_ACQ
     try:
         with waiting:
             outcome = job.run(work)
-    except (CommandFailed, CommandStopped) as end:
+    except CommandFailed as end:
         return answer(end.ending)
+    except CommandStopped as end:
+        return answer(end.ending, end.lost)
     return 0 if outcome.ran else _not_run(outcome, conflict_code)
+
+
+def _lost(lease: Lease) -> str:
+    from holdfast.errors import LockLost
+
+    try:
+        lease.check()
+    except LockLost as error:
+        return str(error)
+    return ""  # it is about to be lost
 
 
 def _not_run(outcome: Outcome, conflict_code: int) -> int:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from holdfast.cli.jobs import run_job
-from holdfast.cli.parsing.options import Parser, connect, epoch_option, length, store_options
+from holdfast.cli.parsing.options import (
+    Parser,
+    connect_to_hold,
+    epoch_option,
+    length,
+    store_options,
+)
 from holdfast.cli.run import conflict_option, prepare, split_command
 
 __all__ = ["main"]
@@ -26,7 +32,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--record-failure", action="store_true", help="a failed run counts, and is not run again"
     )
-    parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
+    parser.add_argument("--ttl", metavar="TIME", type=length, help="lasts so long unrenewed (30s)")
     parser.add_argument("--note", metavar="TEXT", help="shown to others who look or wait")
     conflict_option(parser)
     epoch_option(parser)
@@ -35,7 +41,7 @@ def main(argv: list[str]) -> int:
     child = prepare(command, "once")
     child.rest()
     try:
-        with connect(options.url, options.namespace, options.ttl, options.epoch) as locks:
+        with connect_to_hold(options) as locks:
             job = locks.once(
                 options.key,
                 keep=options.keep,

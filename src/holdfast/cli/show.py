@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         if info.holders:
             print_holders(info.holders)
         else:
-            write(f"nobody holds {neutral(options.name)}\n")
+            write(f"nobody holds {neutral(repr(options.name))}\n")
         if info.waiters:
             print_waiters(info.waiters)
         if info.notice:

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from holdfast.claim import LONGEST_NOTE_BYTES
-from holdfast.durations import INFINITE, Duration, seconds, timeout_seconds
+from holdfast.durations import LONGEST_SECONDS, Duration, seconds, timeout_seconds
 
 if TYPE_CHECKING:
     from holdfast.core.contract import Store
 
-__all__ = ["LockOptions", "Options", "make_options"]
+__all__ = ["LockOptions", "Options", "TtlOutOfRange", "make_options"]
 
 
 class Options(TypedDict, total=False):
@@ -53,17 +53,23 @@ def make_options(defaults: LockOptions, store: "Store", options: Options) -> Loc
     )
 
 
+class TtlOutOfRange(ValueError):
+    """The store does not honour such a ttl; ``.nearest`` is the nearest that it does."""
+
+    nearest: float
+
+
 def check_ttl(ttl: float, store: "Store") -> float:
-    """The ttl, rounded up if the store counts whole seconds; ``ValueError`` if out of its range."""
+    """The ttl, rounded up if the store counts whole seconds; ``TtlOutOfRange`` if out of its
+    range."""
     if store.whole_seconds:
         ttl = -(-ttl // 1)  # rounded up
-    if not store.shortest_ttl <= ttl <= store.longest_ttl:
-        longest = (
-            "" if store.longest_ttl == INFINITE else f" and {store.longest_ttl:.10g} s at most"
-        )
-        raise ValueError(
-            f"ttl={ttl:g}: {store.display} honours {store.shortest_ttl:g} s at least{longest}"
-        )
+    shortest, longest = store.shortest_ttl, min(store.longest_ttl, LONGEST_SECONDS)
+    if not shortest <= ttl <= longest:
+        limits = f"{shortest:g} s at least and {longest:.10g} s at most"
+        error = TtlOutOfRange(f"ttl={ttl:g}: {store.display} honours {limits}")
+        error.nearest = shortest if ttl < shortest else longest
+        raise error
     return ttl
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "columns",
     "duration",
     "is_terminal",
+    "lines_said",
     "neutral",
     "say",
     "since",
@@ -24,8 +25,18 @@ __all__ = [
 ]
 
 
+_said = 0
+
+
+def lines_said() -> int:
+    """How many lines this process has written to standard error."""
+    return _said
+
+
 def say(message: str) -> None:
     """One line on standard error: a message, a warning or an error."""
+    global _said
+    _said += 1
     line = f"holdfast: {neutral(' '.join(message.splitlines()))}\n"
     # One write, so that lines of several processes don't mix; nobody there to read is no error.
     with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.cli.output.text import terminal_columns, wrap
@@ -15,6 +16,9 @@ __all__ = ["full_parser"]
 
 WIDEST = 96
 """Longer lines are hard to read."""
+
+
+TIMES = "TIME is a number of seconds, or numbers with ms, s, m, h or d: 90, 5m, 1h30m."
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -32,7 +36,7 @@ class _FullParser(argparse.ArgumentParser):
             prog=declared.prog,
             usage="\n".join(wrap(declared.usage, _width() - 7)) if declared.usage else None,
             description=_filled(declared.description),
-            epilog=_filled(declared.epilog or ""),
+            epilog=_filled("\n\n".join(_paragraphs(declared))),
             allow_abbrev=False,
             formatter_class=_Formatter,
         )
@@ -40,6 +44,14 @@ class _FullParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self._declared.error(message)
+
+
+def _paragraphs(declared: Parser) -> Iterator[str]:
+    """What is said behind the options."""
+    if any(argument.settings.get("metavar") == "TIME" for argument in declared.arguments):
+        yield TIMES
+    if declared.epilog:
+        yield declared.epilog
 
 
 def _width() -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.exits import BadSetting
+from holdfast.cli.exits import USAGE, BadSetting, Refused
 from holdfast.cli.output.text import is_terminal, say
 from holdfast.cli.parsing.parser import Parser, wrong
+from holdfast.durations import LONGEST_SECONDS
 from holdfast.url import environment_url, read_secret
 
 if TYPE_CHECKING:
+    from types import SimpleNamespace
+
     from holdfast import Locks
     from holdfast.claim import FenceKeys
 
@@ -18,6 +21,7 @@ __all__ = [
     "PATIENCE_SECONDS",
     "Parser",
     "connect",
+    "connect_to_hold",
     "epoch_option",
     "exit_code",
     "fence_keys",
@@ -30,6 +34,9 @@ __all__ = [
 
 PATIENCE_SECONDS = 30.0
 """How long a command without a time limit tries a store that can't be reached."""
+
+TOLD_BY_VERBS = ("lost %r ", "broke %r ")
+"""How log lines begin that the verbs' own messages repeat."""
 
 KEYS = "HOLDFAST_FENCE_KEYS"
 KEYS_FILE = "HOLDFAST_FENCE_KEYS_FILE"
@@ -58,27 +65,36 @@ def json_option(parser: Parser) -> None:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds, or a number with a unit: 250ms, 30s, 5m, 2h, 1d.
+    """A number of seconds, or numbers with units: 250ms, 30s, 5m, 1h30m, 1d.
 
-    >>> seconds("1.5"), seconds("5m")
-    (1.5, 300.0)
+    >>> seconds("1.5"), seconds("5m"), seconds("1h30m")
+    (1.5, 300.0, 5400.0)
     """
-    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     try:
-        value = float(digits) * _UNITS[text[len(digits) :] or "s"]
-    except (ValueError, KeyError):
-        value = -1.0
+        value = float(text)
+    except ValueError:
+        value = _with_units(text)
     if not 0 <= value < float("inf"):
-        message = f"{text!r} is no duration: seconds, or a number with ms, s, m, h or d"
+        message = f"{text!r} is no duration: seconds, or numbers with ms, s, m, h or d, as in 1h30m"
         raise wrong(message)
     return value
 
 
+def _with_units(text: str) -> float:
+    """The sum of numbers with units; -1 if it is anything else."""
+    import re
+
+    number = r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|d)"
+    if not re.fullmatch(f"(?:{number})+", text, re.ASCII):
+        return -1.0
+    return sum(float(digits) * _UNITS[unit] for digits, unit in re.findall(number, text, re.ASCII))
+
+
 def length(text: str) -> float:
-    """A duration that is more than nothing."""
+    """A duration that is more than nothing, and at most what any duration of ours may be."""
     value = seconds(text)
-    if value == 0:
-        raise wrong("it must be more than 0")
+    if not 0 < value <= LONGEST_SECONDS:
+        raise wrong(f"{text!r} must be more than 0, and {LONGEST_SECONDS:.0f} s (366d) at most")
     return value
 
 
@@ -128,10 +144,33 @@ def store_url(url: str | None) -> str | None:
         raise BadSetting(str(error)) from None
 
 
-def connect(
-    url: str | None, namespace: str | None, ttl: float | None = None, epoch: int | None = None
-) -> Locks:
-    """Opens the client of the store. Prints a notice on a terminal if that is ``local``."""
+def connect_to_hold(options: SimpleNamespace) -> Locks:
+    """Opens the client for a verb that takes locks, with the ttl of its options."""
+    from holdfast.primitives.options import TtlOutOfRange
+
+    given = {"ttl": options.ttl, "epoch": options.epoch}
+    try:
+        return _open(options.url, options.namespace, given)
+    except TtlOutOfRange as error:
+        if options.ttl is not None:
+            raise Refused(str(error), USAGE) from None
+        raise BadSetting(f"{error}: choose one with --ttl") from None
+
+
+def connect(url: str | None, namespace: str | None) -> Locks:
+    """Opens the client for a verb that takes no locks of its own: any ttl is right, also where the
+    store does not honour the default."""
+    from holdfast.primitives.options import TtlOutOfRange
+
+    try:
+        return _open(url, namespace, {})
+    except TtlOutOfRange as error:
+        return _open(url, namespace, {"ttl": error.nearest})
+
+
+def _open(url: str | None, namespace: str | None, given: dict[str, Any]) -> Locks:
+    """Opens the client of the store. Prints a notice on a terminal if that is ``local``. Raises
+    ``TtlOutOfRange``; ``BadSetting`` for anything else."""
     url = store_url(url)
     if not url:
         url = "local"
@@ -141,11 +180,15 @@ def connect(
     from holdfast.core import log
 
     log.at_first_line(_log_to_standard_error)
-    given: dict[str, Any] = {"namespace": namespace, "ttl": ttl, "epoch": epoch}
+    from holdfast.primitives.options import TtlOutOfRange
+
+    given = {"namespace": namespace, **given}
     settings = {word: value for word, value in given.items() if value is not None}
     settings |= {"fence_keys": fence_keys(), "patience": PATIENCE_SECONDS}
     try:
         return holdfast.Locks(url, **settings)  # connect() would load more than a command needs
+    except TtlOutOfRange:
+        raise
     except (ValueError, ImportError) as error:
         raise BadSetting(str(error)) from error
 
@@ -156,7 +199,8 @@ def _log_to_standard_error() -> None:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            say(record.getMessage())
+            if not str(record.msg).startswith(TOLD_BY_VERBS):
+                say(record.getMessage())
 
     logger = logging.getLogger("holdfast")
     if not logger.handlers:

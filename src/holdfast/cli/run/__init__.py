@@ -13,7 +13,7 @@ from holdfast.cli.output.text import since
 from holdfast.cli.parsing.options import (
     PATIENCE_SECONDS,
     Parser,
-    connect,
+    connect_to_hold,
     epoch_option,
     exit_code,
     length,
@@ -89,7 +89,7 @@ def command_line() -> Parser:
     parser.add_argument(
         *("-w", "--wait"),
         group="wait",
-        metavar="SECONDS",
+        metavar="TIME",
         type=seconds,
         help="wait at most so long",
     )
@@ -97,7 +97,7 @@ def command_line() -> Parser:
         "-s", "--shared", group="mode", action="store_true", help="share it with other -s"
     )
     parser.add_argument("--slots", group="mode", metavar="N", type=whole, help="let N run at once")
-    parser.add_argument("--ttl", metavar="S", type=length, help="lasts so long unrenewed (30 s)")
+    parser.add_argument("--ttl", metavar="TIME", type=length, help="lasts so long unrenewed (30s)")
     parser.add_argument("--note", metavar="TEXT", help="shown to others who look or wait")
     parser.add_argument(
         "--every", metavar="TIME", type=length, help="run once per interval across the fleet"
@@ -125,7 +125,7 @@ def _run(child: Command, options: SimpleNamespace) -> Ending:
     ending: Ending | None = None
     try:
         with (
-            connect(options.url, options.namespace, options.ttl, options.epoch) as locks,
+            connect_to_hold(options) as locks,
             _waiting(locks, options) as waiting,
             _lock(locks, options) as lease,
         ):
@@ -143,7 +143,7 @@ def _run(child: Command, options: SimpleNamespace) -> Ending:
 def _run_every(child: Command, options: SimpleNamespace) -> int:
     from holdfast.cli.jobs import run_job
 
-    with connect(options.url, options.namespace, options.ttl, options.epoch) as locks:
+    with connect_to_hold(options) as locks:
         job = locks.every(options.every, options.name, note=options.note)
         return run_job(child, locks, job, options.conflict_exit_code)
 
@@ -184,12 +184,14 @@ def _fate(ending: Ending) -> str:
     return "the command was ended" if ending.cut else "the command had not ended before"
 
 
-def answer(ending: Ending) -> int:
-    """The exit code for how a command ended."""
+def answer(ending: Ending, lost: str = "") -> int:
+    """The exit code for how a command ended. ``lost`` is the message of the lock's loss, if there
+    was one."""
     if not ending.guarded:
         raise Refused("the command's guardian was killed, and so was the command", DEFECT)
     if ending.cut:
-        raise Refused("the lock was about to be lost: the command was ended", LOST)
+        lost = lost or "the lock was about to be lost"
+        raise Refused(f"{lost}; the command was ended", LOST)
     if ending.interrupted:
         # A shell script stops at Ctrl-C only if it saw it and what it ran died of it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from holdfast.cli.output.text import clock, duration, is_terminal, say
+from holdfast.cli.output.text import clock, duration, is_terminal, lines_said, say
 from holdfast.io.clock import where
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Waiting:
     def _tell(self) -> None:
         from holdfast.errors import BackendUnavailable
 
-        found = ""
+        found, before = "", lines_said()
         for _ in range(MOST_LOOKS):
             if self._over.wait(SAY_AFTER_SECONDS):
                 return
@@ -88,7 +88,8 @@ class Waiting:
                 silence.cancel()
             if found:
                 break
-        self._say(found)
+        if found or lines_said() == before:  # a store may have told the reason in the log
+            self._say(found)
 
     def _say_silence(self) -> None:
         self._say(f": the store has not answered yet{self._giving_up()}")
