@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -390,3 +391,10 @@ def test_a_shifted_boot_clock_is_refused(tmp_path: Path) -> None:
     )
     assert done.stdout.startswith("GuaranteeNotMet"), done.stdout + done.stderr
     assert "time namespace" in done.stdout
+
+
+def test_no_statement_numbers_its_parameters() -> None:
+    """Python 3.12.0 to 3.12.3 warns of each numbered parameter that is given in a sequence."""
+    folder = Path(sqlite.__file__).parent
+    numbered = [path.name for path in folder.glob("*.py") if re.search(r"\?\d", path.read_text())]
+    assert numbered == []

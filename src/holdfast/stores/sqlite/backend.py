@@ -67,25 +67,25 @@ EXCLUSIVE = Mode.EXCLUSIVE  # looking up a member of an enumeration is slow
 # Changes no row if the name is not free, or if the token is not above its last one: then
 # ``NameQueue`` decides.
 _TAKE = (
-    "INSERT INTO name VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0) ON CONFLICT (name) DO UPDATE SET "
-    "token = ?2, owner = ?3, label = ?4, since = ?5, ends = ?6 "
-    "WHERE crowd = 0 AND ends <= ?7 AND token < ?2"
+    "INSERT INTO name VALUES (?, ?, ?, ?, ?, ?, 0) ON CONFLICT (name) DO UPDATE SET "
+    "token = excluded.token, owner = excluded.owner, label = excluded.label, "
+    "since = excluded.since, ends = excluded.ends "
+    "WHERE crowd = 0 AND ends <= ? AND token < excluded.token"
 )
 _FREE = (
-    "UPDATE name SET owner = '', ends = 0 "
-    "WHERE name = ?1 AND owner = ?2 AND ends > ?3 AND crowd = 0"
+    "UPDATE name SET owner = '', ends = 0 WHERE name = ? AND owner = ? AND ends > ? AND crowd = 0"
 )
-# ?5: whether an end may become an earlier one.
+# First whether an end may become an earlier one; then the end, twice.
 _RENEW_ALONE = (
-    "UPDATE name SET ends = iif(?5, ?1, max(ends, ?1)) WHERE name = ?2 AND owner = ?3 AND ends > ?4"
+    "UPDATE name SET ends = iif(?, ?, max(ends, ?)) WHERE name = ? AND owner = ? AND ends > ?"
 )
 _RENEW_SHARED = (
-    "UPDATE claim SET ends = iif(?5, ?1, max(ends, ?1)) "
-    "WHERE name = ?2 AND owner = ?3 AND ends > ?4 AND token > 0"
+    "UPDATE claim SET ends = iif(?, ?, max(ends, ?)) "
+    "WHERE name = ? AND owner = ? AND ends > ? AND token > 0"
 )
 _HOLDS = (
-    "SELECT 1 FROM name WHERE name = ?1 AND owner = ?2 AND ends > ?3 UNION ALL "
-    "SELECT 1 FROM claim WHERE name = ?1 AND owner = ?2 AND ends > ?3 AND token > 0"
+    "SELECT 1 FROM name WHERE name = ? AND owner = ? AND ends > ? UNION ALL "
+    "SELECT 1 FROM claim WHERE name = ? AND owner = ? AND ends > ? AND token > 0"
 )
 _ADDRESSES = "SELECT DISTINCT address FROM claim WHERE name = ? AND token = 0 AND address <> ''"
 _GONE = "it ran out or was broken, and is no longer stored"
@@ -95,9 +95,9 @@ MAINTENANCE_TRANSACTIONS = 256
 """How many transactions a backend runs before it checks whether maintenance is due."""
 PURGED_ROWS = 4 * MAINTENANCE_TRANSACTIONS  # a multiple of the names that can be added in between
 
-_IDLE = "since < ?1 AND ends <= ?2 AND crowd = 0 AND token < ?3"
-_SCAN = f"SELECT name, {_IDLE} FROM name WHERE name > ?4 ORDER BY name LIMIT {PURGED_ROWS}"  # noqa: S608
-_FORGET = f"DELETE FROM name WHERE name = ?4 AND {_IDLE}"  # noqa: S608
+_IDLE = "since < ? AND ends <= ? AND crowd = 0 AND token < ?"
+_SCAN = f"SELECT name, {_IDLE} FROM name WHERE name > ? ORDER BY name LIMIT {PURGED_ROWS}"  # noqa: S608
+_FORGET = f"DELETE FROM name WHERE {_IDLE} AND name = ?"  # noqa: S608
 _FORGET_RECORDS = (
     "DELETE FROM record WHERE name IN "  # noqa: S608
     f"(SELECT name FROM record WHERE until < ? LIMIT {PURGED_ROWS})"
@@ -288,7 +288,8 @@ class SqliteBackend:
                 continue
             statement = _RENEW_ALONE if claim.mode is EXCLUSIVE else _RENEW_SHARED
             name = self._space + claim.name
-            row = (now + claim.ttl, name, claim.owner, now, shorten)
+            ends = now + claim.ttl
+            row = (shorten, ends, ends, name, claim.owner, now)
             if not cursor.execute(statement, row).rowcount:
                 lost[claim.owner] = _GONE
         forgotten: set[str] = set()
@@ -358,7 +359,8 @@ class SqliteBackend:
         name, wall = self._space + grant.claim.name, wall_seconds()
         with synced(cursor):
             cursor.execute("BEGIN IMMEDIATE")
-            held = cursor.execute(_HOLDS, (name, grant.claim.owner, now_seconds())).fetchone()
+            hold = (name, grant.claim.owner, now_seconds())
+            held = cursor.execute(_HOLDS, (*hold, *hold)).fetchone()
             if held:
                 until = wall + keep_seconds
                 row = (name, value, grant.token, wall, until)

@@ -26,9 +26,9 @@ _CLAIMS = (
 )
 # As bytes: a name that is not in UTF-8 must not stop the survey.
 _NAMES = (
-    "SELECT CAST(name AS BLOB), ends > ?1 OR crowd > 0 FROM name "
-    "WHERE name > CAST(?2 AS TEXT) AND name >= CAST(?3 AS TEXT) AND typeof(name) = 'text' "
-    "ORDER BY name LIMIT ?4"
+    "SELECT CAST(name AS BLOB), ends > ? OR crowd > 0 FROM name "
+    "WHERE name > CAST(? AS TEXT) AND name >= CAST(? AS TEXT) AND typeof(name) = 'text' "
+    "ORDER BY name LIMIT ?"
 )
 _RECORD = "SELECT CAST(value AS BLOB), token, written FROM record WHERE name = ? AND until > ?"
 LONGEST_SHOWN = 80

@@ -28,23 +28,24 @@ ALONE = Share(Mode.EXCLUSIVE, 1)
 
 _NAME = "SELECT token, owner, label, since, ends, crowd FROM name WHERE name = ?"
 _SAVE = (
-    "INSERT INTO name VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (name) DO UPDATE SET "
-    "token = ?2, owner = ?3, label = ?4, since = ?5, ends = ?6, crowd = ?7"
+    "INSERT INTO name VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+    "token = excluded.token, owner = excluded.owner, label = excluded.label, "
+    "since = excluded.since, ends = excluded.ends, crowd = excluded.crowd"
 )
 # Expired holds, waiters that were not refreshed, waiters that were woken and did not attempt.
-_OVER = "DELETE FROM claim WHERE name = ?1 AND (ends <= ?2 OR (reserved > 0 AND reserved < ?2))"
+_OVER = "DELETE FROM claim WHERE name = ? AND (ends <= ? OR (reserved > 0 AND reserved < ?))"
 _MINE = "SELECT place, token, slots, reserved, address FROM claim WHERE name = ? AND owner = ?"
 _HELD = "SELECT mode, weight, slots FROM claim WHERE name = ? AND token > 0"
-# Everything about the other claims at once: ?2 is the caller's owner, ?3 its order.
+# Everything about the other claims at once. The caller's order comes three times, then its owner.
 _OTHERS = """SELECT
     count(*) FILTER (WHERE token > 0),
     count(*) FILTER (WHERE token = 0),
-    count(*) FILTER (WHERE token = 0 AND place < ?3),
-    total(weight) FILTER (WHERE token = 0 AND place < ?3),
-    max(mode <> 'shared') FILTER (WHERE token = 0 AND place < ?3),
+    count(*) FILTER (WHERE token = 0 AND place < ?),
+    total(weight) FILTER (WHERE token = 0 AND place < ?),
+    max(mode <> 'shared') FILTER (WHERE token = 0 AND place < ?),
     min(CASE WHEN token > 0 THEN ends WHEN reserved > 0 THEN reserved END),
     max(mode), max(capacity), max(place)
-    FROM claim WHERE name = ?1 AND owner <> ?2"""
+    FROM claim WHERE name = ? AND owner <> ?"""
 _FIRST = (
     "SELECT place, owner, mode, weight, capacity, reserved, address FROM claim "
     "WHERE name = ? AND token = 0 ORDER BY place LIMIT ?"
@@ -194,7 +195,7 @@ class NameQueue:
         if self.owner and self.ends <= context.now:
             self._vacate()
         if self.entries:
-            self._deleted(cursor.execute(_OVER, (name, context.now)).rowcount)
+            self._deleted(cursor.execute(_OVER, (name, context.now, context.now)).rowcount)
 
     def _vacate(self) -> None:
         self.owner, self.ends, self._changed = "", 0.0, True
@@ -229,7 +230,8 @@ class NameQueue:
         if self.entries == (own is not None):
             return Others()
         order = read.LAST_ORDER if own is None else own.order
-        return _others(self._cursor.execute(_OTHERS, (self._name, owner, order)).fetchone())
+        row = (order, order, order, self._name, owner)
+        return _others(self._cursor.execute(_OTHERS, row).fetchone())
 
     def attempt(self, claim: Claim, join: bool) -> Grant | Busy:
         """Grants the claim if it fits with all holds and waiters in front; else adds it to the

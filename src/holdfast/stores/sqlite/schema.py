@@ -279,7 +279,7 @@ def synced(cursor: sqlite3.Cursor) -> Iterator[None]:
 def raise_high(cursor: sqlite3.Cursor, token: int, path: str) -> int:
     """Raises the mark that all tokens are below above this token. Returns the mark."""
     with synced(cursor):
-        cursor.execute("UPDATE meta SET high = ?1 WHERE high <= ?2", (_above(token), token))
+        cursor.execute("UPDATE meta SET high = ? WHERE high <= ?", (_above(token), token))
         return _read_marks(cursor.connection, path)[-1]
 
 
