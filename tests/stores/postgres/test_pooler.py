@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
+import holdfast
 from servers.postgres import PgBouncer, PostgresServer
 from stores import sql_helpers
 from stores.postgres import helpers
@@ -127,3 +130,25 @@ def test_a_job_runs_once(url: str, clients: Clients) -> None:
         assert len(ran) == 1
 
     clients.run(body)
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_the_isolation_of_the_role_does_not_matter(namespace: str, isolation: str) -> None:
+    """Clients that compete get a lease or None, and are told of their releases."""
+    with PostgresServer() as own:
+        with psycopg.connect(own.url, autocommit=True) as admin:
+            level = f"ALTER ROLE holdfast SET default_transaction_isolation = '{isolation}'"
+            admin.execute(level.encode())
+        with PgBouncer(own, pool=4) as pooler:
+
+            def compete(_: int) -> int:
+                told = 0
+                with holdfast.connect(pooler.url, namespace=namespace) as locks:
+                    lock = locks.lock("it's $1", note="a 'note' \\ for $2")
+                    for _ in range(6):
+                        lease = lock.acquire(timeout=0) or lock.acquire()
+                        told += lease is not None and lease.release() is True
+                return told
+
+            with ThreadPoolExecutor(4) as threads:
+                assert list(threads.map(compete, range(4))) == [6] * 4

@@ -65,7 +65,8 @@ _GREETING = b"""SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp
 SELECT set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true);
 SELECT pg_backend_pid(), current_setting('server_version_num')::integer,
   pg_is_in_recovery(), current_setting('server_encoding'),
-  (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())"""
+  (SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()),
+  current_setting('default_transaction_isolation')"""
 _PID = b"SELECT pg_catalog.pg_backend_pid()"
 _PATH = f"SET search_path = {SAFE_PATH}; ".encode()
 # Our functions must read what others have just committed, whatever the role's default is. They only
@@ -225,10 +226,11 @@ class PostgresConnector:
 
 def _greet(connection: PostgresConnection, until: float) -> None:
     answer = connection.script(_GREETING, until)
-    pid, version, standby, encoding, started = (
-        (answer.get_value(0, column) or b"").decode() for column in range(5)
+    pid, version, standby, encoding, started, isolation = (
+        (answer.get_value(0, column) or b"").decode() for column in range(6)
     )
     connection.pooled = int(pid) != connection.pid
+    connection.isolated = connection.pooled and isolation != "read committed"
     connection.pid, connection.started = int(pid), started
     _check_server(connection.server, int(version), standby == "t", encoding)
 

@@ -24,7 +24,7 @@ from holdfast.io.clock import now
 from holdfast.io.sockets import look_up
 from holdfast.stores._sql import connection as sql
 from holdfast.stores._sql import session as sql_session
-from holdfast.stores.postgres.schema import Request, Statement
+from holdfast.stores.postgres.schema import Parameters, Request, Statement
 
 __all__ = [
     "PostgresAddress",
@@ -51,6 +51,7 @@ _FINAL = re.compile(
     r"|received invalid response to SSL negotiation|expected authentication request from server"
 )
 _WHERE = re.compile(r"connection to server .*? failed: |FATAL: +|ERROR: +|\n\s*")
+_PARAMETER = re.compile(rb"\$(\d+)")
 _ROWS = frozenset({pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY})
 # In the same process, a forgotten connection must not be closed: that would tell the server.
 _forgotten: list[PostgresConnection] = []
@@ -78,7 +79,7 @@ class PostgresAddress(NamedTuple):
 class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
     """One connection over libpq. Used by one caller at a time."""
 
-    __slots__ = ("_answer", "known", "pgconn", "pid", "pooled", "started")
+    __slots__ = ("_answer", "isolated", "known", "pgconn", "pid", "pooled", "started")
 
     def __init__(self, pgconn: pq.abc.PGconn, server: str) -> None:
         super().__init__(pgconn.socket, server)
@@ -89,6 +90,9 @@ class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
         """When the session began, by the server's clock: a later session may have the same pid."""
         self.pooled = False
         """True behind a pooler: the session on the server is not ours alone."""
+        self.isolated = False
+        """True if every request must set the isolation level of its transaction: behind a pooler,
+        for a role whose default is not read committed."""
         self.known: frozenset[bytes] = frozenset()
         """The names of the statements that are prepared here."""
         self._answer: pq.abc.PGresult | None = None
@@ -106,12 +110,25 @@ class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
     def send(self, request: Request) -> None:
         statement, parameters = request
         try:
-            if statement.name in self.known:
+            if self.isolated and statement.sql.startswith(b"SELECT "):
+                self.pgconn.send_query(self._read_committed(statement.sql, parameters))
+            elif statement.name in self.known:
                 self.pgconn.send_query_prepared(statement.name, parameters)
             else:
                 self.pgconn.send_query_params(statement.sql, parameters)
         except PsycopgError as error:
             raise self.dropped(error) from None
+
+    def _read_committed(self, sql: bytes, parameters: Parameters) -> bytes:
+        """Returns a script, which is one transaction: nothing outlasts it in the pooler's session.
+        A script takes no parameters, so they are written into it as literals."""
+        escaping = pq.Escaping(self.pgconn)
+        values = [
+            b"NULL" if value is None else bytes(escaping.escape_literal(value))
+            for value in parameters
+        ]
+        filled = _PARAMETER.sub(lambda found: values[int(found[1]) - 1], sql)
+        return b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; " + filled
 
     def flush(self) -> bool:
         try:

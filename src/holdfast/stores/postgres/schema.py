@@ -38,7 +38,7 @@ __all__ = [
 
 PROTOCOL = 1
 """Grows when two versions can no longer exclude each other. Stored for every namespace."""
-REVISION = 7
+REVISION = 8
 """Grows with every change of the functions that older versions are compatible with."""
 PURGE_EVERY = 1000
 """After this many attempts a client checks twice as many names, and drops those that are idle."""

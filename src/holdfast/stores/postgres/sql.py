@@ -424,6 +424,11 @@ DECLARE
   done pg_catalog.text;
 BEGIN
   done := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    COMMIT;  -- a transaction that has read anything can't change its isolation
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    done := pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  END IF;
   IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
     done := set_config('synchronous_commit', 'on', true);
   END IF;
