@@ -250,11 +250,12 @@ class AsyncSqlPool(Generic[Request, Answer]):
             self._wake()
 
     def forget(self) -> None:
-        """In a forked child: the connections and the loop are the parent's."""
+        """In a forked child the connections and the loop are the parent's. In a later loop of the
+        same process the connections of the loop before are closed."""
         inherited = self._all
         self._reset()
         for pooled in inherited:
-            pooled.connection.forget()
+            pooled.connection.leave(pooled.loop.is_closed())
 
     async def close(self) -> None:
         """Closes the idle connections now, and the others when they are returned."""

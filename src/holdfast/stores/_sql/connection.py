@@ -189,6 +189,14 @@ class SqlConnection(ABC, Generic[Request, Answer]):
     def forget(self) -> None:
         """In a forked child: drops the socket without sending anything to the server."""
 
+    def leave(self, unused: bool) -> None:
+        """Drops the connection. If it is no longer used in the process that opened it, such as the
+        connection of an event loop that was closed, it is closed; else it is forgotten."""
+        if unused and self._made_in == os.getpid():
+            self.close()
+        else:
+            self.forget()
+
 
 class SqlPool(Protocol[Request_contra, Answer_co]):
     """A few connections, shared by all callers of one client."""

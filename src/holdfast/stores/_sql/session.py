@@ -151,11 +151,14 @@ class SessionRegistry(Generic[C]):
                 self.unknown[owner] = unknown
 
     def forget(self) -> None:
-        """In a forked child: the sessions are the parent's."""
-        inherited = [*self.by_owner.values(), *self.idle]
+        """In a forked child the sessions are the parent's. In a later event loop of the same
+        process the idle ones are closed."""
+        inherited, idle = self.by_owner.values(), self.idle
         self.by_owner, self.idle, self.unknown, self.attempting = {}, [], {}, {}
         for session in inherited:
             session.connection.forget()
+        for session in idle:
+            session.connection.leave(unused=True)
 
     def remove_user(self) -> None:
         """Called by a backend that closes. Closes idle sessions; the last user closes all."""

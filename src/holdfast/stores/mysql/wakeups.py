@@ -174,10 +174,10 @@ class SleepSubscription:
         if self._lock_holder is not None:
             self._lock_holder.close()
 
-    def forget(self) -> None:
-        self._connection.forget()
+    def forget(self, loop_ended: bool = False) -> None:
+        self._connection.leave(loop_ended)
         if self._lock_holder is not None:
-            self._lock_holder.forget()
+            self._lock_holder.leave(loop_ended)
 
 
 class AsyncSleepSubscription:
@@ -241,7 +241,7 @@ class AsyncSleepSubscription:
         self._subscription.close()
 
     def forget(self) -> None:
-        self._subscription.forget()
+        self._subscription.forget(self._loop.is_closed())
 
 
 def _got_lock(connection: MySqlConnection, lock: bytes, until: float) -> bool:

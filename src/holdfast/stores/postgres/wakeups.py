@@ -413,7 +413,7 @@ class AsyncListener:
         self._connection.close()
 
     def forget(self) -> None:
-        self._connection.forget()
+        self._connection.leave(self._loop.is_closed())
 
 
 class AsyncPostgresWakeups:
