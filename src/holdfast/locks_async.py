@@ -135,7 +135,9 @@ def connect_async(
 ) -> AsyncLocks:
     """Opens the asyncio client to a store, with the arguments of ``connect``; contacts nothing yet.
 
-    ``async with connect_async(…) as locks`` closes it at the end.
+    ``async with connect_async(…) as locks`` closes it at the end. The first call for a store
+    imports its client library, which takes tens to hundreds of milliseconds: call it before the
+    loop runs, or by ``await asyncio.to_thread(connect_async, …)``.
     """
     return AsyncLocks(
         find_url(url),

@@ -108,11 +108,28 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
         return f"<{type(self).__name__} {self._engine.store.display}{state}>"
 
     def lock(self, name: str, **options: Unpack[Options]) -> K:
-        """An exclusive lock: one holder at a time."""
+        """An exclusive lock: one holder at a time.
+
+        The options, which every primitive takes:
+
+        - ``ttl``: how long a hold lasts without renewal; the client's default is 30 s
+        - ``timeout``: how long to wait; ``None`` for ever, 0 tries once. (In redis-py the word
+          means the ttl.)
+        - ``renew``: ``False`` if the hold is to end after its ttl, also if its block goes on
+        - ``reentrant``: ``True`` if the thread or task that holds it may acquire it again
+        - ``max_hold``: a limit of the total time, renewed or not
+        - ``note``: text that others see beside the hold
+
+        Durations are seconds or a ``timedelta``. Raises ``TypeError`` or ``ValueError`` for an
+        option that does not exist or does not fit; contacts nothing.
+        """
         return self._make(name, Mode.EXCLUSIVE, options)
 
     def rwlock(self, name: str, **options: Unpack[Options]) -> ReadWriteLock[K]:
-        """``.read()`` is shared, ``.write()`` is exclusive; a waiting writer is not starved."""
+        """``.read()`` is shared, ``.write()`` is exclusive; a waiting writer is not starved.
+
+        Takes the options of ``lock``.
+        """
 
         self._need(Guarantee.SHARED, "rwlock()")
         return ReadWriteLock(self._lock, self._engine, check_name(name), self._checked(options))
@@ -120,7 +137,10 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
     def semaphore(
         self, name: str, limit: int, *, permits: int = 1, **options: Unpack[Options]
     ) -> K:
-        """``permits`` of ``limit`` slots; ``lease.slots`` are their numbers."""
+        """``permits`` of ``limit`` slots; ``lease.slots`` are their numbers.
+
+        Takes the options of ``lock``.
+        """
         self._need(Guarantee.SLOTS, "semaphore()")
         _count(limit, "limit", LARGEST_LIMIT)
         if _count(permits, "permits") > limit:
@@ -128,11 +148,14 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
         return self._make(name, Mode.SLOTS, options, permits, limit)
 
     def multi(self, names: Iterable[str], **options: Unpack[Options]) -> M:
-        """Several exclusive locks at once: all or none."""
+        """Several exclusive locks at once: all or none. Takes the options of ``lock``."""
         return self._multi(self._engine, names, self._checked(options))
 
     def election(self, name: str, **options: Unpack[Options]) -> E:
-        """An election: ``campaign()``, ``leader()``, ``observe()``, ``resign()``."""
+        """An election: ``campaign()``, ``leader()``, ``observe()``, ``resign()``.
+
+        Takes the options of ``lock``; the ``note`` is what others see of the leader.
+        """
         return self._election(self._engine, check_name(name), self._checked(options))
 
     def once(
@@ -148,7 +171,7 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
 
         A job that raised is run again by the next caller, or its error is recorded
         (``errors="record"``). A caller that finds it running waits for its outcome, or skips it
-        (``wait=False``). A run that crashed is taken over.
+        (``wait=False``). A run that crashed is taken over. Takes the options of ``lock``, too.
         """
         from holdfast.primitives.once_job import make_plan
 
@@ -172,6 +195,7 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
 
         Missed intervals are run later by one run, by one run each (``missed="all"``) or not at all
         (``missed="skip"``: a run starts within ``grace`` of its interval's start, or is skipped).
+        Takes the options of ``lock``, too.
         """
         from holdfast.primitives.every import make_timetable
         from holdfast.primitives.once_job import make_plan

@@ -45,6 +45,17 @@ def test_options_and_guarantees_are_documented(word: str) -> None:
     assert f"`{word}`" in API
 
 
+@pytest.mark.parametrize("word", Options.__annotations__)
+def test_options_are_in_the_docstring(word: str) -> None:
+    """An editor shows it: the signature has only ``**options``."""
+    assert f"- ``{word}``: " in (Locks.lock.__doc__ or "")
+
+
+@pytest.mark.parametrize("word", ["rwlock", "semaphore", "multi", "election", "once", "every"])
+def test_other_primitives_name_the_options(word: str) -> None:
+    assert "options of ``lock``" in (getattr(Locks, word).__doc__ or "")
+
+
 @pytest.mark.parametrize("scheme", BACKENDS)
 def test_schemes_are_documented(scheme: str) -> None:
     """Each has a line among the URLs, and its store a page."""

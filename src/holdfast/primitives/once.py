@@ -30,6 +30,9 @@ class Once(JobBase[Lock]):
         A function with an argument called ``lease`` gets the lease of the run. An exception of the
         function is raised here. ``LockLost`` (with ``.result``) means that the lock was lost before
         the outcome was recorded.
+
+        ``.value`` and ``.result()`` are what JSON makes of the function's result (a tuple becomes a
+        list), in this process as in all others: so their type is ``Any``.
         """
         check_whole(function, "job")
         check_client(function, "jobs", asynchronous=False)

@@ -31,6 +31,9 @@ class AsyncOnce(JobBase[AsyncLock]):
         argument called ``lease`` gets the lease of the run. An exception of the function is raised
         here. ``LockLost`` (with ``.result``) means that the lock was lost before the outcome was
         recorded.
+
+        ``.value`` and ``.result()`` are what JSON makes of the function's result (a tuple becomes a
+        list), in this process as in all others: so their type is ``Any``.
         """
         check_whole(function, "job")
         call = ready(function, args, kwargs)
