@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.cli import main
+from holdfast.cli import bench, main
 
 
 def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -70,3 +70,12 @@ def test_a_case_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
     """Wrong usage, in one line."""
     assert main(["bench", "memory://x", "--case", "nonsense"]) == 64
     assert "uncontended" in capfd.readouterr().err
+
+
+def test_a_terminal_is_told_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(bench, "is_terminal", lambda fd: fd == 2)
+    monkeypatch.setattr(bench, "say", said.append)
+    bench._greet("memory://bench", "holdfast-bench-1")
+    assert "holdfast-bench-1" in said[0]
+    assert "counters of a few hundred names stay there" in said[1]
