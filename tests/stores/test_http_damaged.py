@@ -109,8 +109,22 @@ def test_a_server_that_is_not_consul_is_not_an_empty_one() -> None:
         holdfast.connect(f"consul://127.0.0.1:{port}", timeout=1) as locks,
     ):
         for step in (locks.list, locks.check, locks.lock("name").acquire):
-            with pytest.raises(Unsupported, match="not as Consul"):
+            with pytest.raises(BackendUnavailable, match="not as Consul") as caught:
                 step()
+            assert caught.value.final
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'"x"', b"<html>"])
+def test_a_server_with_other_answers_is_not_consul(body: bytes) -> None:
+    """The refusal is final, at once: an acquire does not retry for its timeout."""
+    with (
+        fake_server(answering(http_reply(body))) as port,
+        holdfast.connect(f"consul://127.0.0.1:{port}", timeout=60) as locks,
+    ):
+        for step in (locks.list, locks.lock("name").acquire):
+            with pytest.raises(BackendUnavailable, match="not as Consul") as caught:
+                step()
+            assert caught.value.final
 
 
 @pytest.mark.parametrize("kind", [EtcdServer, ConsulServer], ids=["etcd", "consul"])

@@ -143,6 +143,8 @@ class Servers:
         self.responses = responses
         self.headers = b""
         """Header lines that every request carries (credentials)."""
+        self.closed_hint = ""
+        """Why the server may close connections, for messages."""
         self.current = 0
         self._tls = tls
         self._context: ssl.SSLContext | None = None
@@ -193,7 +195,10 @@ class Servers:
     def unknown(self, host: int, line: bytes, error: BaseException) -> BackendUnavailable:
         """The error for a request that was sent and has no answer."""
         what = line.partition(b"?")[0].decode()
-        return BackendUnavailable(f"{self.display}: {self.name(host)}: {what}: {describe(error)}")
+        why = describe(error)
+        if self.closed_hint and isinstance(error, ConnectionError):
+            why = f"{why} ({self.closed_hint})"
+        return BackendUnavailable(f"{self.display}: {self.name(host)}: {what}: {why}")
 
 
 def describe(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from math import ceil
@@ -225,7 +226,7 @@ def test_permits_have_a_limit(peer: Callable[[], Peer]) -> None:
 
 
 def test_waiting_for_many_names_is_bounded(server: ConsulServer, namespace: str) -> None:
-    """Forty waits at once: sixteen have a blocking query, the others poll, and all enter."""
+    """Forty waits at once: sixteen have a blocking query, the others share reads; all enter."""
     with Proxy(server) as proxy:
         asyncio.run(_wait_for_many(server.url, proxy, namespace))
 
@@ -249,6 +250,60 @@ async def _wait_for_many(url: str, proxy: Proxy, namespace: str) -> None:
         for lease in await asyncio.gather(*tasks):
             assert lease
             assert await lease.release()
+
+
+def test_many_names_are_waited_for_with_few_requests(server: ConsulServer, namespace: str) -> None:
+    """Each wait reads once in five to eight seconds; waits without a query of their own share the
+    reads between, 64 names per request."""
+    for number in (10, 100):
+        space = f"{namespace}{number}"
+        with Proxy(server) as proxy:
+            asked = asyncio.run(_requests_of_waits(server, proxy, space, number))
+        assert asked <= 3 * number + 30
+
+
+QUIET_SECONDS = 6.0
+
+
+async def _requests_of_waits(server: ConsulServer, proxy: Proxy, space: str, number: int) -> int:
+    """How many requests a client sends in six seconds that waits for so many names."""
+    async with (
+        holdfast.connect_async(server.url, namespace=space) as ours,
+        holdfast.connect_async(proxy.url, namespace=space, connections=2) as theirs,
+    ):
+        names = [f"name {each}" for each in range(number)]
+        held = [await ours.lock(name).acquire() for name in names]
+        tasks = [asyncio.create_task(theirs.lock(name).acquire()) for name in names]
+        deadline = now() + SOON
+        while sum(len(info.waiters) for info in await ours.list()) < number:
+            assert now() < deadline
+            await asyncio.sleep(0.2)
+        proxy.reset_counts()
+        await asyncio.sleep(QUIET_SECONDS)
+        asked = proxy.counts.requests
+        for lease in held:
+            assert lease
+            await lease.release()
+        for lease in await asyncio.gather(*tasks):
+            assert lease
+            assert await lease.release()
+        return asked
+
+
+def test_the_limit_of_connections_is_named(namespace: str) -> None:
+    """Consul only closes the connection: the error says what the reason may be."""
+    with ConsulServer(config={"limits": {"http_max_conns_per_client": 4}}) as small:
+        others = [socket.create_connection((small.host, small.port)) for _ in range(4)]
+        try:
+            with (
+                holdfast.connect(small.url, namespace=namespace, patience=0.5) as locks,
+                pytest.raises(BackendUnavailable, match="http_max_conns_per_client"),
+                locks.lock("name"),
+            ):
+                pass
+        finally:
+            for other in others:
+                other.close()
 
 
 @pytest.fixture(scope="module")
@@ -315,9 +370,10 @@ def test_one_token_registers_the_node_of_all_sessions(
     weaker = f"consul://:{_token(guarded, 'weaker', RULES)}@{host}"
     with (
         holdfast.connect(weaker, namespace=namespace) as locks,
-        pytest.raises(Unsupported, match="/v1/catalog/register: permission denied"),
+        pytest.raises(BackendUnavailable, match="register: permission denied") as denied,
     ):
         locks.lock("name").acquire()
+    assert denied.value.final
     for url in (f"consul://:{token}@{host}", weaker):
         with holdfast.connect(url, namespace=namespace) as locks, locks.lock("name"):
             pass
@@ -336,6 +392,7 @@ def test_tokens(
     monkeypatch.delenv("CONSUL_HTTP_TOKEN", raising=False)
     with (
         holdfast.connect(f"consul://{host}", namespace=namespace) as locks,
-        pytest.raises(Unsupported, match="the token is missing"),
+        pytest.raises(BackendUnavailable, match="the token is missing") as caught,
     ):
         locks.lock("name").acquire()
+    assert caught.value.final

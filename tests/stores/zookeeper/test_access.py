@@ -9,7 +9,7 @@ from kazoo.client import KazooClient
 
 import holdfast
 from holdfast.core.contract import Settings
-from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.errors import BackendUnavailable
 from holdfast.stores.zookeeper.store import ZooKeeperStore
 from holdfast.testing import Flavour
 from holdfast.url import open_store
@@ -32,7 +32,7 @@ def test_nodes_belong_to_their_user(
             (acl,) = kazoo.get_acls(f"/{namespace}/locks/name")[0]
             assert (acl.id.scheme, acl.id.id.split(":")[0]) == ("digest", "us")
             with holdfast.connect(_as(server, "them", "x"), namespace=namespace) as others:
-                with pytest.raises(Unsupported, match="another user's") as caught:
+                with pytest.raises(BackendUnavailable, match="another user's") as caught:
                     others.lock("name").acquire()
                 assert "s3cret" not in str(caught.value)
         assert "s3cret" not in repr(locks)
@@ -72,16 +72,19 @@ def test_sasl(servers: Servers, namespace: str) -> None:
         with (
             locks.lock("name"),
             holdfast.connect(server.url, namespace=namespace) as others,
-            pytest.raises(Unsupported, match="another user's"),
+            pytest.raises(BackendUnavailable, match="another user's") as denied,
         ):
             others.lock("name").acquire()
+        assert denied.value.final
+        assert not others._engine.store.entries  # type: ignore[attr-defined]
         server.restart()
         with locks.lock("name", timeout=30) as lease:
             assert lease.held
     wrong = f"{_as(server, 'us', 'wr0ng')}?auth=sasl"
     with holdfast.connect(wrong, namespace=namespace) as locks:
-        with pytest.raises(Unsupported, match="refuses our user") as caught:
+        with pytest.raises(BackendUnavailable, match="refuses our user") as caught:
             locks.lock("name").acquire()
+        assert caught.value.final
         assert "wr0ng" not in str(caught.value)
 
 

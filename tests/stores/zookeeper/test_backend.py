@@ -211,10 +211,22 @@ def test_a_ttl_is_refused_with_its_limits(servers: Servers, namespace: str) -> N
     with holdfast.connect(slow.url, namespace=namespace) as locks:
         with pytest.raises((Unsupported, ValueError), match="4 s"):
             locks.lock("name", ttl=3).acquire()
-        with pytest.raises((Unsupported, ValueError), match="60 s, enough for 52 s"):
+        with pytest.raises((Unsupported, ValueError), match="60 s: use ttl=52 or less, or raise"):
             locks.lock("name", ttl=60).acquire()
         with locks.lock("name", ttl=4) as lease:
             assert lease.held
+
+
+def test_check_says_that_the_default_ttl_does_not_fit(servers: Servers, namespace: str) -> None:
+    """Before the first lock is acquired, and with what to do."""
+    short = servers.of(ZooKeeperServer, longest_ms=20_000)
+    with holdfast.connect(short.url, namespace=namespace) as locks:
+        details = [f.detail for f in locks.check() if f.subject == "ttl" and f.level == "warning"]
+        with pytest.raises(Unsupported, match=r"use ttl=1[0-9] or less"):
+            locks.lock("name").acquire()
+    (detail,) = details
+    assert "use ttl=1" in detail
+    assert "maxSessionTimeout" in detail
 
 
 def test_the_tick_is_not_derived_from_a_short_session(servers: Servers, namespace: str) -> None:
@@ -239,7 +251,7 @@ def test_the_error_for_short_ticks_names_the_option(servers: Servers, namespace:
     server = servers.of(ZooKeeperServer, tick_ms=100, longest_ms=2000)
     with (
         holdfast.connect(server.url, namespace=namespace, ttl=1) as locks,
-        pytest.raises(Unsupported, match=r"2 s, too short for any ttl .* \?tick="),
+        pytest.raises(Unsupported, match=r"2 s: too short for any ttl: .* \?tick="),
     ):
         locks.lock("name").acquire()
     with (

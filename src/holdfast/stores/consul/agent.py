@@ -19,6 +19,8 @@ __all__ = ["Agent", "NodeMissing", "SessionGone", "TransactionRefused"]
 
 TXN = b"PUT /v1/txn"
 READ = b"PUT /v1/txn?consistent"
+KEYS = b"GET /v1/kv/"
+"""Consul's answers to these have an index, also if there are no keys."""
 T = TypeVar("T")
 
 
@@ -114,6 +116,8 @@ class Agent:
             return None
         if reply.status != 200:
             raise self._refusal(line, reply)
+        if line.startswith(KEYS) and not reply.seen:
+            raise self.not_consul(_path(line))
         return self._reader.read_as(kind, reply.body)
 
     async def ask_many(self, kind: type[T], line: bytes, until: float | None = None) -> list[T]:
@@ -138,15 +142,19 @@ class Agent:
         if reply.status == 403:
             return self._denied(line)
         if reply.status in (404, 405, 501):
-            return Unsupported(
-                f"{self.display} answers HTTP, but not as Consul does: {_path(line)}"
-            )
+            return self.not_consul(_path(line))
         return BackendUnavailable(f"{self.display}: {_path(line)}: {text or reply.status}")
 
-    def _denied(self, line: bytes) -> Unsupported:
-        # ``Unsupported``, not ``BackendUnavailable``: another try would not help.
+    def not_consul(self, why: str) -> BackendUnavailable:
+        """The error for a server of another kind; trying again can't help."""
+        return BackendUnavailable(
+            f"{self.display} answers HTTP, but not as Consul does: {why}", final=True
+        )
+
+    def _denied(self, line: bytes) -> BackendUnavailable:
         reason = "the token is missing or may not do this"
-        return Unsupported(f"{self.display}: {_path(line)}: permission denied: {reason}")
+        text = f"{self.display}: {_path(line)}: permission denied: {reason}"
+        return BackendUnavailable(text, final=True)
 
 
 def _says_absent(reply: Reply) -> bool:

@@ -60,8 +60,9 @@ from holdfast.stores.consul.orphans import (
     delete_orphans,
     orphans_of,
 )
-from holdfast.stores.consul.session import INFO, OPS, ConsulHold, Ref, RenewalBatch, SessionRenewer
-from holdfast.stores.consul.wakeups import News, Target, Wakeups
+from holdfast.stores.consul.requests import OPS
+from holdfast.stores.consul.session import INFO, ConsulHold, Ref, RenewalBatch, SessionRenewer
+from holdfast.stores.consul.wakeups import News, NoQueryFree, Target, Wakeups
 
 if TYPE_CHECKING:
     from holdfast.io.http import Http, Servers
@@ -137,7 +138,7 @@ class ConsulBackend:
         self.store, self.runtime = store, runtime
         self.agent = Agent(_http(store, runtime))
         self.renewer = SessionRenewer(store, self.agent, runtime)
-        self.wakeups = Wakeups(store.servers, store.settings.request_seconds, runtime)
+        self.wakeups = Wakeups(self.agent, store.settings.request_seconds, runtime)
         self._absent = AbsentWaiters()
         self._watches = count()
         store.backends.add(id(self))
@@ -438,9 +439,13 @@ class ConsulBackend:
         if busy.ref is None:  # nothing to query
             await self.wakeups.pause(until, NO_QUERY_POLL_SECONDS)
             return
+        target = Target(*busy.ref)
         try:
-            await self._wait_for(claim, Target(*busy.ref), until)
-        except BackendUnavailable:
+            try:
+                await self._wait_for(claim, target, until)
+            except NoQueryFree:
+                await self.wakeups.poll(claim.owner, target, until)
+        except (BackendUnavailable, TransactionRefused):
             await self.wakeups.pause(until)
 
     async def _wait_for(self, claim: Claim, target: Target, until: float) -> None:
@@ -666,6 +671,8 @@ class ConsulBackend:
                 await self.wakeups.query(watcher, prefix, index, until, keys=True)
         except BackendUnavailable:
             await self.wakeups.pause(until)
+        except NoQueryFree:
+            await self.wakeups.pause(until, NO_QUERY_POLL_SECONDS)
 
     async def probe(self) -> list[Finding]:
         leader = await self.agent.ask(str, b"GET /v1/status/leader")

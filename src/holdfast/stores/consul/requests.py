@@ -35,6 +35,8 @@ _MODES = {"lw": Mode.EXCLUSIVE, "lr": Mode.SHARED}
 _FIELDS = 5
 LONGEST_OWNER = 64
 MARK = "/h"
+OPS = 64
+"""The largest number of operations in one transaction."""
 
 
 def quotable(key: str) -> bytes:

@@ -14,6 +14,7 @@ from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Renewal, Runtime, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
 from holdfast.stores._consensus.sessions import RuntimeLock, Session, whole
+from holdfast.stores._consensus.strict import DamagedAnswer
 from holdfast.stores.consul import requests
 from holdfast.stores.consul.agent import (
     READ,
@@ -23,11 +24,12 @@ from holdfast.stores.consul.agent import (
     TransactionRefused,
 )
 from holdfast.stores.consul.orphans import sweep
+from holdfast.stores.consul.requests import OPS
 
 if TYPE_CHECKING:
     from holdfast.stores.consul.backend import ConsulStore
 
-__all__ = ["OPS", "ConsulHold", "Ref", "RenewalBatch", "SessionRenewer"]
+__all__ = ["ConsulHold", "Ref", "RenewalBatch", "SessionRenewer"]
 
 REGISTER = b"PUT /v1/catalog/register"
 CREATE = b"PUT /v1/session/create"
@@ -39,8 +41,6 @@ NODE = "holdfast-sessions"
 and Consul ends the sessions of a node that leaves, or of a server that was dead for some seconds.
 This node is no agent, and never leaves."""
 BROKEN = "its entry in Consul is gone: the hold was broken"
-OPS = 64
-"""The largest number of operations in one transaction."""
 DESTROY_SECONDS = 1.0
 
 
@@ -111,7 +111,14 @@ class SessionRenewer:
         return session
 
     async def _create(self, options: bytes, until: float) -> str:
-        """The id of a new session."""
+        """The id of a new session. A server that answers in another way than Consul is refused for
+        good: no claim was sent to it."""
+        try:
+            return await self._created(options, until)
+        except DamagedAnswer as error:
+            raise self.agent.not_consul(str(error)) from error
+
+    async def _created(self, options: bytes, until: float) -> str:
         try:
             answer = await self.agent.ask(dict, CREATE, options, until)
         except NodeMissing:  # the first session in this datacenter

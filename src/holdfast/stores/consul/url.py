@@ -16,6 +16,10 @@ DEFAULT_TLS_PORT = 8501
 SESSION_TTL_MIN = 10.0  # Consul's own default
 LONGEST_LOCK_DELAY = 60.0  # Consul's own limit
 
+CLOSED_HINT = (
+    "Consul closes connections like this when one address has more than http_max_conns_per_client"
+)
+
 
 class Options(NamedTuple):
     """What a URL says."""
@@ -52,6 +56,7 @@ def read_options(url: Url, settings: Settings) -> Options:
         request_seconds=settings.request_seconds,
         responses=IndexedResponses,
     )
+    servers.closed_hint = CLOSED_HINT
     if token:
         if not token.isascii() or not token.isprintable():
             raise ValueError("a Consul token is printable ASCII")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.backoff import NO_QUERY_POLL_SECONDS, QUERY_RETRY_SECONDS
@@ -14,16 +15,21 @@ from holdfast.core.contract import Runtime
 from holdfast.io.http import Reply, Servers
 from holdfast.stores._consensus.strict import is_list_of
 from holdfast.stores.consul import requests
-from holdfast.stores.consul.requests import MARK
+from holdfast.stores.consul.agent import READ, Agent
+from holdfast.stores.consul.requests import MARK, OPS
 
 if TYPE_CHECKING:
     from holdfast.io.long_poll import LongPolls
 
-__all__ = ["News", "Target", "Wakeups"]
+__all__ = ["News", "NoQueryFree", "Target", "Wakeups"]
 
 QUERY_MILLISECONDS = 900
 """How long a query asks Consul to wait, per second of the wait: Consul adds up to a sixteenth, and
 the reply must come before the wait is over."""
+
+
+class NoQueryFree(Exception):
+    """All blocking queries of the backend are in use; nothing was sent."""
 
 
 class News(enum.Enum):
@@ -56,7 +62,10 @@ class Target(NamedTuple):
             return News.GONE
         if reply.status != 200:
             return News.OTHER
-        rows = _rows(reply.body)
+        return self.news_of(_rows(reply.body))
+
+    def news_of(self, rows: Mapping[str, object]) -> News:
+        """The same, from the keys below the prefix and their sessions."""
         if self.taken:
             return News.NONE if rows.keys() >= set(self.taken) else News.OTHER
         if not rows.get(self.prefix):  # without a session it is an orphan, which an attempt deletes
@@ -67,25 +76,60 @@ class Target(NamedTuple):
 class Wakeups:
     """The blocking queries of one backend."""
 
-    def __init__(self, servers: Servers, request_seconds: float, runtime: Runtime) -> None:
-        self._runtime, self._request_seconds = runtime, request_seconds
-        self.long_polls = _long_polls(servers, runtime)
+    def __init__(self, agent: Agent, request_seconds: float, runtime: Runtime) -> None:
+        self._agent, self._runtime, self._request_seconds = agent, runtime, request_seconds
+        self.long_polls = _long_polls(agent.http.servers, runtime)
+        self._polled: dict[str, Target] = {}
+        """By owner: what claims wait for that have no query, since all queries are in use."""
+        self._polled_at = 0.0
+
+    async def poll(self, owner: str, target: Target, until: float) -> None:
+        """Waits for a target without a query. All such waits of the backend share their reads: the
+        wait whose time comes first reads for all."""
+        self._polled[owner] = target
+        try:
+            while (now := self._runtime.now()) < until:
+                due = now + self._runtime.between(*NO_QUERY_POLL_SECONDS)
+                if await self.long_polls.woken(owner, min(until, due)):
+                    return
+                now = self._runtime.now()
+                if now >= self._polled_at + NO_QUERY_POLL_SECONDS[1]:
+                    self._polled_at = now
+                    await self._read_polled(until)
+        finally:
+            self._polled.pop(owner, None)
+
+    async def _read_polled(self, until: float) -> None:
+        """Reads all targets without a query, and wakes the claims for which there is news."""
+        polled = list(self._polled.items())
+        for start in range(0, len(polled), OPS):
+            some = polled[start : start + OPS]
+            trees = (requests.tree(requests.quotable(target.prefix)) for _, target in some)
+            found = await self._agent.txn(requests.txn(*trees), line=READ, until=until)
+            for owner, target in some:
+                rows = {
+                    row["Key"]: row.get("Session")
+                    for row in found
+                    if row["Key"].startswith(target.prefix)
+                }
+                if target.news_of(rows) is not News.NONE:
+                    self.long_polls.nudge(owner)
 
     async def query(
         self, owner: str, prefix: str, index: int, until: float, *, keys: bool
     ) -> Reply | None:
         """One blocking query. ``None`` when the wait has ended without a reply.
 
-        Raises ``BackendUnavailable`` if the query could not be sent."""
+        Raises ``BackendUnavailable`` if the query could not be sent, and ``NoQueryFree`` if too
+        many are under way."""
         left = until - self._runtime.now()
         if left <= 0:
             return None
         line = requests.query(prefix, index, int(left * QUERY_MILLISECONDS), keys=keys)
         limit = min(until, self._runtime.now() + self._request_seconds)
         poll = await self.long_polls.begin(owner, line, b"", limit)
-        if poll is None:  # too many queries are under way: poll
-            await self.pause(until, NO_QUERY_POLL_SECONDS)
-            return None
+        if poll is None:
+            raise NoQueryFree
         try:
             await self.long_polls.woken(owner, until)
         finally:

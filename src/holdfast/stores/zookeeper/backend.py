@@ -108,6 +108,8 @@ BATCH = 1000
 BATCH_LETTERS = 200_000
 """Servers refuse a request of a megabyte, and paths may be long."""
 PURGE_SECONDS = 600.0
+USUAL_TTL = 30
+"""The default ttl of clients, for ``check()``."""
 PURGED_AT_ONCE = 500
 NAME_VANISHED = "the name's node was deleted several times while a claim was being created"
 NODE_GONE = "its node is gone: it ran out or was broken"
@@ -213,8 +215,9 @@ class ZooKeeperBackend:
             if not join and type(answer) is Busy:
                 self.store.entries.pop(claim.owner, None)
             return answer
-        except (LimitMismatch, Incompatible, Unsupported):
-            if entry.node is None or entry.node.ended:
+        except (LimitMismatch, Incompatible, Unsupported, BackendUnavailable) as error:
+            changed = isinstance(error, BackendUnavailable) and not error.final
+            if not changed and (entry.node is None or entry.node.ended):
                 self.store.entries.pop(claim.owner, None)
             raise
         finally:
@@ -976,6 +979,10 @@ class ZooKeeperBackend:
             Finding("sessions", f"the shortest ttl is {max(1.0, floor):g} s"),
             tick_finding(self.store.options.tick, floor),
         ]
+        try:
+            await self.connected_session(USUAL_TTL)
+        except Unsupported as error:
+            findings.append(Finding("ttl", f"the default does not fit: {error}", "warning"))
         if len(self.store.options.hosts.split(",")) < 3:
             detail = "the URL names fewer than three servers: the loss of one may stop all locks"
             findings.append(Finding("ensemble", detail, "warning"))

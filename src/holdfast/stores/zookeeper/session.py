@@ -247,8 +247,9 @@ class ZooKeeperSession:
 
     def _describe_too_short(self, granted: float) -> str:
         longest = int((granted - self.lag - SLACK_SECONDS) / (1 + 1 / BEATS_PER_TTL))
-        enough = f"enough for {longest} s" if longest > 0 else "too short for any ttl"
-        text = f"ZooKeeper's longest session here is {granted:g} s, {enough}"
+        enough = f"use ttl={longest} or less, or" if longest > 0 else "too short for any ttl:"
+        text = f"ZooKeeper's longest session here is {granted:g} s: {enough} raise the servers' "
+        text += "maxSessionTimeout"
         if self.options.tick is None and (self.floor or 0.0) < 2 * USUAL_TICK_SECONDS:
             text += f" with a tick of {USUAL_TICK_SECONDS:g} s; if it is shorter, add ?tick=SECONDS"
         return text
@@ -340,7 +341,7 @@ class ZooKeeperSession:
         if self.refusal:
             raise Unsupported(f"{self.options.display}: a ttl of {self.ttl:g} s: {self.refusal}")
         if self.denied:
-            raise Unsupported(f"{self.options.display} refuses our user and password")
+            raise self._wrong_password()
         if not self.up:
             trouble = f": {self._log.trouble}" if self._log.trouble else ""
             raise BackendUnavailable(f"{self.options.display} is not connected{trouble}")
@@ -402,11 +403,16 @@ class ZooKeeperSession:
         where = self.options.display
         # Final, unlike the loss of a connection.
         if isinstance(error, NoAuthError):
-            return Unsupported(f"{where} denies access: these nodes are another user's")
+            text = f"{where} denies access: these nodes are another user's"
+            return BackendUnavailable(text, final=True)
         if isinstance(error, AuthFailedError):
-            return Unsupported(f"{where} refuses our user and password")
+            return self._wrong_password()
         trouble = self._log.trouble or type(error).__name__
         return BackendUnavailable(f"{where} lost the connection: {trouble}")
+
+    def _wrong_password(self) -> BackendUnavailable:
+        text = f"{self.options.display} refuses our user and password"
+        return BackendUnavailable(text, final=True)
 
     # Watches
 
