@@ -12,10 +12,11 @@ import pytest
 import holdfast
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
-from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
+from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
+from servers.process import wait_until
 from servers.proxy import Proxy
 from stores.claims import claim_of
 from stores.etcd import helpers
@@ -195,10 +196,10 @@ def test_the_gateway_may_be_off(namespace: str) -> None:
         server.launch()
         with holdfast.connect(server.url, namespace=namespace) as locks:
             deadline = now() + SOON
-            error: Exception | None = None
-            while not isinstance(error, Unsupported):  # until it has started
+            error: BackendUnavailable | None = None
+            while error is None or not error.final:  # until it has started
                 assert now() < deadline
-                with pytest.raises((Unsupported, BackendUnavailable)) as caught:
+                with pytest.raises(BackendUnavailable) as caught:
                     locks.lock("name").acquire(blocking=False)
                 error = caught.value
         assert "--enable-grpc-gateway" in str(error)
@@ -235,12 +236,14 @@ def test_passwords(guarded: EtcdServer, namespace: str, monkeypatch: pytest.Monk
     host = f"{guarded.host}:{guarded.port}"
     with (
         holdfast.connect(f"etcd://{host}", namespace=namespace) as locks,
-        pytest.raises(Unsupported, match="needs a user and a password"),
+        pytest.raises(BackendUnavailable, match="needs a user and a password") as caught,
     ):
         locks.lock("name").acquire()
+    assert caught.value.final
     with holdfast.connect(f"etcd://worker:wrong-2@{host}", namespace=namespace) as locks:
-        with pytest.raises(Unsupported, match="refused the password of 'worker'") as caught:
+        with pytest.raises(BackendUnavailable, match="refused the password of 'worker'") as caught:
             locks.lock("name").acquire()
+        assert caught.value.final
         assert "wrong-2" not in str(caught.value)
     monkeypatch.setenv("ETCDCTL_USER", "worker:secret-1")
     with (
@@ -260,3 +263,29 @@ def test_waiting_with_a_password(guarded: EtcdServer, namespace: str, flavour: F
     with waited_for(url, namespace, flavour) as waited:
         threading.Event().wait(2.5)  # etcd checks for old tokens once a second
         waited.held.extend()
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["alone", "waited for"])
+def test_a_release_without_an_answer_is_unknown(
+    server: EtcdServer, namespace: str, waits: bool
+) -> None:
+    """It may have ended the hold, alone or with a direct grant: it is not told as another's."""
+    with (
+        Proxy(server) as proxy,
+        holdfast.connect(proxy.url, namespace=namespace) as ours,
+        holdfast.connect(server.url, namespace=namespace) as theirs,
+    ):
+        lease = ours.lock("name", timeout=SOON).acquire()
+        assert lease is not None
+        waiter = threading.Thread(target=theirs.lock("name", timeout=SOON)(lambda: None))
+        if waits:
+            waiter.start()
+            wait_until("it waits", lambda: len(theirs.inspect("name").waiters) == 1, SOON)
+        dropped = proxy.drop_next_reply(b"/v3/kv/")
+        assert lease.release() is None
+        assert dropped.wait(SOON)
+        if waits:
+            waiter.join(SOON)
+            assert not waiter.is_alive()
+        else:
+            wait_until("it is over", lambda: not theirs.inspect("name").holders, SOON)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import subprocess
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.client import TOO_MANY_REQUESTS
+from pathlib import Path
+from typing import Literal
 from urllib.error import HTTPError
 
 import pytest
 
+import holdfast
 from holdfast.claim import Busy
-from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.errors import BackendUnavailable
+from holdfast.io.clock import now
+from holdfast.io.http import Http, Reply
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import READY_SECONDS
+from servers.registry import Servers
 from stores.claims import claim_of
+from stores.fake_server import answering, fake_server, http_reply
 from stores.http_peer import Peer, peers
 
 QUOTA_BYTES = 2_000_000
 PIECE_BYTES = 400_000
 MOST_PIECES = 500
+SOON = 30.0
 every_flavour = pytest.mark.parametrize("flavour", list(Flavour))
 
 
@@ -49,8 +59,13 @@ def test_a_denied_request_leaves_no_pending_undo(namespace: str, flavour: Flavou
         with peers(url, namespace) as peer:
             one = peer(flavour)
             for join in (True, False):
-                with pytest.raises(Unsupported, match="role lacks"):
+                one.post.asked.clear()
+                with pytest.raises(BackendUnavailable, match="role lacks") as caught:
                     one.attempt(claim_of(), join)
+                assert caught.value.final
+                # The token is fetched again once: it may be older than the permission.
+                assert one.post.asked.count(b"POST /v3/auth/authenticate") <= 2
+                assert one.post.asked.count(b"POST /v3/kv/txn") == 2
             assert not one.store.sessions.doubts
 
 
@@ -113,3 +128,123 @@ def _survive_full_database(
     ours.run(ours.backend.abandon(unsure))
     assert not ours.store.sessions.doubts
     assert theirs.take(behind).token > held.token
+
+
+def _sign(folder: Path) -> str:
+    """Makes a pair of keys; returns etcd's option for signed tokens."""
+    private, public = folder / "private.pem", folder / "public.pem"
+    for words in (
+        ["genrsa", "-out", str(private), "2048"],
+        ["rsa", "-in", str(private), "-pubout", "-out", str(public)],
+    ):
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+    return f"jwt,pub-key={public},priv-key={private},sign-method=RS256,ttl=10m"
+
+
+@pytest.mark.parametrize("version", ["3.4", "3.5"])
+def test_signed_tokens_survive_changes_of_users(
+    namespace: str, tmp_path: Path, version: Literal["3.4", "3.5"]
+) -> None:
+    """Any change of users or roles makes all tokens that were signed before it invalid."""
+    with EtcdServer(version=version, arguments=["--auth-token", _sign(tmp_path)]) as server:
+        for path, body in (
+            ("user/add", {"name": "root", "password": "secret-0"}),
+            ("role/add", {"name": "root"}),
+            ("user/grant", {"user": "root", "role": "root"}),
+            ("enable", {}),
+        ):
+            server.ask(f"/v3/auth/{path}", body)
+        url = server.url.replace("etcd://", "etcd://root:secret-0@")
+        with peers(url, namespace) as peer:
+            one, admin = peer(), peer()
+            grant = one.take(claim_of())
+            admin.run(
+                admin.backend.gateway.post(
+                    b"POST /v3/auth/user/add", b'{"name":"other","password":"secret-1"}'
+                )
+            )
+            renewal = one.run(one.backend.renew([grant], [], until=now() + SOON))
+            assert (renewal.lost, renewal.unknown) == ({}, {})
+            assert one.run(one.backend.release(grant)) is True
+            assert one.post.asked.count(b"POST /v3/auth/authenticate") == 2
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'"x"', b"<html>", b""])
+@pytest.mark.parametrize("status", ["200 OK", "400 Bad Request", "403 Forbidden", "404 Not Found"])
+def test_a_server_that_is_not_etcd_is_refused_at_once(body: bytes, status: str) -> None:
+    """Also when locks are listed: it is not an etcd without locks."""
+    with (
+        fake_server(answering(http_reply(body, status))) as port,
+        holdfast.connect(f"etcd://127.0.0.1:{port}") as locks,
+    ):
+        for step in (locks.list, locks.lock("name").acquire, partial(locks.inspect, "name")):
+            with pytest.raises(BackendUnavailable) as caught:
+                step()
+            assert caught.value.final
+
+
+class _Broken:
+    """Answers of etcd, one of which is denied or damaged."""
+
+    def __init__(self, http: Http, line: bytes, reply: Reply) -> None:
+        self._http, self.servers = http, http.servers
+        self._line: bytes | None = line
+        self._reply = reply
+
+    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        if line == self._line:
+            self._line = None
+            return self._reply
+        return await self._http.ask(line, body, until)
+
+    def forget(self) -> None:
+        self._http.forget()
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+_HEAD = b'{"header":{"revision":"7"},"succeeded":true,"responses":[%b]}'
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(403, b'{"error":"etcdserver: permission denied"}'),
+        Reply(200, _HEAD % b""),
+        Reply(200, _HEAD % b"{}"),
+        Reply(200, _HEAD % b'{"response_range":{"kvs":[{}]}}'),
+    ],
+    ids=["denied", "too short", "empty", "damaged"],
+)
+def test_a_refusal_of_one_hold_leaves_the_rest_of_a_renewal(
+    servers: Servers, namespace: str, reply: Reply
+) -> None:
+    """A hold whose ttl was changed is looked up by a request of its own."""
+    with peers(servers.of(EtcdServer).url, namespace) as peer:
+        one = peer()
+        stays, moves = one.take(claim_of("stays")), one.take(claim_of("moves"))
+        moves = moves._replace(claim=moves.claim._replace(ttl=60.0))
+        one.backend.gateway.http = _Broken(one.post, b"POST /v3/kv/txn", reply)
+        renewal = one.run(one.backend.renew([moves, stays], [], until=now() + SOON))
+        assert renewal.lost == {}
+        assert list(renewal.unknown) == [moves.claim.owner]
+        assert renewal.since is not None
+
+
+def _leases(server: EtcdServer) -> set[str]:
+    return {lease["ID"] for lease in server.ask("/v3/lease/leases", {})["leases"]}
+
+
+def test_a_record_that_is_refused_leaves_no_lease(servers: Servers, namespace: str) -> None:
+    server = servers.of(EtcdServer)
+    with peers(server.url, namespace) as peer:
+        one = peer()
+        grant = one.take(claim_of())
+        before = _leases(server)
+        one.post.lose = b"txn"
+        with pytest.raises(BackendUnavailable):
+            one.run(one.backend.record(grant, "value", 600.0))
+        assert _leases(server) <= before
+        assert one.run(one.backend.record(grant, "value", 600.0))
+        assert one.run(one.backend.recall("name")).value == "value"

@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.core.contract import Finding
 from holdfast.core.drive import run_now
-from holdfast.errors import GuaranteeNotMet, Unsupported
+from holdfast.errors import BackendUnavailable, GuaranteeNotMet
 from holdfast.io.http import Reply
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer, Version
@@ -128,5 +128,5 @@ def test_a_version_that_is_too_old() -> None:
     with _old() as url, holdfast.connect(url) as locks:
         with pytest.raises(GuaranteeNotMet, match=r"etcd 3\.3\.27 is too old: 3\.4 or newer"):
             locks.check()
-        with pytest.raises(Unsupported, match=r"older than 3\.4"):
+        with pytest.raises(BackendUnavailable, match=r"older than 3\.4"):
             locks.lock("name").acquire()

@@ -24,6 +24,7 @@ import json
 from base64 import b64encode
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
@@ -50,12 +51,12 @@ from holdfast.core.ordered import (
     shown_unreadable,
     unescape,
 )
-from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
+from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch
 from holdfast.io.http import Servers
 from holdfast.stores._consensus.sessions import FRESH_SHARE, Attempt, Session, Sessions, whole
 from holdfast.stores._consensus.strict import DamagedAnswer, read_record
 from holdfast.stores.etcd import inspect, requests
-from holdfast.stores.etcd.gateway import Credentials, Gateway, NoSpace, SessionGone
+from holdfast.stores.etcd.gateway import Credentials, FinalRefusal, Gateway, NoSpace, SessionGone
 from holdfast.stores.etcd.keys import KeyPool
 from holdfast.stores.etcd.requests import NameKeys, Names
 from holdfast.stores.etcd.session import (
@@ -141,6 +142,8 @@ class EtcdBackend:
         self.leases = Leases(store, self.gateway, runtime)
         self.waits = Waits(store, self.gateway, runtime)
         self._absent_waiters = AbsentWaiters()
+        self._watchers = count(1)
+        """Numbers the watches of names, to tell them apart."""
         store.backends.add(id(self))
 
     # Attempts.
@@ -169,7 +172,7 @@ class EtcdBackend:
                 # Other clients changed the entries. Jitter keeps them from colliding again.
                 most = CONFLICT_BACKOFF_SECONDS * tries
                 await self.runtime.sleep(self.runtime.between(0.0, most))
-        except (LimitMismatch, Incompatible, Unsupported) as error:
+        except (LimitMismatch, Incompatible, FinalRefusal) as error:
             if join and isinstance(error, Incompatible) and claim.owner not in self.store.waiting:
                 await self.abandon(claim)  # it has joined the queue already
             self.store.key_pool.quarantine(claim)
@@ -325,7 +328,7 @@ class EtcdBackend:
         undo."""
         try:
             return await self.gateway.post(TXN, body, at.until)
-        except (SessionGone, NoSpace, Unsupported):  # nothing was changed
+        except (SessionGone, NoSpace, FinalRefusal):  # nothing was changed
             raise
         except BaseException:  # etcd may have executed it, or may do so later
             self.store.sessions.doubts[at.claim.owner] = at.session
@@ -751,19 +754,39 @@ class EtcdBackend:
         """Writes a record bound to a lease of its own, in a transaction that checks the hold."""
         answer = await self.gateway.post(GRANT, b'{"TTL":"%d"}' % max(1, whole(keep_seconds)))
         lease: str = answer["ID"]
-        fields = [requests.PROTOCOL, grant.token, self.runtime.wall(), keep_seconds, value]
-        text = b64encode(json.dumps(fields).encode())
-        mine = Ref(*grant.ref).exists()
-        keep = b'{"request_put":{"key":"%b","value":"%b","lease":"%b","prev_kv":true}}' % (
-            self.store.names.record(grant.claim.name),
-            text,
-            lease.encode(),
-        )
-        answer = await self.gateway.post(TXN, requests.txn([mine], [keep]))
+        try:
+            answer = await self._write_record(grant, value, keep_seconds, lease)
+        except SessionGone:
+            raise BackendUnavailable(
+                f"{self.store.display}: the record of {grant.claim.name!r} was written too late"
+            ) from None
+        except BackendUnavailable:
+            await self._end_unused_lease(grant.claim.name, lease)
+            raise
         kept = bool(answer.get("succeeded"))
         before = answer["responses"][0]["response_put"].get("prev_kv", {}) if kept else {}
         await self._end_lease(before.get("lease", "0") if kept else lease)
         return kept
+
+    async def _write_record(
+        self, grant: Grant, value: str, keep_seconds: float, lease: str
+    ) -> dict[str, Any]:
+        fields = [requests.PROTOCOL, grant.token, self.runtime.wall(), keep_seconds, value]
+        keep = b'{"request_put":{"key":"%b","value":"%b","lease":"%b","prev_kv":true}}' % (
+            self.store.names.record(grant.claim.name),
+            b64encode(json.dumps(fields).encode()),
+            lease.encode(),
+        )
+        return await self.gateway.post(TXN, requests.txn([Ref(*grant.ref).exists()], [keep]))
+
+    async def _end_unused_lease(self, name: str, lease: str) -> None:
+        """Ends the lease of a record whose write was not answered, unless it was written. A write
+        that arrives later is refused then, because its lease is gone."""
+        body = b'{"key":"%b"}' % self.store.names.record(name)
+        with suppress(BackendUnavailable):  # the lease ends by itself
+            kvs = (await self.gateway.post(RANGE, body)).get("kvs")
+            if not kvs or kvs[0].get("lease") != lease:
+                await self._end_lease(lease)
 
     async def _end_lease(self, lease: str) -> None:
         if lease == "0":
@@ -782,7 +805,7 @@ class EtcdBackend:
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
         keys = self.store.names.of(name).all.decode()
-        watcher = f"watch {self.runtime.between(0, 1)}"  # a random id, not a pause
+        watcher = f"watch {next(self._watchers)}"
         try:
             found = await self.waits.start_watch(watcher, keys, False, until)
             if found is None:

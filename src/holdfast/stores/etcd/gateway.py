@@ -6,14 +6,28 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.errors import BackendUnavailable, Unsupported
+from holdfast.errors import BackendUnavailable
 from holdfast.io.http import Http, Reply
-from holdfast.stores._consensus.strict import JsonReader, is_base64, is_digits, is_list_of
+from holdfast.stores._consensus.strict import (
+    DamagedAnswer,
+    JsonReader,
+    is_base64,
+    is_digits,
+    is_list_of,
+)
 
-__all__ = ["Credentials", "Gateway", "NoSpace", "SessionGone"]
+__all__ = ["Credentials", "FinalRefusal", "Gateway", "NoSpace", "SessionGone"]
 
 _SIGN_IN = b"POST /v3/auth/authenticate"
 _SERVER_TROUBLE = (408, 429, 500, 502, 503, 504)
+_OLD_TOKEN = (
+    b"invalid auth token",
+    b"user name is empty",
+    b"revision in header is old",  # of a signed token, after any change of users or roles
+    b"revision of auth store is old",
+    b"permission denied",  # the token may be older than the permission
+)
+"""Refusals of requests whose token may be too old: it is fetched again once."""
 
 
 def _is(kind: type) -> Callable[[Any], bool]:
@@ -69,6 +83,13 @@ class NoSpace(BackendUnavailable):
     """The database is full and accepts only deletes; the request changed nothing."""
 
 
+class FinalRefusal(BackendUnavailable):
+    """A refusal that is final: a retry would not help. The request changed nothing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, final=True)
+
+
 class Credentials:
     """User and password of one store, and the token they were last exchanged for."""
 
@@ -89,9 +110,11 @@ class Gateway:
         self.http, self.credentials = http, credentials
         self.display = http.servers.display
         self._reader = JsonReader(self.display, _KINDS)
+        self._known = False
+        """Whether the server has given an answer as etcd gives it."""
 
     async def post(self, line: bytes, body: bytes, until: float | None = None) -> dict[str, Any]:
-        """Returns the reply's JSON. Raises ``SessionGone``, ``NoSpace`` or ``Unsupported`` if
+        """Returns the reply's JSON. Raises ``SessionGone``, ``NoSpace`` or ``FinalRefusal`` if
         nothing was changed, and ``BackendUnavailable`` if the outcome is unknown."""
         known = self.credentials.sign_ins
         if self.credentials.user and not known:
@@ -114,14 +137,21 @@ class Gateway:
         return int(fields[name])
 
     def _read(self, line: bytes, reply: Reply) -> dict[str, Any]:
-        answer = self._reader.read_as(dict, reply.body)
-        if "error" in answer:  # a streaming reply has status 200 even if it fails
-            raise self._refusal(line, reply)
+        try:
+            answer = self._reader.read_as(dict, reply.body)
+            if "error" in answer:  # a streaming reply has status 200 even if it fails
+                raise self._refusal(line, reply)
+            if "header" not in answer and "result" not in answer:
+                raise self._reader.damaged("it has no header")
+        except DamagedAnswer as error:
+            if self._known:
+                raise
+            raise FinalRefusal(f"{error}: it is not etcd") from None
+        self._known = True
         return answer
 
     def _wants_sign_in(self, reply: Reply) -> bool:
-        text = reply.body
-        refused = b"invalid auth token" in text or b"user name is empty" in text
+        refused = any(text in reply.body for text in _OLD_TOKEN)
         return refused and bool(self.credentials.user)
 
     async def _sign_in(self, until: float | None) -> None:
@@ -145,13 +175,13 @@ class Gateway:
         if "requested lease not found" in text:
             return SessionGone()
         if reply.status in (404, 405, 501):
-            return Unsupported(
+            return FinalRefusal(
                 f"{self.display} answers HTTP but has no JSON gateway of etcd: the gateway is off "
                 "(start etcd with --enable-grpc-gateway), etcd is older than 3.4, or it is not etcd"
             )
         denial = self._denial(line, text)
-        if denial:  # final: a retry would not help
-            return Unsupported(f"{self.display} {denial}")
+        if denial:
+            return FinalRefusal(f"{self.display} {denial}")
         if reply.status in _SERVER_TROUBLE or text:
             kind = NoSpace if "database space exceeded" in text else BackendUnavailable
             return kind(f"{self.display}: {_path(line)}: {text or reply.status}")
@@ -166,7 +196,8 @@ class Gateway:
         return ""
 
     def _unexpected(self, line: bytes, reply: Reply) -> Exception:
-        return BackendUnavailable(
+        kind = BackendUnavailable if self._known else FinalRefusal
+        return kind(
             f"{self.display}: {_path(line)}: status {reply.status}, with a body that is not etcd's"
         )
 

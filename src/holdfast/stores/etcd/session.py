@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Runtime, Waiting
-from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
+from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.stores._consensus.sessions import RuntimeLock, Session, whole
 from holdfast.stores.etcd import requests
 from holdfast.stores.etcd.gateway import Gateway, SessionGone
@@ -221,7 +221,7 @@ class RenewalBatch:
             if since is None:
                 return None
             _, keys = await self._leases.time_to_live(session_id, self._until)
-        except (BackendUnavailable, Unsupported) as error:
+        except BackendUnavailable as error:
             return str(error)
         self._counts_from(since)
         return _KeptLease(since, keys)
@@ -253,26 +253,28 @@ class RenewalBatch:
         """Reads the entries of holds that are not on the key list of their session."""
         parts = [(g, requests.read(Ref(*g.ref).key.encode())) for g in self._missing]
         for grant, reply in await self._transact(parts):
-            kvs = reply["response_range"].get("kvs")
-            if not kvs or int(kvs[0]["create_revision"]) != Ref(*grant.ref).order:
-                self._lose(grant.claim, await self._loss_reason(grant))
-                continue
-            if not self._shorten and await self._stays(kvs[0].get("lease", ""), grant.claim.ttl):
-                self._renewed(grant)
-                continue
             try:
-                session = await self._leases.session(grant.claim.ttl, self._until)
-            except BackendUnavailable as error:
+                await self._find(grant, reply)
+            except BackendUnavailable as error:  # also a damaged reply: the others still count
                 self._unknown[grant.claim.owner] = str(error)
-                continue
-            self._counts_from(session.since)
-            if kvs[0].get("lease") == session.id:
-                self._renewed(grant)
-                continue
-            try:
-                self._to_move.append((grant, _move_request(grant, session, kvs[0])))
-            except ValueError:
-                self._lose(grant.claim, OVERWRITTEN)
+
+    async def _find(self, grant: Grant, reply: dict[str, Any]) -> None:
+        kvs = reply["response_range"].get("kvs")
+        if not kvs or int(kvs[0]["create_revision"]) != Ref(*grant.ref).order:
+            self._lose(grant.claim, await self._loss_reason(grant))
+            return
+        if not self._shorten and await self._stays(kvs[0].get("lease", ""), grant.claim.ttl):
+            self._renewed(grant)
+            return
+        session = await self._leases.session(grant.claim.ttl, self._until)
+        self._counts_from(session.since)
+        if kvs[0].get("lease") == session.id:
+            self._renewed(grant)
+            return
+        try:
+            self._to_move.append((grant, _move_request(grant, session, kvs[0])))
+        except ValueError:
+            self._lose(grant.claim, OVERWRITTEN)
 
     async def _stays(self, session_id: str, ttl: float) -> bool:
         """Leaves a hold on a session of a longer ttl, and keeps that alive; True if so. Only the
@@ -292,21 +294,29 @@ class RenewalBatch:
     async def _move_to_leases(self) -> None:
         """Binds holds whose ttl was changed to the sessions of their new ttls."""
         for grant, reply in await self._transact(self._to_move):
-            if reply["response_txn"].get("succeeded"):
+            if self._applied(grant, reply):
                 self._renewed(grant)
-            else:
-                self._lose(grant.claim, BROKEN)
 
     async def _confirm_direct_grants(self) -> None:
         """Writes into the entries of direct grants that they are held."""
         store = self._leases.store
         parts = [(grant, self._confirm_request(grant)) for grant in self._to_confirm]
         for grant, reply in await self._transact(parts):
-            if reply["response_txn"].get("succeeded"):
+            if self._applied(grant, reply):
                 store.waiting.pop(grant.claim.owner, None)
                 store.direct_grants.discard(grant.claim.owner)
-            else:
-                self._lose(grant.claim, BROKEN)
+
+    def _applied(self, grant: Grant, reply: dict[str, Any]) -> bool:
+        """True if a change of the hold's entry was applied; else the hold is lost, or its outcome
+        is unknown."""
+        try:
+            applied = bool(reply["response_txn"].get("succeeded"))
+        except BackendUnavailable as error:
+            self._unknown[grant.claim.owner] = str(error)
+            return False
+        if not applied:
+            self._lose(grant.claim, BROKEN)
+        return applied
 
     async def _transact(
         self, asked: Sequence[tuple[Grant, bytes]]
@@ -319,11 +329,12 @@ class RenewalBatch:
             try:
                 body = requests.txn([], parts)
                 answer = await self._leases.gateway.post(TXN, body, self._until)
+                replies = answer["responses"].exactly(len(grants))
             except (BackendUnavailable, SessionGone) as error:
                 cause = str(error) or "a new lease ended at once"
                 self._unknown |= {grant.claim.owner: cause for grant in grants}
                 continue
-            answered += zip(grants, answer["responses"].exactly(len(grants)), strict=True)
+            answered += zip(grants, replies, strict=True)
         return answered
 
     def _confirm_request(self, grant: Grant) -> bytes:
