@@ -15,10 +15,11 @@ from holdfast.io.clock import now
 from holdfast.stores.etcd import wakeups
 from holdfast.stores.etcd.wakeups import WatchTable
 from holdfast.testing import Flavour
+from servers.etcd import EtcdServer
 from servers.process import wait_until
 from stores.claims import claim_of
 from stores.etcd import helpers
-from stores.http_peer import Peer
+from stores.http_peer import Peer, peers
 
 SOON = 20.0
 LATER = 3 * SOON
@@ -145,3 +146,31 @@ def test_a_watch_is_cancelled_on_its_own_connection() -> None:
     assert new.received(created) == ["owner"]
     assert new.cancel(kept)
     assert new.received(created) == []
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_watches_leave_a_host_that_requests_have_left(
+    server: EtcdServer, namespace: str, flavour: Flavour
+) -> None:
+    """A node that is cut off from its peers confirms watches and never reports an event."""
+    url = f"{server.url},{server.host}:{server.port}"
+    with peers(url, namespace) as peer:
+        one = peer(flavour)
+        watches: Any = one.backend.waits.watches
+
+        def host() -> int:
+            web = watches._web if flavour is Flavour.ASYNCIO else watches._connection.web
+            number: int = web.host
+            return number
+
+        def begin(owner: str) -> Any:
+            return one.run(watches.begin(owner, '"key":"YQ=="', True, now() + SOON))
+
+        first = begin("first")
+        assert host() == 0
+        one.store.servers.failed(0)
+        second = begin("second")
+        assert host() == 1
+        assert first.broken
+        assert one.run(watches.woken("first", now() + SOON))
+        assert not second.broken

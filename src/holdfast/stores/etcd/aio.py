@@ -39,7 +39,13 @@ class AsyncWatches:
         return watch
 
     def subscribed(self, session: str) -> Watch | None:
-        return None if self._web is None or self._web.over else self._table.subscribed(session)
+        return None if self._unusable() else self._table.subscribed(session)
+
+    def _unusable(self) -> bool:
+        """True if there is no connection, or requests have left its host since: a node without a
+        leader confirms watches and never reports an event."""
+        web = self._web
+        return web is None or web.over or web.host != self._servers.current
 
     async def subscribe(
         self, session: str, keys: str, live: Collection[str], until: float
@@ -52,7 +58,7 @@ class AsyncWatches:
 
     async def _ready(self, until: float) -> AsyncWebSocket:
         async with self._lock:  # one of many new waiters opens it for all
-            if not self._closed and (self._web is None or self._web.over):
+            if not self._closed and self._unusable():
                 await self._open(until)
         if self._closed or self._web is None:
             raise self._servers.closed()
@@ -63,6 +69,9 @@ class AsyncWatches:
         if self._closed:
             web.close()
             return
+        if self._web is not None and not self._web.over:
+            self._web.close()
+            self._lost(self._table)
         table = self._table = WatchTable()
         self._web = web
         web.on_message = lambda message: self._received(table, message)

@@ -346,9 +346,15 @@ class BlockingWatches:
 
     def subscribed(self, session: str) -> Watch | None:
         connection = self._connection
-        if connection is None or self._hub.subscription is not connection:
+        if connection is None or not self._usable(connection):
             return None
         return connection.table.subscribed(session)
+
+    def _usable(self, connection: _WatchConnection) -> bool:
+        """False if the connection is over, or requests have left its host since: a node without a
+        leader confirms watches and never reports an event."""
+        attached = self._hub.subscription is connection
+        return attached and connection.web.host == self._servers.current
 
     async def subscribe(
         self, session: str, keys: str, live: Collection[str], until: float
@@ -364,7 +370,7 @@ class BlockingWatches:
         if self._closed:
             raise self._servers.closed()
         connection = self._connection
-        if connection is None or self._hub.subscription is not connection:
+        if connection is None or not self._usable(connection):
             self._drop()
             connection = self._connection = _WatchConnection(
                 open_blocking(self._servers, PATH, until)
@@ -373,8 +379,9 @@ class BlockingWatches:
         return connection
 
     def _drop(self) -> None:
-        """Gives up a connection that is over. Call with ``_lock`` held: waiters on this connection
-        must be woken before another one is opened, since nothing wakes them after that."""
+        """Gives up a connection that is over or no longer used. Call with ``_lock`` held: waiters
+        on this connection must be woken before another one is opened, since nothing wakes them
+        after that."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._wake_watches_of(connection)

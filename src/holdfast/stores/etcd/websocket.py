@@ -163,6 +163,7 @@ class BlockingWebSocket:
 
     def __init__(self, connection: http.HttpConnection, servers: Servers, path: str) -> None:
         self._connection, self._socket = connection, connection.socket
+        self.host = connection.host
         self._tls = isinstance(connection.socket, ssl.SSLSocket)
         self._frames = Frames(servers, connection.host, path)
         # For reads and writes: a TLS socket does not allow both at once.
