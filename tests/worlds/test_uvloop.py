@@ -63,7 +63,7 @@ def test_conformance(request: pytest.FixtureRequest, harness: Harness, case: Cas
     _run(request, harness, case)
 
 
-NOT_YET = {"redis", "redlock", "etcd", "consul"}
+NOT_YET = {"redis", "redlock"}
 """Stores whose asyncio client is being moved to what uvloop has."""
 
 
