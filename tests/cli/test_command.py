@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from cli.processes import Cli
 from holdfast.cli import exits
 from holdfast.cli.main import VERBS
@@ -157,3 +159,24 @@ def test_an_empty_file_is_no_url(cli: Cli) -> None:
     assert result.returncode == 78
     assert "HOLDFAST_URL_FILE: '/dev/null' is empty" in result.stderr
     assert "ran" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (holdfast.BackendUnavailable("refused"), 69),
+        (holdfast.BackendUnavailable("wrong password", final=True), 78),
+        (holdfast.LockTimeout("held"), 75),
+        (holdfast.LockLost("gone"), 76),
+        (holdfast.Unsupported("no slots"), 78),
+        (holdfast.InvalidName("empty"), 64),
+        (ValueError("limit"), 64),
+        (OSError(errno.ENOSPC, "full"), 74),
+        (PermissionError(errno.EACCES, "no"), 70),
+        (OSError(errno.ENOMEM, "no memory"), 70),
+        (RuntimeError("?"), 70),
+    ],
+    ids=repr,
+)
+def test_each_error_has_its_code(error: Exception, code: int) -> None:
+    assert exits.code_for(error) == code

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -147,6 +149,11 @@ def test_break_asks_on_a_terminal(cli: Cli, shell: Shell) -> None:
     shell.expect("nothing was done")
     shell.prompt()
     assert cli("show", "x").returncode == 0
+    shell.run(f"{shell.holdfast} break x --reason r; echo code $?")
+    shell.expect(r"\[y/N\] ")
+    shell.type("\x04")  # Ctrl-D
+    shell.expect(r"\r\nholdfast: nothing was done\r\ncode 1\r\n")
+    shell.prompt()
     shell.run(f"{shell.holdfast} break x --reason r")
     shell.expect(r"\[y/N\] ")
     shell.type("y\n")
@@ -194,6 +201,23 @@ def test_a_reader_that_leaves_is_not_an_error(cli: Cli) -> None:
     process.wait()
     assert process.stderr is not None
     assert process.stderr.read() == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this file")
+def test_a_full_disk_is_told(cli: Cli) -> None:
+    cli.hold("x")
+    for verb in (["ls"], ["show", "x", "--json"], ["check"], ["schema", "postgresql"]):
+        with Path("/dev/full").open("w") as full:
+            result = subprocess.run(
+                [*cli.command, *verb],
+                env=cli.environment,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        assert result.returncode == 74
+        told = "holdfast: standard output can't be written: No space left on device\n"
+        assert result.stderr == told
 
 
 @pytest.mark.parametrize("moment", [1e300, -1e300, float("inf"), float("nan")])

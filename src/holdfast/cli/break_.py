@@ -74,5 +74,10 @@ def _ask(locks: Locks, name: str) -> None:
     if not info.holders:
         raise Refused(f"nobody holds {name!r}", NOTHING)
     print_holders(info.holders)
-    if input("end this hold? [y/N] ").strip().lower() not in ("y", "yes"):
+    try:
+        answer = input("end this hold? [y/N] ")
+    except EOFError:  # Ctrl-D
+        answer = ""
+        write("\n")
+    if answer.strip().lower() not in ("y", "yes"):
         raise Refused("nothing was done", NOTHING)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from holdfast.errors import (
     BackendUnavailable,
     HoldfastError,
@@ -16,6 +18,7 @@ __all__ = [
     "LOST",
     "NOTHING",
     "NOT_ACQUIRED",
+    "NO_OUTPUT",
     "UNAVAILABLE",
     "USAGE",
     "BadSetting",
@@ -31,6 +34,8 @@ UNAVAILABLE = 69
 """The store can't be reached."""
 DEFECT = 70
 """Something that should not happen."""
+NO_OUTPUT = 74
+"""What the command prints could not be written: a full disk."""
 NOT_ACQUIRED = 75
 """Another client holds the lock."""
 LOST = 76
@@ -60,6 +65,8 @@ def code_for(error: Exception) -> int:
         return error.code
     if isinstance(error, BackendUnavailable) and error.final:
         return BAD_SETTING
+    if type(error) is OSError and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return NO_OUTPUT
     table: tuple[tuple[type[Exception], int], ...] = (
         (LockTimeout, NOT_ACQUIRED),
         (LockLost, LOST),

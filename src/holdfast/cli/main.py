@@ -119,14 +119,17 @@ def _version(_: list[str]) -> int:
 
 
 def _explain(error: Exception) -> int:
-    from holdfast.cli.exits import DEFECT, Refused, code_for
+    from holdfast.cli.exits import DEFECT, NO_OUTPUT, Refused, code_for
 
     if os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0"):
         import traceback
 
         traceback.print_exception(error)
     code = code_for(error)
-    if code == DEFECT and not isinstance(error, Refused):
+    if code == NO_OUTPUT:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again
+        say(f"standard output can't be written: {getattr(error, 'strerror', error)}")
+    elif code == DEFECT and not isinstance(error, Refused):
         say(f"unexpected {type(error).__name__}: {error} (HOLDFAST_DEBUG=1 shows where)")
     else:
         say(str(error))

@@ -28,9 +28,10 @@ def print_table(headings: Row, rows: Sequence[Row], spare: Row = ()) -> None:
         _print_lines(table, _natural(table))
         return
     width = terminal_columns()
-    for candidate in _candidates(table, spare):
+    for nth, candidate in enumerate(_candidates(table, spare)):
         widths = _fitted(candidate, width - GAP * (len(candidate[0]) - 1))
-        if widths is not None:
+        # Empty columns go before anything is wrapped.
+        if widths is not None and (nth or widths == _natural(table)):
             if not _print_rich(candidate, widths, width):
                 _print_lines(candidate, widths)
             return
