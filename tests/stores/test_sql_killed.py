@@ -93,3 +93,25 @@ def test_a_killed_waiter_joins_the_queue_again(store: Store, clients: Clients, m
         assert await taken.release() is True
 
     clients.run(body)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_release_whose_reply_is_lost_is_unknown(
+    store: Store, clients: Clients, mode: str
+) -> None:
+    """The request ran, or did not: the hold is over in the end, and nobody else had it."""
+
+    async def body() -> None:
+        with Proxy(store.server) as proxy:
+            ours, theirs = clients.open(store.url(mode, proxy=proxy)), clients.open(store.url(mode))
+            for lock in (ours.lock("name"), ours.semaphore("few", 2)):
+                async with lock:  # the next one uses a connection that is open
+                    pass
+                lease = await lock.acquire()
+                assert lease is not None
+                proxy.drop_next_reply()
+                assert await lease.release() is None
+                async with theirs.lock("name") as later:
+                    assert later.held
+
+    clients.run(body)

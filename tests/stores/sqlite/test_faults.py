@@ -6,12 +6,14 @@ import asyncio
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -222,7 +224,7 @@ def test_an_interrupt_in_a_request_leaves_no_lock_behind(tmp_path: Path) -> None
 def test_a_signal_handler_may_use_the_store(tmp_path: Path) -> None:
     """It runs in the middle of a request of the same thread, and must not deadlock."""
     path = tmp_path / "locks.db"
-    said: list[bool] = []
+    said: list[bool | None] = []
     with backend_of(path) as backend:
 
         def strike(*_: object) -> None:
@@ -468,3 +470,24 @@ def test_grants_are_idempotent_by_owner(tmp_path: Path) -> None:
         assert grant(try_to_take(backend, asked)) == first
         expire(backend)
         assert grant(try_to_take(backend, asked)).token > first.token
+
+
+def test_a_release_that_fails_while_it_is_written_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row may have been changed: the second try finds nothing, which says nothing."""
+    with backend_of(tmp_path / "locks.db") as backend:
+        grant = take(backend)
+        connection = backend._connection
+        change = connection.change
+
+        def fail(*given: Any, **options: Any) -> NoReturn:
+            change(*given, **options)
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+
+        monkeypatch.setattr(connection, "change", fail)
+        assert run_now(backend.release(grant)) is None
+        monkeypatch.undo()
+        assert take(backend).token > grant.token

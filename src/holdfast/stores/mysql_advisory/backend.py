@@ -37,6 +37,7 @@ from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
 from holdfast.stores._sql import advisory as sql_advisory
 from holdfast.stores._sql.connection import Dropped, run_apart
+from holdfast.stores._sql.session import ended
 from holdfast.stores.mysql.connect import Ask, MySqlDialler, MySqlStore
 from holdfast.stores.mysql.connection import (
     MySqlConnection,
@@ -447,7 +448,7 @@ class MySqlAdvisoryBackend:
         elif claim.owner in self.sessions.attempting:
             self._nudged.add(claim.owner)
 
-    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool | None, Grant | Busy]:
         """Releases, then attempts, unless the claim is in the server's queue: there the release
         itself grants it, and an attempt could grant it again after its own release."""
         queued = claim.owner in self.sessions.by_owner
@@ -473,18 +474,19 @@ class MySqlAdvisoryBackend:
         """Returns the owners whose session has ended, as their sockets show. Sends nothing."""
         return self._renewals.glance(grants)
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant) -> bool | None:
         owner = grant.claim.owner
         session = self.sessions.by_owner.get(owner)
         if session is None or session.grant is None:
             return False
         del self.sessions.by_owner[owner]
+        gone = bool(ended([session]))
         try:
             ours = await self._release_locks(session, session.grant)
         except Dropped:
             self.sessions.lose(owner, session)
             await self._end_unknown(owner)
-            return False
+            return False if gone else None  # it may have run before the connection was cut
         except BaseException:
             self.sessions.lose(owner, session)
             raise

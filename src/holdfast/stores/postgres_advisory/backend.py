@@ -27,6 +27,7 @@ from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
 from holdfast.stores._sql.advisory import SessionKeepAlive
 from holdfast.stores._sql.connection import Dial, Dropped, SqlPool, make_pool
+from holdfast.stores._sql.session import ended
 from holdfast.stores._sql.session_aio import AsyncSessionDriver
 from holdfast.stores._sql.session_blocking import BlockingSessionDriver, SessionDriver
 from holdfast.stores.postgres.advisory_sql import base_key
@@ -372,7 +373,7 @@ class PostgresAdvisoryBackend:
         elif claim.owner in self.sessions.attempting:
             self._nudged.add(claim.owner)
 
-    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool | None, Grant | Busy]:
         """Releases, then attempts, unless the claim is in the server's queue: there the release
         itself grants it, and an attempt could grant it again after its own release."""
         queued = claim.owner in self.sessions.by_owner
@@ -410,18 +411,19 @@ class PostgresAdvisoryBackend:
                 await self.pool.request((self.statements.behind, parameters), until=until)
         self._behind = behind
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant) -> bool | None:
         owner = grant.claim.owner
         session = self.sessions.by_owner.get(owner)
         if session is None or session.grant is None:
             return False
         del self.sessions.by_owner[owner]
+        gone = bool(ended([session]))
         try:
             answer = await self._request(session, self._release_request(session.grant))
         except Dropped:
             self.sessions.lose(owner, session)
             await self._end_unknown(owner)
-            return False
+            return False if gone else None  # it may have run before the connection was cut
         except BaseException as error:
             self.sessions.lose(owner, session)
             if isinstance(error, PostgresRefused) and error.sqlstate.startswith("57P"):

@@ -35,7 +35,7 @@ from holdfast.errors import HoldfastError, Incompatible
 from holdfast.io.clock import now as now_seconds
 from holdfast.io.clock import wall as wall_seconds
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.stores.sqlite.connection import FileId, SqliteConnection
+from holdfast.stores.sqlite.connection import FileId, SqliteConnection, may_have_run
 from holdfast.stores.sqlite.file import StoreFile
 from holdfast.stores.sqlite.row import Unreadable, damaged
 from holdfast.stores.sqlite.schema import WAL_DUE_BYTES, note_clock, open_file, raise_high, synced
@@ -307,22 +307,22 @@ class SqliteBackend:
                 wakeups[name] = woken
         return Renewal(lost, forgotten=frozenset(forgotten)), wakeups
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant) -> bool | None:
         claim = grant.claim
         name = self._space + claim.name
-        freed = False
+        freed = unknown = False
         if claim.mode is EXCLUSIVE and name not in self._contended:
             try:
                 row = (name, claim.owner, now_seconds())
                 verify = wall_seconds() * 1_000_000 > grant.token + SHORT_MICROSECONDS
                 freed = self._connection.change(_FREE, row, verify=verify) is not None
-            except sqlite3.Error:  # most likely the file is locked: a transaction waits for it
-                freed = False
+            except sqlite3.Error as error:  # most likely the file is locked: a transaction waits
+                unknown = may_have_run(error)
         if not freed:
             freed, _ = await self._change(name, lambda queue: queue.release(claim.owner))
         if self._connection.ran >= self._maintain_at:
             await self._maintain_if_due()
-        return freed
+        return None if unknown and not freed else freed
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         name, by = self._space + claim.name, NEVER if until is None else until

@@ -32,7 +32,7 @@ from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io import clock, lifetime
 
-__all__ = ["FileId", "SqliteConnection"]
+__all__ = ["FileId", "SqliteConnection", "may_have_run"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -366,6 +366,12 @@ def _is_busy(error: sqlite3.Error) -> bool:
     if isinstance(error, sqlite3.ProgrammingError | FileReplaced):
         return True
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+
+
+def may_have_run(error: sqlite3.Error) -> bool:
+    """Whether a statement may have taken effect although it ended with this error: reading or
+    writing the file failed, perhaps after the commit."""
+    return _code(error) == sqlite3.SQLITE_IOERR
 
 
 def _keeps_connection(error: sqlite3.Error) -> bool:
