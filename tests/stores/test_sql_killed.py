@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from holdfast.testing import Flavour
 from servers.proxy import Proxy
 from stores import sql_helpers
 from stores.sql_helpers import LONG, MODES, Clients, Store, until, wait_for_waiters
@@ -113,5 +115,23 @@ def test_a_release_whose_reply_is_lost_is_unknown(
                 assert await lease.release() is None
                 async with theirs.lock("name") as later:
                     assert later.held
+
+    clients.run(body)
+
+
+@pytest.mark.parametrize("clients", [Flavour.ASYNCIO], indirect=True)
+def test_sessions_that_end_while_the_loop_stands_still(store: Store, clients: Clients) -> None:
+    """The next request opens a connection, and does not fail."""
+
+    async def body() -> None:
+        ours = clients.open(store.url(mark="ours"), ttl=LONG)
+        lease = await ours.lock("name").acquire()
+        assert lease is not None
+        for session in store.sessions("ours"):
+            store.kill(session)
+        while store.sessions("ours"):
+            time.sleep(0.01)  # the loop stands still
+        await lease.extend()
+        assert await lease.release() is True
 
     clients.run(body)

@@ -183,7 +183,7 @@ class AsyncSqlPool(Generic[Request, Answer]):
         by = now() + self._seconds
         if until is not None and until < by:
             by = until
-        pooled = self._idle.pop() if self._idle else await self._borrow(by)
+        pooled = self._take_idle() or await self._borrow(by)
         future = pooled.request(request, by - now())
         try:
             return await future
@@ -202,7 +202,18 @@ class AsyncSqlPool(Generic[Request, Answer]):
             raise BackendUnavailable(
                 f"{self._display}: all {self._limit} connections are busy"
             ) from None
-        return self._idle.pop() if self._idle else await self._open(until)
+        return self._take_idle() or await self._open(until)
+
+    def _take_idle(self) -> _PooledConnection[Request, Answer] | None:
+        """Returns an idle connection whose session has not ended. The loop may not have noticed
+        an end that came while it stood still."""
+        while self._idle:
+            pooled = self._idle.pop()
+            if not pooled.connection.has_input():
+                return pooled
+            self._all.discard(pooled)
+            pooled.end()
+        return None
 
     async def _await_capacity(self) -> None:
         capacity: asyncio.Future[None] = asyncio.get_running_loop().create_future()
