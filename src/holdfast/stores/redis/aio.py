@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import Any, cast
 
 from redis.exceptions import RedisError
 
@@ -32,6 +32,9 @@ class RedisProtocol(asyncio.Protocol):
     _transport: asyncio.Transport
     _writer: asyncio.StreamWriter | None = None
     """Only kept alive: it closes the transport when it is garbage-collected."""
+    _loop: asyncio.AbstractEventLoop
+    _loop_end: AsyncGenerator[None, None] | None = None
+    """Closes the connection when its event loop ends, see ``_until_loop_ends``."""
 
     async def connect(
         self, access: Access, address: NodeAddress, until: float | None = None
@@ -53,7 +56,6 @@ class RedisProtocol(asyncio.Protocol):
             raise
         assert self._writer is not None
         transport = self._writer.transport
-        assert isinstance(transport, asyncio.Transport)
         transport.set_protocol(self)
         self.connection_made(transport)
 
@@ -80,11 +82,41 @@ class RedisProtocol(asyncio.Protocol):
             self._writer.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked by `isinstance`: the transports of uvloop derive from no class of asyncio.
+        self._transport = cast("asyncio.Transport", transport)
+        self._loop = asyncio.get_running_loop()
+        self._loop_end = self._until_loop_ends()
+        with contextlib.suppress(StopIteration):  # it runs to its `yield`, without waiting
+            self._loop_end.__anext__().__await__().send(None)
+
+    async def _until_loop_ends(self) -> AsyncGenerator[None, None]:
+        """Closes the connection when its event loop ends. ``asyncio.run`` closes the asynchronous
+        generators that its loop has started, but leaves sockets open, which later loops can't
+        close."""
+        try:
+            yield
+        finally:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """Closes the connection at once, also if its event loop is closed."""
+        loop_end, self._loop_end = self._loop_end, None
+        # RuntimeError: the loop is closed, and with uvloop the socket too; or the loop is ending.
+        with contextlib.suppress(RuntimeError):
+            self._transport.abort()
+        if loop_end is not None:
+            with contextlib.suppress(RuntimeError, StopIteration):
+                loop_end.aclose().__await__().send(None)
 
     def forget(self) -> None:
-        """In a forked child: leaves socket and selector alone, as the parent uses them too."""
+        """After the event loop was closed: closes the socket. In a forked child: leaves socket and
+        selector alone, as the parent uses them too."""
+        if self._loop.is_closed():
+            self.abort()
+            return
         _inherited.append(self)  # garbage collection would unregister the parent's socket
         sock = self._transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
@@ -177,6 +209,7 @@ class AsyncRedisConnection(RedisProtocol):
             self._loop.call_later(self._seconds / TICKS, self._watch)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         cause = exc or EOFError("closed by the server")
         self._break(unreachable(self.address, cause, self._seconds))
 
@@ -184,7 +217,7 @@ class AsyncRedisConnection(RedisProtocol):
         if self.broken is not None:
             return
         self.broken = error
-        self._transport.abort()
+        self.abort()
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():

@@ -214,7 +214,7 @@ class AsyncSubscription(RedisProtocol):
             while (reply := self._gets()) is not INCOMPLETE:
                 self._received(reply)
         except ConnectionError:
-            self._transport.abort()
+            self.abort()
 
     def _received(self, reply: Any) -> None:
         if not self._subscribed.done():
@@ -224,6 +224,7 @@ class AsyncSubscription(RedisProtocol):
                 self._wake(key)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         if not self._subscribed.done():
             cause = exc or EOFError("closed by the server")
             self._subscribed.set_exception(unreachable(self.address, cause, self._seconds))
@@ -236,7 +237,7 @@ class AsyncSubscription(RedisProtocol):
 
     def close(self) -> None:
         self._lost = None
-        self._transport.abort()
+        self.abort()
 
 
 class AsyncWakeups:

@@ -330,7 +330,8 @@ class AsyncBroadcast:
 
     async def close(self) -> None:
         self._closed = True
-        tasks = list(self._tasks)
+        loop = asyncio.get_running_loop()
+        tasks = [task for task in self._tasks if task.get_loop() is loop]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)  # they close their own connections

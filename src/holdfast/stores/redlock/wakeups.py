@@ -291,9 +291,10 @@ class AsyncNameSubscription(RedisProtocol):
             while (reply := self._gets()) is not INCOMPLETE:
                 self._read_message(reply)
         except ConnectionError:
-            self._transport.abort()
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         if self._lost is not None:
             self._lost(self)
 
@@ -303,7 +304,7 @@ class AsyncNameSubscription(RedisProtocol):
 
     def close(self) -> None:
         self._lost = None
-        self._transport.abort()
+        self.abort()
 
 
 class AsyncNameWakeups:
