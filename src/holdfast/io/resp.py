@@ -20,6 +20,7 @@ __all__ = [
     "REPLY_DELAY",
     "BoundedStream",
     "Bounds",
+    "NotResp",
     "RedisRefused",
     "ReplyReader",
     "TimedSocket",
@@ -38,6 +39,10 @@ DEEPEST = 8
 _INTEGER = ord(":")
 INCOMPLETE = object()
 """What ``ReplyReader.gets`` returns while a reply is not complete."""
+
+
+class NotResp(ConnectionError):
+    """The peer sent something that is not RESP: another kind of server, or a damaged stream."""
 
 
 class RedisRefused(Exception):
@@ -98,7 +103,7 @@ class Bounds:
             return
         digits = line[1:].strip()
         if kind not in b"$*" or not digits.removeprefix(b"-").isdigit() or len(digits) > 15:
-            raise ConnectionError("it sent something that is not a reply of Redis")
+            raise NotResp("it sent something that is not a reply of Redis")
         size = int(digits)
         if kind == b"$" and size >= 0:
             self._grow(size, 0)

@@ -16,7 +16,7 @@ from typing import Any, cast
 from redis.exceptions import RedisError
 
 from holdfast.io.resp import INCOMPLETE, REPLY_DELAY, BoundedStream, ReplyReader, chunks
-from holdfast.stores.redis.replies import RedisConnectionBroken, unreachable
+from holdfast.stores.redis.replies import RedisConnectionBroken, login_failed, unreachable
 from holdfast.stores.redis.url import Access, Greeting, NodeAddress
 
 __all__ = ["AsyncPool", "AsyncRedisConnection", "RedisProtocol"]
@@ -41,10 +41,9 @@ class RedisProtocol(asyncio.Protocol):
     ) -> None:
         """Lets redis-py connect and log in, then takes over its transport."""
         seconds = access.seconds_until(until)
-        connection = access.aio(address, seconds)
         # In a task of its own: redis-py uses asyncio.wait_for, which on Python 3.11 may swallow a
         # cancellation that arrives as it ends.
-        task = asyncio.ensure_future(self._open(connection))
+        task = asyncio.ensure_future(self._log_in(access, address, seconds))
         try:
             async with asyncio.timeout(seconds):
                 await asyncio.shield(task)
@@ -52,12 +51,22 @@ class RedisProtocol(asyncio.Protocol):
             task.cancel()
             task.add_done_callback(self._give_up)
             if isinstance(error, RedisError | OSError):
-                raise unreachable(address, error, seconds) from error
+                raise login_failed(address, error, seconds) from error
             raise
         assert self._writer is not None
         transport = self._writer.transport
         transport.set_protocol(self)
         self.connection_made(transport)
+
+    async def _log_in(self, access: Access, address: NodeAddress, seconds: float) -> None:
+        try:
+            await self._open(access.aio(address, seconds))
+        except RedisError as error:
+            if not access.may_log_in_again(error):
+                raise
+            if self._writer is not None:
+                self._writer.transport.abort()
+            await self._open(access.aio(address, seconds))
 
     async def _open(self, connection: Any) -> None:
         dial = connection._connect

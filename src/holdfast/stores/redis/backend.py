@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
@@ -28,7 +29,7 @@ from holdfast.core.contract import (
     Settings,
     Waiting,
 )
-from holdfast.errors import Unsupported
+from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
 from holdfast.io.resp import RedisRefused, bulk, pack
 from holdfast.stores.redis.inspect import (
     Survey,
@@ -42,6 +43,7 @@ from holdfast.stores.redis.replies import (
     ReasonLog,
     RedisConnectionBroken,
     busy_answer,
+    denied_in_script,
     lock_name,
     milliseconds,
     refusal,
@@ -153,7 +155,11 @@ class RedisBackend:
         if type(reply) is int:
             return Grant(claim, reply)
         if type(reply) is RedisRefused:
-            reply = await self._handle_error(ScriptCall(script, packed, key), reply, until)
+            try:
+                reply = await self._handle_error(ScriptCall(script, packed, key), reply, until)
+            except BackendUnavailable as error:
+                await self._undo_denied(claim, error)
+                raise
         return self._answer(claim, reply, generation)
 
     def _answer(self, claim: Claim, reply: Any, generation: int) -> Grant | Busy:
@@ -164,6 +170,14 @@ class RedisBackend:
         if reply[0] == b"slots" and len(reply) > 2 and {type(each) for each in reply[1:]} == {int}:
             return Grant(claim, reply[1], tuple(reply[2:]))
         return busy_answer(claim, reply, self.display, generation)
+
+    async def _undo_denied(self, claim: Claim, error: BackendUnavailable) -> None:
+        """A script that was denied one of its commands may have written before that: removes it.
+        The refusal is final then."""
+        if denied_in_script(RedisRefused(str(error))):
+            with suppress(HoldfastError):
+                await self._abandon(claim)
+            error.final = True
 
     def _note_uncertain(self, claim: Claim) -> None:
         """Notes that an attempt of this owner may still be in flight: its release must abandon."""
@@ -407,9 +421,13 @@ class RedisBackend:
         """Sends a command once more if the server closed its connection; otherwise raises."""
         if not error.closed:
             raise error
-        reply = await self._call(command.packed, command.key, until)
-        if type(reply) is RedisRefused:
-            return await self._handle_error(command, reply, until)
+        try:
+            reply = await self._call(command.packed, command.key, until)
+            if type(reply) is RedisRefused:
+                return await self._handle_error(command, reply, until)
+        except BackendUnavailable as refused:
+            refused.final = False  # the first one may have changed something
+            raise
         return reply
 
     async def _handle_error(

@@ -19,7 +19,7 @@ from holdfast.io.clock import now
 from holdfast.io.limits import ConnectionLimit, Permit
 from holdfast.io.resp import INCOMPLETE, REPLY_DELAY, ReplyReader, chunks
 from holdfast.io.sockets import Readable, readable
-from holdfast.stores.redis.replies import RedisConnectionBroken, unreachable
+from holdfast.stores.redis.replies import RedisConnectionBroken, login_failed, unreachable
 from holdfast.stores.redis.url import Access, Greeting, NodeAddress
 
 __all__ = ["BlockingPool", "BlockingRedisConnection"]
@@ -52,11 +52,10 @@ class BlockingRedisConnection:
         self.address = address
         self.permit: Permit | None = None
         self._seconds = access.seconds_until(until)
-        connection = access.blocking(address, self._seconds)
         try:
-            connection.connect()
+            connection = self._log_in(access, address)
         except (RedisError, OSError) as error:
-            raise unreachable(address, error, self._seconds) from error
+            raise login_failed(address, error, self._seconds) from error
         self._sock: socket.socket = connection._sock.inner
         connection._sock = None  # the socket is ours from here on: redis-py must not close it
         wait = readable(self._sock, access.request_seconds)
@@ -67,6 +66,18 @@ class BlockingRedisConnection:
         reader = ReplyReader()
         self._feed, self._gets = reader.feed, reader.gets
         self._send, self._recv = self._sock.sendall, self._sock.recv
+
+    def _log_in(self, access: Access, address: NodeAddress) -> Any:
+        by = now() + self._seconds
+        connection = access.blocking(address, self._seconds)
+        try:
+            connection.connect()
+        except RedisError as error:
+            if not access.may_log_in_again(error):
+                raise
+            connection = access.blocking(address, access.seconds_until(by))
+            connection.connect()
+        return connection
 
     def limit(self, seconds: float) -> None:
         """Sets the timeout of a reply."""

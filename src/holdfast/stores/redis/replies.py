@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
 from holdfast.claim import Busy, Claim
 from holdfast.core import admit, log
 from holdfast.core.contract import QUEUE_CAP
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
-from holdfast.io.resp import RedisRefused, bulk
+from holdfast.io.resp import NotResp, RedisRefused, bulk
 from holdfast.stores.redis.scripts import Script
 from holdfast.stores.redis.url import NodeAddress
 
@@ -25,8 +25,11 @@ __all__ = [
     "busy_answer",
     "clock_time",
     "damage",
+    "denied_in_script",
     "escape",
+    "is_final",
     "lock_name",
+    "login_failed",
     "milliseconds",
     "refusal",
     "unescape",
@@ -35,6 +38,11 @@ __all__ = [
 
 KEPT_NAMES = 4096
 _FULL, _JOINED = 2, 1
+_NO_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS")
+_FINAL_TEXTS = re.compile(
+    "DB index|Invalid Database|SELECT is not allowed|cluster support disabled"
+)
+_DENIED_IN_SCRIPT = re.compile("executing the script can't|ACL failure in script")
 _DAMAGED = re.compile(r"DAMAGED ([^;]*);")
 """How ``reading.lua`` reports damaged data."""
 
@@ -170,6 +178,19 @@ def damage(reply: Any) -> str:
     return found[1] if found else ""
 
 
+def is_final(reply: Any) -> bool:
+    """Whether an error reply refuses for good, before it changed anything: no rights, no login, no
+    such database, no cluster."""
+    if not isinstance(reply, RedisRefused) or denied_in_script(reply):
+        return False
+    return reply.code in _NO_RIGHTS or _FINAL_TEXTS.search(str(reply)) is not None
+
+
+def denied_in_script(reply: Any) -> bool:
+    """Whether a script was denied one of its commands: what it wrote before that is not undone."""
+    return isinstance(reply, RedisRefused) and _DENIED_IN_SCRIPT.search(str(reply)) is not None
+
+
 def refusal(reply: Any, store: str, name: str) -> HoldfastError:
     """The error for an unexpected reply to a request about the lock ``name``."""
     if isinstance(reply, HoldfastError):
@@ -194,16 +215,36 @@ def refusal(reply: Any, store: str, name: str) -> HoldfastError:
         return BackendUnavailable(f"{store} is a read-only replica: locks need the master")
     if "unknown command" in text.lower():
         return Unsupported(f"{store} does not run scripts: {text}")
-    return BackendUnavailable(f"{store} refuses: {text}")
+    return BackendUnavailable(f"{store} refuses: {text}", final=is_final(reply))
 
 
 class RedisConnectionBroken(BackendUnavailable):
     """A connection broke or timed out. The server may or may not have run the request."""
 
-    def __init__(self, message: str, *, closed: bool) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, closed: bool, final: bool = False) -> None:
+        super().__init__(message, final=final)
         self.closed = closed
         """True if the server closed or refused the connection: a retry is cheap then."""
+
+
+def _refuses_login(error: BaseException) -> bool:
+    """Whether a login failed for good: a wrong password, no rights, no such database, not Redis."""
+    if isinstance(error, AuthenticationError | NoPermissionError | NotResp):
+        return True
+    if isinstance(error, RedisError) and _FINAL_TEXTS.search(str(error)):
+        return True
+    cause = error.__cause__ or error.__context__  # redis-py wraps what its socket raises
+    return cause is not None and isinstance(error, RedisConnectionError) and _refuses_login(cause)
+
+
+def login_failed(
+    address: NodeAddress, error: BaseException, seconds: float
+) -> RedisConnectionBroken:
+    """The error for a connection that could not be opened: no command was sent yet."""
+    failure = unreachable(address, error, seconds)
+    failure.final = _refuses_login(error)
+    failure.closed = failure.closed and not failure.final
+    return failure
 
 
 def unreachable(

@@ -20,7 +20,7 @@ from holdfast.io.clock import now
 from holdfast.io.resp import RedisRefused, pack
 from holdfast.stores.redis.aio import AsyncPool, AsyncRedisConnection
 from holdfast.stores.redis.blocking import BlockingPool, BlockingRedisConnection
-from holdfast.stores.redis.replies import unreachable
+from holdfast.stores.redis.replies import is_final, unreachable
 from holdfast.stores.redis.url import Access, Greeting, NodeAddress
 from holdfast.stores.redis.wakeups import (
     AsyncSubscription,
@@ -223,7 +223,7 @@ class SeedNodes:
         """The first answer that ``read`` accepts; it raises ``BackendUnavailable`` for any other.
         Raises the same if no node has a good answer."""
         deadline = now() + access.seconds_until(until)
-        ordered, failures = self.in_order(addresses), []
+        ordered, failures, final = self.in_order(addresses), [], True
         for others, address in zip(range(len(ordered) - 1, -1, -1), ordered, strict=True):
             by = share(deadline, others)
             try:
@@ -232,11 +232,12 @@ class SeedNodes:
             except BackendUnavailable as error:
                 self.silent.add(address)
                 failures.append(str(error))
+                final = final and error.final
                 continue
             self._last = address
             self.silent.discard(address)
             return found
-        raise BackendUnavailable("; ".join(failures))
+        raise BackendUnavailable("; ".join(failures), final=final)
 
 
 class SingleRoute:
@@ -358,14 +359,15 @@ class SentinelRoute:
                 connector, access, sentinels, question, self._named, until
             )
         except BackendUnavailable as error:
-            raise BackendUnavailable(f"no sentinel names a master: {error}") from error
+            why = f"no sentinel names a master: {error}"
+            raise BackendUnavailable(why, final=error.final) from error
 
     def _named(self, sentinel: NodeAddress, reply: Any) -> NodeAddress:
         if isinstance(reply, list) and [type(word) for word in reply] == [bytes, bytes]:
             return node_address(reply[0].decode(errors="replace"), reply[1].decode("latin-1"))
         refused = isinstance(reply, RedisRefused)
         says = f"refuses: {reply}" if refused else f"knows no master {self._service!r}"
-        raise BackendUnavailable(f"the sentinel at {sentinel} {says}")
+        raise BackendUnavailable(f"the sentinel at {sentinel} {says}", final=is_final(reply))
 
     async def subscription(self, channel: str, until: float) -> Any:
         pool = self._pool if self._sure and self._pool is not None else await self._find(until)
@@ -573,9 +575,8 @@ class ClusterRoute:
                 connector, connector.access, nodes, question, _slots, until
             )
         except BackendUnavailable as error:
-            raise BackendUnavailable(
-                f"no node names the owners of the cluster's slots: {error}"
-            ) from error
+            why = f"no node names the owners of the cluster's slots: {error}"
+            raise BackendUnavailable(why, final=error.final) from error
         self._owners = owners
         self._lost.clear()
         await self._retire(set(owners))
@@ -622,7 +623,7 @@ def _slots(seed: NodeAddress, reply: Any) -> Owners:
     """Reads a reply to CLUSTER SLOTS: the owner of each slot."""
     if not isinstance(reply, list) or not reply:
         said = reply if isinstance(reply, RedisRefused) else "no slots"
-        raise BackendUnavailable(f"{seed}: {said}")
+        raise BackendUnavailable(f"{seed}: {said}", final=is_final(reply))
     owners: Owners = [None] * SLOTS
     try:
         for first, last, master, *_ in reply:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
 from holdfast.core.contract import Settings
@@ -104,6 +105,11 @@ class Access:
     def ends_early(self, until: float) -> bool:
         """True if ``until`` is noticeably earlier than the usual timeout of a request."""
         return until - now() < self.request_seconds - NEGLIGIBLE_SECONDS
+
+    def may_log_in_again(self, error: BaseException) -> bool:
+        """Whether a refused login is worth another one, with new credentials of the provider: what
+        it gave first may have expired."""
+        return isinstance(error, AuthenticationError) and "credential_provider" in self.options
 
     def _arguments(self, address: NodeAddress, seconds: float) -> dict[str, Any]:
         where: dict[str, Any] = {"host": address.host, "port": address.port}

@@ -186,9 +186,11 @@ class RedlockBackend:
             return Busy(0, self.runtime.between(*SPLIT_VOTE_SECONDS))
         try:
             return await self._acquire(claim, join, until)
-        except Incompatible:  # the reply of one node; others may have granted the claim
-            with suppress(HoldfastError):
-                await self.abandon(claim)
+        except (Incompatible, BackendUnavailable) as error:
+            # The replies of some nodes; others may have granted the claim.
+            if isinstance(error, Incompatible) or error.final:
+                with suppress(HoldfastError):
+                    await self.abandon(claim)
             raise
         finally:
             self._in_flight.pop(claim.owner, None)

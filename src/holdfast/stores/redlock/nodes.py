@@ -16,6 +16,7 @@ from holdfast.core.backoff import RETRY_JITTER
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet
 from holdfast.io.clock import now
 from holdfast.io.resp import RedisRefused, pack
+from holdfast.stores.redis.replies import is_final
 from holdfast.stores.redis.url import NodeAddress
 from holdfast.stores.redlock.votes import answered_count
 
@@ -43,11 +44,21 @@ INFO = pack("INFO")
 class RedlockNode:
     """One master and its health; shared by all backends of a client."""
 
-    __slots__ = ("address", "cause", "down", "failures", "fit", "retry_at", "reviving", "run")
+    __slots__ = (
+        "address",
+        "cause",
+        "down",
+        "failures",
+        "final",
+        "fit",
+        "retry_at",
+        "reviving",
+        "run",
+    )
 
     def __init__(self, address: NodeAddress) -> None:
         self.address = address
-        self.down = self.reviving = False
+        self.down = self.reviving = self.final = False
         self.fit = False
         """Whether the node has ever passed ``check_info``. A node that has not raises the error to
         the caller; a node that has and no longer passes counts as down."""
@@ -59,6 +70,7 @@ class RedlockNode:
     def failed(self, cause: object) -> None:
         """Leave the node out until a later connection succeeds."""
         self.down, self.cause = True, str(cause)
+        self.final = isinstance(cause, BackendUnavailable) and cause.final
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(self.failures, 10))
         self.failures += 1
         self.retry_at = now() + pause * random.uniform(*RETRY_JITTER)
@@ -111,7 +123,8 @@ class Nodes:
             if isinstance(reply, RedisRefused) and reply.code == "NOPERM":
                 node.fit = True
                 return
-            raise BackendUnavailable(f"redis at {node.address} refuses INFO: {reply}")
+            why = f"redis at {node.address} refuses INFO: {reply}"
+            raise BackendUnavailable(why, final=is_final(reply))
         lines = reply.decode(errors="replace").splitlines()
         info = dict(line.split(":", 1) for line in lines if ":" in line)
         if info.get("role", "master") != "master":
@@ -139,18 +152,31 @@ class Nodes:
         node.run = run
 
     def unavailable(self, answers: Sequence[Any]) -> BackendUnavailable:
-        """Return the error for a round that too few nodes answered, with the cause per node."""
+        """Return the error for a round that too few nodes answered, with the cause per node. It is
+        final if so many nodes refuse for good that the others are no majority."""
         causes = []
+        final = 0
         for node, answer in zip(self.members, answers, strict=True):
+            final += _refuses_for_good(node, answer)
             if isinstance(answer, Exception):
                 causes.append(f"{node.address}: {answer}")
             elif type(answer) is list and isinstance(answer[0], RedisRefused):
                 causes.append(f"{node.address} refuses: {answer[0]}")
             elif answer is None:
                 causes.append(node.cause or f"{node.address} did not answer in time")
+        total = len(self.members)
         return BackendUnavailable(
-            f"{self.display} needs {self.quorum} of {len(self.members)} nodes: {'; '.join(causes)}"
+            f"{self.display} needs {self.quorum} of {total} nodes: {'; '.join(causes)}",
+            final=total - final < self.quorum,
         )
+
+
+def _refuses_for_good(node: RedlockNode, answer: Any) -> bool:
+    if isinstance(answer, BackendUnavailable):
+        return answer.final
+    if type(answer) is list:
+        return is_final(answer[0])
+    return answer is None and node.down and node.final
 
 
 class RoundRequest:
