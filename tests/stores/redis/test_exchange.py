@@ -177,3 +177,22 @@ def test_a_name_taken_by_redis_py_is_not_granted_again(
         assert (await peer.get(claim)).token > first.token
 
     over(f"{server.url}?interop=redis-py", flavour, body)
+
+
+@blocking_and_asyncio
+def test_a_waiter_that_has_just_given_up_does_not_hide_the_release(
+    server: RedisServer, flavour: Flavour
+) -> None:
+    """Its attempt is refused as abandoned; the hold was ours and has ended."""
+
+    async def body(bench: Bench) -> None:
+        peer, waiter = bench.peer(), bench.claim()
+        grant = await peer.take(bench.claim())
+        key = f"{bench.namespace}:{{name}}"
+        server.ask("HSET", key, "g", f" {waiter.owner}@{2**52}", "d", str(2**52))
+        was_ours, answer = await peer.exchange(grant, waiter)
+        assert was_ours is True
+        assert isinstance(answer, Busy)
+        assert (await peer.look("name")).holders == ()
+
+    over(server.url, flavour, body)

@@ -9,8 +9,11 @@ import pytest
 
 import holdfast
 from harnesses.redlock import mark_as_new
+from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet, LockTimeout, Unsupported
+from holdfast.stores.redis.replies import ReasonLog
+from holdfast.stores.redlock.scripts import RUN_KEY
 from holdfast.testing import Flavour
 from holdfast.url import open_store
 from servers.ensemble import Ensemble
@@ -211,3 +214,39 @@ def test_there_are_no_records() -> None:
     """A job that runs once needs a store with records."""
     with holdfast.connect("redlock://a,b,c") as locks, pytest.raises(Unsupported):
         locks.once("key")
+
+
+@blocking_and_asyncio
+def test_a_check_names_the_nodes_that_grant_nothing(
+    nodes: Ensemble[RedisServer], flavour: Flavour
+) -> None:
+    """Before the first request, after it, and no longer once they are marked as new."""
+    url = f"redlock://{nodes.hosts}?max_ttl=300"
+
+    async def body(client: Any) -> None:
+        async def paused() -> list[str]:
+            findings = await client.check()
+            return [each.detail for each in findings if each.detail.startswith("it grants nothing")]
+
+        assert ["for 300 s from the next" in detail for detail in await paused()] == [True] * 3
+        assert await client.lock("name").acquire(timeout=0) is None
+        await until(lambda: all(node.ask("EXISTS", RUN_KEY) for node in nodes.nodes))
+        assert ["grants nothing before" in detail for detail in await paused()] == [True] * 3
+        assert all("holdfast init" in detail for detail in await paused())
+        mark_as_new(url)
+        assert await paused() == []
+        nodes.nodes[1].ask("FLUSHALL")
+        assert len(await paused()) == 1
+
+    run_with_clients(flavour, body, url)
+
+
+def test_a_cause_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However many nodes have it, and whatever time they name."""
+    log, claim = ReasonLog(), Claim("name", Mode.EXCLUSIVE, 1, 0, 10.0, "owner", "[]")
+    for count, moment in ((2, "10:00:01"), (3, "10:00:02"), (2, "10:00:01")):
+        reason = f"{count} of 3 nodes of redlock://a grant nothing before {moment} UTC: emptied"
+        log.tell(claim, Busy(0, 1.0, None, reason))
+    log.tell(claim, Busy(0, 1.0, None, ""))
+    log.tell(claim, Busy(0, 1.0, None, "1 of 2 replicas have it"))
+    assert len(caplog.records) == 2

@@ -8,7 +8,10 @@ import pytest
 import redis
 
 from holdfast.claim import Mode
+from holdfast.stores.redlock.backend import may_arrive_late
+from holdfast.stores.redlock.nodes import Round, RoundRequest
 from holdfast.stores.redlock.scripts import RedlockScripts
+from holdfast.stores.redlock.votes import Ballot
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
 from servers.redis import RedisServer
@@ -76,7 +79,7 @@ def test_only_the_holder_raises_its_token(servers: Servers, namespace: str, mode
     assert [row[2] for row in looked[2]] == [token + 5]
 
 
-@pytest.mark.parametrize("shapes", [("x 1 0", "x -"), ("s 1 0", "s -"), ("n 1 3", "n 0")])
+@pytest.mark.parametrize("shapes", [("x 1 0", "x - 0"), ("s 1 0", "s - 0"), ("n 1 3", "n 0 0")])
 def test_a_node_that_gets_a_release_first_gives_no_vote(
     servers: Servers, namespace: str, shapes: tuple[str, str]
 ) -> None:
@@ -98,3 +101,46 @@ def test_a_node_that_gets_a_release_first_gives_no_vote(
     client.eval(scripts.release.text, 1, key, "me", "1000", f"{namespace}:wake", ended)
     assert grant("me", "1001")[0] == 1
     client.close()
+
+
+@pytest.mark.parametrize("last", ["undo", "release"])
+def test_a_copy_of_an_attempt_that_arrives_late_gives_no_vote(
+    servers: Servers, namespace: str, last: str
+) -> None:
+    """A connection that was given up may deliver an attempt after the request that ended it. A
+    later attempt of the same owner is granted."""
+    server, scripts = servers.of(RedisServer), RedlockScripts(loss_protection=False)
+    client = redis.Redis.from_url(server.url)
+    key, run, channel = f"{namespace}:redlock:{{name}}", f"{namespace}:run", f"{namespace}:wake"
+
+    def grant(sent: str) -> Any:
+        words = ("me", "[]", sent, "30000", sent, "x 1 0 0 60000 -")
+        return client.eval(scripts.grant.text, 2, key, run, *words)
+
+    if last == "undo":
+        client.eval(scripts.undo.text, 1, key, "me", "1000", "-")
+        assert client.pttl(key) > 0
+    else:
+        assert grant("1000")[0] == 1
+        client.eval(scripts.release.text, 1, key, "me", "1000", channel, "x - 1")
+    assert grant("1000") == [b"gone"]
+    assert grant("2000")[0] == 1
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "resent", "late"),
+    [
+        ([[[1, 7, b"-", b""]], [[1, 7, b"-", b""]], None], (), False),
+        ([[[1, 7, b"-", b""]], [[1, 7, b"-", b""]], OSError()], (), True),
+        ([[[1, 7, b"-", b""]], [[1, 7, b"-", b""]], None], (1,), True),
+        ([[[1, 7, b"-", b""]], None, None], (), True),
+    ],
+    ids=["straggler", "broken", "sent twice", "failed"],
+)
+def test_which_attempts_may_arrive_late(answers: list[Any], resent: tuple[int], late: bool) -> None:
+    """Not that of a usual round, which ends before the slowest node has answered: every release
+    would have to be remembered."""
+    round_ = Round(RoundRequest([b""], lambda at: b"", bool), 3)
+    round_.answers, round_.resent = answers, set(resent)
+    assert may_arrive_late(round_, Ballot(answers, 2)) is late

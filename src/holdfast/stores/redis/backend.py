@@ -313,7 +313,10 @@ class RedisBackend:
         if self._uncertain and grant.claim.owner in self._uncertain:
             await self._abandon(grant.claim)  # an attempt of it may still arrive, too
         # As with a release: if the first exchange did arrive, our hold is gone now.
-        return reply[0] == 1 or not sure, self._answer(claim, reply[1], generation)
+        was_ours = reply[0] == 1 or not sure
+        if reply[1] == [b"gone"]:  # the waiter gave up just before: the hold has ended all the same
+            return was_ours, Busy(0)
+        return was_ours, self._answer(claim, reply[1], generation)
 
     async def _in_two_steps(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         """With ``replicas``: releases, then attempts. A waiter already in the queue is woken by the

@@ -14,6 +14,7 @@ from holdfast.claim import Busy, Claim
 from holdfast.core import admit, log
 from holdfast.core.contract import QUEUE_CAP
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
+from holdfast.io.clock import now
 from holdfast.io.resp import NotResp, RedisRefused, bulk
 from holdfast.stores.redis.scripts import Script
 from holdfast.stores.redis.url import NodeAddress
@@ -37,6 +38,9 @@ __all__ = [
 ]
 
 KEPT_NAMES = 4096
+KEPT_CAUSES = 64
+NEW_CAUSE_SECONDS = 60.0
+_DIGITS = re.compile(r"\d+")
 _FULL, _JOINED = 2, 1
 _NO_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS")
 _FINAL_TEXTS = re.compile(
@@ -157,14 +161,21 @@ def busy_answer(claim: Claim, reply: Any, store: str, generation: int) -> Busy:
 
 
 class ReasonLog:
-    """Logs why a store grants nothing: one warning per reason, not one per waiting name."""
+    """Logs why a store grants nothing: one warning per cause, not one per waiting name, nor one per
+    number in the reason: other nodes may have answered, with another time. A cause that was not
+    seen for ``NEW_CAUSE_SECONDS`` is logged again."""
 
     def __init__(self) -> None:
-        self._last = ""
+        self._seen: dict[str, float] = {}
 
     def tell(self, claim: Claim, busy: Busy) -> None:
-        if busy.reason and busy.reason != self._last:
-            self._last = busy.reason
+        if not busy.reason:
+            return
+        cause, moment = _DIGITS.sub("", busy.reason), now()
+        last, self._seen[cause] = self._seen.get(cause), moment
+        if len(self._seen) > KEPT_CAUSES:
+            self._seen.pop(next(iter(self._seen)), None)
+        if last is None or moment - last > NEW_CAUSE_SECONDS:
             log.warning("waiting for %r: %s", claim.name, busy.reason)
 
 

@@ -32,7 +32,7 @@ from holdfast.stores.redlock.broadcast_aio import AsyncBroadcast
 from holdfast.stores.redlock.broadcast_blocking import BlockingBroadcast
 from holdfast.stores.redlock.inspect import findings, has_entry, read_cursor, read_lock_info
 from holdfast.stores.redlock.nodes import INFO, Nodes, Round, RoundRequest
-from holdfast.stores.redlock.scripts import RedlockKeys, RedlockScripts
+from holdfast.stores.redlock.scripts import RUN_KEY, RedlockKeys, RedlockScripts
 from holdfast.stores.redlock.url import RedlockOptions
 from holdfast.stores.redlock.votes import (
     Ballot,
@@ -145,6 +145,8 @@ class RedlockBackend:
         """Owners with an attempt in progress."""
         self._won: dict[str, None] = {}
         """Owners that hold: if another attempt of theirs fails, nothing is undone."""
+        self._unanswered: dict[str, None] = {}
+        """Owners with an attempt whose copy may still arrive at some node."""
         self._seen: dict[str, int] = {}
         """Counters of names that are ahead of our clock."""
         self._yield_until: dict[str, float] = {}
@@ -257,6 +259,10 @@ class RedlockBackend:
         request = RoundRequest([packed], lambda at: script.in_full(packed), enough, None, undo)
         round_: Round = await self._broadcast.call(request, until)
         self._remember(claim.name, ballot, sent)
+        if may_arrive_late(round_, ballot):
+            self._unanswered[owner] = None
+            if len(self._unanswered) > KEPT_NAMES:
+                self._unanswered.pop(next(iter(self._unanswered)), None)
         if ballot.answered < self._quorum:
             check_round(round_.answers, self._quorum, self.display, claim.name)
             raise self._nodes.unavailable(round_.answers)
@@ -344,7 +350,8 @@ class RedlockBackend:
         claim, script = grant.claim, self._scripts.release
         self._won.pop(claim.owner, None)
         channel = self.channel(claim.name)
-        shape = f"{_MODES[claim.mode]} {','.join(map(str, grant.slots)) or '-'}"
+        late = int(self._unanswered.pop(claim.owner, 0) is None)
+        shape = f"{_MODES[claim.mode]} {','.join(map(str, grant.slots)) or '-'} {late}"
         packed = self._packed(script, claim.name, claim.owner, str(grant.token), channel, shape)
         round_ = await self._call(script, packed, enough)
         ones = zeros = others = 0
@@ -370,7 +377,8 @@ class RedlockBackend:
         try:
             was_ours, subscribed = await self._release(grant, wait_for_all)
             if alone and not subscribed:
-                return was_ours, await self._acquire(claim, join=True)
+                with suppress(BackendUnavailable):  # the waiter attempts again by itself
+                    return was_ours, await self._acquire(claim, join=True)
         finally:
             if alone:
                 self._in_flight.pop(claim.owner, None)
@@ -379,6 +387,7 @@ class RedlockBackend:
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         script, channel = self._scripts.abandon, self.channel(claim.name)
         self._won.pop(claim.owner, None)
+        self._unanswered.pop(claim.owner, None)
         self._retries.forget(claim.owner)
         self.store.leave(channel, _subscription_key(claim.owner), self)
         sent = str(int(self.runtime.wall() * 1_000_000))
@@ -585,11 +594,12 @@ class RedlockBackend:
         return sorted(max(votes, key=lambda t: (votes.count(t), t)) for votes in held)
 
     async def probe(self) -> list[Finding]:
-        request = RoundRequest([INFO], lambda at: INFO, lambda answers: False)
+        commands = [INFO, pack("HMGET", RUN_KEY, "mark", "marked")]
+        request = RoundRequest(commands, commands.__getitem__, lambda answers: False)
         round_: Round = await self._broadcast.call(request)
         if sum(type(answer) is list for answer in round_.answers) < self._quorum:
             raise self._nodes.unavailable(round_.answers)
-        return findings(self._nodes, round_.answers, self.store.options)
+        return findings(self._nodes, round_.answers, self.store.options, self.runtime.wall())
 
     # ---- not supported
 
@@ -614,6 +624,14 @@ class RedlockBackend:
     async def close(self) -> None:
         await self._wakeups.close()
         await self._broadcast.close()
+
+
+def may_arrive_late(round_: Round, ballot: Ballot) -> bool:
+    """Whether a copy of an attempt may arrive at a node after a later request of its owner: it was
+    sent twice, its connection broke, or it failed without the answer of that node."""
+    broke = any(isinstance(answer, Exception) for answer in round_.answers)
+    failed = ballot.verdict() is None and ballot.answered < ballot.total
+    return bool(round_.resent) or broke or failed
 
 
 def _grant(claim: Claim, token: int, slots: str) -> Grant:

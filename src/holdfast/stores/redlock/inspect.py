@@ -11,7 +11,7 @@ from holdfast.core.contract import Finding
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet
 from holdfast.io.resp import RedisRefused
 from holdfast.stores.redis.inspect import read_info
-from holdfast.stores.redis.replies import damage, refusal
+from holdfast.stores.redis.replies import clock_time, damage, refusal
 from holdfast.stores.redlock.nodes import Nodes, RedlockNode
 from holdfast.stores.redlock.url import RedlockOptions
 from holdfast.stores.redlock.votes import check_round
@@ -80,11 +80,17 @@ def read_cursor(cursor: str | None) -> tuple[int, str, str]:
     return int(node), scan, after
 
 
-def findings(nodes: Nodes, answers: Sequence[Any], options: RedlockOptions) -> list[Finding]:
-    """Return the findings of ``check()`` from the answers of all nodes to INFO."""
+def findings(
+    nodes: Nodes, answers: Sequence[Any], options: RedlockOptions, wall: float
+) -> list[Finding]:
+    """Return the findings of ``check()`` from the answers of all nodes to INFO and to HMGET of the
+    mark of loss protection."""
     found: list[Finding] = []
     for node, answer in zip(nodes.members, answers, strict=True):
-        found += _node(nodes, node, answer[0] if type(answer) is list else None, options)
+        info, mark = answer if type(answer) is list else (None, None)
+        found += _node(nodes, node, info, options)
+        if options.loss_protection and isinstance(info, bytes):
+            found += _pause(node, read_info(info), mark, options, wall)
     found.append(_loss(options))
     if options.access.tls and options.access.options.get("ssl_cert_reqs") == "none":
         found.append(Finding("tls", "certificates are not verified", "warning"))
@@ -114,6 +120,27 @@ def _node(nodes: Nodes, node: RedlockNode, reply: Any, options: RedlockOptions) 
     else:
         found.append(Finding(where, "no append-only file: a restart loses its votes", "warning"))
     return found
+
+
+def _pause(
+    node: RedlockNode, info: dict[str, str], reply: Any, options: RedlockOptions, wall: float
+) -> list[Finding]:
+    """Return a warning if loss protection lets the node grant nothing now, or from its next request
+    on."""
+    if type(reply) is not list or len(reply) != 2:
+        return []  # the user may not read it
+    mark, marked = reply
+    server = f"{info.get('run_id', '')}:{info.get('master_replid', '')}"
+    since = int(marked[:16]) if type(marked) is bytes and marked.isdigit() else 0
+    until = since + int(options.max_ttl * 1000)
+    if mark != server.encode():
+        detail = f"it grants nothing for {options.max_ttl:g} s from the next request on"
+    elif until > wall * 1000:
+        detail = f"it grants nothing before {clock_time(until)}"
+    else:
+        return []
+    detail += ": it is new or may have lost holds (run `holdfast init` if it is new)"
+    return [Finding(f"redis at {node.address}", detail, "warning")]
 
 
 def _loss(options: RedlockOptions) -> Finding:

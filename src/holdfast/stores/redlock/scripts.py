@@ -21,7 +21,7 @@ from holdfast.stores.redis.scripts import (
     read_lua,
 )
 
-__all__ = ["RedlockKeys", "RedlockScripts"]
+__all__ = ["RUN_KEY", "RedlockKeys", "RedlockScripts"]
 
 PROTOCOL = "redlock 1"
 """The version of the stored format. A client refuses data of another version."""

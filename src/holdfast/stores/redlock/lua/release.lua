@@ -1,10 +1,11 @@
--- Ends a hold. ARGV: owner, token, channel, shape: mode, slots.
+-- Ends a hold. ARGV: owner, token, channel, shape: mode, slots, 1 if a request of this owner was not
+-- answered: a copy of it may arrive after this release.
 -- Returns 1 if this node had the hold; 2 if it does not know the hold and has granted no other
 -- instead; 0 if the hold is over here. Adds 4 for every subscriber of the channel.
 -- A node without a vote in the hold publishes the release too: waiters may be subscribed there.
 -- A reader that leaves other readers behind is not published: no waiter could be granted.
 local owner, to = ARGV[1], tonumber(ARGV[2])
-local mode, slots = string.match(ARGV[4], '^(%a) (%S+)$')
+local mode, slots, unanswered = string.match(ARGV[4], '^(%a) (%S+) (%d)$')
 
 local function is_over()
   if x or s[3] == owner then return true end
@@ -32,11 +33,11 @@ local reader = holds[owner] and limit == '0'
 local was = 0
 if drop(owner, to) then
   was = 1
-else
-  if not is_over() then
-    was = 2
-    reject_renewals()
-  end
+elseif not is_over() then
+  was = 2
+  reject_renewals()
+end
+if was ~= 1 or unanswered == '1' then
   -- The attempt may still be in flight to this node, on another connection: its vote would never be
   -- undone. No attempt of this owner was sent later than its token says.
   remember(owner, ARGV[2])
