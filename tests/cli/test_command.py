@@ -15,7 +15,7 @@ import holdfast
 from cli.processes import Cli
 from holdfast.cli import exits
 from holdfast.cli.main import VERBS
-from holdfast.cli.output.text import duration, neutral
+from holdfast.cli.output.text import duration, neutral, say
 from holdfast.cli.parsing.options import seconds
 
 
@@ -88,6 +88,13 @@ def test_text_that_a_terminal_would_act_on() -> None:
     assert neutral("a\x1b[2Jb\tc\x9b") == r"a\x1b[2Jb\tc\x9b"
     assert neutral("\u202eabc\u2066\u200b\ufeff") == r"\u202eabc\u2066\u200b\ufeff"
     assert neutral("\ud800\U000e0041") == r"\ud800\U000e0041"
+
+
+def test_a_message_of_several_lines_is_one(capfd: pytest.CaptureFixture[str]) -> None:
+    say("it failed: Connection refused\n\tIs the server running?\n")
+    assert (
+        capfd.readouterr().err == "holdfast: it failed: Connection refused Is the server running?\n"
+    )
 
 
 def test_durations() -> None:

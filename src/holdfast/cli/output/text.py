@@ -37,7 +37,8 @@ def say(message: str) -> None:
     """One line on standard error: a message, a warning or an error."""
     global _said
     _said += 1
-    line = f"holdfast: {neutral(' '.join(message.splitlines()))}\n"
+    text = " ".join(part.strip() for part in message.splitlines())  # libpq indents by tabs
+    line = f"holdfast: {neutral(text)}\n"
     # One write, so that lines of several processes don't mix; nobody there to read is no error.
     with contextlib.suppress(OSError):
         os.write(2, line.encode(errors="backslashreplace"))
