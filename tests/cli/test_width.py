@@ -64,6 +64,16 @@ def test_spare_columns_are_left_out_first(
     assert ("TOKEN" not in head) + ("MODE" not in head) == left_out
 
 
+def test_empty_columns_go_before_anything_is_wrapped(
+    looks: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    print_table(("HELD BY", "NOTE"), [("web-1 pid 4711 (MainThread)", "")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["HELD", "BY"]
+    assert lines[-1].strip() == "web-1 pid 4711 (MainThread)"
+
+
 def test_elsewhere_each_row_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(HEADINGS, ROWS, spare=("TOKEN", "MODE"))
     lines = capsys.readouterr().out.splitlines()
