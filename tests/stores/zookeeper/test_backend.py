@@ -21,6 +21,7 @@ from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.zookeeper import backend as zookeeper
 from holdfast.stores.zookeeper.client.packets import Request
 from holdfast.stores.zookeeper.session import BEATS_PER_TTL, ZooKeeperSession
+from holdfast.stores.zookeeper.store import MOST_IDLE_SESSIONS
 from holdfast.stores.zookeeper.wakeups import ListingPrefetch
 from holdfast.url import open_store
 from servers.process import wait_until
@@ -31,7 +32,7 @@ from stores.zookeeper import helpers
 from stores.zookeeper.helpers import QuickServer, ShortSessionsServer, nodes_of, session_of
 
 SOON = 60.0
-server = helpers.server
+server, locks = helpers.server, helpers.locks
 
 
 def test_a_hold_is_two_round_trips(
@@ -215,6 +216,42 @@ def test_a_ttl_is_refused_with_its_limits(servers: Servers, namespace: str) -> N
             locks.lock("name", ttl=60).acquire()
         with locks.lock("name", ttl=4) as lease:
             assert lease.held
+
+
+def test_sessions_without_holds_are_closed(
+    locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty ttls one after the other: some sessions stay for the next claims, and go later. A
+    session with a hold stays."""
+    held = locks.lock("held", ttl=helpers.TTL).acquire()
+    assert held
+    for ttl in range(5, 25):
+        with locks.lock("name", ttl=ttl):
+            pass
+    kept = set(_sessions(locks))
+    assert helpers.TTL in kept
+    assert len(kept) <= MOST_IDLE_SESSIONS + 2
+    monkeypatch.setattr("holdfast.stores.zookeeper.store.IDLE_SESSION_SECONDS", 0.1)
+    wait_until("closed sessions", lambda: set(_sessions(locks)) == {helpers.TTL})
+    assert held.release() is True
+    assert helpers.hold(locks, "name") > 0
+
+
+def test_a_client_keeps_its_session_on_another_event_loop(
+    server: QuickServer, namespace: str
+) -> None:
+    """The session of a closed loop stayed open, with its thread. ``close`` works on a later one."""
+    before = threading.active_count()
+    locks = holdfast.connect_async(server.url, namespace=namespace, ttl=helpers.TTL)
+
+    async def use() -> int:
+        async with locks.lock("name"):
+            session: int = locks._engine.store.sessions[helpers.TTL].id  # type: ignore[attr-defined]
+            return session
+
+    assert len({asyncio.run(use()) for _ in range(3)}) == 1
+    asyncio.run(locks.close())
+    wait_until("ended threads", lambda: threading.active_count() <= before + 1)
 
 
 def test_check_says_that_the_default_ttl_does_not_fit(servers: Servers, namespace: str) -> None:

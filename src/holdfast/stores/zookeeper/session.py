@@ -142,6 +142,8 @@ class ZooKeeperSession:
         self.holds_nothing = False
         """Whether the session has no claims, so that any session timeout is enough."""
         self.dead = False
+        self.idle_since = now()
+        """When a heartbeat last found that the session is in use."""
         self.watches = Watches()
         self.successor: dict[int, ZooKeeperSession] = {}
         """The session that has replaced this dead one, under the key 0."""

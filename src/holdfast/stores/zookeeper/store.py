@@ -9,6 +9,7 @@ whose owner does not take the lock.
 from __future__ import annotations
 
 import math
+import os
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,10 @@ __all__ = ["ZooKeeperStore"]
 
 SERVICE_TTL = 10
 """The ttl of the session that holds nothing and only reads."""
+MOST_IDLE_SESSIONS = 4
+"""How many sessions without claims are kept when another one is opened."""
+IDLE_SESSION_SECONDS = 60.0
+"""A session without claims for this long is closed."""
 
 
 class ZooKeeperStore:
@@ -66,6 +71,7 @@ class ZooKeeperStore:
         self._users: set[int] = set()
         """The open backends: when the last one is closed, the sessions end."""
         self._has_tasks = False
+        self._process = os.getpid()
 
     def backend(self, runtime: Runtime) -> ZooKeeperBackend:
         from holdfast.stores.zookeeper.backend import ZooKeeperBackend
@@ -90,7 +96,12 @@ class ZooKeeperStore:
         return sessions
 
     def forget(self) -> None:
-        """In a forked child: drops kazoo's clients without closing them, which would hang there."""
+        """In a forked child: drops kazoo's clients without closing them, which would hang there.
+        In the same process, when a client changes its event loop, nothing is dropped: sessions have
+        threads of their own."""
+        if os.getpid() == self._process:
+            return
+        self._process = os.getpid()
         for session in self.sessions.values():
             session.forget()
         self.sessions = {}
@@ -103,6 +114,7 @@ class ZooKeeperStore:
         session = self.sessions.get(key)
         if session is None or not session.reusable:
             self._check_open()
+            self._close_idle(MOST_IDLE_SESSIONS)
             # No mutex: a signal handler may run at any line and need a session itself.
             session = self._new_session(key, session)
             try:
@@ -130,6 +142,29 @@ class ZooKeeperStore:
         self.sessions[key] = made = dead.successor.setdefault(0, made)
         return made
 
+    def _close_idle(self, kept: int) -> None:
+        """Closes the sessions without claims, except those that were opened last. Servers limit the
+        connections per client address; ttls may be many."""
+        idle = [key for key, session in list(self.sessions.items()) if self._is_idle(key, session)]
+        for key in idle[: len(idle) - kept]:
+            self._close(key)
+
+    def _is_idle(self, key: int, session: ZooKeeperSession) -> bool:
+        """Whether nothing depends on a session. A claim has its entry before its session is
+        looked up, so that no claim begins in a session that counts as idle."""
+        if session.holds_nothing or session.watches or session.refusal:
+            return False
+        for entry in list(self.entries.values()):
+            node = entry.node
+            if entry.key == key or (node is not None and node.moving_to == key):
+                return False
+        return all(pending.key != key for pending in self.pending_deletes.all())
+
+    def _close(self, key: int) -> None:
+        session = self.sessions.pop(key, None)
+        if session is not None:
+            session.close(0.0)
+
     def locks_path(self) -> str:
         return f"{self.root}/locks"
 
@@ -148,6 +183,12 @@ class ZooKeeperStore:
 
     def clean_up(self, session: ZooKeeperSession, now: float) -> None:
         """Ends nodes that are not kept, and admitted nodes of absent owners; retries deletes."""
+        key = int(session.ttl)
+        if self.sessions.get(key) is not session or not self._is_idle(key, session):
+            session.idle_since = now
+        elif now - session.idle_since > IDLE_SESSION_SECONDS:
+            self._close(key)
+            return
         # Runs for every entry at every heartbeat: no tuples, and no calls for nodes that are kept.
         for entry in list(self.entries.values()):
             node = entry.node
