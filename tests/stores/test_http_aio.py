@@ -91,6 +91,26 @@ def test_a_client_is_closed_in_a_later_loop(
     run(locks.close())
 
 
+def test_a_hold_of_a_past_loop_is_kept(servers: Registry, namespace: str) -> None:
+    """The client is used in another loop: the hold is still renewed, and can be released there."""
+    locks = holdfast.connect_async(servers.of(EtcdServer).url, namespace=namespace)
+    held: list[holdfast.AsyncLease] = []
+
+    async def take() -> None:
+        lease = await locks.lock("kept").acquire()
+        assert lease is not None
+        held.append(lease)
+
+    async def go_on() -> None:
+        await use(locks)
+        await held[0].extend()
+        assert await held[0].release() is True
+        await locks.close()
+
+    asyncio.run(take())
+    asyncio.run(go_on())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_works_on_uvloop(servers: Registry, namespace: str, kind: type[Server]) -> None:
     pytest.importorskip("uvloop")

@@ -21,6 +21,7 @@ a moment.
 from __future__ import annotations
 
 import json
+import os
 from base64 import b64encode
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -116,6 +117,19 @@ class EtcdStore:
         late reply to an attempt may replace such an entry."""
         self.backends: set[int] = set()
         """Ids of the open backends: the last one to close ends the sessions."""
+
+        self._process = os.getpid()
+
+    def forget_if_forked(self) -> None:
+        """Drops what belongs to the parent of a forked child. An asyncio client that goes on in
+        another event loop keeps its sessions and holds."""
+        if self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        self.sessions.forget()
+        self.waiting.clear()
+        self.direct_grants.clear()
+        self.key_pool.clear()
 
     def backend(self, runtime: Runtime) -> EtcdBackend:
         return EtcdBackend(self, runtime)
@@ -853,10 +867,7 @@ class EtcdBackend:
     # Fork and close.
 
     def forget(self) -> None:
-        self.store.sessions.forget()
-        self.store.waiting.clear()
-        self.store.direct_grants.clear()
-        self.store.key_pool.clear()
+        self.store.forget_if_forked()
         self.leases.forget()
         self.gateway.http.forget()
         self.waits.watches.forget()
