@@ -14,7 +14,7 @@ from weakref import ref
 from holdfast.claim import Fence, Mode
 from holdfast.core.drive import run_now
 from holdfast.core.hold import Hold, State
-from holdfast.durations import Duration, seconds
+from holdfast.durations import Duration, seconds, shown
 from holdfast.errors import LockLost
 from holdfast.one_process import OneProcess
 
@@ -141,7 +141,7 @@ class LeaseBase(OneProcess):
             raise self._lost_error()
         if remaining < needed:
             raise LockLost(
-                f"{self.name!r}: {remaining:.2f} s are certain, {needed:g} s are needed",
+                f"{self.name!r}: {shown(remaining)} are certain, {shown(needed)} are needed",
                 name=self.name,
                 reason="too little certain time is left",
             )
@@ -151,6 +151,11 @@ class LeaseBase(OneProcess):
         reason = self.reason or doubt or "it was released"
         message = f"{self.name!r} on {self._engine.store.display} is no longer held: {reason}"
         return LockLost(message, name=self.name, reason=reason, result=result)
+
+    def _note_loss(self, error: BaseException) -> None:
+        """Adds to the error of a block that its lock was lost meanwhile."""
+        if not isinstance(error, LockLost):
+            error.add_note(f"the lock {self.name!r} was lost: {self.reason}")
 
     def on_lost(self, callback: Callable[[str], object]) -> None:
         """Calls ``callback(reason)`` once when the hold is lost; at once if it is lost already.

@@ -10,6 +10,7 @@ from holdfast.claim import Keys, LockInfo
 from holdfast.core.contract import Finding, Guarantee
 from holdfast.core.drive import run_now
 from holdfast.durations import Duration
+from holdfast.io import lifetime
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.io.threads import callbacks
 from holdfast.lazy import later, load
@@ -62,6 +63,7 @@ class Locks(Primitives):
         self._engine.call_back = callbacks.call
         self._engine.prepare_callbacks = callbacks.prepare
         self._renewer_thread.backends.append(self._engine.backend)
+        lifetime.close_at_exit(self._renewer_thread)
 
     def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> LockInfos:
         """Names that are held or waited for, with their holders and waiters."""

@@ -247,6 +247,7 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
         tokens = await self._engine.backend.revoke(name)
         if tokens:
             _log_broken(self._engine, name, reason, holders)
+            self._engine.broke(name, tokens, escaped(reason))
         return max(tokens, default=None)
 
     async def _check(self) -> list[Finding]:

@@ -76,6 +76,11 @@ class MultiLeaseBase(OneProcess, Generic[L]):
         for lease in self.leases.values():
             lease.on_lost(first)
 
+    def _note_loss(self, error: BaseException) -> None:
+        for lease in self.leases.values():
+            if lease.lost:
+                lease._note_loss(error)
+
     def _lost_error(self) -> LockLost:
         lease = next((one for one in self.leases.values() if one.lost), None)
         return (lease or next(iter(self.leases.values())))._lost_error()

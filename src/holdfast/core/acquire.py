@@ -76,6 +76,7 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
     until = None if options.timeout is None else sent + options.timeout
     try:
         if not engine.local_queues.join(waiter):
+            engine.renewer.recount()
             outage = _Outage(engine, claim, until, sent)
             await _wait_locally(engine, waiter, options, outage)
             return await _wait_in_store(engine, waiter, options, outage)
@@ -109,6 +110,8 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
         engine.renewer.waits.pop(claim.owner, None)
         try:
             engine.local_queues.leave(waiter)
+            if waiter.signal is not None:  # it was behind another waiter
+                engine.renewer.recount()
         except BaseException:  # an interrupt right here must not block the waiters behind
             engine.local_queues.leave(waiter)
             engine.renewer.undo(claim)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from weakref import WeakMethod, ref
 
 from holdfast.claim import Claim, FenceKeys, Grant, write_label
@@ -177,6 +177,13 @@ class Engine:
             name, store = hold.grant.claim.name, self.store.display
             log.info("%r on %s is over; whether this release ended it is unknown", name, store)
         return ours
+
+    def broke(self, name: str, tokens: Collection[int], reason: str) -> None:
+        """This client has broken holds of the name: its own among them are lost now."""
+        for hold in list(self.renewer.holds.values()):
+            if hold.grant.claim.name == name and hold.grant.token in tokens:
+                self.renewer.lose_and_undo(hold, f"it was broken through its own client: {reason}")
+                self.disown(hold)
 
     def _is_still_held(self, hold: Hold) -> bool:
         """For a hold that this release did not end: true if it was re-entered, and ends with the

@@ -25,6 +25,7 @@ class LocalWaiter:
     __slots__ = (
         "__weakref__",
         "answer",
+        "behind",
         "claim",
         "gone",
         "got_hold",
@@ -47,6 +48,8 @@ class LocalWaiter:
         self.answer: tuple[Grant, float] | None = None
         """A grant that an exchange of another thread or a wake-up delivered, and when its certain
         time began."""
+        self.behind = 0
+        """How many waiters behind it the store's entry tells of."""
         self.gone = False
         self.got_hold = False
         """Whether the acquire ended with a hold."""

@@ -51,6 +51,11 @@ MOST_UNDOS = 10_000
 """Of more claims to undo, the oldest are left to end by themselves in the store."""
 GLANCE_SECONDS = 1.0
 """How often the renewer checks that the connections or files of holds still exist."""
+COLLECT_SECONDS = 0.25
+RECOUNT_SECONDS = 1.0
+"""The entry of a waiter tells how many wait behind it in its client. If that changes, it is
+refreshed after the first value, so that several changes need one request, and not again within the
+second."""
 LEAST_RENEWAL_SECONDS = 0.05
 """The request of a renewal has at least this long."""
 MOST_LEFT_SECONDS = 10.0
@@ -86,6 +91,8 @@ class Renewer(PlannedLoop):
         """Whether holds end with a session of the client, which lives on while it is answered."""
         self.finish_by = NEVER
         """When ``close`` stops waiting, unless the store answers before that."""
+        self._recount_at = NEVER
+        self._recounted_at = -NEVER
         self._answer_seconds = 0.0
         self._answered_at = -NEVER
         self._undo_tries = 0
@@ -148,6 +155,15 @@ class Renewer(PlannedLoop):
             self.refreshed_at = self.runtime.now()
         self.waits[waiter.claim.owner] = waiter.claim, ref(waiter)
         self.plan(self.refreshed_at + REFRESH_SECONDS)
+        if waiter.waiting().behind:
+            self.recount()
+
+    def recount(self) -> None:
+        """The number of waiters behind an entry in the store's queue may have changed."""
+        if self.waits and self._recount_at == NEVER:
+            at = self.runtime.now() + COLLECT_SECONDS
+            self._recount_at = max(at, self._recounted_at + RECOUNT_SECONDS)
+            self.plan(self._recount_at)
 
     def undo(self, claim: Claim, *, after: float = 0.0, landed: bool = False) -> None:
         """Removes a claim from the store, whatever the outcome of its requests; the first time
@@ -322,12 +338,15 @@ class Renewer(PlannedLoop):
         now = self.runtime.now()
         holds = list(self.holds.values())
         refresh = bool(self.waits) and now >= self.refreshed_at + REFRESH_SECONDS
-        if not refresh and not any(hold.renew_at <= now for hold in holds):
+        full = refresh or any(hold.renew_at <= now for hold in holds)
+        if now >= self._recount_at:
+            self._recount_at, self._recounted_at = NEVER, now
+        elif not full:
             return
         # Holds that are due soon are included: so a client sends one batch per interval.
         # A hold that never got a handle is not renewed: its acquire was interrupted, or goes on.
         soon = [hold for hold in holds if hold.renew_at <= now + hold.grant.claim.ttl / 6]
-        waits = self._live_waits()
+        waits = self._live_waits(only_recount=not full)
         change = Change()
         begun: list[Hold] = []
         try:
@@ -343,20 +362,25 @@ class Renewer(PlannedLoop):
             for hold in begun:
                 hold.end_change(change)
 
-    def _live_waits(self) -> list[Waiting]:
-        """The entries in the store's queue; undoes those whose waiter is gone without leaving."""
+    def _live_waits(self, *, only_recount: bool) -> list[Waiting]:
+        """The entries in the store's queue, or only those whose number of waiters behind them has
+        changed; undoes those whose waiter is gone without leaving."""
+        if not only_recount:
+            self.refreshed_at = self.runtime.now()
         waits = []
         for owner, (claim, waiter_ref) in list(self.waits.items()):
             waiter = waiter_ref()
             if waiter is not None and not waiter.gone:
-                waits.append(waiter.waiting())
+                waiting = waiter.waiting()
+                if not only_recount or waiting.behind != waiter.behind:
+                    waiter.behind = waiting.behind
+                    waits.append(waiting)
             elif self.waits.pop(owner, None) is not None:
                 self.undo(claim)
         return waits
 
     async def _renew(self, due: list[Hold], waits: list[Waiting]) -> None:
         sent = self.runtime.now()
-        self.refreshed_at = sent
         grants = [hold.grant for hold in due]
         try:
             answer = await self.backend.renew(grants, waits, until=self._request_until(sent))
@@ -469,7 +493,9 @@ class Renewer(PlannedLoop):
             first = min([undo.at for undo in list(self.undoing.values())], default=NEVER)
             times.append(max(first, self._undo_again_at))
         if self.waits:
-            times.append(self.refreshed_at + REFRESH_SECONDS)
+            times.append(min(self.refreshed_at + REFRESH_SECONDS, self._recount_at))
+        else:
+            self._recount_at = NEVER
         if self.holds and self._glances is not None:
             times.append(self.runtime.now() + GLANCE_SECONDS)
         return min(times, default=NEVER)

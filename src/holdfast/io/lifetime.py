@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from holdfast.io.clock import now
 
-__all__ = ["at_exit", "at_fork", "ended", "leave", "leaving"]
+__all__ = ["at_exit", "at_fork", "close_at_exit", "ended", "leave", "leaving"]
 
 EXIT_SECONDS = 1.0
 
@@ -34,6 +34,7 @@ class Endable(Protocol):
 
 _clients: WeakSet[Forkable] = WeakSet()
 _renewers: set[Endable] = set()
+_idle: WeakSet[Endable] = WeakSet()
 _leaving = False
 
 
@@ -42,13 +43,21 @@ def at_fork(client: Forkable) -> None:
     _clients.add(client)
 
 
+def close_at_exit(renewer: Endable) -> None:
+    """Calls ``end()`` of a renewer that was never started, if it exists at interpreter exit: so the
+    connections of its client are closed."""
+    _idle.add(renewer)
+
+
 def at_exit(renewer: Endable) -> None:
     """Calls ``end()`` of the renewer at interpreter exit, unless ``ended`` was called before."""
+    _idle.discard(renewer)
     _renewers.add(renewer)
 
 
 def ended(renewer: Endable) -> None:
     """Removes the renewer: it has nothing to do at interpreter exit."""
+    _idle.discard(renewer)
     _renewers.discard(renewer)
 
 
@@ -74,7 +83,7 @@ def _forked() -> None:
 def _exit() -> None:
     # All at the same time, within one second: a store that hangs does not delay the others.
     until = now() + EXIT_SECONDS
-    for renewer in list(_renewers):
+    for renewer in [*_renewers, *_idle]:
         renewer.end(0.0)
     for renewer in list(_renewers):
         renewer.end(max(0.0, until - now()))

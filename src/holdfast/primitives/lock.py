@@ -256,8 +256,10 @@ class Lock(LockBase[Lease]):
 
     def _exit_block(self, lease: Lease | None, error: BaseException | None) -> None:
         lease = self._exiting_lease(lease)
-        if not run_now(lease._release_block()) and error is None:
-            raise lease._lost_error()
+        if not run_now(lease._release_block()):
+            if error is None:
+                raise lease._lost_error()
+            lease._note_loss(error)
 
     if TYPE_CHECKING:
 

@@ -101,8 +101,10 @@ class AsyncLock(LockBase[AsyncLease]):
             # The block ends within its certain time, whatever the store does to the release.
             await self._engine.runtime.finish(lease._release_block(), lease.remaining)
             raise lease._lost_error() from error
-        if not await lease._release_block() and error is None:
-            raise lease._lost_error() from error
+        if not await lease._release_block():
+            if error is None:
+                raise lease._lost_error()
+            lease._note_loss(error)
 
     if TYPE_CHECKING:
 

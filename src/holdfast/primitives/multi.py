@@ -92,8 +92,10 @@ class MultiLock(MultiLockBase[MultiLease]):
 
     def _exit_block(self, lease: MultiLease | None, error: BaseException | None) -> None:
         multi = self._exiting_lease(lease)
-        if not run_now(multi._release_block()) and error is None:
-            raise multi._lost_error()
+        if not run_now(multi._release_block()):
+            if error is None:
+                raise multi._lost_error()
+            multi._note_loss(error)
 
     if TYPE_CHECKING:
 

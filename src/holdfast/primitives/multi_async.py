@@ -46,8 +46,10 @@ class AsyncMultiLock(MultiLockBase[AsyncMultiLease]):
             # The block ends within its certain time, whatever the store does to the releases.
             await self._engine.runtime.finish(multi._release_block(), multi.remaining)
             raise multi._lost_error() from error
-        if not await multi._release_block() and error is None:
-            raise multi._lost_error() from error
+        if not await multi._release_block():
+            if error is None:
+                raise multi._lost_error()
+            multi._note_loss(error)
 
     if TYPE_CHECKING:
 

@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from holdfast.claim import Busy, Claim
 from holdfast.core import admit, log
 from holdfast.core.contract import QUEUE_CAP
+from holdfast.durations import shown
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io.clock import now
 from holdfast.io.resp import NotResp, RedisRefused, bulk
@@ -265,7 +266,7 @@ def unreachable(
     closed = isinstance(error, EOFError | ConnectionResetError | BrokenPipeError)
     if isinstance(error, TimeoutError | BlockingIOError):
         return RedisConnectionBroken(
-            f"redis at {address} did not answer within {seconds:g} s", closed=False
+            f"redis at {address} did not answer within {shown(seconds)}", closed=False
         )
     if isinstance(error, RedisError):
         # Exactly this class: its subclasses report a failed login, which a retry does not cure.
