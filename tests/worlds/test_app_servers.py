@@ -87,6 +87,16 @@ def add_many(application: Application, world: str) -> None:
     assert len({answer["worker"] for answer in answers}) > 1
 
 
+def test_uvicorn_with_uvloop_and_four_workers(servers: Servers, tmp_path: Path) -> None:
+    needed("uvloop")
+    needed("uvicorn")
+    port = free_port()
+    command = ["uvicorn", "worlds.counter_asgi:app", "--loop", "uvloop", "--lifespan", "on"]
+    command += ["--workers", str(WORKERS), "--port", str(port), "--no-access-log"]
+    with serving(command, servers.of(RedisServer).url, tmp_path, port) as application:
+        add_many(application, "uvloop")
+
+
 def test_gunicorn_with_gevent_and_four_workers(servers: Servers, tmp_path: Path) -> None:
     needed("gevent")
     needed("gunicorn")

@@ -63,7 +63,7 @@ waiter.join()
 """
 
 
-@every_store("redis", "redlock")
+@every_store()
 @pytest.mark.parametrize(
     "program",
     [

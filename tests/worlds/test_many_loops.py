@@ -55,7 +55,7 @@ print(before, one, many, descriptors())
 """
 
 
-@every_store("redis", "redlock", "zookeeper")
+@every_store()
 @pytest.mark.parametrize("closes_in", ["used", "new"])
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_no_descriptor_is_left_by_a_loop(harness: Harness, loop: str, closes_in: str) -> None:

@@ -32,17 +32,9 @@ test_closing = test_subscribing.test_a_client_closed_while_it_subscribes_keeps_n
 test_slow_callbacks = test_watcher.test_a_slow_callback_delays_callbacks_only
 
 
-NOT_YET = {"redis", "redlock"}
-"""Stores whose asyncio client does not work on uvloop yet."""
-
-
 @pytest.fixture(autouse=True)
-def _uvloop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     needed("uvloop")
-    callspec = getattr(request.node, "callspec", None)
-    store = callspec.params.get("harness") if callspec is not None else ""
-    if store in NOT_YET or "servers" in request.fixturenames:  # which are Redis here
-        pytest.skip("this store does not work on uvloop yet")
     monkeypatch.setenv("HOLDFAST_TEST_LOOP", "uvloop")
 
 
